@@ -1,0 +1,32 @@
+# make demo: set up and draw the noise figure. make test: set up and check everything.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test format bench clean
+
+demo: .venv/installed
+	$(BIN)/nidiff noise --out out/noise.png
+
+test: .venv/installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -n 2
+
+format: .venv/installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: .venv/installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/training_step.py
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install -q -c constraints.txt torch
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv out dist build

@@ -1,0 +1,29 @@
+from .covariance.fields import from_data as from_data
+from .covariance.fields import gaussian_free_field as gaussian_free_field
+from .covariance.fields import matern as matern
+from .covariance.fields import offset as offset
+from .covariance.fields import power_law as power_law
+from .covariance.fields import pyramid as pyramid
+from .covariance.matrix import Channels as Channels
+from .covariance.matrix import Dense as Dense
+from .covariance.matrix import Diagonal as Diagonal
+from .covariance.matrix import Identity as Identity
+from .covariance.operator import Covariance as Covariance
+from .covariance.spectral import Cosine as Cosine
+from .covariance.spectral import Fourier as Fourier
+from .diffusion.denoiser import Denoiser as Denoiser
+from .diffusion.objective import denoising_loss as denoising_loss
+from .diffusion.process import Process as Process
+from .diffusion.schedule import Level as Level
+from .diffusion.schedule import Schedule as Schedule
+from .diffusion.schedule import ddpm_cosine as ddpm_cosine
+from .diffusion.schedule import ddpm_linear as ddpm_linear
+from .diffusion.schedule import smld_geometric as smld_geometric
+from .diffusion.schedule import ve as ve
+from .diffusion.schedule import vp as vp
+from .errors import InputError as InputError
+from .sampling.likelihood import bits_per_dim as bits_per_dim
+from .sampling.likelihood import log_likelihood as log_likelihood
+from .sampling.sampler import sample as sample
+
+__version__: str

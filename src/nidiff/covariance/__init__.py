@@ -1,0 +1,1 @@
+"""Σ: the covariance of the noise."""

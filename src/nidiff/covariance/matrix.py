@@ -1,0 +1,194 @@
+"""Covariances given entry by entry: Identity, Diagonal, Dense, and Channels, a C×C factor in front of a spatial Σ."""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.errors import InputError
+
+
+class Identity(Covariance):
+    """Σ = I: white noise, the isotropic case."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        shape = check_shape(shape)
+        super().__init__(shape, torch.ones(shape, dtype=torch.float64), argument="shape")
+
+    def to_basis(self, x: Tensor) -> Tensor:
+        return x
+
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        return coefficients
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        return self.eigenvalues
+
+    @property
+    def _basis(self) -> Hashable:
+        return "pixels"
+
+    def _with_eigenvalues(self, eigenvalues: Tensor) -> Covariance:
+        return Diagonal(eigenvalues, normalize=False, allow_singular=True)
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"shape": self.event_shape}
+
+
+class Diagonal(Covariance):
+    """Independent entries with their own variances, e.g. a mask of where noise goes. The event has their shape."""
+
+    def __init__(self, variances: Tensor, *, normalize: bool = True, allow_singular: bool = False) -> None:
+        variances = torch.as_tensor(variances, dtype=torch.float64)
+        super().__init__(
+            variances.shape, variances, argument="variances", normalize=normalize, allow_singular=allow_singular
+        )
+
+    def to_basis(self, x: Tensor) -> Tensor:
+        return x
+
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        return coefficients
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        return self.eigenvalues
+
+    @property
+    def _basis(self) -> Hashable:
+        return "pixels"
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"variances": self.eigenvalues, "normalize": False, "allow_singular": self.is_singular}
+
+
+class Dense(Covariance):
+    """Any symmetric positive-definite N×N ``matrix`` over an event of N entries (default shape: (N,)).
+
+    Diagonalised once, in float64. Costs N² memory and per image N² operations: for N up to a few thousand.
+    """
+
+    def __init__(
+        self,
+        matrix: Tensor,
+        shape: Sequence[int] | None = None,
+        *,
+        normalize: bool = True,
+        allow_singular: bool = False,
+    ) -> None:
+        matrix = torch.as_tensor(matrix, dtype=torch.float64)
+        shape = check_shape(tuple(matrix.shape[-1:]) if shape is None else shape)
+        values, self._vectors = symmetric_eigen(matrix, "matrix")
+        if torch.Size(shape).numel() != len(values):
+            raise InputError(f"matrix is {len(values)}×{len(values)}, but shape={shape} has another number of entries.")
+        super().__init__(shape, values, argument="matrix", normalize=normalize, allow_singular=allow_singular)
+
+    def to_basis(self, x: Tensor) -> Tensor:
+        return (self._flat(x) @ self._rotation(x)).reshape(x.shape)
+
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        return (self._flat(coefficients) @ self._rotation(coefficients).T).reshape(coefficients.shape)
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        return (self._vectors.square() @ self.eigenvalues.flatten()).reshape(self.event_shape)
+
+    def _flat(self, x: Tensor) -> Tensor:
+        return x.flatten(x.ndim - len(self.event_shape))
+
+    def _rotation(self, like: Tensor) -> Tensor:
+        return self._constant("eigenvectors", like, lambda: self._vectors)
+
+    @property
+    def _basis(self) -> Hashable:
+        return ("Dense", id(self._vectors))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "matrix": self.dense(),
+            "shape": self.event_shape,
+            "normalize": False,
+            "allow_singular": self.is_singular,
+        }
+
+
+class Channels(Covariance):
+    """matrix ⊗ Σ_spatial over [C, *spatial event]: a C×C covariance between channels, e.g. the colours of an image."""
+
+    def __init__(self, matrix: Tensor, spatial: Covariance, *, normalize: bool = True) -> None:
+        values, self._vectors = symmetric_eigen(torch.as_tensor(matrix, dtype=torch.float64), "matrix")
+        self.spatial = spatial
+        super().__init__(
+            (len(values), *spatial.event_shape),
+            values.reshape(-1, *[1] * len(spatial.event_shape)) * spatial.eigenvalues,
+            argument="matrix",
+            normalize=normalize,
+            allow_singular=spatial.is_singular,
+        )
+
+    def to_basis(self, x: Tensor) -> Tensor:
+        return self.spatial.to_basis(self._mix(x, self._rotation(x).T))
+
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        x = self.spatial.from_basis(coefficients)
+        return self._mix(x, self._rotation(x))
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        matrix, spatial = self._factor().diagonal(), self.spatial.marginal_variance
+        return matrix.reshape(-1, *[1] * spatial.ndim) * spatial
+
+    def _factor(self) -> Tensor:
+        """The channel matrix, scaled so that Σ = factor ⊗ Σ_spatial exactly."""
+        pick = self.spatial.eigenvalues.argmax()  # any positive mode tells
+        values = self.eigenvalues.flatten(1)[:, pick] / self.spatial.eigenvalues.flatten()[pick]
+        return self._vectors @ torch.diag(values) @ self._vectors.T
+
+    def _mix(self, x: Tensor, matrix: Tensor) -> Tensor:
+        axis = x.ndim - len(self.event_shape)
+        return (matrix @ x.flatten(axis + 1)).reshape(x.shape)
+
+    def _rotation(self, like: Tensor) -> Tensor:
+        return self._constant("eigenvectors", like, lambda: self._vectors)
+
+    def _in_basis(self, eigenvalues: Tensor) -> Tensor:
+        return self.spatial._in_basis(eigenvalues)
+
+    @property
+    def _white_shape(self) -> tuple[int, ...]:
+        return (self.event_shape[0], *self.spatial._white_shape)
+
+    def _white_scale(self, eigenvalues: Tensor) -> Tensor:
+        return self.spatial._white_scale(eigenvalues)
+
+    def _as_coefficients(self, numbers: Tensor) -> Tensor:
+        return self.spatial._as_coefficients(numbers)
+
+    @property
+    def _basis(self) -> None:
+        return None  # a sum of two Kronecker products is not one
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"matrix": self._factor(), "spatial": self.spatial, "normalize": False}
+
+
+def symmetric_eigen(matrix: Tensor, argument: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and orthonormal eigenvectors of a symmetric positive semi-definite matrix, or an `InputError`."""
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise InputError(f"{argument} has shape {tuple(matrix.shape)}: a covariance matrix is square.")
+    if not bool(torch.isfinite(matrix).all()):
+        raise InputError(f"{argument} has NaN or infinite entries.")
+    scale = matrix.abs().max()
+    if bool((matrix - matrix.T).abs().max() > 1e-8 * scale):
+        raise InputError(f"{argument} is not symmetric: use (m + m.T) / 2 if the difference is rounding.")
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    rounding = len(values) * torch.finfo(torch.float64).eps * values.abs().max()
+    if bool(values[0] < -rounding):
+        raise InputError(
+            f"{argument} is not positive definite (smallest eigenvalue {values[0].item():.3g}): "
+            f"add a multiple of the identity larger than {-values[0].item():.3g}."
+        )
+    return torch.where(values <= rounding, 0.0, values), vectors

@@ -1,0 +1,342 @@
+"""Σ as an operator: a basis in which it is diagonal, its eigenvalues, and everything else derived from the two."""
+
+import copy
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nidiff.errors import InputError
+from nidiff.randomness import Generators, white_noise
+
+if TYPE_CHECKING:
+    from nidiff.covariance.distribution import GaussianField
+
+
+class Covariance(ABC):
+    """A covariance matrix Σ over the trailing axes ``event_shape`` of a tensor; any axes may stand in front.
+
+    A family supplies ``to_basis`` and ``from_basis`` (an orthonormal change of basis and its inverse) and hands its
+    eigenvalues to this constructor; a family whose coefficients are not laid out like the event (the half spectrum of a
+    real FFT) says so in the four small methods after them. Σ is applied outside autocast, in float32 or better, and the
+    result has the dtype of the argument. Everything is differentiable in x.
+    """
+
+    def __init__(
+        self,
+        event_shape: Sequence[int],
+        eigenvalues: Tensor,
+        *,
+        argument: str,
+        normalize: bool = True,
+        allow_singular: bool = False,
+    ) -> None:
+        self.event_shape = check_shape(event_shape)
+        values = eigenvalues.detach().to("cpu", torch.float64).reshape(self.event_shape)
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(f"{argument} has NaN or infinite entries: every eigenvalue of Σ must be a finite number.")
+        if bool((values < 0).any()) or not bool((values > 0).any()):
+            raise InputError(
+                f"{argument} gives Σ an eigenvalue of {values.min().item():.3g}: a covariance needs positive ones."
+            )
+        if not allow_singular and bool((values == 0).any()):
+            raise InputError(
+                f"{argument} gives Σ an eigenvalue of 0, so Σ has no inverse and no density: make it positive, "
+                "or pass allow_singular=True if you only draw noise and multiply."
+            )
+        self._eigenvalues = values / values.mean() if normalize else values.clone()
+        self._constants: dict[Hashable, Tensor] = {}
+        self._recipe: tuple[str, dict[str, Any]] | None = None
+
+    # What a family supplies --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def to_basis(self, x: Tensor) -> Tensor:
+        """The coefficients of x [..., *event_shape] in the orthonormal eigenbasis of Σ."""
+
+    @abstractmethod
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        """The inverse of `to_basis`."""
+
+    @property
+    @abstractmethod
+    def marginal_variance(self) -> Tensor:
+        """The diagonal of Σ, float64, of shape event_shape."""
+
+    @abstractmethod
+    def _arguments(self) -> dict[str, Any]:
+        """Constructor arguments that rebuild this Σ."""
+
+    @property
+    @abstractmethod
+    def _basis(self) -> Hashable | None:
+        """Equal for two covariances that are diagonal in the same basis; None if Σ must keep its structure in sums."""
+
+    def _in_basis(self, eigenvalues: Tensor) -> Tensor:
+        """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""
+        return eigenvalues
+
+    @property
+    def _white_shape(self) -> tuple[int, ...]:
+        """How many real normal numbers make one draw of the coefficients, and in which layout."""
+        return self.event_shape
+
+    def _white_scale(self, eigenvalues: Tensor) -> Tensor:
+        """The standard deviation of each of those numbers when the coefficients are those of N(0, Σ)."""
+        return eigenvalues.sqrt()
+
+    def _as_coefficients(self, numbers: Tensor) -> Tensor:
+        """Those numbers as coefficients for `from_basis`."""
+        return numbers
+
+    # Σ as a matrix -----------------------------------------------------------------------------------------------
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """The eigenvalues λ of Σ, float64, one per entry of the event (their mean, the mean marginal variance, is 1
+        unless built with ``normalize=False``)."""
+        return self._eigenvalues
+
+    @property
+    def size(self) -> int:
+        """The number of variables of one event: Σ is size × size."""
+        return math.prod(self.event_shape)
+
+    @property
+    def condition_number(self) -> float:
+        """λ_max / λ_min over the positive eigenvalues."""
+        positive = self._eigenvalues[self._eigenvalues > 0]
+        return (positive.max() / positive.min()).item()
+
+    @property
+    def is_singular(self) -> bool:
+        return bool((self._eigenvalues == 0).any())
+
+    def power(self, x: Tensor, exponent: float) -> Tensor:
+        """Σ^p x, with the symmetric power (E14: one root, the symmetric one, everywhere)."""
+        self._check_event(x)
+        if exponent < 0:
+            self._refuse_singular(f"Σ^{exponent:g}")
+        return self._outside_autocast(
+            x, lambda work: self.from_basis(self.to_basis(work) * self._eigenvalue_power(exponent, work))
+        )
+
+    def sqrt(self, x: Tensor) -> Tensor:
+        """Σ^½ x: colours white noise."""
+        return self.power(x, 0.5)
+
+    def inv_sqrt(self, x: Tensor) -> Tensor:
+        """Σ^-½ x: whitens."""
+        return self.power(x, -0.5)
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Σ x."""
+        return self.power(x, 1.0)
+
+    def solve(self, x: Tensor) -> Tensor:
+        """Σ⁻¹ x."""
+        return self.power(x, -1.0)
+
+    def logdet(self) -> float:
+        """log det Σ of one event (one channel): Σ_k log λ_k over all eigenvalues (E8)."""
+        self._refuse_singular("log det Σ")
+        return self._eigenvalues.log().sum().item()
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """log N(x; 0, Σ) per item of the first axis, summed over all axes between it and the event (channels).
+
+        −D/2 log 2π − C/2 log det Σ − ½‖Σ^-½ x‖², D = C · size (E8). A single event without batch axis gives a scalar.
+        """
+        batch_axes = min(1, x.ndim - len(self.event_shape))
+        white = self.inv_sqrt(x.to(torch.promote_types(x.dtype, torch.float32)))
+        numbers = math.prod(x.shape[batch_axes:])
+        constant = -0.5 * (numbers * math.log(2 * math.pi) + numbers // self.size * self.logdet())
+        return constant - 0.5 * white.square().flatten(batch_axes).sum(-1)
+
+    def sample(
+        self,
+        shape: Sequence[int],
+        generator: Generators = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """N(0, Σ) of ``shape`` [..., *event_shape]; ``generator`` is one for all or a list of one per image.
+
+        The noise is drawn white in the eigenbasis and transformed back once: the law of ``sqrt(randn)``, other bits,
+        half the transforms.
+        """
+        shape = tuple(shape)
+        self._check_trailing(shape, "shape")
+        leading = shape[: len(shape) - len(self.event_shape)]
+        work = torch.promote_types(dtype, torch.float32)
+        numbers = white_noise((*leading, *self._white_shape), generator, dtype=work, device=device)
+        return self._outside_autocast(numbers, self._colour).to(dtype)
+
+    def dense(self) -> Tensor:
+        """The size × size matrix, float64: for tests and small problems."""
+        identity = torch.eye(self.size, dtype=torch.float64).reshape(self.size, *self.event_shape)
+        return self.matmul(identity).reshape(self.size, self.size)
+
+    def distribution(self, channels: int | None = None) -> "GaussianField":
+        """N(0, Σ) over [channels, *event_shape] as a `torch.distributions.Distribution`: a base for flows and VAEs."""
+        from nidiff.covariance.distribution import GaussianField
+
+        return GaussianField(self, channels)
+
+    # Sums and scalings -------------------------------------------------------------------------------------------
+
+    def __add__(self, other: "Covariance") -> "Covariance":
+        """Σ₁ + Σ₂ where both are diagonal in one basis (c·I is, in every basis). Not renormalised."""
+        if self.event_shape == other.event_shape:
+            if self._basis is not None and (self._basis == other._basis or other._is_constant):
+                return self._with_eigenvalues(self._eigenvalues + other._eigenvalues)
+            if other._basis is not None and self._is_constant:
+                return other._with_eigenvalues(self._eigenvalues + other._eigenvalues)
+        raise InputError(
+            f"{self!r} + {other!r}: these do not share a basis; build the sum as Dense(a.dense() + b.dense(), shape)."
+        )
+
+    def __mul__(self, factor: float) -> "Covariance":
+        """c·Σ, c > 0. Not renormalised."""
+        if not (math.isfinite(factor) and factor > 0):
+            raise InputError(f"a covariance times {factor!r} is not a covariance: scale by a positive number.")
+        return self._with_eigenvalues(self._eigenvalues * factor)
+
+    __rmul__ = __mul__
+
+    def normalized(self) -> "Covariance":
+        """The same Σ scaled to mean marginal variance 1."""
+        return self * (1.0 / self._eigenvalues.mean().item())
+
+    # Configuration -----------------------------------------------------------------------------------------------
+
+    def to_config(self) -> dict[str, Any]:
+        """What rebuilds Σ, as JSON. Arrays are named in it as ``{"tensor": name}`` and found in `tensors`."""
+        return self._describe("", {})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The arrays `to_config` refers to, for safetensors. Empty for a field given by a formula."""
+        found: dict[str, Tensor] = {}
+        self._describe("", found)
+        return found
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> "Covariance":
+        """The inverse of `to_config` and `tensors`."""
+        from nidiff.covariance.fields import build_covariance
+
+        return build_covariance(config, tensors or {})
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``covariance.json`` and, where Σ has arrays, ``covariance.safetensors`` into ``folder``."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if tensors := self.tensors():
+            save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "covariance.safetensors")
+        (folder / "covariance.json").write_text(json.dumps(self.to_config(), indent=2) + "\n")
+
+    @staticmethod
+    def load(folder: str | Path) -> "Covariance":
+        """Read what `save` wrote."""
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        if not (folder / "covariance.json").is_file():
+            raise InputError(
+                f"folder={str(folder)!r} has no covariance.json: give a folder that Covariance.save wrote."
+            )
+        arrays = folder / "covariance.safetensors"
+        config = json.loads((folder / "covariance.json").read_text())
+        return Covariance.from_config(config, load_file(arrays) if arrays.exists() else {})
+
+    def __repr__(self) -> str:
+        name, arguments = self._recipe or (type(self).__name__, {"shape": self.event_shape})
+        return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items() if not torch.is_tensor(v))})"
+
+    # Inside ------------------------------------------------------------------------------------------------------
+
+    def _colour(self, numbers: Tensor) -> Tensor:
+        scale = self._constant("white scale", numbers, lambda: self._white_scale(self._eigenvalues))
+        return self.from_basis(self._as_coefficients(numbers * scale))
+
+    def _eigenvalue_power(self, exponent: float, like: Tensor) -> Tensor:
+        return self._constant(exponent, like, lambda: self._in_basis(self._eigenvalues).pow(exponent))
+
+    def _constant(self, name: Hashable, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """A float64 table in the dtype and on the device of ``like``, made once."""
+        key = (name, like.dtype, like.device)
+        if key not in self._constants:
+            self._check_resolution(like.dtype)
+            with torch.inference_mode(False):  # else a table first used while sampling could never train
+                self._constants[key] = make().to(dtype=like.dtype, device=like.device)
+        return self._constants[key]
+
+    def _check_resolution(self, dtype: torch.dtype) -> None:
+        """In Σ^½ x the smallest modes must stand above the rounding of the largest: λ_max/λ_min ≤ 1/eps²."""
+        limit = torch.finfo(dtype).eps ** -2
+        if self.condition_number > limit:
+            raise InputError(
+                f"{self!r} has condition number {self.condition_number:.2g}, and {str(dtype).removeprefix('torch.')} "
+                f"loses a field above {limit:.2g}: use a smaller gamma (exponent, length scale), or float64."
+            )
+
+    def _outside_autocast(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+    @property
+    def _is_constant(self) -> bool:
+        return bool((self._eigenvalues == self._eigenvalues.flatten()[0]).all())
+
+    def _with_eigenvalues(self, eigenvalues: Tensor) -> "Covariance":
+        other = copy.copy(self)
+        other._eigenvalues, other._constants, other._recipe = eigenvalues, {}, None
+        return other
+
+    def _describe(self, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        name, arguments = self._recipe or (type(self).__name__, self._arguments())
+        config: dict[str, Any] = {"covariance": name}
+        for key, value in arguments.items():
+            if isinstance(value, Covariance):
+                config[key] = value._describe(f"{prefix}{key}.", tensors)
+            elif isinstance(value, Tensor):
+                tensors[prefix + key] = value
+                config[key] = {"tensor": prefix + key}
+            else:
+                config[key] = list(value) if isinstance(value, tuple) else value
+        return config
+
+    def _check_event(self, x: Tensor) -> None:
+        if not x.is_floating_point():
+            raise InputError(f"x has dtype {x.dtype}: Σ applies to real floating-point tensors; convert it first.")
+        self._check_trailing(tuple(x.shape), "x")
+
+    def _check_trailing(self, shape: tuple[int, ...], argument: str) -> None:
+        if shape[max(0, len(shape) - len(self.event_shape)) :] != self.event_shape:
+            raise InputError(
+                f"{argument} has shape {shape}, but this Σ is over trailing axes {self.event_shape}: "
+                "reshape it or build Σ for its shape."
+            )
+
+    def _refuse_singular(self, what: str) -> None:
+        if self.is_singular:
+            raise InputError(
+                f"{what} does not exist: Σ is singular ({self!r} has an eigenvalue of 0); for a Gaussian free field "
+                'use zero_mode="one", otherwise make every eigenvalue positive.'
+            )
+
+
+def check_shape(shape: Sequence[int], argument: str = "shape") -> tuple[int, ...]:
+    """``shape`` as a tuple of positive integers, at least one."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
+    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+        raise InputError(f"{argument}={shape!r} must be one or more positive integers, such as (32, 32).")
+    return sizes

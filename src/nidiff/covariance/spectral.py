@@ -1,0 +1,171 @@
+"""Stationary covariances: diagonal in the Fourier basis (periodic) or the cosine basis (reflecting boundary)."""
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.errors import InputError
+
+
+class Fourier(Covariance):
+    """Σ = W⁻¹ diag(spectrum) W with the DFT over all axes of ``shape`` (periodic boundary; paper section 4, E6).
+
+    ``spectrum`` has the layout of `torch.fft.fftn` and must be even (λ(k) = λ(−k)), or Σ would not be real. The
+    coefficients are the half spectrum of the real FFT.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        spectrum: Tensor,
+        *,
+        normalize: bool = True,
+        allow_singular: bool = False,
+    ) -> None:
+        spectrum = _check_spectrum(shape, spectrum)
+        axes = tuple(range(spectrum.ndim))
+        mirrored = spectrum.flip(axes).roll([1] * spectrum.ndim, axes)  # k -> -k
+        if not torch.allclose(spectrum, mirrored, rtol=1e-9, atol=0.0, equal_nan=True):
+            raise InputError("spectrum is not even: λ(k) and λ(−k) must be equal, or Σ is not a real matrix.")
+        super().__init__(shape, spectrum, argument="spectrum", normalize=normalize, allow_singular=allow_singular)
+
+    @staticmethod
+    def frequencies(shape: Sequence[int]) -> list[Tensor]:
+        """The signed frequency of each mode along each axis, in cycles per pixel."""
+        return [torch.fft.fftfreq(n, dtype=torch.float64) for n in shape]
+
+    def to_basis(self, x: Tensor) -> Tensor:
+        return torch.fft.rfftn(x, dim=self._axes, norm="ortho")
+
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        return torch.fft.irfftn(coefficients, s=self.event_shape, dim=self._axes, norm="ortho")
+
+    def periodogram(self, x: Tensor) -> Tensor:
+        """|coefficient|² of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
+        return torch.fft.fftn(x, dim=self._axes, norm="ortho").abs().square()
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        return self.eigenvalues.mean().expand(self.event_shape)
+
+    @property
+    def _axes(self) -> tuple[int, ...]:
+        return tuple(range(-len(self.event_shape), 0))
+
+    def _in_basis(self, eigenvalues: Tensor) -> Tensor:
+        return eigenvalues[..., : self.event_shape[-1] // 2 + 1]
+
+    @property
+    def _white_shape(self) -> tuple[int, ...]:
+        return (*self.event_shape[:-1], self.event_shape[-1] // 2 + 1, 2)
+
+    def _white_scale(self, eigenvalues: Tensor) -> Tensor:
+        # A coefficient with a conjugate partner outside the half spectrum is complex normal: ½λ in each part. In the
+        # first column (and the last, n even) the partner is inside or the coefficient itself, and the inverse real
+        # transform keeps only the Hermitian part of what stands there. That of a complex normal with λ in each part
+        # is right in both cases: complex normal with ½λ in each part, or real with variance λ.
+        half = self._in_basis(eigenvalues)
+        share = torch.full((half.shape[-1],), 0.5, dtype=half.dtype)
+        share[0] = 1.0
+        if self.event_shape[-1] % 2 == 0:
+            share[-1] = 1.0
+        return (half * share).sqrt().unsqueeze(-1).expand(*half.shape, 2)
+
+    def _as_coefficients(self, numbers: Tensor) -> Tensor:
+        return torch.view_as_complex(numbers)
+
+    @property
+    def _basis(self) -> Hashable:
+        return "Fourier"
+
+    def _arguments(self) -> dict[str, Any]:
+        return _spectral_arguments(self)
+
+
+class Cosine(Covariance):
+    """Σ = Cᵀ diag(spectrum) C with the orthonormal DCT-II over all axes of ``shape`` (reflecting boundary).
+
+    Nothing wraps around the edges, so the marginal variance is not the same at every pixel: its mean is 1.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        spectrum: Tensor,
+        *,
+        normalize: bool = True,
+        allow_singular: bool = False,
+    ) -> None:
+        spectrum = _check_spectrum(shape, spectrum)
+        super().__init__(shape, spectrum, argument="spectrum", normalize=normalize, allow_singular=allow_singular)
+
+    @staticmethod
+    def frequencies(shape: Sequence[int]) -> list[Tensor]:
+        """The frequency of each mode along each axis, in cycles per pixel: mode j makes j half turns."""
+        return [torch.arange(n, dtype=torch.float64) / (2 * n) for n in shape]
+
+    def to_basis(self, x: Tensor) -> Tensor:
+        for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
+            x = (x.movedim(axis, -1) @ self._cosines(n, x).T).movedim(-1, axis)
+        return x
+
+    def from_basis(self, coefficients: Tensor) -> Tensor:
+        x = coefficients
+        for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
+            x = (x.movedim(axis, -1) @ self._cosines(n, x)).movedim(-1, axis)
+        return x
+
+    def periodogram(self, x: Tensor) -> Tensor:
+        """The squared coefficient of every mode: its mean over draws of N(0, Σ) is λ."""
+        return self.to_basis(x).square()
+
+    @property
+    def marginal_variance(self) -> Tensor:
+        variance = self.eigenvalues
+        for axis, n in enumerate(self.event_shape):
+            variance = (variance.movedim(axis, -1) @ _dct_matrix(n).square()).movedim(-1, axis)
+        return variance
+
+    def _cosines(self, n: int, like: Tensor) -> Tensor:
+        # As a matrix: torch has no DCT, and a product of this size is as quick as one built of FFTs.
+        return self._constant(("cosines", n), like, lambda: _dct_matrix(n))
+
+    @property
+    def _basis(self) -> Hashable:
+        return "Cosine"
+
+    def _arguments(self) -> dict[str, Any]:
+        return _spectral_arguments(self)
+
+
+def _dct_matrix(n: int) -> Tensor:
+    """The orthonormal DCT-II matrix: row k is the k-th cosine."""
+    modes = torch.arange(n, dtype=torch.float64)
+    matrix = torch.cos(math.pi / n * modes[:, None] * (modes[None, :] + 0.5)) * math.sqrt(2 / n)
+    matrix[0] /= math.sqrt(2)
+    return matrix
+
+
+def _check_spectrum(shape: Sequence[int], spectrum: Tensor) -> Tensor:
+    shape, spectrum = check_shape(shape), torch.as_tensor(spectrum, dtype=torch.float64)
+    if tuple(spectrum.shape) != shape:
+        raise InputError(
+            f"spectrum has shape {tuple(spectrum.shape)}, but shape={shape}: give one eigenvalue per mode."
+        )
+    return spectrum
+
+
+def _spectral_arguments(cov: Covariance) -> dict[str, Any]:
+    return {
+        "shape": cov.event_shape,
+        "spectrum": cov.eigenvalues,
+        "normalize": False,
+        "allow_singular": cov.is_singular,
+    }
+
+
+BOUNDARIES: dict[str, type[Fourier] | type[Cosine]] = {"periodic": Fourier, "reflecting": Cosine}

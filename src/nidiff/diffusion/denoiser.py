@@ -1,0 +1,49 @@
+"""The hub: every sampler, loss and likelihood meets a network only as x̂0 = denoiser(x, level)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.process import Process
+from nidiff.diffusion.schedule import Level
+from nidiff.diffusion.target import TARGETS, Target
+from nidiff.errors import InputError, one_of
+
+
+class Denoiser:
+    """A network, the process it was trained on and what it predicts; called with (x, level) it gives x̂0.
+
+    ``net(x, label)`` returns a tensor, or an object with the tensor in ``.sample`` as diffusers' models do. ``clip`` is
+    None (nothing is clipped) or c: x̂0 is clipped to [−c, c] in pixel space, which is not whitening-equivariant.
+    """
+
+    def __init__(
+        self, net: Callable[..., Any], process: Process, target: str = "eps", clip: float | None = None
+    ) -> None:
+        if clip is not None and not clip > 0:
+            raise InputError(f"clip={clip} must be positive, or None for no clipping.")
+        self.net = net
+        self.process = process
+        self.target: Target = TARGETS[one_of("target", target, TARGETS)]
+        self.clip = clip
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        """x̂0, the expected clean image given x: the expected denoised sample (eq. 22, corrected by E10)."""
+        x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
+        return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
+
+    def output(self, x: Tensor, level: Level) -> Tensor:
+        """What the network says at x, in its own terms."""
+        label = torch.as_tensor(level.label, device=x.device).expand(len(x))
+        result = self.net(x, label)
+        return result if isinstance(result, Tensor) else result.sample
+
+    def eps(self, x: Tensor, level: Level) -> Tensor:
+        """The white eps behind x: Σ^-½ (x − signal · x̂0) / sigma."""
+        return TARGETS["eps"].invert(self(x, level), x, level, self.process.covariance)
+
+    def score(self, x: Tensor, level: Level) -> Tensor:
+        """∇ log p(x) = Σ⁻¹ (signal · x̂0 − x) / sigma² (eq. 22, corrected by E10)."""
+        return self.process.conditional_score(x, self(x, level), level)

@@ -1,0 +1,48 @@
+"""The training loss."""
+
+from torch import Tensor
+
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import broadcast
+from nidiff.diffusion.schedule import Level
+from nidiff.errors import one_of
+from nidiff.randomness import Generators, white_noise
+
+
+def denoising_loss(
+    denoiser: Denoiser,
+    x0: Tensor,
+    *,
+    generator: Generators = None,
+    weighting: str = "eps",
+    level: Level | None = None,
+    eps: Tensor | None = None,
+) -> Tensor:
+    """Mean squared error per image [B] at a random level: E‖Λ^½ (s_θ − s)‖² / D with a weight Λ inside the norm (E13).
+
+    ``weighting`` names Λ by the error it makes plain, and means the same for every target:
+
+    - "eps": Λ = sigma² Σ, the white eps error ‖eps_θ − eps‖² (the paper's objective, eq. 16),
+    - "score": Λ = sigma² I, the Σ^-½-weighted eps error (the source's variant b),
+    - "noise": Λ = sigma² Σ², the Σ^½-weighted eps error, that of coloured noise (the source's variant c),
+    - "target": no weight, the plain error of the network's output.
+
+    ``level`` and ``eps`` default to draws from ``generator``.
+    """
+    one_of("weighting", weighting, WEIGHTINGS)
+    process, target = denoiser.process, denoiser.target
+    level = process.schedule.draw(len(x0), generator) if level is None else level
+    eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
+    x = process.perturb(x0, level, eps)
+    error = denoiser.output(x, level) - target.encode(x0, eps, level, process.covariance)
+    power = WEIGHTINGS[weighting]
+    if power is not None:
+        scale, own_power = target.eps_error(level)
+        error = broadcast(scale, x0) * error
+        if power + own_power:
+            error = process.covariance.power(error, power + own_power)
+    return error.square().flatten(1).mean(1)
+
+
+# The power of Σ^p that weights the error of eps; None leaves the target's own error.
+WEIGHTINGS: dict[str, float | None] = {"eps": 0.0, "score": -0.5, "noise": 0.5, "target": None}

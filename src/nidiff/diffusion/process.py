@@ -1,0 +1,95 @@
+"""The forward process x = signal · x0 + sigma · Σ^½ eps: a schedule and a covariance."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.randomness import Generators
+
+
+def broadcast(coefficient: float | Tensor, x: Tensor) -> float | Tensor:
+    """A float64 coefficient per image [B] as something that multiplies x [B, ...] in x's dtype; a float stays one."""
+    if isinstance(coefficient, Tensor):
+        coefficient = coefficient.to(x.device, x.dtype)
+        return coefficient.reshape(-1, *[1] * (x.ndim - 1)) if coefficient.ndim else coefficient
+    return coefficient
+
+
+class Process:
+    """What the noise does to data: q(x | x0) = N(signal · x0, sigma² Σ) at every level of the schedule (eq. 10).
+
+    Σ s, the score preconditioned by Σ, is all that the reverse SDE and the ODE need (R6), and it is
+    (signal · x̂0 − x) / sigma²: no inverse of Σ. Their natural clock here is the log-SNR ℓ, in which forward is
+    dx = slope(ℓ) x dℓ + sigma Σ^½ dw whatever the schedule; `coefficients` gives f and g² in the schedule's own time.
+    """
+
+    def __init__(self, schedule: Schedule, covariance: Covariance) -> None:
+        covariance._refuse_singular("a diffusion with this Σ")
+        self.schedule = schedule
+        self.covariance = covariance
+
+    def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
+        """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
+        return broadcast(level.signal, x0) * x0 + broadcast(level.sigma, x0) * self.covariance.sqrt(eps)
+
+    def noise(
+        self,
+        shape: Sequence[int],
+        generator: Generators = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Coloured noise, N(0, Σ)."""
+        return self.covariance.sample(shape, generator, dtype=dtype, device=device)
+
+    def prior(
+        self,
+        shape: Sequence[int],
+        generator: Generators = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Where sampling starts: N(0, Σ) for VP, N(0, sigma_max² Σ) for VE (E22)."""
+        return self.schedule.prior_scale * self.noise(shape, generator, dtype=dtype, device=device)
+
+    def prior_log_prob(self, x: Tensor) -> Tensor:
+        """log density of the prior per image: log N(x / c; 0, Σ) − D log c (R6)."""
+        scale = self.schedule.prior_scale
+        dimensions = x[0].numel()
+        return self.covariance.log_prob(x / scale) - dimensions * torch.tensor(scale, dtype=torch.float64).log().item()
+
+    def conditional_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
+        """∇ log q(x | x0) = −Σ⁻¹ (x − signal · x0) / sigma² (eq. 11)."""
+        return self.covariance.solve(self.preconditioned_score(x, x0, level))
+
+    def preconditioned_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
+        """Σ ∇ log q = (signal · x0 − x) / sigma²; with x0 = E[x0 | x] it is Σ ∇ log p (Tweedie, E10)."""
+        return (broadcast(level.signal, x) * x0 - x) / broadcast(level.sigma**2, x)
+
+    def flow(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
+        """Probability-flow ODE, dx/dℓ = slope · x + ½ sigma² Σ s, ℓ = log-SNR (R6)."""
+        slope = self.schedule.rule.slope(level.sigma)
+        return broadcast(slope - 0.5, x) * x + broadcast(0.5 * level.signal, x) * x0
+
+    def reverse_drift(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
+        """Reverse SDE with rising ℓ: dx = (slope · x + sigma² Σ s) dℓ + sigma Σ^½ dw̄; this is the bracket (R6)."""
+        slope = self.schedule.rule.slope(level.sigma)
+        return broadcast(slope - 1.0, x) * x + broadcast(level.signal, x) * x0
+
+    def coefficients(self, time: float) -> tuple[float, float]:
+        """(f, g²) of dx = f x dt + g Σ^½ dw at ``time`` (eq. 23: f = −½β, g² = β for VP; f = 0, g² = dσ²/dt for VE).
+
+        Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
+        """
+        with torch.enable_grad():
+            clock = torch.tensor(float(time), dtype=torch.float64, requires_grad=True)
+            logsnr = self.schedule.logsnr_at(clock)
+            (rate,) = torch.autograd.grad(logsnr, clock)
+        level = self.schedule.level_at(logsnr.item())
+        slope = self.schedule.rule.slope(level.sigma)
+        return float(slope * rate.item()), float(-(level.sigma**2) * rate.item())

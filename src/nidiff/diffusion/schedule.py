@@ -1,0 +1,226 @@
+"""How much signal and how much noise: x = signal · x0 + sigma · Σ^½ eps, as a table over noise levels.
+
+Every schedule is a falling column of log-SNR = log(signal² / sigma²) and a rule that splits it into signal and sigma:
+"variance" keeps signal² + sigma² = 1 (DDPM, VP), "signal" keeps signal = 1 (SMLD, VE). The scalars are those of
+isotropic diffusion; Σ is not in this file.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.errors import InputError, one_of
+from nidiff.randomness import Generators, random_index
+
+
+class Level(NamedTuple):
+    """One noise level (floats), or one per image (float64 tensors [B]). ``label`` is what the network is told: the row
+    of the table, counted from the least noise; fractional between two rows."""
+
+    signal: float | Tensor
+    sigma: float | Tensor
+    label: int | float | Tensor
+
+
+class Rule(NamedTuple):
+    """How a log-SNR becomes a signal, what its logarithm's slope in log-SNR is, and the scale of the prior."""
+
+    log_signal: Callable[[Tensor], Tensor]
+    slope: Callable[[float | Tensor], float | Tensor]  # of sigma
+    prior_scale: Callable[[float], float]  # of the largest sigma
+
+
+RULES: dict[str, Rule] = {
+    "variance": Rule(
+        log_signal=lambda logsnr: 0.5 * torch.nn.functional.logsigmoid(logsnr),
+        slope=lambda sigma: 0.5 * sigma**2,
+        prior_scale=lambda sigma: 1.0,
+    ),
+    "signal": Rule(
+        log_signal=torch.zeros_like,
+        slope=lambda sigma: 0.0 * sigma,
+        prior_scale=lambda sigma: sigma,
+    ),
+}
+
+
+class Schedule:
+    """A table of noise levels from least to most noise, in float64.
+
+    ``logsnr`` falls strictly; ``keeps`` names a rule of this module. ``time`` in (0, 1] is the process' own clock, by
+    default (row + 1) / L; ``logsnr_of_time`` is given where it is known in closed form (continuous processes), and else
+    interpolates the table.
+    """
+
+    def __init__(
+        self,
+        logsnr: Tensor,
+        keeps: str = "variance",
+        *,
+        time: Tensor | None = None,
+        logsnr_of_time: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        logsnr = torch.as_tensor(logsnr, dtype=torch.float64)
+        if logsnr.ndim != 1 or len(logsnr) < 1 or not bool(torch.isfinite(logsnr).all()):
+            raise InputError(f"logsnr must be a column of finite numbers, but has shape {tuple(logsnr.shape)}.")
+        if bool((logsnr.diff() >= 0).any()):
+            raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
+        self.keeps = one_of("keeps", keeps, RULES)
+        self.logsnr = logsnr
+        self.time = torch.arange(1, len(logsnr) + 1, dtype=torch.float64) / len(logsnr) if time is None else time
+        self._logsnr_of_time = logsnr_of_time
+
+    def __len__(self) -> int:
+        return len(self.logsnr)
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.keeps]
+
+    @property
+    def signal(self) -> Tensor:
+        """√ᾱ of the paper; 1 in SMLD."""
+        return self.rule.log_signal(self.logsnr).exp()
+
+    @property
+    def sigma(self) -> Tensor:
+        """√(1 − ᾱ) of the paper; σ in SMLD."""
+        return (self.rule.log_signal(self.logsnr) - 0.5 * self.logsnr).exp()
+
+    @property
+    def prior_scale(self) -> float:
+        """The prior is N(0, prior_scale² Σ): 1 for VP, the largest sigma for VE (E22)."""
+        return self.rule.prior_scale(self.sigma[-1].item())
+
+    def level(self, label: int | float | Tensor) -> Level:
+        """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
+        position = torch.as_tensor(label, dtype=torch.float64).cpu()
+        if bool((position < 0).any()) or bool((position > len(self) - 1).any()):
+            raise InputError(f"label={label!r} is outside the schedule: its rows are 0 … {len(self) - 1}.")
+        rows = torch.arange(len(self), dtype=torch.float64)
+        return self._level(_interpolate(position, rows, self.logsnr), label)
+
+    def level_at(self, logsnr: float | Tensor) -> Level:
+        """The level of a given log-SNR, with the fractional label that belongs to it."""
+        value = torch.as_tensor(logsnr, dtype=torch.float64).cpu()
+        rows = torch.arange(len(self), dtype=torch.float64)
+        label = _interpolate(-value, -self.logsnr, rows)
+        return self._level(value, label if isinstance(logsnr, Tensor) else label.item())
+
+    def logsnr_at(self, time: Tensor) -> Tensor:
+        """log-SNR as a function of time in (0, 1]; differentiable."""
+        if self._logsnr_of_time is not None:
+            return self._logsnr_of_time(time)
+        return _interpolate(time, self.time, self.logsnr)
+
+    def draw(self, batch: int, generator: Generators = None) -> Level:
+        """One level per image, uniform over the rows."""
+        return self.level(random_index(len(self), batch, generator, device="cpu"))
+
+    def shifted(self, amount: float) -> "Schedule":
+        """The same schedule with ``amount`` added to every log-SNR (positive: less noise at the same row).
+
+        A coloured Σ puts the same sigma elsewhere in frequency, so the same β is not the same SNR per mode (R7).
+        """
+        if not math.isfinite(amount):
+            raise InputError(f"amount={amount} must be a finite number.")
+        clock = self._logsnr_of_time
+        shifted = None if clock is None else lambda time: clock(time) + amount
+        return Schedule(self.logsnr + amount, self.keeps, time=self.time, logsnr_of_time=shifted)
+
+    def _level(self, logsnr: Tensor, label: int | float | Tensor) -> Level:
+        log_signal = self.rule.log_signal(logsnr)
+        signal, sigma = log_signal.exp(), (log_signal - 0.5 * logsnr).exp()
+        if isinstance(label, Tensor):
+            return Level(signal, sigma, label)
+        return Level(signal.item(), sigma.item(), label)
+
+
+def ddpm_linear(num_levels: int = 1000, beta_min: float = 1e-4, beta_max: float = 0.02) -> Schedule:
+    """β from ``beta_min`` to ``beta_max`` in equal steps, ᾱ_t = ∏(1 − β_s) (DDPM; the paper's schedule)."""
+    _check_levels(num_levels)
+    if not 0 < beta_min <= beta_max < 1:
+        raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max < 1.")
+    return _from_betas(torch.linspace(beta_min, beta_max, num_levels, dtype=torch.float64))
+
+
+def ddpm_cosine(num_levels: int = 1000, offset: float = 0.008, beta_max: float = 0.999) -> Schedule:
+    """ᾱ(t) ∝ cos²(π/2 · (t + offset)/(1 + offset)), each β at most ``beta_max`` (Nichol and Dhariwal 2021)."""
+    _check_levels(num_levels)
+    if not (0 <= offset < 1 and 0 < beta_max < 1):
+        raise InputError(f"offset={offset}, beta_max={beta_max} must satisfy 0 <= offset < 1 and 0 < beta_max < 1.")
+    time = torch.arange(num_levels + 1, dtype=torch.float64) / num_levels
+    remaining = torch.cos((time + offset) / (1 + offset) * math.pi / 2).square()
+    return _from_betas((1 - remaining[1:] / remaining[:-1]).clamp(max=beta_max))
+
+
+def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Schedule:
+    """Noise scales in geometric progression, signal 1 (SMLD, appendix D)."""
+    _check_levels(num_levels)
+    _check_sigmas(sigma_min, sigma_max)
+    log_sigma = torch.linspace(math.log(sigma_min), math.log(sigma_max), num_levels, dtype=torch.float64)
+    return Schedule(-2 * log_sigma, "signal")
+
+
+def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, time_min: float = 1e-3) -> Schedule:
+    """The continuous VP process, β(t) = beta_min + t (beta_max − beta_min), tabulated from ``time_min`` to 1 (A.8)."""
+    _check_levels(num_levels)
+    if not 0 < beta_min <= beta_max:
+        raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max.")
+
+    def logsnr(time: Tensor) -> Tensor:
+        integral = time * beta_min + 0.5 * time.square() * (beta_max - beta_min)
+        return -torch.expm1(integral).log()  # ᾱ / (1 − ᾱ) = 1 / (e^∫β − 1)
+
+    return _continuous(logsnr, "variance", num_levels, time_min)
+
+
+def ve(num_levels: int = 1000, sigma_max: float = 50.0, sigma_min: float = 0.01, time_min: float = 0.0) -> Schedule:
+    """The continuous VE process, sigma(t) = sigma_min (sigma_max / sigma_min)^t, tabulated from ``time_min`` to 1."""
+    _check_levels(num_levels)
+    _check_sigmas(sigma_min, sigma_max)
+    span = math.log(sigma_max / sigma_min)
+    return _continuous(lambda time: -2 * (math.log(sigma_min) + time * span), "signal", num_levels, time_min)
+
+
+def _continuous(logsnr: Callable[[Tensor], Tensor], keeps: str, num_levels: int, time_min: float) -> Schedule:
+    if not 0 <= time_min < 1:
+        raise InputError(f"time_min={time_min} must be at least 0 and below 1.")
+    time = torch.linspace(time_min, 1.0, num_levels, dtype=torch.float64)
+    return Schedule(logsnr(time), keeps, time=time, logsnr_of_time=logsnr)
+
+
+def _from_betas(betas: Tensor) -> Schedule:
+    log_remaining = torch.log1p(-betas).cumsum(0)  # log ᾱ
+    return Schedule(log_remaining - torch.log(-torch.expm1(log_remaining)), "variance")
+
+
+def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+    """Piecewise linear through (xs, ys), xs rising; beyond the ends the last segment goes on."""
+    if len(xs) == 1:
+        return ys[0].expand(x.shape)
+    right = torch.searchsorted(xs, x.detach().contiguous()).clamp(1, len(xs) - 1)
+    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    return torch.lerp(ys[right - 1], ys[right], weight)
+
+
+def _check_levels(num_levels: int) -> None:
+    if isinstance(num_levels, bool) or not isinstance(num_levels, int) or num_levels < 1:
+        raise InputError(f"num_levels={num_levels!r} must be a positive integer.")
+
+
+def _check_sigmas(sigma_min: float, sigma_max: float) -> None:
+    if not (0 < sigma_min < sigma_max < math.inf):
+        raise InputError(f"sigma_min={sigma_min}, sigma_max={sigma_max} must satisfy 0 < sigma_min < sigma_max.")
+
+
+SCHEDULES: dict[str, Callable[..., Schedule]] = {
+    "ddpm_linear": ddpm_linear,
+    "ddpm_cosine": ddpm_cosine,
+    "smld_geometric": smld_geometric,
+    "vp": vp,
+    "ve": ve,
+}

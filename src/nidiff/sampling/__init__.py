@@ -1,0 +1,1 @@
+"""From noise to data, and the likelihood of data."""

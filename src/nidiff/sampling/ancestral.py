@@ -1,0 +1,51 @@
+"""DDPM, DDIM and SMLD ancestral steps: one rule, q(x' | x, x̂0) with a chosen amount of fresh noise.
+
+For two levels x = signal · x0 + sigma · n and x' = signal' · x0 + sigma' · n' of one process,
+
+    x' = signal' · x̂0 + √(sigma'² − fresh²) · (x − signal · x̂0)/sigma + fresh · Σ^½ z
+
+has the right marginal for every fresh ≤ sigma' (DDIM). fresh = √β̃ is the posterior of the Markov chain.
+"""
+
+import math
+
+from torch import Tensor
+
+from nidiff.diffusion.schedule import Level
+from nidiff.errors import InputError, one_of
+from nidiff.sampling.step import Run, as_float
+
+
+def ancestral(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, variance: str = "posterior") -> Tensor:
+    """DDPM's step (eq. 3–4, 18–19): the posterior mean, plus noise of variance β̃ ("posterior") or β ("beta", eq. 20).
+
+    β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) (E17). Between levels that are not neighbours β is that of
+    the jump, sigma² − (signal/signal')² sigma'².
+    """
+    one_of("variance", variance, ("posterior", "beta"))
+    beta, posterior = jump_variances(here, there)
+    mean = mix(x, x0, here, there, fresh=math.sqrt(posterior))
+    return mean + math.sqrt(posterior if variance == "posterior" else beta) * run.noise()
+
+
+def ddim(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
+    """DDIM (eq. 21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
+    if not 0 <= eta <= 1:
+        raise InputError(f"eta={eta} must be from 0 (deterministic) to 1 (ancestral).")
+    fresh = eta * math.sqrt(jump_variances(here, there)[1])
+    mean = mix(x, x0, here, there, fresh)
+    return mean + fresh * run.noise() if fresh else mean
+
+
+def jump_variances(here: Level, there: Level) -> tuple[float, float]:
+    """(β, β̃) of the jump from the less noisy level ``there`` to ``here`` (E16, E17)."""
+    signal, sigma, next_signal, next_sigma = as_float(here, there)
+    beta = sigma**2 - (signal / next_signal * next_sigma) ** 2
+    return beta, beta * next_sigma**2 / sigma**2
+
+
+def mix(x: Tensor, x0: Tensor, here: Level, there: Level, fresh: float) -> Tensor:
+    """The mean of x' given x and x̂0 when noise of standard deviation ``fresh`` will be added."""
+    signal, sigma, next_signal, next_sigma = as_float(here, there)
+    kept = math.sqrt(max(next_sigma**2 - fresh**2, 0.0)) / sigma
+    return kept * x + (next_signal - kept * signal) * x0

@@ -1,0 +1,154 @@
+"""The sampling loop, once, and the names of the steps it can take."""
+
+import math
+from collections.abc import Callable, Sequence
+from inspect import Parameter, signature
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.errors import InputError, one_of
+from nidiff.randomness import Generators, generators_from_seeds
+from nidiff.sampling.ancestral import ancestral, ddim
+from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
+from nidiff.sampling.step import Run, Step
+
+
+class Progress(NamedTuple):
+    """What ``callback`` is given after each evaluation of x̂0."""
+
+    step: int  # from 1 to num_steps
+    num_steps: int
+    level: Level
+    x: Tensor  # the state at ``level``
+    x0: Tensor  # and the clean image expected from it
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    shape: Sequence[int],
+    *,
+    sampler: str = "ancestral",
+    num_steps: int | None = None,
+    seeds: Sequence[int] | None = None,
+    spacing: str = "uniform",
+    rows: Sequence[int] | None = None,
+    initial: Tensor | None = None,
+    denoise: bool = True,
+    callback: Callable[[Progress], None] | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str | None = None,
+    **options: object,
+) -> Tensor:
+    """Draw images of ``shape`` [B, ..., *event] from the prior down to the data.
+
+    Args:
+        sampler: a name in `SAMPLERS`; its own options (``variance``, ``eta``) go in ``options``.
+        num_steps: how many levels are visited (default: all); ``spacing`` says which, a name in `SPACINGS`.
+        rows: the levels themselves instead, as falling rows of the schedule.
+        seeds: one per image: an image is then the same in a batch of any size. Default: torch's global generator.
+        initial: the state at the first level instead of a draw from the prior.
+        denoise: end with the expected denoised sample x̂0 of the last level (no noise is added there);
+            False returns the state at the last level, noise included.
+        callback: called with a `Progress` after each step.
+    """
+    step, shape = _sampler(sampler, options), tuple(shape)
+    schedule = denoiser.process.schedule
+    levels = [schedule.level(row) for row in _rows(schedule, num_steps, spacing, rows)]
+    source: Generators = None
+    if seeds is not None:
+        if not shape or len(seeds) != shape[0]:
+            raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
+        source = generators_from_seeds(seeds)
+    place = {"dtype": dtype, "device": _device(denoiser) if device is None else device}
+
+    def noise() -> Tensor:
+        return denoiser.process.noise(shape, source, **place)  # type: ignore[arg-type]
+
+    if initial is None:
+        x = denoiser.process.prior(shape, source, **place)  # type: ignore[arg-type]
+    elif tuple(initial.shape) != shape:
+        raise InputError(f"initial has shape {tuple(initial.shape)}, but shape={shape}: they must be equal.")
+    else:
+        x = initial.to(**place)  # type: ignore[call-overload]
+    run = Run(denoiser, noise)
+    for index, here in enumerate(levels):
+        last = index == len(levels) - 1
+        if last and not denoise:
+            break
+        x0 = denoiser(x, here)
+        if callback is not None:
+            callback(Progress(index + 1, len(levels), here, x, x0))
+        x = x0 if last else step(run, x, x0, here, levels[index + 1], **options)
+        run.previous = (here, x0)
+    return x
+
+
+def _sampler(name: str, options: dict[str, object]) -> Step:
+    step = SAMPLERS[one_of("sampler", name, SAMPLERS)]
+    known = [p.name for p in signature(step).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+    for option in options:
+        if option not in known:
+            raise InputError(f"{option} is not an option of sampler={name!r}: it takes {', '.join(known) or 'none'}.")
+    return step
+
+
+def _rows(schedule: Schedule, num_steps: int | None, spacing: str, rows: Sequence[int] | None) -> list[int]:
+    top = len(schedule)
+    if rows is not None:
+        chosen = [int(row) for row in rows]
+        falling = all(a > b for a, b in pairwise(chosen))
+        if num_steps is not None or not chosen or not falling or chosen[0] >= top or chosen[-1] < 0:
+            raise InputError(f"rows must be falling rows of the schedule (0 … {top - 1}), given without num_steps.")
+        return chosen
+    count = top if num_steps is None else num_steps
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= top:
+        raise InputError(f"num_steps={count!r} must be an integer from 1 to {top}, the levels of the schedule.")
+    return SPACINGS[one_of("spacing", spacing, SPACINGS)](schedule, count)
+
+
+def _device(denoiser: Denoiser) -> torch.device | str:
+    net = denoiser.net
+    parameter = next(net.parameters(), None) if isinstance(net, torch.nn.Module) else None
+    return "cpu" if parameter is None else parameter.device
+
+
+def _uniform(schedule: Schedule, count: int) -> list[int]:
+    """Equal strides from the noisiest row to the least noisy, both included."""
+    return [round(row) for row in torch.linspace(len(schedule) - 1, 0, count, dtype=torch.float64).tolist()]
+
+
+def _trailing(schedule: Schedule, count: int) -> list[int]:
+    """Equal strides from the noisiest row, the last one a stride above the clean image."""
+    stride = len(schedule) / count
+    return [math.ceil(len(schedule) - i * stride) - 1 for i in range(count)]
+
+
+def _uniform_logsnr(schedule: Schedule, count: int) -> list[int]:
+    """Rows nearest to equal strides in log-SNR; where rows are too coarse for that, the next free ones."""
+    wanted = torch.linspace(schedule.logsnr[-1].item(), schedule.logsnr[0].item(), count, dtype=torch.float64)
+    rows: list[int] = []
+    for index, row in enumerate(schedule.level_at(wanted).label.round().tolist()):  # type: ignore[union-attr]
+        below = rows[-1] - 1 if rows else len(schedule) - 1
+        rows.append(max(min(int(row), below), count - 1 - index))
+    return rows
+
+
+SPACINGS: dict[str, Callable[[Schedule, int], list[int]]] = {
+    "uniform": _uniform,
+    "trailing": _trailing,
+    "logsnr": _uniform_logsnr,
+}
+SAMPLERS: dict[str, Step] = {
+    "ancestral": ancestral,
+    "ddim": ddim,
+    "euler": euler,
+    "heun": heun,
+    "dpmpp_2m": dpmpp_2m,
+    "euler_maruyama": euler_maruyama,
+}

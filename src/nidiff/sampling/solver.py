@@ -1,0 +1,46 @@
+"""Solvers of the probability-flow ODE and the reverse SDE, written in x̂0: the coefficients are the isotropic ones."""
+
+import math
+
+from torch import Tensor
+
+from nidiff.diffusion.schedule import Level
+from nidiff.sampling.ancestral import mix
+from nidiff.sampling.step import Run, as_float
+
+
+def euler(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+    """Euler on d(x/signal) / d(sigma/signal) = n̂. The same map as DDIM with eta = 0: that identity is a test."""
+    return mix(x, x0, here, there, fresh=0.0)
+
+
+def heun(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+    """Heun's second-order step on the same ODE; two evaluations of the network per step."""
+    signal, sigma, next_signal, next_sigma = as_float(here, there)
+    noise = (x - signal * x0) / sigma
+    guess = mix(x, x0, here, there, fresh=0.0)
+    next_noise = (guess - next_signal * run.denoiser(guess, there)) / next_sigma
+    step = next_sigma / next_signal - sigma / signal
+    return next_signal / signal * x + (next_signal * step / 2) * (noise + next_noise)
+
+
+def dpmpp_2m(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+    """DPM-Solver++(2M) (Lu et al. 2022): exponential integrator in log-SNR, x̂0 extrapolated from the step before."""
+    _, sigma, next_signal, next_sigma = as_float(here, there)
+    step = half_logsnr(there) - half_logsnr(here)
+    if run.previous is not None:
+        before, x0_before = run.previous
+        ratio = (half_logsnr(here) - half_logsnr(before)) / step
+        x0 = x0 + (x0 - x0_before) / (2 * ratio)
+    return (next_sigma / sigma) * x - (next_signal * math.expm1(-step)) * x0
+
+
+def euler_maruyama(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+    """Euler–Maruyama on the reverse SDE with log-SNR as clock: dx = (slope x + sigma² Σ s) dℓ + sigma Σ^½ dw̄ (R6)."""
+    step = 2 * (half_logsnr(there) - half_logsnr(here))
+    drift = run.denoiser.process.reverse_drift(x, x0, here)
+    return x + step * drift + (float(here.sigma) * math.sqrt(step)) * run.noise()
+
+
+def half_logsnr(level: Level) -> float:
+    return math.log(float(level.signal) / float(level.sigma))
