@@ -49,7 +49,14 @@ class Covariance(ABC):
                 f"{argument} gives Σ an eigenvalue of 0, so Σ has no inverse and no density: make it positive, "
                 "or pass allow_singular=True if you only draw noise and multiply."
             )
-        self._eigenvalues = values / values.mean() if normalize else values.clone()
+        self._set_eigenvalues(values / values.mean() if normalize else values.clone())
+
+    def _set_eigenvalues(self, values: Tensor) -> None:
+        self._eigenvalues = values
+        positive = values[values > 0]
+        # Plain numbers, so that a compiled function need not look into a tensor.
+        self.is_singular = len(positive) < values.numel()
+        self.condition_number: float = (positive.max() / positive.min()).item()  # over the positive eigenvalues
         self._constants: dict[Hashable, Tensor] = {}
         self._recipe: tuple[str, dict[str, Any]] | None = None
 
@@ -106,16 +113,6 @@ class Covariance(ABC):
     def size(self) -> int:
         """The number of variables of one event: Σ is size × size."""
         return math.prod(self.event_shape)
-
-    @property
-    def condition_number(self) -> float:
-        """λ_max / λ_min over the positive eigenvalues."""
-        positive = self._eigenvalues[self._eigenvalues > 0]
-        return (positive.max() / positive.min()).item()
-
-    @property
-    def is_singular(self) -> bool:
-        return bool((self._eigenvalues == 0).any())
 
     def power(self, x: Tensor, exponent: float) -> Tensor:
         """Σ^p x, with the symmetric power (E14: one root, the symmetric one, everywhere)."""
@@ -298,7 +295,7 @@ class Covariance(ABC):
 
     def _with_eigenvalues(self, eigenvalues: Tensor) -> "Covariance":
         other = copy.copy(self)
-        other._eigenvalues, other._constants, other._recipe = eigenvalues, {}, None
+        other._set_eigenvalues(eigenvalues)
         return other
 
     def _describe(self, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:

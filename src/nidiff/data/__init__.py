@@ -1,0 +1,1 @@
+"""Images as tensors in [-1, 1]."""

@@ -1,0 +1,136 @@
+"""The picture of ``nidiff noise``: white beside coloured, a row of draws for each Σ, and the radial power spectra."""
+
+import io
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier
+from nidiff.errors import InputError, one_of
+from nidiff.randomness import generators_from_seeds, white_noise
+from nidiff.report.spectrum import mode_power, radial_mean
+
+SUFFIXES = (".png", ".pdf", ".svg")
+SYMBOLS = {"gamma": "γ", "length_scale": "ℓ"}
+LIMIT = 3.0  # grey runs from −3 to 3 standard deviations
+MOST = 100  # rows or columns
+LARGE, CELL, SPECTRUM = 2.6, 0.75, 4.0  # widths in inches
+
+
+def noise_figure(
+    covariances: Mapping[str, Covariance], *, num_images: int = 10, seed: int = 0, boundary: str = "periodic"
+) -> Figure:
+    """Draws Σ^½ eps for each labelled Σ (all of one event shape, of one to three axes).
+
+    Left: eps, and the same coloured by the middle one of the Σ. Centre: a row per Σ, a column per eps, so that a column
+    differs only in Σ. Right: the radial power spectrum, as Σ has it (line) and as measured on the row (dots), over the
+    modes of ``boundary``: "periodic" (Fourier) or "reflecting" (cosine).
+    """
+    shape = next(iter(covariances.values())).event_shape
+    if len(shape) > 3:
+        raise InputError(f"shape={shape} has {len(shape)} axes: a picture shows events of one, two or three.")
+    if not 1 <= num_images <= MOST or len(covariances) > MOST:
+        raise InputError(
+            f"num_images={num_images} for {len(covariances)} covariances: a picture has from 1 to {MOST} of each."
+        )
+    if seed < 0:
+        raise InputError(f"seed={seed} must be 0 or more.")
+    basis = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)](shape, torch.ones(shape, dtype=torch.float64))
+    eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
+    draws = {_symbols(label): covariance.sqrt(eps) for label, covariance in covariances.items()}
+
+    stretch = math.sqrt(1.4 if len(shape) == 1 else min(4.0, max(0.25, shape[-1] / shape[-2])))
+    grid_width, grid_height = CELL * stretch * num_images + 0.8, max(CELL / stretch * len(draws), 3.0)
+    figure = Figure(figsize=(2 * LARGE + grid_width + SPECTRUM, grid_height + 0.9), dpi=120, layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1)
+    figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}" + (": central slice" if len(shape) == 3 else ""))
+    ((left, centre, right),) = figure.subfigures(1, 3, squeeze=False, width_ratios=[2 * LARGE, grid_width, SPECTRUM])
+
+    middle = list(draws)[len(draws) // 2]
+    for axes, title, image in zip(
+        left.subplots(1, 2), ("isotropic\nΣ = I", f"non-isotropic\n{middle}"), (eps[0], draws[middle][0]), strict=True
+    ):
+        _draw_grid(axes, {"": image[None]})
+        axes.set_title(title, fontsize=11)
+    _draw_grid(centre.subplots(), draws)
+    _draw_spectra(right.subplots(), list(covariances.values()), draws, basis)
+    return figure
+
+
+def save_figure(figure: Figure, out: Path) -> None:
+    """Write ``figure`` to ``out``, with its folder. The old file stays until the new one is drawn."""
+    check_suffix(out)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format=out.suffix[1:].lower())
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_bytes(drawn.getvalue())
+    except OSError as error:
+        raise InputError(f"out={str(out)!r} cannot be written ({error.strerror}): choose another path.") from error
+
+
+def check_suffix(out: Path) -> None:
+    if out.suffix.lower() not in SUFFIXES:
+        raise InputError(f"out={str(out)!r} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+
+
+def _symbols(label: str) -> str:
+    for word, symbol in SYMBOLS.items():
+        label = label.replace(word, symbol)
+    return label.replace("=", " = ")
+
+
+def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
+    """A row of events for each entry: one picture, which is much quicker than one pair of axes per event."""
+    first = next(iter(draws.values()))
+    rows, columns, shape = len(draws), len(first), first.shape[1:]
+    if len(shape) == 1:
+        place = torch.arange(shape[0] + 1) / (shape[0] * 1.1)
+        for row, events in enumerate(draws.values()):
+            # A NaN after each event lifts the pen before the next.
+            height = torch.nn.functional.pad(events, (0, 1), value=float("nan")) / (-2 * LIMIT)
+            along = torch.arange(columns)[:, None] + place
+            axes.axhline(row, color="0.85", linewidth=0.6)
+            axes.plot(along.flatten(), (row + height).flatten(), color="0.2", linewidth=0.7)
+        axes.set_xlim(0, columns - 1 + shape[0] / (shape[0] * 1.1))
+        axes.set_ylim(rows - 0.4, -0.6)
+        axes.set_yticks(range(rows), draws)
+    else:
+        slices = torch.stack([events if len(shape) == 2 else events[:, shape[0] // 2] for events in draws.values()])
+        gap = max(1, min(shape[-2:]) // 16) if rows * columns > 1 else 0
+        tiles = torch.nn.functional.pad(slices, (0, gap, 0, gap), value=float("nan"))  # NaN is left blank
+        tall, wide = tiles.shape[-2:]
+        mosaic = tiles.transpose(1, 2).reshape(rows * tall, columns * wide)[: rows * tall - gap, : columns * wide - gap]
+        axes.imshow(mosaic, cmap="gray", vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
+        axes.set_yticks([(row + 0.5) * tall - 0.5 for row in range(rows)], draws)
+    axes.set_xticks([])
+    axes.tick_params(length=0, labelsize=11)
+    axes.spines[:].set_visible(False)
+
+
+def _draw_spectra(
+    axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor], basis: Fourier | Cosine
+) -> None:
+    colours = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(draws)))
+    for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
+        wavenumber, expected = radial_mean(mode_power(covariance, basis), basis)
+        _, measured = radial_mean(basis.periodogram(events.double()).mean(0), basis)
+        # A mode without power has no place on a logarithmic axis, and what is measured there is rounding.
+        shown = expected > 0
+        axes.plot(wavenumber[shown], expected[shown], color=colour, linewidth=1.4, label=label)
+        axes.plot(wavenumber[shown], measured[shown], ".", color=colour, markersize=5)
+    # Linear from 0 to 1, so that the mean of the image (k = 0) has a place.
+    axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlabel("wavenumber |k|, 1 = lowest frequency")
+    axes.set_title("radial power spectrum\nline: Σ, dots: these images", fontsize=11)
+    axes.grid(color="0.9")
+    axes.legend(fontsize=9)

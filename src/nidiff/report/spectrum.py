@@ -1,0 +1,34 @@
+"""Radial power spectra: what Σ says and what images have."""
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.fields import _index
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.spectral import Cosine, Fourier
+
+BLOCK = 256
+
+
+def mode_power(covariance: Covariance, basis: Fourier | Cosine) -> Tensor:
+    """E |f_kᴴ x|² = f_kᴴ Σ f_k for x ~ N(0, Σ) and every mode f_k of ``basis``: λ where Σ is diagonal in it.
+
+    Elsewhere it is the sum over pixels j of |f_kᴴ Σ^½ e_j|², which costs N transforms.
+    """
+    if covariance._basis == basis._basis or covariance._is_constant:
+        return covariance.eigenvalues
+    power = torch.zeros(covariance.event_shape, dtype=torch.float64)
+    for pixels in torch.arange(covariance.size).split(BLOCK):
+        impulses = torch.nn.functional.one_hot(pixels, covariance.size).double()
+        power += basis.periodogram(covariance.sqrt(impulses.reshape(-1, *covariance.event_shape))).sum(0)
+    return power
+
+
+def radial_mean(power: Tensor, basis: Fourier | Cosine) -> tuple[Tensor, Tensor]:
+    """The wavenumbers |k| = 0, 1, … (1 is the lowest frequency of the longest axis) and the mean power of the modes
+    whose |k| rounds to each."""
+    shell = _index(basis.frequencies(basis.event_shape), basis.event_shape).round().long().flatten()
+    count = torch.bincount(shell)
+    total = torch.zeros(len(count), dtype=torch.float64).index_add_(0, shell, power.flatten().double())
+    (wavenumber,) = count.nonzero(as_tuple=True)
+    return wavenumber, (total / count)[wavenumber]

@@ -1,0 +1,376 @@
+"""Every covariance is its dense matrix, whatever the family, the shape, the dtype and the mode it is used in."""
+
+import json
+
+import pytest
+import torch
+from problems import COVARIANCES, even_spectrum, normal, random_matrix
+from torch import Tensor
+
+import nidiff
+from nidiff.covariance.fields import FAMILIES, FIELDS
+from nidiff.randomness import generators_from_seeds, white_noise
+
+every_covariance = pytest.mark.parametrize("make", COVARIANCES.values(), ids=COVARIANCES.keys())
+
+
+def matrix_power(matrix: Tensor, exponent: float) -> Tensor:
+    values, vectors = torch.linalg.eigh(matrix)
+    return vectors @ torch.diag(values**exponent) @ vectors.T
+
+
+# The contract ----------------------------------------------------------------------------------------------------
+
+
+@every_covariance
+def test_dense_is_symmetric_and_has_the_eigenvalues(make):
+    cov = make()
+    matrix = cov.dense()
+    assert (matrix - matrix.T).abs().max() <= 1e-10
+    assert torch.allclose(torch.linalg.eigvalsh(matrix), cov.eigenvalues.flatten().sort().values, rtol=0, atol=1e-10)
+    assert (cov.marginal_variance.flatten() - matrix.diagonal()).abs().max() <= 1e-10
+    assert cov.eigenvalues.dtype == torch.float64
+    assert cov.eigenvalues.shape == cov.event_shape
+
+
+@every_covariance
+@pytest.mark.parametrize("exponent", [0.5, -0.5, 1.0, -1.0, 0.3])
+def test_powers_are_those_of_the_dense_matrix(make, exponent):
+    cov = make()
+    x = normal(2, 3, *cov.event_shape)
+    expected = x.reshape(6, -1) @ matrix_power(cov.dense(), exponent)
+    assert (cov.power(x, exponent).reshape(6, -1) - expected).abs().max() <= 1e-10 * max(1.0, expected.abs().max())
+    named = {0.5: cov.sqrt, -0.5: cov.inv_sqrt, 1.0: cov.matmul, -1.0: cov.solve}
+    if exponent in named:
+        assert torch.equal(named[exponent](x), cov.power(x, exponent))
+
+
+@every_covariance
+def test_logdet_and_log_prob_are_those_of_the_dense_matrix(make):
+    cov = make()
+    matrix = cov.dense()
+    assert cov.logdet() == pytest.approx(torch.linalg.slogdet(matrix).logabsdet.item(), abs=1e-10)
+    x = normal(4, 2, *cov.event_shape)
+    peer = torch.distributions.MultivariateNormal(torch.zeros(cov.size, dtype=torch.float64), matrix)
+    expected = peer.log_prob(x.reshape(4, 2, -1)).sum(1)
+    assert torch.allclose(cov.log_prob(x), expected, rtol=1e-10, atol=1e-10)
+    assert torch.allclose(cov.log_prob(x[:, 0])[0], cov.log_prob(x[0, 0]), rtol=1e-12)
+
+
+@every_covariance
+def test_samples_have_exactly_this_covariance(make):
+    """`sample` is linear in its white numbers; pushing unit vectors through it gives A, and A Aᵀ must be Σ."""
+    cov = make()
+    count = torch.Size(cov._white_shape).numel()
+    unit = torch.eye(count, dtype=torch.float64).reshape(count, *cov._white_shape)
+    response = cov._colour(unit).reshape(count, -1)
+    assert (response.T @ response - cov.dense()).abs().max() <= 1e-10
+
+
+@every_covariance
+def test_sample_is_that_linear_map_of_the_white_numbers(make):
+    cov = make()
+    shape = (3, 2, *cov.event_shape)
+    drawn = cov.sample(shape, torch.Generator().manual_seed(5), dtype=torch.float64)
+    numbers = white_noise((3, 2, *cov._white_shape), torch.Generator().manual_seed(5), dtype=torch.float64)
+    assert torch.equal(drawn, cov._colour(numbers))
+
+
+@every_covariance
+def test_configuration_survives_json_and_safetensors(make, tmp_path):
+    cov = make()
+    again = nidiff.Covariance.from_config(json.loads(json.dumps(cov.to_config())), cov.tensors())
+    cov.save(tmp_path)
+    loaded = nidiff.Covariance.load(tmp_path)
+    for other in (again, loaded):
+        assert other.event_shape == cov.event_shape
+        assert (other.dense() - cov.dense()).abs().max() <= 1e-12
+
+
+@every_covariance
+def test_differentiable_in_x(make):
+    """Σ^p is symmetric, so the gradient of ⟨v, Σ^p x⟩ is Σ^p v; that of log N(x; 0, Σ) is −Σ⁻¹ x."""
+    cov = make()
+    x, v = normal(1, *cov.event_shape).requires_grad_(), normal(1, *cov.event_shape, seed=1)
+    for exponent in (0.5, -1.0):
+        (gradient,) = torch.autograd.grad((v * cov.power(x, exponent)).sum(), x)
+        assert torch.allclose(gradient, cov.power(v, exponent), rtol=1e-9, atol=1e-9)
+    (score,) = torch.autograd.grad(cov.log_prob(x).sum(), x)
+    assert torch.allclose(score, -cov.solve(x.detach()), atol=1e-9)
+
+
+@every_covariance
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_dtype_is_kept_and_autocast_changes_nothing(make, dtype):
+    cov = make()
+    x = normal(2, *cov.event_shape).to(dtype)
+    exact = cov.sqrt(x.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = cov.sqrt(x)
+        drawn = cov.sample(x.shape, torch.Generator().manual_seed(0), dtype=dtype)
+    assert y.dtype == drawn.dtype == dtype
+    tolerance = max(torch.finfo(dtype).eps, 1e-6) * exact.abs().max()
+    assert (y.double() - exact).abs().max() <= 2 * tolerance
+    assert torch.equal(drawn, cov.sample(x.shape, torch.Generator().manual_seed(0), dtype=dtype))
+
+
+def test_the_list_of_cases_covers_every_family_and_field():
+    names = {make().to_config()["covariance"] for make in COVARIANCES.values()}
+    assert names == {*FAMILIES, *FIELDS}
+
+
+# What the fields are ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (7, 5), (16,), (4, 6, 3)])
+def test_periodic_fields_have_unit_variance_at_every_pixel_and_are_stationary(shape):
+    for cov in (nidiff.gaussian_free_field(shape, 1.3), nidiff.matern(shape, 2.0), nidiff.offset(shape, 0.4)):
+        matrix = cov.dense()
+        assert (matrix.diagonal() - 1).abs().max() <= 1e-12
+        first = matrix[0].reshape(shape)
+        index = tuple(n // 2 for n in shape)
+        row = matrix[torch.arange(cov.size).reshape(shape)[index]].reshape(shape)
+        assert (row - first.roll(index, tuple(range(len(shape))))).abs().max() <= 1e-12
+
+
+def test_reflecting_fields_have_unit_mean_variance_and_do_not_wrap():
+    periodic, reflecting = (nidiff.matern((24,), 3.0, boundary=b).dense() for b in ("periodic", "reflecting"))
+    assert reflecting.diagonal().mean() == pytest.approx(1.0)
+    assert periodic[0, -1] > 0.5  # neighbours across the edge
+    assert reflecting[0, -1].abs() < 0.01
+
+
+def test_gff_is_the_formula_of_the_paper():
+    """Σ^½ = W⁻¹ diag(s) W, s = |k|^-γ / sqrt(mean |k|^-2γ), |k₀₀| = 1 (R1)."""
+    n, gamma = 6, 1.5
+    dft = torch.fft.fft(torch.eye(n, dtype=torch.complex128))
+    dft = torch.kron(dft, dft)
+    f = torch.fft.fftfreq(n, dtype=torch.float64) * n
+    k = (f[:, None] ** 2 + f[None] ** 2).sqrt().flatten()
+    k[0] = 1
+    s = k**-gamma / (k ** (-2 * gamma)).mean().sqrt()
+    root = torch.linalg.inv(dft) @ torch.diag(s.to(dft.dtype)) @ dft
+    x = normal(n, n)
+    expected = (root @ x.flatten().to(dft.dtype)).reshape(n, n)
+    assert expected.imag.abs().max() < 1e-12
+    assert (nidiff.gaussian_free_field((n, n), gamma).sqrt(x) - expected.real).abs().max() <= 1e-12
+    assert torch.equal(nidiff.gaussian_free_field((n, n), 0.0).eigenvalues, torch.ones(n, n, dtype=torch.float64))
+
+
+def test_power_law_is_the_gff_with_twice_the_power():
+    gff, law = nidiff.gaussian_free_field((8, 6), 0.75), nidiff.power_law((8, 6), 1.5)
+    assert torch.equal(gff.eigenvalues, law.eigenvalues)
+
+
+def test_on_a_non_square_shape_the_field_is_isotropic_in_pixels():
+    """The correlation at lag 1 is the same along a long and a short axis, as far as the short one's length allows."""
+    row = nidiff.gaussian_free_field((64, 32), 1.0).dense()[0].reshape(64, 32)
+    assert row[1, 0] == pytest.approx(row[0, 1].item(), rel=0.02)
+    per_axis = nidiff.Fourier((64, 32), stretched_gff((64, 32)))
+    wrong = per_axis.dense()[0].reshape(64, 32)
+    assert abs(wrong[1, 0] / wrong[0, 1] - 1) > 0.05  # negative control: |k| in cycles per own side
+
+
+def stretched_gff(shape: tuple[int, int]) -> Tensor:
+    f, g = (torch.fft.fftfreq(n, dtype=torch.float64) * n for n in shape)
+    k = (f[:, None] ** 2 + g[None] ** 2).sqrt()
+    k[0, 0] = 1
+    return k**-2
+
+
+def test_matern_has_the_matern_correlation():
+    """ν = ½ in 1-D is exp(−r/ℓ), on a grid much longer than ℓ (the rest is the aliasing of the sampled density)."""
+    cov = nidiff.matern((512,), length_scale=12.0, smoothness=0.5)
+    lags = torch.arange(1, 40, dtype=torch.float64)
+    assert torch.allclose(cov.dense()[0, 1:40], torch.exp(-lags / 12.0), atol=0.02)
+
+
+def test_offset_is_the_recipe_everyone_uses():
+    """randn + s · randn of one number per channel has covariance I + s² 11ᵀ."""
+    size, strength = 20, 0.3
+    recipe = torch.cat([torch.eye(size), strength * torch.ones(size, 1)], dim=1).double()
+    matrix = nidiff.offset((4, 5), strength, normalize=False).dense()
+    assert torch.allclose(matrix, recipe @ recipe.T, atol=1e-6)
+
+
+def test_pyramid_is_the_recipe_everyone_uses():
+    """White noise at falling resolutions, upsampled bilinearly and added: the response of that code to unit noise."""
+    shape, discount = (8, 6), 0.8
+    matrix = torch.eye(48, dtype=torch.float64)
+    for level in range(10):
+        h, w = (max(1, int(n / 2**level)) for n in shape)
+        unit = torch.eye(h * w, dtype=torch.float64).reshape(h * w, 1, h, w)
+        up = torch.nn.functional.interpolate(unit, size=shape, mode="bilinear").reshape(h * w, -1)
+        matrix += discount ** (2 * level) * up.T @ up
+        if h == 1 or w == 1:
+            break
+    assert torch.allclose(nidiff.pyramid(shape, discount, normalize=False).dense(), matrix, atol=1e-12)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting"])
+def test_from_data_finds_the_spectrum_the_data_came_from(boundary):
+    truth = nidiff.gaussian_free_field((16, 12), 1.0, boundary=boundary)
+    data = truth.sample((4000, 3, 16, 12), torch.Generator().manual_seed(0)) + 5.0
+    modes = nidiff.from_data(data, average="modes", shrinkage=0.0, boundary=boundary)
+    assert (modes.eigenvalues / truth.eigenvalues - 1).abs().max() < 0.1
+    radial = nidiff.from_data(data, shrinkage=0.0, boundary=boundary)
+    assert (radial.eigenvalues.log() - truth.eigenvalues.log()).std() < 0.25
+    white = nidiff.from_data(data, shrinkage=1.0, boundary=boundary)
+    assert torch.allclose(white.eigenvalues, torch.ones(16, 12, dtype=torch.float64))
+
+
+def test_sums_and_scalings_add_the_matrices():
+    a, b = nidiff.gaussian_free_field((4, 5)), nidiff.matern((4, 5), 2.0)
+    assert torch.allclose((a + 2 * b).dense(), a.dense() + 2 * b.dense(), atol=1e-12)
+    eye = nidiff.Identity((4, 5))
+    assert torch.allclose((eye + a).dense(), a.dense() + torch.eye(20), atol=1e-12)
+    assert torch.allclose((eye + eye).dense(), 2 * torch.eye(20, dtype=torch.float64))
+    dense = nidiff.Dense(random_matrix(20), (4, 5))
+    assert torch.allclose((dense + 0.5 * dense).dense(), 1.5 * dense.dense(), atol=1e-12)
+    assert (a + b).normalized().eigenvalues.mean() == pytest.approx(1.0)
+    singular = nidiff.gaussian_free_field((4, 5), zero_mode="zero")
+    assert not (singular + eye).is_singular
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        lambda: (nidiff.gaussian_free_field((4, 5)), nidiff.gaussian_free_field((5, 4))),
+        lambda: (nidiff.gaussian_free_field((4, 4)), nidiff.gaussian_free_field((4, 4), boundary="reflecting")),
+        lambda: (nidiff.Dense(random_matrix(4)), nidiff.Dense(random_matrix(4, seed=1))),
+        lambda: (nidiff.Channels(random_matrix(2), nidiff.Identity((3,))), nidiff.Identity((2, 3))),
+    ],
+)
+def test_a_sum_without_a_common_basis_is_refused(pair):
+    a, b = pair()
+    with pytest.raises(nidiff.InputError, match="do not share a basis"):
+        a + b
+
+
+# Randomness ------------------------------------------------------------------------------------------------------
+
+
+@every_covariance
+def test_an_image_depends_on_its_generator_alone(make):
+    cov = make()
+    shape = (3, *cov.event_shape)
+    batch = cov.sample((8, *shape), generators_from_seeds(range(8)))
+    alone = cov.sample((1, *shape), generators_from_seeds([7]))
+    assert torch.equal(batch[7], alone[0])
+    assert not torch.equal(batch[7], batch[6])
+
+
+def test_measured_spectrum_of_samples_is_the_eigenvalues():
+    """A Monte Carlo look at the public function, with white noise as the negative control."""
+    cov = nidiff.gaussian_free_field((8, 8))
+    x = cov.sample((20000, 8, 8), torch.Generator().manual_seed(0))
+    power = torch.fft.fft2(x, norm="ortho").abs().square().mean(0)
+    assert (power / cov.eigenvalues - 1).abs().max() < 0.06
+    white = torch.fft.fft2(torch.randn(20000, 8, 8), norm="ortho").abs().square().mean(0)
+    assert (white / cov.eigenvalues - 1).abs().max() > 1.0
+
+
+# Modes of use ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gff even", "gff reflecting", "channels of gff", "dense in a shape"])
+def test_works_under_compile(name):
+    cov = COVARIANCES[name]()
+    x = normal(2, *cov.event_shape).float()
+    compiled = torch.compile(lambda x: cov.sqrt(x) + cov.solve(x), backend="aot_eager", fullgraph=True)
+    assert torch.allclose(compiled(x), cov.sqrt(x) + cov.solve(x), atol=1e-5)
+    assert torch.allclose(compiled(x), cov.sqrt(x) + cov.solve(x), atol=1e-5)
+
+
+def test_sampling_in_inference_mode_does_not_spoil_training():
+    cov = nidiff.gaussian_free_field((8, 8))
+    with torch.inference_mode():
+        cov.sqrt(torch.zeros(8, 8))
+    x = torch.ones(8, 8, requires_grad=True)
+    cov.sqrt(x).square().sum().backward()
+    assert torch.allclose(x.grad, 2 * cov.matmul(torch.ones(8, 8)), atol=1e-5)
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+SPECTRUM = torch.ones(4, 4)
+BAD = {
+    "empty shape": (lambda: nidiff.Identity(()), "shape"),
+    "negative size": (lambda: nidiff.gaussian_free_field((4, -4)), "shape"),
+    "float size": (lambda: nidiff.gaussian_free_field((4.0, 4)), "shape"),
+    "spectrum of another shape": (lambda: nidiff.Fourier((4, 5), SPECTRUM), "spectrum"),
+    "nan spectrum": (lambda: nidiff.Fourier((4, 4), SPECTRUM * float("nan")), "spectrum has NaN"),
+    "negative spectrum": (lambda: nidiff.Cosine((4, 4), SPECTRUM - 2), "spectrum"),
+    "zero spectrum": (lambda: nidiff.Fourier((4, 4), 0 * SPECTRUM), "spectrum"),
+    "a zero in the spectrum": (lambda: nidiff.Diagonal(torch.tensor([1.0, 0.0])), "variances.*allow_singular"),
+    "spectrum not even": (lambda: nidiff.Fourier((4,), torch.tensor([1.0, 2, 3, 4])), "spectrum is not even"),
+    "asymmetric matrix": (lambda: nidiff.Dense(torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "matrix is not symmetric"),
+    "indefinite matrix": (lambda: nidiff.Dense(torch.tensor([[1.0, 2], [2, 1]])), "matrix is not positive definite"),
+    "singular matrix": (lambda: nidiff.Dense(torch.ones(2, 2)), "matrix.*allow_singular"),
+    "not square": (lambda: nidiff.Dense(torch.ones(2, 3)), "matrix.*square"),
+    "nan matrix": (lambda: nidiff.Channels(torch.full((2, 2), float("nan")), nidiff.Identity((2,))), "matrix has NaN"),
+    "matrix of another size": (lambda: nidiff.Dense(torch.eye(4), (2, 3)), "matrix is 4×4"),
+    "unknown zero mode": (lambda: nidiff.gaussian_free_field((4, 4), zero_mode="two"), "zero_mode='two'.*'one'"),
+    "unknown boundary": (lambda: nidiff.matern((4, 4), 1.0, boundary="open"), "boundary='open'.*'periodic'"),
+    "nan gamma": (lambda: nidiff.gaussian_free_field((4, 4), float("nan")), "gamma"),
+    "huge gamma": (lambda: nidiff.gaussian_free_field((32, 32), 30.0), "gamma=30.0.*condition number"),
+    "negative length": (lambda: nidiff.matern((4, 4), -1.0), "length_scale"),
+    "pyramid too large": (lambda: nidiff.pyramid((128, 128)), "4096"),
+    "pyramid ratio": (lambda: nidiff.pyramid((8, 8), ratio=1.0), "ratio"),
+    "one image": (lambda: nidiff.from_data(torch.ones(1, 4, 4)), "at least two"),
+    "constant images": (lambda: nidiff.from_data(torch.ones(3, 4, 4)), "shrinkage"),
+    "nan images": (lambda: nidiff.from_data(torch.full((3, 4, 4), float("nan"))), "data has NaN"),
+    "shrinkage": (lambda: nidiff.from_data(torch.ones(3, 4, 4), shrinkage=2.0), "shrinkage=2.0"),
+    "average": (lambda: nidiff.from_data(torch.ones(3, 4, 4), average="none"), "average='none'"),
+    "wrong trailing shape": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4, 5)), "x has shape"),
+    "too few axes": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4)), "x has shape"),
+    "sample of another shape": (lambda: nidiff.Identity((4, 4)).sample((2, 3)), "shape has shape"),
+    "integers": (lambda: nidiff.Identity((2,)).sqrt(torch.ones(2, dtype=torch.int64)), "dtype"),
+    "negative scaling": (lambda: -1.0 * nidiff.Identity((2,)), "positive"),
+    "generators": (lambda: nidiff.Identity((2,)).sample((3, 2), generators_from_seeds([1])), "one per image"),
+    "negative seed": (lambda: generators_from_seeds([-1]), "seeds"),
+    "duplicate seed": (lambda: generators_from_seeds([3, 4, 3]), "seeds contains 3 twice"),
+    "unknown family": (lambda: nidiff.Covariance.from_config({"covariance": "Wavelet"}), "'Fourier'"),
+    "unknown key": (lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}), "unknown key 'size'"),
+    "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
+    "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),
+    "missing folder": (lambda: nidiff.Covariance.load("nowhere"), "nowhere"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_in_one_sentence(call, message):
+    with pytest.raises(nidiff.InputError, match=message) as caught:
+        call()
+    assert isinstance(caught.value, ValueError)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_singular_covariance_samples_and_multiplies_but_has_no_inverse():
+    cov = nidiff.gaussian_free_field((6, 6), zero_mode="zero")
+    assert cov.sample((10, 6, 6), dtype=torch.float64).mean((1, 2)).abs().max() < 1e-12  # the mean is never noised (E4)
+    assert cov.matmul(torch.ones(6, 6)).abs().max() < 1e-6
+    calls = (cov.solve, cov.inv_sqrt, cov.log_prob)
+    for call in (*[lambda f=f: f(torch.ones(6, 6)) for f in calls], cov.logdet, cov.distribution):
+        with pytest.raises(nidiff.InputError, match='singular.*zero_mode="one"'):
+            call()
+    with pytest.raises(nidiff.InputError, match="singular"):
+        nidiff.Process(nidiff.ddpm_linear(10), cov)
+
+
+def test_float32_refuses_a_field_it_would_lose_and_float64_keeps_it():
+    cov = nidiff.gaussian_free_field((32, 32), gamma=6.0)
+    with pytest.raises(nidiff.InputError, match=r"condition number 1\.8e\+16, and float32 loses a field above 7e\+13"):
+        cov.sqrt(torch.zeros(32, 32))
+    with pytest.raises(nidiff.InputError, match="float32 loses"):
+        cov.sample((2, 32, 32))
+    x = normal(32, 32)
+    assert torch.allclose(cov.inv_sqrt(cov.sqrt(x)), x, atol=1e-6)
+
+
+def test_even_spectra_are_accepted_and_others_would_not_be_real():
+    spectrum = even_spectrum((4, 6))
+    assert nidiff.Fourier((4, 6), spectrum).eigenvalues.mean() == pytest.approx(1.0)
+    spectrum[1, 2] *= 2
+    with pytest.raises(nidiff.InputError, match="even"):
+        nidiff.Fourier((4, 6), spectrum)

@@ -1,0 +1,610 @@
+"""What the paper misprints: each test shows the printed formula failing and ours holding. See docs/errata.md.
+
+Everything is exact linear algebra on small grids: a map that is linear in white noise is applied to the identity, and
+covariances are products of the matrices that come out. No formula is checked by sampling.
+"""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from nidiff import (
+    Denoiser,
+    Fourier,
+    Identity,
+    InputError,
+    Level,
+    Process,
+    ddpm_linear,
+    denoising_loss,
+    gaussian_free_field,
+    sample,
+    vp,
+)
+from nidiff.diffusion.target import TARGETS
+from nidiff.sampling.ancestral import ancestral, ddim, jump_variances, mix
+from nidiff.sampling.step import Run
+
+# Listed in the source of the paper for n = 2, 4, ..., 128: the "standard deviation σ_N at resolution N".
+PAPER_SIGMA_N = {
+    2: 0.39528470752104744,
+    4: 0.17030533460540237,
+    8: 0.053976619959778704,
+    16: 0.015784561822114067,
+    32: 0.004442407825782781,
+    64: 0.0012219552979003889,
+    128: 0.00033098344651100604,
+}
+SHAPE = (4, 4)
+SIZE = 16
+EYE = torch.eye(SIZE, dtype=torch.float64)
+
+
+def close(a: Tensor, b: Tensor | float, tolerance: float = 1e-10) -> bool:
+    return bool((a - b).abs().max() <= tolerance)
+
+
+def index(n: int, zero_mode: float) -> Tensor:
+    """|k| of the n × n DFT with the centred index fftfreq(n) · n, and the given value at k = 0."""
+    f = torch.fft.fftfreq(n, dtype=torch.float64) * n
+    k = (f[:, None].square() + f[None, :].square()).sqrt()
+    k[0, 0] = zero_mode
+    return k
+
+
+def dft(n: int) -> Tensor:
+    """W of the paper: the N × N matrix of the two-dimensional DFT, numpy's normalisation."""
+    one = torch.fft.fft(torch.eye(n, dtype=torch.complex128))
+    return torch.kron(one, one)
+
+
+def filtered(n: int, gain: Tensor) -> Tensor:
+    """W⁻¹ diag(gain) W, complex."""
+    w = dft(n)
+    return torch.linalg.solve(w, gain.flatten().to(w.dtype)[:, None] * w)
+
+
+def paper_sigma(n: int, zero_mode: float = math.inf) -> float:
+    """σ_N = √(Σ_k |k|⁻²) / N. An infinite |k₀₀| leaves the mean of the field out, as the listed constants do."""
+    return math.sqrt(index(n, zero_mode).pow(-2).sum().item()) / n**2
+
+
+def field_covariance() -> Tensor:
+    return gaussian_free_field(SHAPE, 1.0).dense()
+
+
+def data_covariance() -> Tensor:
+    """Positive definite, and does not commute with the field's Σ."""
+    root = torch.randn(SIZE, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 4
+    matrix = root @ root.T + 0.1 * EYE
+    field = field_covariance()
+    assert (matrix @ field - field @ matrix).abs().max() > 0.05
+    return matrix
+
+
+def vectors(seed: int, count: int = 3) -> Tensor:
+    return torch.randn(count, SIZE, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def vp_level(remaining: float) -> Level:
+    """The level of a given ᾱ."""
+    return Level(math.sqrt(remaining), math.sqrt(1 - remaining), 0)
+
+
+def make_process(shape: tuple[int, ...] = SHAPE) -> Process:
+    return Process(ddpm_linear(1000), gaussian_free_field(shape, 1.0))
+
+
+def as_matrix(linear: Callable[[Tensor], Tensor]) -> Tensor:
+    """The matrix of a linear map of images [B, 4, 4]: its columns are the images of the unit vectors."""
+    return linear(EYE.reshape(SIZE, *SHAPE)).reshape(SIZE, SIZE).T
+
+
+def zeros() -> Tensor:
+    return torch.zeros(SIZE, *SHAPE, dtype=torch.float64)
+
+
+# The Gaussian free field ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", PAPER_SIGMA_N)
+def test_e01_sigma_n_is_a_fourier_domain_constant_without_the_mean(n):
+    listed, size = PAPER_SIGMA_N[n], n**2
+    assert listed == pytest.approx(paper_sigma(n), rel=1e-7)
+    assert paper_sigma(n, zero_mode=1.0) > 1.015 * listed  # so the mean of the field was left out, not set to 1
+
+    # Printed: σ_N is the standard deviation of W⁻¹ K⁻¹ W z. It is not: that is √N σ_N.
+    raw = gaussian_free_field((n, n), 1.0, zero_mode="zero", normalize=False).marginal_variance.sqrt()[0, 0].item()
+    assert raw > 1.9 * listed
+    assert raw == pytest.approx(n * listed, rel=1e-7)
+
+    # So unit variance divides by √N σ_N, and the mode with |k| = 1 shows it.
+    field = gaussian_free_field((n, n), 1.0, zero_mode="zero")
+    assert field.eigenvalues[0, 1].sqrt().item() == pytest.approx(1 / (math.sqrt(size) * listed), rel=1e-7)
+
+
+@pytest.mark.parametrize("n", [4, 5, 8])
+def test_e02_pixel_recipe_with_the_fourier_constant_is_off_by_sqrt_n(n):
+    size, sigma_n = n**2, paper_sigma(n)
+    field = gaussian_free_field((n, n), 1.0, zero_mode="zero")
+
+    printed = filtered(n, index(n, math.inf).reciprocal()).real / sigma_n  # eq. 73: √Σ
+    assert close((printed @ printed.T).diagonal(), size)
+    assert close(field.dense().diagonal(), 1.0)
+
+    # eq. 75 as a whitener: what should be white on the N − 1 modes of the field has variance 1/N there.
+    whitener = filtered(n, index(n, 0.0)).real * sigma_n
+    white = whitener @ field.dense() @ whitener.T
+    assert white.trace().item() == pytest.approx((size - 1) / size, abs=1e-10)
+    proper = gaussian_free_field((n, n), 1.0)
+    assert close(
+        proper.inv_sqrt(proper.inv_sqrt(proper.dense().reshape(size, n, n))).reshape(size, size), torch.eye(size)
+    )
+
+
+@pytest.mark.parametrize("n", [2, 4, 5, 8])
+def test_e03_the_factor_sqrt_2n_halves_the_variance(n):
+    size, sigma_n = n**2, paper_sigma(n)
+    raw = filtered(n, index(n, math.inf).pow(-2)).real  # Re(W⁻¹ K⁻² W)
+    field = gaussian_free_field((n, n), 1.0, zero_mode="zero").dense()
+
+    printed = raw / (2 * size * sigma_n**2)  # eq. 27, 78
+    assert close(printed.diagonal(), 0.5)
+    assert close(field.diagonal(), 1.0)
+    assert close(field, raw / (size * sigma_n**2))
+
+
+def test_e04_without_the_zero_mode_the_mean_is_never_noised_and_there_is_no_density():
+    shape = (8, 8)
+    singular, regular = gaussian_free_field(shape, 1.0, zero_mode="zero"), gaussian_free_field(shape, 1.0)
+    assert torch.linalg.matrix_rank(singular.dense()).item() == 63
+    assert torch.linalg.matrix_rank(regular.dense()).item() == 64
+    x = torch.ones(1, *shape, dtype=torch.float64)
+    uses = (singular.solve, singular.inv_sqrt, singular.log_prob, lambda _: singular.logdet())
+    for refused in (*uses, lambda _: Process(ddpm_linear(10), singular)):
+        with pytest.raises(InputError, match="singular"):
+            refused(x)
+
+    # Printed chain (eq. 58) with a network whose output has a mean: every image still ends with mean 0.
+    def net(x: Tensor, label: Tensor) -> Tensor:
+        return torch.tanh(x) + 0.3
+
+    schedule, label = ddpm_linear(50), torch.zeros(4)
+    source = torch.Generator().manual_seed(0)
+    x = singular.sample((4, *shape), source, dtype=torch.float64)
+    for row in range(49, 0, -1):
+        here, there = schedule.level(row), schedule.level(row - 1)
+        beta, posterior = jump_variances(here, there)
+        x = (x - beta / here.sigma * singular.sqrt(net(x, label))) / math.sqrt(1 - beta)
+        x = x + math.sqrt(posterior) * singular.sample(x.shape, source, dtype=torch.float64)
+    assert x.std() > 0.1
+    assert x.mean((1, 2)).abs().max() < 1e-12
+
+    ours = sample(Denoiser(net, Process(schedule, regular)), (4, *shape), seeds=range(4), dtype=torch.float64)
+    assert ours.mean((1, 2)).abs().min() > 0.01
+
+
+def test_e05_complex_noise_needs_the_conjugate_transpose():
+    n, size = 4, 16
+    # Unit vectors times the four phases: a finite law with the second moments of CN(0, I) exactly (eq. 65, 66).
+    eye = torch.eye(size, dtype=torch.complex128)
+    z = torch.cat([eye, 1j * eye, -eye, -1j * eye], 1) / 2
+    g = filtered(n, index(n, 1.0).reciprocal()) @ z
+    assert close((z @ z.mH).abs(), EYE)
+    assert (g @ g.mT).abs().max() < 1e-12  # printed: E[g gᵀ] with E[z zᵀ] = I. It vanishes.
+    raw = gaussian_free_field((n, n), 1.0, normalize=False)
+    assert close((g @ g.mH).real, raw.dense())
+
+    # eq. 72: "σ_N² = Var[Σ_N]", a variance of a matrix. Of its entries, it is 85 % too small; the diagonal is meant.
+    common = index(n, 1.0).pow(-2).mean().item()
+    assert raw.dense().var().item() < 0.2 * common
+    assert close(raw.marginal_variance, common)
+
+
+@pytest.mark.parametrize("n", [2, 4, 5, 8])
+def test_e06_the_root_is_real_and_symmetric_only_for_the_centred_index(n):
+    root = filtered(n, index(n, 1.0).reciprocal())
+    assert root.imag.abs().max() < 1e-14
+    assert close(root, root.mT)
+    scale = index(n, 1.0).pow(-2).mean().sqrt().item()
+    field = gaussian_free_field((n, n), 1.0)
+    columns = field.sqrt(torch.eye(n * n, dtype=torch.float64).reshape(-1, n, n)).reshape(n * n, n * n)
+    assert close(columns, root.real / scale)  # real z is enough: Re(M (a + ib)) = M a
+    assert close(columns @ columns.T, field.dense())
+
+
+def test_e06_the_uncentred_index_has_no_real_root():
+    n, line = 8, torch.arange(8, dtype=torch.float64)
+    k = (line[:, None].square() + line[None, :].square()).sqrt()
+    k[0, 0] = 1.0
+    root, square = filtered(n, k.reciprocal()), filtered(n, k.pow(-2)).real
+    assert root.imag.abs().max() > 0.04
+    assert torch.linalg.matrix_norm(root.real @ root.real.T - square) > 0.25 * torch.linalg.matrix_norm(square)
+    with pytest.raises(InputError, match="not even"):
+        Fourier((n, n), k.pow(-2))
+
+
+def test_e07_the_inverse_transform_returns_the_real_part_only():
+    n = 8
+    source = torch.Generator().manual_seed(0)
+    z = torch.randn(n * n, dtype=torch.complex128, generator=source)
+    factor = math.sqrt(2) * n * paper_sigma(n, zero_mode=1.0)
+    g = (filtered(n, index(n, 1.0).reciprocal()) @ z).real / factor  # eq. 68, and its claimed inverse
+    back = (filtered(n, index(n, 1.0)) @ g.to(z.dtype)).real * factor
+    assert torch.linalg.vector_norm(back - z) > 0.5 * torch.linalg.vector_norm(z)
+    assert close(back, z.real)
+
+    field = gaussian_free_field((n, n), 1.0)
+    real = z.real.reshape(1, n, n)
+    assert close(field.inv_sqrt(field.sqrt(real)), real)
+
+
+@pytest.mark.parametrize("n, printed_value, right, unit", [
+    (2, -0.26199, -1.46581, -0.0795),
+    (4, -6.85155, -7.44528, -1.9001),
+    (8, -105.391, -38.013, -15.8322),
+])  # fmt: skip
+def test_e08_a_scalar_leaves_a_determinant_with_the_power_n(n, printed_value, right, unit):
+    size, k = n**2, index(n, 1.0)
+    factor = 1 / (math.sqrt(2 * size) * paper_sigma(n, zero_mode=1.0))
+    root = filtered(n, k.reciprocal()).real * factor
+    exact = torch.linalg.slogdet(root).logabsdet.item()
+    printed = factor * -k.log().sum().item()  # after eq. 81
+    assert printed == pytest.approx(printed_value, rel=1e-4)
+    assert exact == pytest.approx(right, rel=1e-4)
+    assert abs(printed - exact) > 0.5
+    assert size * math.log(factor) - k.log().sum().item() == pytest.approx(exact, abs=1e-10)
+
+    field = gaussian_free_field((n, n), 1.0)
+    assert field.logdet() / 2 == pytest.approx(unit, rel=1e-3)
+    assert field.logdet() == pytest.approx(torch.linalg.slogdet(field.dense()).logabsdet.item(), abs=1e-10)
+    x = torch.randn(2, 3, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    normal = torch.distributions.MultivariateNormal(torch.zeros(size, dtype=torch.float64), field.dense())
+    assert close(field.log_prob(x), normal.log_prob(x.flatten(2)).sum(1))
+
+
+@pytest.mark.parametrize("n, gamma, largest, smallest", [
+    (8, 0.5, 1.5941, 0.6702),
+    (8, 1.0, 2.2245, 0.3932),
+    (8, 2.0, 3.0543, 0.0954),
+    (28, 1.0, 6.1315, 0.3097),
+    (32, 0.5, 3.0527, 0.6417),
+    (32, 1.0, 6.8704, 0.3036),
+    (32, 2.0, 12.080, 0.02360),
+    (64, 1.0, 12.539, 0.2771),
+])  # fmt: skip
+def test_e09_the_spectrum_of_the_field(n, gamma, largest, smallest):
+    field = gaussian_free_field((n, n), gamma)
+    roots = field.eigenvalues.sqrt()
+    assert roots.max().item() == pytest.approx(largest, rel=1e-3)
+    assert roots.min().item() == pytest.approx(smallest, rel=2e-3)
+    assert field.condition_number == pytest.approx((n / math.sqrt(2)) ** (2 * gamma), rel=1e-10)
+    odd = gaussian_free_field((n + 1, n + 1), gamma)  # the highest index of an odd side is (n − 1)/2
+    assert odd.condition_number == pytest.approx((n / math.sqrt(2)) ** (2 * gamma), rel=1e-10)
+
+
+def test_e09_gamma_zero_is_white_and_neighbours_correlate_more_as_gamma_grows():
+    assert close(gaussian_free_field(SHAPE, 0.0).dense(), EYE)
+    neighbour = [gaussian_free_field((8, 8), gamma).dense()[0, 1].item() for gamma in (0.0, 0.5, 1.0, 2.0)]
+    assert all(b > a + 0.1 for a, b in pairwise(neighbour))
+
+
+# DDPM and NI-DDPM -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("remaining, error", [(0.9, 0.01), (0.5, 0.05), (0.1, 0.05), (4e-5, 0.05)])
+@pytest.mark.parametrize("noise", ["field", "white"])
+def test_e10_the_expected_denoised_sample_divides_by_the_signal(remaining, error, noise):
+    cov = gaussian_free_field(SHAPE, 1.0) if noise == "field" else Identity(SHAPE)
+    level, mean, spread = vp_level(remaining), vectors(1, 1), data_covariance()
+    marginal = level.signal**2 * spread + level.sigma**2 * cov.dense()
+    x = vectors(2)
+    exact = mean + (level.signal * spread @ torch.linalg.solve(marginal, (x - level.signal * mean).T)).T  # E[x0 | x]
+
+    def score(x: Tensor, label: Tensor) -> Tensor:
+        return -torch.linalg.solve(marginal, (x.flatten(1) - level.signal * mean).T).T.reshape(x.shape)
+
+    images = x.reshape(-1, *SHAPE)
+    at = score(images, torch.zeros(len(x)))
+    printed = images + level.sigma**2 * cov.matmul(at)  # eq. 9, 23, 43, 63
+    assert (printed.flatten(1) - exact).abs().max() > error
+
+    denoiser = Denoiser(score, Process(ddpm_linear(1000), cov), target="score")
+    assert close(denoiser(images, level).flatten(1), exact)
+    assert close(denoiser.score(images, level), at)
+    eps = denoiser.eps(images, level)
+    assert close((images - level.sigma * cov.sqrt(eps)) / level.signal, exact.reshape(images.shape))  # eq. 17
+
+
+def test_e10_the_printed_formula_is_right_when_the_signal_is_one():
+    cov, spread, x = gaussian_free_field(SHAPE, 1.0), data_covariance(), vectors(2)
+    for sigma in (0.01, 1.0, 20.0):
+        marginal = spread + sigma**2 * cov.dense()
+        exact = (spread @ torch.linalg.solve(marginal, x.T)).T
+        at = -torch.linalg.solve(marginal, x.T).T.reshape(-1, *SHAPE)
+        images = x.reshape(-1, *SHAPE)
+        assert close((images + sigma**2 * cov.matmul(at)).flatten(1), exact)
+        assert close(TARGETS["score"].decode(at, images, Level(1.0, sigma, 0), cov).flatten(1), exact)
+
+
+def test_e11_the_network_must_see_coloured_noise():
+    process, level = make_process(), vp_level(0.5)
+    cov = process.covariance
+    inv_sqrt = as_matrix(cov.inv_sqrt)
+
+    # x0 ~ N(0, I). Printed input √ᾱ x0 + √(1−ᾱ) eps (eq. 12) is N(0, I) itself; the regression on it is −Σ^-½.
+    optimum = -inv_sqrt
+    own, ours = -EYE, -torch.linalg.inv(level.signal**2 * EYE + level.sigma**2 * cov.dense())
+    for score in (own, ours):
+        assert torch.linalg.matrix_norm(optimum - score) > 0.1 * torch.linalg.matrix_norm(score)
+
+    # With `perturb` and the score target, for data whose covariance does not commute with Σ, it is the score exactly.
+    spread = data_covariance()
+    of_x0 = as_matrix(lambda x0: process.perturb(x0, level, zeros()))
+    of_eps = as_matrix(lambda eps: process.perturb(zeros(), level, eps))
+    target = as_matrix(lambda eps: TARGETS["score"].encode(zeros(), eps, level, cov))
+    marginal = of_x0 @ spread @ of_x0.T + of_eps @ of_eps.T
+    regression = target @ of_eps.T @ torch.linalg.inv(marginal)
+    exact = -torch.linalg.inv(level.signal**2 * spread + level.sigma**2 * cov.dense())
+    assert close(regression, exact)
+
+
+def test_e12_the_mean_square_of_the_score_is_a_trace():
+    process, level = make_process(), vp_level(0.5)
+    inverse = torch.linalg.inv(process.covariance.dense())
+    score = as_matrix(lambda eps: process.conditional_score(process.perturb(zeros(), level, eps), zeros(), level))
+    mean_square = score.square().sum().item()  # E‖A eps‖² = ‖A‖²
+    assert mean_square == pytest.approx(inverse.trace().item() / 0.5, rel=1e-12)
+    assert mean_square == pytest.approx(51.603, abs=1e-3)
+    assert close(score @ score.T, inverse / 0.5)
+
+    assert 0.1 * mean_square > 1 / 0.5  # eq. 33, dimension left out
+    assert 0.7 * mean_square > SIZE / 0.5  # the same with it: isotropic
+    printed = inverse * SIZE / 0.5  # eq. 13: a matrix, and 16 times E[s sᵀ]
+    assert torch.linalg.matrix_norm(printed) == pytest.approx(16 * torch.linalg.matrix_norm(score @ score.T))
+
+
+def test_e13_the_weight_stands_inside_the_norm():
+    process, level = make_process(), vp_level(0.5)
+    cov, eps = process.covariance, vectors(3, SIZE).reshape(-1, *SHAPE)
+    error = EYE.reshape(-1, *SHAPE)  # one network per unit vector, wrong by it
+    score = -cov.inv_sqrt(eps + error) / level.sigma  # what a score network says when it means eps + error (eq. 15)
+    denoiser = Denoiser(lambda x, label: score, process, target="score")
+
+    def loss(weighting: str) -> Tensor:
+        return denoising_loss(denoiser, zeros(), level=level, eps=eps, weighting=weighting)
+
+    printed = level.sigma**2 * cov.dense() * loss("target").mean()  # eq. 14: a matrix times a number is no loss
+    assert printed.shape == (SIZE, SIZE)
+    right = error.square().flatten(1).mean(1)
+    ratio = printed.diagonal().mean() / right.mean()  # read as its mean diagonal, it is off by the mean of 1/λ
+    assert ratio.item() == pytest.approx(cov.eigenvalues.reciprocal().mean().item(), rel=1e-10)
+    assert ratio > 1.6
+
+    assert close(loss("eps"), right)
+    inside = level.sigma * cov.sqrt(score) + eps  # the right side of eq. 14
+    assert close(loss("eps"), inside.square().flatten(1).mean(1))
+    assert close(loss("score"), cov.inv_sqrt(error).square().flatten(1).mean(1))
+    assert close(loss("noise"), cov.sqrt(error).square().flatten(1).mean(1))
+
+
+def test_e14_one_symbol_for_two_roots_holds_only_for_the_symmetric_one():
+    process, level, cov = make_process(), vp_level(0.5), field_covariance()
+    eps = vectors(6, 1)[0]
+    factor = torch.linalg.cholesky(cov)
+    exact = -torch.linalg.solve(cov, factor @ eps) / level.sigma  # x − signal x0 = sigma L eps
+    printed = -torch.linalg.solve(factor, eps) / level.sigma  # eq. 11 with √Σ⁻¹ = (√Σ)⁻¹, as eq. 48 needs
+    assert torch.linalg.vector_norm(printed - exact) > 0.3 * torch.linalg.vector_norm(exact)
+    assert close(-torch.linalg.solve(factor.T, eps) / level.sigma, exact)
+
+    image, zero = eps.reshape(1, *SHAPE), torch.zeros(1, *SHAPE, dtype=torch.float64)
+    score = process.conditional_score(process.perturb(zero, level, image), zero, level)
+    assert close(score, -process.covariance.inv_sqrt(image) / level.sigma)
+    exact = -torch.linalg.solve(cov, process.covariance.sqrt(image).flatten()) / level.sigma
+    assert close(score.flatten(), exact)
+
+
+def test_e15_the_normalising_constant_has_the_dimension_as_power():
+    process, level = make_process(), vp_level(0.5)
+    cov, x, x0 = process.covariance, vectors(7), vectors(8)
+    variance = level.sigma**2
+    normal = torch.distributions.MultivariateNormal(level.signal * x0, variance * cov.dense())
+    exact = normal.log_prob(x)
+    residual = (x - level.signal * x0).reshape(-1, *SHAPE)
+    quadratic = 0.5 * cov.inv_sqrt(residual).square().flatten(1).sum(1) / variance
+    printed = -0.5 * (SIZE * math.log(2 * math.pi) + math.log(variance) + cov.logdet()) - quadratic
+    assert close(exact - printed, -(SIZE - 1) / 2 * math.log(variance))  # 5.2 nats
+    assert (exact - printed).min() > 5
+
+    assert close(cov.log_prob(residual / level.sigma) - SIZE * math.log(level.sigma), exact)
+    assert close((variance * cov).log_prob(residual), exact)
+
+
+def test_e16_the_posterior_variance_has_the_cumulative_product():
+    beta, before = 0.02, 0.6
+    after = before * (1 - beta)
+    here, there = vp_level(after), vp_level(before)
+    right = (1 - before) / (1 - after) * beta
+    printed = (1 - before) * beta / (beta + 1 - beta - (1 - beta))  # α_t = 1 − β for ᾱ_t
+    assert printed / right == pytest.approx(20.6, abs=0.01)
+    assert jump_variances(here, there) == pytest.approx((beta, right), rel=1e-12)
+
+    # q(x' | x, x0) by conditioning the joint law of (x', x) given x0.
+    cov, x0, x = field_covariance(), vectors(9), vectors(10)
+    joint, own = math.sqrt(1 - beta) * (1 - before) * cov, (1 - after) * cov
+    gain = torch.linalg.solve(own, joint).T
+    mean = there.signal * x0 + (x - here.signal * x0) @ gain.T
+    assert close(mix(x, x0, here, there, fresh=math.sqrt(right)), mean)
+    assert close((1 - before) * cov - gain @ joint, right * cov)
+
+
+def test_e17_each_reverse_variance_is_exact_for_one_kind_of_data():
+    schedule, cov = ddpm_linear(50), field_covariance()
+    here, there = schedule.level(30), schedule.level(29)
+    beta, posterior = jump_variances(here, there)
+    step = math.sqrt(1 - beta)
+    assert posterior < 0.95 * beta
+
+    def reverse_covariance(spread: Tensor) -> Tensor:
+        """Cov[x' | x] of the chain when the data are N(·, spread)."""
+        old, new = (level.signal**2 * spread + level.sigma**2 * cov for level in (here, there))
+        return new - step**2 * new @ torch.linalg.solve(old, new)
+
+    assert close(reverse_covariance(torch.zeros_like(cov)), posterior * cov)  # one image: β̃
+    assert close(reverse_covariance(cov), beta * cov)  # x0 ~ N(0, Σ): β
+    assert not close(reverse_covariance(cov), posterior * cov, 1e-4)
+    assert not close(reverse_covariance(torch.zeros_like(cov)), beta * cov, 1e-4)
+
+    # The step itself on x0 ~ N(0, Σ), where E[x0 | x] = signal x: "beta" keeps N(0, Σ), "posterior" loses variance.
+    process = Process(schedule, gaussian_free_field(SHAPE, 1.0))
+
+    def covariance_after(variance: str) -> Tensor:
+        def moved(x: Tensor, noise: Tensor) -> Tensor:
+            run = Run(Denoiser(lambda x, label: x, process, target="x0"), lambda: noise)
+            return ancestral(run, x, here.signal * x, here, there, variance=variance)
+
+        of_x = as_matrix(lambda x: moved(x, zeros()))
+        of_noise = as_matrix(lambda eps: moved(zeros(), process.covariance.sqrt(eps)))
+        return of_x @ cov @ of_x.T + of_noise @ of_noise.T
+
+    assert close(covariance_after("beta"), cov)
+    assert not close(covariance_after("posterior"), cov, 1e-4)
+
+
+@pytest.mark.parametrize("variance", ["posterior", "beta"])
+def test_e17_no_noise_is_added_at_the_last_step(variance):
+    process = make_process()
+    denoiser = Denoiser(lambda x, label: torch.sin(x), process)
+    x = vectors(11).reshape(-1, *SHAPE)
+    last = sample(denoiser, x.shape, variance=variance, rows=[0], initial=x, seeds=range(3), dtype=torch.float64)
+    assert close(last, denoiser(x, process.schedule.level(0)), 0.0)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_e19_ddim_keeps_the_marginals_for_every_eta(eta):
+    process = make_process()
+    here, there = process.schedule.level(700), process.schedule.level(400)
+    cov = process.covariance.dense()
+
+    def moved(x: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
+        return ddim(Run(Denoiser(lambda x, label: x, process), lambda: noise), x, x0, here, there, eta=eta)
+
+    of_x = as_matrix(lambda x: moved(x, zeros(), zeros()))
+    of_x0 = as_matrix(lambda x0: moved(zeros(), x0, zeros()))
+    of_noise = as_matrix(lambda eps: moved(zeros(), zeros(), process.covariance.sqrt(eps)))
+    spread = here.sigma**2 * of_x @ cov @ of_x.T + of_noise @ of_noise.T
+    assert close(spread, there.sigma**2 * cov)
+    assert close(here.signal * of_x + of_x0, there.signal * EYE)
+
+    # The amount of fresh noise in ᾱ, and why the mean of eq. 20, which has none, cannot be kept when there is some.
+    ratio = (there.sigma / here.sigma) * math.sqrt(1 - (here.signal / there.signal) ** 2)
+    assert of_noise.square().sum().item() == pytest.approx((eta * ratio) ** 2 * SIZE, abs=1e-12)
+    if eta:
+        assert (there.sigma**2 * cov + of_noise @ of_noise.T - spread).diagonal().min() > 0.05
+
+
+def test_e20_the_sde_covariance_grows_to_sigma_squared_times_sigma():
+    process, steps = Process(vp(), gaussian_free_field(SHAPE, 1.0)), 500
+    cov, x0 = process.covariance.dense(), vectors(12, 1)[0]
+    start, end = process.schedule.level(0), process.schedule.level(len(process.schedule) - 1)
+    assert end.sigma**2 == pytest.approx(1 - math.exp(-10.05), rel=1e-12)  # eq. 25: ∫β = 0.1 + 19.9/2
+    times = torch.linspace(process.schedule.time[0].item(), 1.0, 2 * steps + 1, dtype=torch.float64)
+    coefficients = [process.coefficients(time) for time in times.tolist()]
+    step = (times[2] - times[0]).item()
+
+    def integrate(rate: Callable[[float, float, Tensor, Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and covariance at time 1 by Runge–Kutta; ``rate`` is dCov/dt from f, g², mean and Cov."""
+
+        def slope(i: int, mean: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+            f, g2 = coefficients[i]
+            return f * mean, rate(f, g2, mean, spread)
+
+        mean, spread = start.signal * x0, start.sigma**2 * cov
+        for i in range(0, 2 * steps, 2):
+            k1 = slope(i, mean, spread)
+            k2 = slope(i + 1, mean + step / 2 * k1[0], spread + step / 2 * k1[1])
+            k3 = slope(i + 1, mean + step / 2 * k2[0], spread + step / 2 * k2[1])
+            k4 = slope(i + 2, mean + step * k3[0], spread + step * k3[1])
+            mean = mean + step / 6 * (k1[0] + 2 * k2[0] + 2 * k3[0] + k4[0])
+            spread = spread + step / 6 * (k1[1] + 2 * k2[1] + 2 * k3[1] + k4[1])
+        return mean, spread
+
+    mean, spread = integrate(lambda f, g2, mean, spread: 2 * f * spread + g2 * cov)
+    assert close(mean, end.signal * x0, 1e-9)
+    assert close(spread, end.sigma**2 * cov, 1e-9)
+    # Printed after eq. 64: E[f xᵀ] in place of E[f (x − μ)ᵀ], which adds the square of the mean.
+    _, printed = integrate(lambda f, g2, mean, spread: 2 * f * (spread + torch.outer(mean, mean)) + g2 * cov)
+    assert not close(printed, end.sigma**2 * cov, 1e-4)
+
+
+# Equations that are right as printed and are checked nowhere else -----------------------------------------------------
+
+
+def test_eq45_the_one_step_chain_composes_to_the_marginal():
+    betas, x0 = torch.linspace(1e-4, 0.02, 20, dtype=torch.float64), vectors(13)
+    cov, schedule = field_covariance(), ddpm_linear(20)
+    mean, spread = x0, torch.zeros_like(cov)
+    for row, beta in enumerate(betas.tolist()):
+        mean, spread = math.sqrt(1 - beta) * mean, (1 - beta) * spread + beta * cov
+        level = schedule.level(row)
+        assert close(mean, level.signal * x0)
+        assert close(spread, level.sigma**2 * cov)
+
+
+def test_eq57_the_reverse_mean_has_three_forms():
+    process = make_process()
+    here, there = process.schedule.level(500), process.schedule.level(499)
+    beta, posterior = jump_variances(here, there)
+    x, eps = vectors(14).reshape(-1, *SHAPE), vectors(15).reshape(-1, *SHAPE)
+    x0 = TARGETS["eps"].decode(eps, x, here, process.covariance)  # eq. 17
+    mean = mix(x, x0, here, there, fresh=math.sqrt(posterior))
+    scale = here.sigma**2
+    by_x0 = there.signal * beta / scale * x0 + math.sqrt(1 - beta) * there.sigma**2 / scale * x  # eq. 3, 56
+    by_eps = (x - beta / here.sigma * process.covariance.sqrt(eps)) / math.sqrt(1 - beta)  # eq. 57
+    score = process.conditional_score(x, x0, here)
+    by_score = (x + beta * process.covariance.matmul(score)) / math.sqrt(1 - beta)  # eq. 59
+    for form in (by_x0, by_eps, by_score):
+        assert close(mean, form)
+
+
+def test_eq55_conditioning_gives_the_denoiser_and_its_uncertainty():
+    # Bishop's rule with A = signal, the data as prior and sigma² Σ as noise: E[x0 | x] and Cov[x0 | x].
+    level, spread, x = vp_level(0.3), data_covariance(), vectors(16)
+    cov = gaussian_free_field(SHAPE, 1.0)
+    precision = torch.linalg.inv(level.sigma**2 * cov.dense())
+    posterior = torch.linalg.inv(torch.linalg.inv(spread) + level.signal**2 * precision)
+    marginal = level.signal**2 * spread + level.sigma**2 * cov.dense()
+
+    def score(x: Tensor, label: Tensor) -> Tensor:
+        return -torch.linalg.solve(marginal, x.flatten(1).T).T.reshape(x.shape)
+
+    denoiser = Denoiser(score, Process(ddpm_linear(1000), cov), target="score")
+    x0 = denoiser(x.reshape(-1, *SHAPE), level).flatten(1)
+    assert close(x0, level.signal * x @ precision @ posterior)
+    jacobian = as_matrix(lambda x: denoiser(x, level))
+    assert close(level.sigma**2 / level.signal * jacobian @ cov.dense(), posterior)  # second-order Tweedie
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_eq70_the_dft_matrix_is_symmetric_and_its_inverse_is_its_conjugate_over_n(n):
+    w = dft(n)
+    assert close((w - w.mT).abs(), 0.0)
+    assert close((torch.linalg.inv(w) - w.conj() / n**2).abs(), 0.0)
+    # The library's basis is this one, made orthonormal.
+    x = torch.randn(n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    half = (w @ x.flatten().to(w.dtype)).reshape(n, n)[:, : n // 2 + 1] / n
+    assert close((gaussian_free_field((n, n), 1.0).to_basis(x) - half).abs(), 0.0)
+
+
+def test_eq69_real_white_noise_becomes_the_field_with_mean_zero():
+    cov = gaussian_free_field(SHAPE, 1.0)
+    root = as_matrix(cov.sqrt)
+    assert close(root, root.T)
+    assert close(root @ root.T, cov.dense())  # eq. 74
+    inverse = as_matrix(cov.inv_sqrt)
+    assert close(inverse.T @ inverse, torch.linalg.inv(cov.dense()))  # eq. 76
+    assert close(cov.sqrt(zeros()), 0.0)  # eq. 71, 77: the mean of a linear map of centred noise
