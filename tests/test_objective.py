@@ -1,0 +1,123 @@
+"""The loss is the paper's, and means the same whatever the network predicts."""
+
+import pytest
+import torch
+from problems import Gaussian, normal, smooth_net
+
+import nidiff
+from nidiff.diffusion.objective import WEIGHTINGS
+from nidiff.diffusion.target import TARGETS
+
+COV = nidiff.gaussian_free_field((4, 5))
+SCHEDULE = nidiff.ddpm_linear(100)
+PROCESS = nidiff.Process(SCHEDULE, COV)
+
+
+def test_it_is_the_squared_error_of_white_eps():
+    """Eq. 16: ‖eps − eps_θ(signal x0 + sigma Σ^½ eps, t)‖², one value per image (a mean over its entries)."""
+    net, x0 = smooth_net((4, 5)), normal(6, 4, 5)
+    loss = nidiff.denoising_loss(nidiff.Denoiser(net, PROCESS), x0, generator=torch.Generator().manual_seed(0))
+    g = torch.Generator().manual_seed(0)
+    rows = torch.randint(100, (6,), generator=g)
+    eps = torch.randn(6, 4, 5, generator=g, dtype=torch.float64)
+    x = SCHEDULE.signal[rows, None, None] * x0 + SCHEDULE.sigma[rows, None, None] * COV.sqrt(eps)
+    assert loss.shape == (6,)
+    assert torch.allclose(loss, (eps - net(x, rows)).square().mean((1, 2)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("weighting", ["eps", "score", "noise"])
+def test_a_weighting_is_the_score_error_with_lambda_inside_the_norm(weighting):
+    """E13: ‖Λ^½ (s_θ − s)‖² with Λ = sigma² Σ (the paper's), sigma² I (its variant b), sigma² Σ² (c)."""
+    power = {"eps": 0.5, "score": 0.0, "noise": 1.0}[weighting]
+    denoiser = nidiff.Denoiser(smooth_net((4, 5)), PROCESS)
+    x0, eps, level = normal(3, 4, 5), normal(3, 4, 5, seed=1), SCHEDULE.level(torch.tensor([1, 50, 99]))
+    x = PROCESS.perturb(x0, level, eps)
+    error = denoiser.score(x, level) - PROCESS.conditional_score(x, x0, level)
+    expected = COV.power(level.sigma[:, None, None] * error, power).square().mean((1, 2))
+    loss = nidiff.denoising_loss(denoiser, x0, weighting=weighting, level=level, eps=eps)
+    assert torch.allclose(loss, expected, rtol=1e-8)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("weighting", ["eps", "score", "noise"])
+def test_the_loss_does_not_depend_on_what_the_network_predicts(name, weighting):
+    """Networks that say the same x̂0 in the terms of different targets have the same loss."""
+    net = smooth_net((4, 5))
+    reference = nidiff.Denoiser(net, PROCESS, target="x0")
+    x0, eps, level = normal(3, 4, 5), normal(3, 4, 5, seed=1), SCHEDULE.level(torch.tensor([1, 50, 99]))
+    translated = nidiff.Denoiser(lambda x, label: TARGETS[name].invert(net(x, label), x, level, COV), PROCESS, name)
+    options = {"weighting": weighting, "level": level, "eps": eps}
+    assert torch.allclose(
+        nidiff.denoising_loss(translated, x0, **options), nidiff.denoising_loss(reference, x0, **options), rtol=1e-6
+    )
+
+
+def test_the_plain_error_of_the_target_is_available_and_differs():
+    denoiser = nidiff.Denoiser(smooth_net((4, 5)), PROCESS, target="v")
+    x0, eps, level = normal(3, 4, 5), normal(3, 4, 5, seed=1), SCHEDULE.level(torch.tensor([1, 50, 99]))
+    x = PROCESS.perturb(x0, level, eps)
+    v = level.signal[:, None, None] * COV.sqrt(eps) - level.sigma[:, None, None] * x0
+    plain = nidiff.denoising_loss(denoiser, x0, weighting="target", level=level, eps=eps)
+    assert torch.allclose(plain, (denoiser.output(x, level) - v).square().mean((1, 2)), rtol=1e-10)
+    assert not torch.allclose(plain, nidiff.denoising_loss(denoiser, x0, level=level, eps=eps), rtol=0.1)
+
+
+@pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS])
+def test_the_exact_denoiser_minimises_every_weighting(weighting):
+    """Paired draws: any perturbation of the exact network has a larger mean loss (all weightings share the optimum)."""
+    problem = Gaussian(COV)
+    exact = problem.denoiser(PROCESS)
+    root = torch.linalg.cholesky(problem.matrix)
+    x0 = (problem.mean + normal(20000, 20) @ root.T).reshape(-1, 4, 5)
+    level = SCHEDULE.level(40)
+    eps = normal(20000, 4, 5, seed=7)
+    shift = 0.2 * normal(4, 5, seed=9)
+    perturbed = nidiff.Denoiser(lambda x, label: exact.net(x, label) + shift, PROCESS, target="x0")
+    options = {"weighting": weighting, "level": level, "eps": eps}
+    best, worse = (nidiff.denoising_loss(d, x0, **options).mean() for d in (exact, perturbed))
+    assert worse > best * 1.005
+
+
+def test_training_learns_the_exact_denoiser():
+    """Least squares over a linear network at one level finds Tweedie's gain: the loss is minimised by E[x0 | x]."""
+    cov = nidiff.gaussian_free_field((2, 2))
+    problem = Gaussian(cov, mean_scale=0.0)
+    process = nidiff.Process(SCHEDULE, cov)
+    level = SCHEDULE.level(40)
+    x0 = (normal(100000, 4) @ torch.linalg.cholesky(problem.matrix).T).reshape(-1, 2, 2)
+    gain = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
+    denoiser = nidiff.Denoiser(lambda x, label: (x.flatten(1) @ gain).reshape(x.shape), process)
+    optimizer = torch.optim.LBFGS([gain], max_iter=50)
+    eps = normal(100000, 2, 2, seed=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = nidiff.denoising_loss(denoiser, x0, level=level, eps=eps).mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    probe = normal(5, 2, 2, seed=4)
+    assert torch.allclose(denoiser(probe, level), problem.denoise(probe, level), atol=0.03)
+
+
+def test_float32_training_under_autocast_has_a_finite_loss_and_gradient():
+    layer = torch.nn.Linear(20, 20)
+    denoiser = nidiff.Denoiser(lambda x, label: layer(x.flatten(1)).reshape(x.shape), PROCESS)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = nidiff.denoising_loss(denoiser, torch.randn(3, 4, 5), generator=torch.Generator().manual_seed(0))
+    loss.mean().backward()
+    assert torch.isfinite(loss).all()
+    assert layer.weight.grad.abs().sum() > 0
+
+
+def test_per_image_generators_make_the_loss_of_an_image_its_own():
+    denoiser, x0 = nidiff.Denoiser(smooth_net((4, 5)), PROCESS), normal(4, 4, 5)
+    together = nidiff.denoising_loss(denoiser, x0, generator=[torch.Generator().manual_seed(s) for s in range(4)])
+    alone = nidiff.denoising_loss(denoiser, x0[2:3], generator=[torch.Generator().manual_seed(2)])
+    assert torch.allclose(together[2], alone[0], rtol=1e-10)
+
+
+def test_an_unknown_weighting_is_named():
+    with pytest.raises(nidiff.InputError, match="weighting='snr'.*'eps', 'noise', 'score', 'target'"):
+        nidiff.denoising_loss(nidiff.Denoiser(smooth_net((4, 5)), PROCESS), normal(1, 4, 5), weighting="snr")

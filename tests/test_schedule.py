@@ -1,0 +1,132 @@
+"""Schedules are the isotropic ones, in float64, and every column follows from log-SNR."""
+
+import math
+
+import pytest
+import torch
+
+import nidiff
+from nidiff.diffusion.schedule import SCHEDULES, Schedule
+
+ALL = {
+    "ddpm_linear": lambda: nidiff.ddpm_linear(1000),
+    "ddpm_cosine": lambda: nidiff.ddpm_cosine(1000),
+    "smld_geometric": lambda: nidiff.smld_geometric(232, 50.0, 0.01),
+    "vp": lambda: nidiff.vp(500),
+    "ve": lambda: nidiff.ve(300),
+}
+every_schedule = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
+
+
+def test_the_list_of_cases_is_the_registry():
+    assert ALL.keys() == SCHEDULES.keys()
+
+
+@every_schedule
+def test_columns_are_float64_from_least_to_most_noise(make):
+    schedule = make()
+    assert schedule.signal.dtype == schedule.sigma.dtype == torch.float64
+    assert (schedule.sigma.diff() > 0).all()
+    assert (schedule.signal.diff() <= 0).all()
+    assert torch.allclose((schedule.signal / schedule.sigma).log() * 2, schedule.logsnr, rtol=1e-12, atol=1e-12)
+
+
+@every_schedule
+def test_variance_or_signal_is_kept_also_between_rows_and_after_a_shift(make):
+    for schedule in (make(), make().shifted(1.5)):
+        level = schedule.level(torch.tensor([0.0, 3.25, 10.5]))
+        kept = level.signal if schedule.keeps == "signal" else level.signal**2 + level.sigma**2
+        assert torch.allclose(kept, torch.ones(3, dtype=torch.float64), rtol=1e-12)
+
+
+@every_schedule
+def test_a_shift_moves_log_snr_by_that_constant(make):
+    schedule = make()
+    moved = schedule.shifted(1.5)
+    before, after = (2 * (s.signal / s.sigma).log() for s in (schedule, moved))
+    assert torch.allclose(after - before, torch.full_like(before, 1.5), rtol=1e-10)
+    assert torch.allclose(moved.logsnr_at(schedule.time), schedule.logsnr_at(schedule.time) + 1.5, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(nidiff.ddpm_linear, {"beta_schedule": "linear"}), (nidiff.ddpm_cosine, {"beta_schedule": "squaredcos_cap_v2"})],
+)
+def test_ddpm_tables_are_those_of_diffusers(ours, theirs):
+    from diffusers import DDPMScheduler
+
+    peer = DDPMScheduler(num_train_timesteps=1000, **theirs).alphas_cumprod.double()  # float32 inside
+    schedule = ours(1000)
+    assert torch.allclose(schedule.signal.square(), peer, rtol=1e-3, atol=1e-7)
+    assert torch.allclose(schedule.sigma.square(), 1 - peer, rtol=1e-3, atol=1e-7)
+
+
+def test_ddpm_is_the_product_of_the_forward_steps():
+    """ᾱ_t = ∏ (1 − β_s), so that x_t = √(1−β_t) x_{t−1} + √β_t Σ^½ z composes to the table."""
+    schedule = nidiff.ddpm_linear(50, 1e-3, 0.3)
+    signal, variance = 1.0, 0.0
+    for row, beta in enumerate(torch.linspace(1e-3, 0.3, 50, dtype=torch.float64).tolist()):
+        signal, variance = signal * math.sqrt(1 - beta), variance * (1 - beta) + beta
+        assert schedule.signal[row].item() == pytest.approx(signal, rel=1e-12)
+        assert schedule.sigma[row].item() == pytest.approx(math.sqrt(variance), rel=1e-12)
+
+
+def test_smld_scales_are_geometric_and_end_where_asked():
+    sigma = nidiff.smld_geometric(207, 20.0, 0.01).sigma
+    assert sigma[[0, -1]].tolist() == pytest.approx([0.01, 20.0], rel=1e-12)
+    ratio = sigma[1:] / sigma[:-1]
+    assert torch.allclose(ratio, ratio[0].expand(206), rtol=1e-10)
+
+
+def test_vp_is_the_integral_of_beta():
+    """ᾱ(t) = exp(−∫β), ∫β = t β_min + t²/2 (β_max − β_min) (appendix A, linear β)."""
+    schedule = nidiff.vp(100, beta_min=0.1, beta_max=20.0)
+    time = schedule.time
+    integral = time * 0.1 + time**2 / 2 * 19.9
+    assert torch.allclose(schedule.signal, torch.exp(-integral / 2), rtol=1e-12)
+    assert torch.allclose(schedule.sigma.square(), -torch.expm1(-integral), rtol=1e-10)
+
+
+@every_schedule
+def test_levels_are_exact_at_rows_and_the_two_ways_to_ask_agree_between(make):
+    schedule = make()
+    level = schedule.level(7)
+    assert (level.signal, level.sigma, level.label) == (schedule.signal[7].item(), schedule.sigma[7].item(), 7)
+    between = schedule.level(7.25)
+    assert schedule.sigma[7] < between.sigma < schedule.sigma[8]
+    again = schedule.level_at(2 * math.log(between.signal / between.sigma))
+    assert again.label == pytest.approx(7.25, abs=1e-9)
+    assert again.sigma == pytest.approx(between.sigma, rel=1e-9)
+
+
+def test_draws_are_uniform_over_the_rows_and_per_image():
+    schedule = nidiff.ddpm_linear(8)
+    labels = schedule.draw(8000, torch.Generator().manual_seed(0)).label
+    counts = torch.bincount(labels, minlength=8)
+    assert counts.shape == (8,)
+    assert (counts / 1000 - 1).abs().max() < 0.15
+    own = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+    first = schedule.draw(2, own).label
+    assert first[1] == schedule.draw(1, [torch.Generator().manual_seed(4)]).label[0]
+
+
+BAD = {
+    "no levels": (lambda: nidiff.ddpm_linear(0), "num_levels=0"),
+    "negative levels": (lambda: nidiff.smld_geometric(-3, 1.0, 0.1), "num_levels=-3"),
+    "beta above one": (lambda: nidiff.ddpm_linear(10, 0.1, 1.5), "beta_max=1.5"),
+    "sigmas swapped": (lambda: nidiff.smld_geometric(10, 0.01, 50.0), "sigma_min=50.0, sigma_max=0.01"),
+    "offset": (lambda: nidiff.ddpm_cosine(10, offset=-1.0), "offset=-1.0"),
+    "time": (lambda: nidiff.vp(10, time_min=1.0), "time_min=1.0"),
+    "beta of vp": (lambda: nidiff.vp(10, beta_min=-1.0), "beta_min=-1.0"),
+    "rising log-SNR": (lambda: Schedule(torch.tensor([0.0, 1.0])), "logsnr must fall"),
+    "nan": (lambda: Schedule(torch.tensor([float("nan")])), "logsnr must be"),
+    "unknown rule": (lambda: Schedule(torch.tensor([0.0]), "energy"), "keeps='energy'.*'signal', 'variance'"),
+    "row beyond the end": (lambda: nidiff.ddpm_linear(10).level(10), "label=10.*0 … 9"),
+    "shift": (lambda: nidiff.ddpm_linear(10).shifted(float("nan")), "amount=nan"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_in_one_sentence(call, message):
+    with pytest.raises(nidiff.InputError, match=message):
+        call()

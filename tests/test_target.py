@@ -1,0 +1,105 @@
+"""Each target decodes to x0 exactly, for every Σ and both kinds of process."""
+
+import pytest
+import torch
+from problems import COVARIANCES, Gaussian, normal, smooth_net
+
+import nidiff
+from nidiff.diffusion.target import TARGETS
+
+SCHEDULES = {"ddpm": nidiff.ddpm_linear(100), "smld": nidiff.smld_geometric(50, 20.0, 0.05)}
+every_target = pytest.mark.parametrize("name", TARGETS)
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES.keys())
+
+
+@every_target
+@every_schedule
+@pytest.mark.parametrize("make", COVARIANCES.values(), ids=COVARIANCES.keys())
+def test_decode_inverts_encode(name, schedule, make):
+    cov = make()
+    process, target = nidiff.Process(schedule, cov), TARGETS[name]
+    level = schedule.level(torch.tensor([0, 20, 49]))
+    x0, eps = normal(3, 2, *cov.event_shape), normal(3, 2, *cov.event_shape, seed=1)
+    x = process.perturb(x0, level, eps)
+    output = target.encode(x0, eps, level, cov)
+    assert torch.allclose(target.decode(output, x, level, cov), x0, rtol=1e-8, atol=1e-8)
+    assert torch.allclose(target.invert(x0, x, level, cov), output, rtol=1e-6, atol=1e-6)
+
+
+@every_target
+def test_a_wrong_covariance_does_not_decode(name):
+    """Negative control: the targets in which Σ stands need the right one; those without it do not care."""
+    cov, other = nidiff.gaussian_free_field((4, 4)), nidiff.Identity((4, 4))
+    level = SCHEDULES["ddpm"].level(50)
+    x0, eps = normal(2, 4, 4), normal(2, 4, 4, seed=1)
+    x = nidiff.Process(SCHEDULES["ddpm"], cov).perturb(x0, level, eps)
+    decoded = TARGETS[name].decode(TARGETS[name].encode(x0, eps, level, cov), x, level, other)
+    assert torch.allclose(decoded, x0) == (name in ("noise", "x0", "v"))
+
+
+@every_target
+@every_schedule
+def test_every_target_gives_the_same_denoiser_score_and_eps(name, schedule):
+    """A network that says the exact x̂0 in the terms of any target is one denoiser, whose score is ∇ log p (E10)."""
+    cov = nidiff.gaussian_free_field((3, 4))
+    problem, process = Gaussian(cov), nidiff.Process(schedule, cov)
+    level = schedule.level(20)
+
+    def net(x, label):
+        return TARGETS[name].invert(problem.denoise(x, schedule.level(label[0].item())), x, level, cov)
+
+    denoiser = nidiff.Denoiser(net, process, target=name)
+    x = normal(3, 3, 4).requires_grad_()
+    (score,) = torch.autograd.grad(problem.log_prob(x, level).sum(), x)
+    x = x.detach()
+    assert torch.allclose(denoiser(x, level), problem.denoise(x, level), rtol=1e-8, atol=1e-8)
+    assert torch.allclose(denoiser.score(x, level), score, rtol=1e-7, atol=1e-7)
+    assert torch.allclose(denoiser.eps(x, level), -level.sigma * cov.sqrt(score), rtol=1e-7, atol=1e-7)
+
+
+def test_v_is_that_of_diffusers_for_white_noise():
+    from diffusers import DDPMScheduler
+
+    peer = DDPMScheduler(num_train_timesteps=100)
+    cov, level = nidiff.Identity((4, 4)), nidiff.ddpm_linear(100).level(torch.tensor([3, 70]))
+    x0, eps = normal(2, 1, 4, 4), normal(2, 1, 4, 4, seed=1)
+    ours = TARGETS["v"].encode(x0, eps, level, cov)
+    assert torch.allclose(ours, peer.get_velocity(x0, eps, torch.tensor([3, 70])), atol=1e-5)
+
+
+def test_a_diffusers_unet_is_a_network_and_gets_the_label():
+    from diffusers import UNet2DModel
+
+    net = UNet2DModel(
+        sample_size=8,
+        in_channels=1,
+        out_channels=1,
+        block_out_channels=(16,),
+        norm_num_groups=4,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
+    ).eval()
+    process = nidiff.Process(nidiff.ddpm_linear(100), nidiff.gaussian_free_field((8, 8)))
+    denoiser = nidiff.Denoiser(net, process)
+    x = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        output = denoiser.output(x, process.schedule.level(40))
+        assert torch.equal(output, net(x, 40).sample)
+        assert not torch.equal(output, net(x, 41).sample)
+        assert denoiser(x, process.schedule.level(torch.tensor([3, 40]))).shape == x.shape
+
+
+def test_clipping_is_a_choice():
+    process = nidiff.Process(nidiff.ddpm_linear(100), nidiff.Identity((4,)))
+    net, level, x = smooth_net((4,)), process.schedule.level(99), 50 * normal(3, 4)
+    assert nidiff.Denoiser(net, process)(x, level).abs().max() > 1
+    assert nidiff.Denoiser(net, process, clip=1.0)(x, level).abs().max() == 1
+
+
+def test_bad_input_is_named():
+    process = nidiff.Process(nidiff.ddpm_linear(10), nidiff.Identity((4,)))
+    with pytest.raises(nidiff.InputError, match="target='flow'.*'eps'.*'noise'.*'score'.*'v'.*'x0'"):
+        nidiff.Denoiser(smooth_net((4,)), process, target="flow")
+    with pytest.raises(nidiff.InputError, match="clip=-1"):
+        nidiff.Denoiser(smooth_net((4,)), process, clip=-1)
