@@ -5,8 +5,10 @@ covariances are products of the matrices that come out. No formula is checked by
 """
 
 import math
+import re
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +108,15 @@ def as_matrix(linear: Callable[[Tensor], Tensor]) -> Tensor:
 
 def zeros() -> Tensor:
     return torch.zeros(SIZE, *SHAPE, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("page", ["maths.md", "errata.md"])
+def test_every_test_that_the_documentation_names_exists(page):
+    here = Path(__file__).parent
+    named = re.findall(r"tests/(\w+\.py)::(\w+)", (here.parent / "docs" / page).read_text())
+    assert len(named) > 20
+    missing = [(file, name) for file, name in named if f"def {name}(" not in (here / file).read_text()]
+    assert not missing
 
 
 # The Gaussian free field ----------------------------------------------------------------------------------------------

@@ -130,7 +130,7 @@ class Noise:
 
         name = one_of("field", self.field or "gff", NOISE_FIELDS)
         function, parameter, default, options = NOISE_FIELDS[name]
-        given = self._given(f"field {name}", (parameter, "shape", "field", *options))
+        given = self._given(f"--field {name}", (parameter, "shape", "field", *options))
         values = given.pop(parameter, default)
         if not values:
             raise InputError(f"{parameter} has no values: give at least one number.")
@@ -143,7 +143,7 @@ class Noise:
         from nidiff.covariance.matrix import Identity
         from nidiff.data.images import load_images
 
-        given = self._given("data", ("data", "average", "shrinkage", "boundary"))
+        given = self._given("--data", ("data", "average", "shrinkage", "boundary"))
         fitted = from_data(load_images(given.pop("data")), **given)
         return {"white": Identity(fitted.event_shape), "from_data": fitted}
 
@@ -154,7 +154,7 @@ class Noise:
         for name in given:
             if name not in understood and name not in always:
                 flag = name.replace("_", "-")
-                raise InputError(f"--{flag} has no meaning for {what}: leave it out, or choose a field that uses it.")
+                raise InputError(f"--{flag} has no meaning with {what}: leave it out.")
         return {name: value for name, value in given.items() if name not in always}
 
 

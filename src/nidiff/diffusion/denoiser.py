@@ -36,8 +36,10 @@ class Denoiser:
 
     def output(self, x: Tensor, level: Level) -> Tensor:
         """What the network says at x, in its own terms."""
-        label = torch.as_tensor(level.label, device=x.device).expand(len(x))
-        result = self.net(x, label)
+        label = torch.as_tensor(level.label, device=x.device)
+        if label.is_floating_point():  # between two rows of the schedule
+            label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
+        result = self.net(x, label.expand(len(x)))
         return result if isinstance(result, Tensor) else result.sample
 
     def eps(self, x: Tensor, level: Level) -> Tensor:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
@@ -48,8 +50,11 @@ def noise_figure(
 
     stretch = math.sqrt(1.4 if len(shape) == 1 else min(4.0, max(0.25, shape[-1] / shape[-2])))
     grid_width, grid_height = CELL * stretch * num_images + 0.8, max(CELL / stretch * len(draws), 3.0)
-    figure = Figure(figsize=(2 * LARGE + grid_width + SPECTRUM, grid_height + 0.9), dpi=120, layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.1)
+    figure = Figure(
+        figsize=(2 * LARGE + grid_width + SPECTRUM, grid_height + 0.9),
+        dpi=120,
+        layout=ConstrainedLayoutEngine(w_pad=0.1),
+    )
     figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}" + (": central slice" if len(shape) == 3 else ""))
     ((left, centre, right),) = figure.subfigures(1, 3, squeeze=False, width_ratios=[2 * LARGE, grid_width, SPECTRUM])
 
@@ -98,8 +103,8 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
             height = torch.nn.functional.pad(events, (0, 1), value=float("nan")) / (-2 * LIMIT)
             along = torch.arange(columns)[:, None] + place
             axes.axhline(row, color="0.85", linewidth=0.6)
-            axes.plot(along.flatten(), (row + height).flatten(), color="0.2", linewidth=0.7)
-        axes.set_xlim(0, columns - 1 + shape[0] / (shape[0] * 1.1))
+            axes.plot(along.flatten().numpy(), (row + height).flatten().numpy(), color="0.2", linewidth=0.7)
+        axes.set_xlim(0, columns - 1 + 1 / 1.1)
         axes.set_ylim(rows - 0.4, -0.6)
         axes.set_yticks(range(rows), draws)
     else:
@@ -108,7 +113,7 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
         tiles = torch.nn.functional.pad(slices, (0, gap, 0, gap), value=float("nan"))  # NaN is left blank
         tall, wide = tiles.shape[-2:]
         mosaic = tiles.transpose(1, 2).reshape(rows * tall, columns * wide)[: rows * tall - gap, : columns * wide - gap]
-        axes.imshow(mosaic, cmap="gray", vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
+        axes.imshow(mosaic.numpy(), cmap="gray", vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
         axes.set_yticks([(row + 0.5) * tall - 0.5 for row in range(rows)], draws)
     axes.set_xticks([])
     axes.tick_params(length=0, labelsize=11)
@@ -118,14 +123,14 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
 def _draw_spectra(
     axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor], basis: Fourier | Cosine
 ) -> None:
-    colours = matplotlib.colormaps["viridis"](torch.linspace(0, 0.9, len(draws)))
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(draws)))
     for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
         wavenumber, expected = radial_mean(mode_power(covariance, basis), basis)
         _, measured = radial_mean(basis.periodogram(events.double()).mean(0), basis)
         # A mode without power has no place on a logarithmic axis, and what is measured there is rounding.
         shown = expected > 0
-        axes.plot(wavenumber[shown], expected[shown], color=colour, linewidth=1.4, label=label)
-        axes.plot(wavenumber[shown], measured[shown], ".", color=colour, markersize=5)
+        axes.plot(wavenumber[shown].numpy(), expected[shown].numpy(), color=colour, linewidth=1.4, label=label)
+        axes.plot(wavenumber[shown].numpy(), measured[shown].numpy(), ".", color=colour, markersize=5)
     # Linear from 0 to 1, so that the mean of the image (k = 0) has a place.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")

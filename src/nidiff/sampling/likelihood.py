@@ -27,11 +27,12 @@ def log_likelihood(
     log p(x) = log prior(x_T) + ∫ div(flow) dℓ along the ODE from x to x_T, ℓ the log-SNR. The prior's density carries
     −½ log |Σ| per channel; the divergence is that of x̂0, in which Σ already stands. ``trace`` is "exact" (one backward
     pass per dimension) or "hutchinson" (unbiased, ``num_probes`` random signs, fixed along the path). ``method``,
-    ``rtol`` and ``atol`` are torchdiffeq's.
+    ``rtol`` and ``atol`` are torchdiffeq's, of its adaptive solvers.
     """
     from torchdiffeq import odeint
 
     one_of("trace", trace, TRACES)
+    one_of("method", method, METHODS)
     if num_probes < 1:
         raise InputError(f"num_probes={num_probes} must be at least 1.")
     if x.ndim <= len(denoiser.process.covariance.event_shape):
@@ -47,10 +48,13 @@ def log_likelihood(
             divergence = TRACES[trace](velocity, at, probes)
         return velocity.detach(), divergence.detach()
 
-    span = torch.tensor([schedule.logsnr[0].item(), schedule.logsnr[-1].item()], dtype=torch.float64)
+    span = schedule.logsnr[[0, -1]].to(x.device)
     start = (x.detach(), torch.zeros(len(x), dtype=x.dtype, device=x.device))
     with torch.no_grad():
-        path, change = odeint(dynamics, start, span.to(x.device), rtol=rtol, atol=atol, method=method)
+        # step_t: end exactly at the last level, or the solver would ask for labels beyond it.
+        path, change = odeint(
+            dynamics, start, span, rtol=rtol, atol=atol, method=method, options={"step_t": span[-1:]}
+        )
         return process.prior_log_prob(path[-1]) + change[-1]
 
 
@@ -80,5 +84,6 @@ def _hutchinson(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
     return total / probes.shape[1]
 
 
+METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 # div(velocity) per image, given velocity as a function of x on the autograd tape.
 TRACES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"exact": _exact, "hutchinson": _hutchinson}

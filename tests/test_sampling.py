@@ -1,0 +1,448 @@
+"""Every sampler, with exact denoisers: right law, right order, and the isotropic algorithm in whitened coordinates."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from problems import Gaussian, Mixture, normal, random_matrix, slope, smooth_net
+from torch import Tensor
+
+import nidiff
+from nidiff.diffusion.schedule import Schedule
+from nidiff.sampling.ancestral import jump_variances, mix
+from nidiff.sampling.sampler import SAMPLERS, SPACINGS
+
+COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
+# (name, options): one line for a new sampler.
+CASES: list[tuple[str, dict[str, object]]] = [
+    ("ancestral", {}),
+    ("ancestral", {"variance": "beta"}),
+    ("ddim", {}),
+    ("ddim", {"eta": 0.5}),
+    ("ddim", {"eta": 1.0}),
+    ("euler", {}),
+    ("heun", {}),
+    ("dpmpp_2m", {}),
+    ("euler_maruyama", {}),
+]
+every_sampler = pytest.mark.parametrize(("name", "options"), CASES)
+KEEPS = {"vp": "variance", "ve": "signal"}
+every_kind = pytest.mark.parametrize("keeps", KEEPS.values(), ids=KEEPS.keys())
+
+
+def test_the_list_of_cases_covers_every_sampler():
+    assert {name for name, _ in CASES} == {*SAMPLERS}
+
+
+def uniform_in_logsnr(num_levels: int, keeps: str, low: float = -14.0, high: float = 7.0) -> Schedule:
+    return Schedule(torch.linspace(high, low, num_levels, dtype=torch.float64), keeps)
+
+
+class Impulses(nidiff.Process):
+    """A process whose noise, draw by draw, is the columns of ``root``, one per image of the batch.
+
+    Every step is affine in x and in its noise. For data with mean 0 the images are then the responses to one unit of
+    noise each, and their outer products add up to the exact covariance of the sampler's output: no Monte Carlo.
+    """
+
+    def __init__(self, schedule: Schedule, covariance: nidiff.Covariance, root: Tensor) -> None:
+        super().__init__(schedule, covariance)
+        self.root, self.used = root, 0
+
+    def noise(self, shape: Sequence[int], *args: object, **kwargs: object) -> Tensor:
+        noise = torch.zeros(shape[0], self.covariance.size, dtype=torch.float64)
+        noise[self.used : self.used + self.root.shape[1]] = self.root.T
+        self.used += self.root.shape[1]
+        return noise.reshape(tuple(shape))
+
+
+def output_covariance(
+    problem: Gaussian, schedule: Schedule, name: str, options: dict[str, object], root: Tensor | None = None
+) -> Tensor:
+    values, vectors = torch.linalg.eigh(problem.noise_matrix)
+    root = vectors @ torch.diag(values.sqrt()) if root is None else root
+    process = Impulses(schedule, problem.covariance, root)
+    batch = problem.covariance.size * (len(schedule) + 1)
+    x = nidiff.sample(
+        problem.denoiser(process),
+        (batch, *problem.shape),
+        sampler=name,
+        denoise=False,
+        dtype=torch.float64,
+        **options,
+    ).reshape(batch, -1)
+    return x.T @ x
+
+
+@every_kind
+@every_sampler
+def test_the_law_of_gaussian_data_is_reached(name, options, keeps):
+    """Data covariance not commuting with Σ: the exact covariance of the output goes to signal² C + sigma² Σ."""
+    problem = Gaussian(COV, mean_scale=0.0)
+
+    def error(num_levels: int) -> float:
+        schedule = uniform_in_logsnr(num_levels, keeps)
+        _, target = problem.marginal(schedule.level(0))
+        found = output_covariance(problem, schedule, name, options)
+        return ((found - target).norm() / target.norm()).item()
+
+    coarse, fine = error(60), error(240)
+    assert fine < 0.06
+    assert fine < 0.45 * coarse or fine < 1e-3
+
+
+@every_kind
+@every_sampler
+def test_white_noise_in_a_coloured_process_fails(name, options, keeps):
+    """Negative control: the prior and the steps draw white noise, the denoiser is that of Σ."""
+    problem = Gaussian(COV, mean_scale=0.0)
+    schedule = uniform_in_logsnr(240, keeps)
+    _, target = problem.marginal(schedule.level(0))
+    found = output_covariance(problem, schedule, name, options, root=torch.eye(6, dtype=torch.float64))
+    assert (found - target).norm() / target.norm() > 0.15
+
+
+@every_sampler
+def test_the_mean_of_gaussian_data_is_reached(name, options):
+    """Without noise the affine map carries 0 to the mean, up to the discretisation."""
+    problem = Gaussian(COV)
+    schedule = uniform_in_logsnr(400, "variance")
+    process = Impulses(schedule, COV, torch.zeros(6, 0, dtype=torch.float64))
+    x = nidiff.sample(problem.denoiser(process), (1, 2, 3), sampler=name, dtype=torch.float64, **options)
+    assert (x.flatten() - problem.mean).norm() / problem.mean.norm() < 0.02
+
+
+@every_kind
+@pytest.mark.parametrize(("name", "order"), [("euler", 1), ("ddim", 1), ("heun", 2), ("dpmpp_2m", 2)])
+def test_order_of_convergence_on_gaussian_data(name, order, keeps):
+    """Against the exact flow map of non-commuting Gaussian data; each method has its order and not a higher one."""
+    problem = Gaussian(COV)
+    steps, errors = [40, 80, 160, 320], []
+    for count in steps:
+        schedule = uniform_in_logsnr(count, keeps, -6.0, 6.0)
+        start = schedule.level(count - 1)
+        initial = start.sigma * normal(4, 2, 3)
+        denoiser = problem.denoiser(nidiff.Process(schedule, COV))
+        x = nidiff.sample(
+            denoiser, (4, 2, 3), sampler=name, initial=initial, denoise=False, dtype=torch.float64
+        )
+        errors.append((x - problem.flow(initial, start, schedule.level(0))).abs().max().item())
+    assert slope(steps, errors) == pytest.approx(order, abs=0.2)
+
+
+@every_kind
+@pytest.mark.parametrize(("name", "order"), [("euler", 1), ("ddim", 1), ("heun", 2), ("dpmpp_2m", 2)])
+def test_order_of_convergence_on_a_mixture(name, order, keeps):
+    """The same with a nonlinear exact denoiser; the reference is an adaptive solver at 1e-10."""
+    from torchdiffeq import odeint
+
+    problem = Mixture(COV)
+    initial, errors = None, []
+    steps = [80, 160, 320, 640]
+    for count in steps:
+        schedule = uniform_in_logsnr(count, keeps, -5.0, 5.0)
+        process = nidiff.Process(schedule, COV)
+        if initial is None:
+            initial = schedule.level(count - 1).sigma * normal(4, 2, 3)
+
+            def velocity(clock, x, process=process):
+                level = process.schedule.level_at(clock.item())
+                return process.flow(x, problem.denoise(x, level), level)
+
+            span = torch.tensor([-5.0, 5.0], dtype=torch.float64)
+            exact = odeint(velocity, initial, span, rtol=1e-10, atol=1e-10)[-1]
+        x = nidiff.sample(
+            problem.denoiser(process), (4, 2, 3), sampler=name, initial=initial, denoise=False, dtype=torch.float64
+        )
+        errors.append((x - exact).abs().max().item())
+    assert slope(steps, errors) == pytest.approx(order, abs=0.3)
+
+
+@every_sampler
+def test_a_mixture_is_reached(name, options):
+    """Weights, mean and covariance of a two-mode mixture with its exact nonlinear denoiser."""
+    problem = Mixture(COV)
+    process = nidiff.Process(uniform_in_logsnr(150, "variance"), COV)
+    torch.manual_seed(0)
+    x = nidiff.sample(problem.denoiser(process), (6000, 2, 3), sampler=name, dtype=torch.float64, **options)
+    mean, covariance = problem.moments()
+    flat = x.reshape(6000, 6)
+    assert (flat.mean(0) - mean).norm() / covariance.diagonal().sum().sqrt() < 0.05
+    assert (torch.cov(flat.T) - covariance).norm() / covariance.norm() < 0.1
+    near = torch.stack([(flat - part.mean).norm(dim=1) for part in problem.parts]).argmin(0)
+    assert (near == 0).double().mean().item() == pytest.approx(0.3, abs=0.04)
+
+
+def test_white_noise_misses_the_mixture():
+    """Negative control for the mixture: a sampler that draws white noise instead of N(0, Σ)."""
+    problem = Mixture(COV)
+
+    class White(nidiff.Process):
+        def noise(self, shape, generator=None, **place):
+            return nidiff.Identity((2, 3)).sample(shape, generator, **place)
+
+    process = White(uniform_in_logsnr(150, "variance"), COV)
+    torch.manual_seed(0)
+    x = nidiff.sample(problem.denoiser(process), (6000, 2, 3), dtype=torch.float64).reshape(6000, 6)
+    mean, covariance = problem.moments()
+    assert (torch.cov(x.T) - covariance).norm() / covariance.norm() > 0.1
+
+
+# Whitening -------------------------------------------------------------------------------------------------------
+
+WHITENED = {
+    "periodic": lambda: nidiff.gaussian_free_field((4, 5), gamma=2.0),
+    "reflecting": lambda: nidiff.matern((3, 4), 1.5, boundary="reflecting"),
+    "dense": lambda: nidiff.Dense(random_matrix(6), (2, 3)),
+    "diagonal": lambda: nidiff.Diagonal(random_matrix(6)[:2].abs() + 0.1),
+    "channels": lambda: nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((3, 4))),
+}
+
+
+@pytest.mark.parametrize("make", WHITENED.values(), ids=WHITENED.keys())
+@pytest.mark.parametrize("schedule", [nidiff.ddpm_linear(40), nidiff.smld_geometric(40, 10.0, 0.05)], ids=["vp", "ve"])
+@every_sampler
+def test_in_whitened_coordinates_it_is_the_isotropic_algorithm(name, options, schedule, make):
+    """y = Σ^-½ x path by path, for an arbitrary nonlinear network: eps_y(y, t) = eps(Σ^½ y, t) (R4).
+
+    The isotropic twin has the same basis and all eigenvalues 1, so that equal seeds mean equal white noise.
+    """
+    cov = make()
+    twin = cov._with_eigenvalues(torch.ones_like(cov.eigenvalues))
+    net = smooth_net(cov.event_shape)
+    coloured = nidiff.Denoiser(net, nidiff.Process(schedule, cov))
+    white = nidiff.Denoiser(lambda y, label: net(cov.sqrt(y), label), nidiff.Process(schedule, twin))
+    paths: list[list[Tensor]] = [[], []]
+    for denoiser, path in zip((coloured, white), paths, strict=True):
+        nidiff.sample(
+            denoiser,
+            (3, *cov.event_shape),
+            sampler=name,
+            num_steps=15,
+            seeds=[5, 6, 7],
+            dtype=torch.float64,
+            callback=lambda progress, path=path: path.append(progress.x),
+            **options,
+        )
+    assert len(paths[0]) == 15
+    for x, y in zip(*paths, strict=True):
+        assert (cov.inv_sqrt(x) - y).abs().max() <= 1e-10 * max(1.0, y.abs().max().item())
+
+
+def test_clipping_is_not_whitening_equivariant():
+    """The one exception, so the equivalence above is not vacuous: clipping acts on pixels."""
+    cov = WHITENED["periodic"]()
+    twin = cov._with_eigenvalues(torch.ones_like(cov.eigenvalues))
+    net, schedule = smooth_net(cov.event_shape), nidiff.ddpm_linear(40)
+    x = nidiff.sample(
+        nidiff.Denoiser(net, nidiff.Process(schedule, cov), clip=0.5), (1, 4, 5), seeds=[0], dtype=torch.float64
+    )
+    white = nidiff.Denoiser(lambda y, label: net(cov.sqrt(y), label), nidiff.Process(schedule, twin), clip=0.5)
+    y = nidiff.sample(white, (1, 4, 5), seeds=[0], dtype=torch.float64)
+    assert (cov.inv_sqrt(x) - y).abs().max() > 1e-2
+
+
+# Identities between samplers -------------------------------------------------------------------------------------
+
+
+def final(name: str, **options: object) -> Tensor:
+    denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(50), COV))
+    return nidiff.sample(denoiser, (2, 2, 3), sampler=name, seeds=[1, 2], dtype=torch.float64, **options)
+
+
+def test_euler_is_ddim_and_ddim_with_eta_one_is_ancestral():
+    assert torch.equal(final("euler"), final("ddim", eta=0.0))
+    assert torch.allclose(final("ddim", eta=1.0), final("ancestral"), rtol=1e-12)
+    assert not torch.allclose(final("ancestral", variance="beta"), final("ancestral"), rtol=1e-3)
+
+
+@every_kind
+def test_posterior_mean_and_variance_are_those_of_bayes(keeps):
+    """q(x' | x, x0) by conditioning the joint Gaussian of (x', x) given x0; for VP also the paper's μ̃ and β̃."""
+    schedule = uniform_in_logsnr(20, keeps, -4.0, 4.0)
+    here, there = schedule.level(12), schedule.level(9)
+    ratio = here.signal / there.signal
+    beta = here.sigma**2 - ratio**2 * there.sigma**2
+    # Given x0: x' = s' x0 + σ' n', x = ratio x' + √β n.
+    gain = ratio * there.sigma**2 / here.sigma**2
+    variance = there.sigma**2 - gain * ratio * there.sigma**2
+    assert jump_variances(here, there) == pytest.approx((beta, variance), rel=1e-10)
+    x, x0 = normal(2, 3), normal(2, 3, seed=1)
+    mean = there.signal * x0 + gain * (x - here.signal * x0)
+    assert torch.allclose(mix(x, x0, here, there, math.sqrt(variance)), mean, rtol=1e-10)
+    if keeps == "variance":
+        ab, ab_before = here.signal**2, there.signal**2
+        paper = math.sqrt(ab_before) * beta / (1 - ab) * x0 + math.sqrt(1 - beta) * (1 - ab_before) / (1 - ab) * x
+        assert torch.allclose(mean, paper, rtol=1e-10)
+        assert variance == pytest.approx((1 - ab_before) / (1 - ab) * beta, rel=1e-10)
+
+
+@every_sampler
+def test_the_last_step_is_the_expected_denoised_sample_without_noise(name, options):
+    """From the same state at the last level, two different seeds give the same image: x̂0 of that state."""
+    denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(50), COV))
+    state = normal(2, 2, 3)
+    images = [
+        nidiff.sample(
+            denoiser, (2, 2, 3), sampler=name, rows=[0], initial=state, seeds=s, dtype=torch.float64, **options
+        )
+        for s in ([0, 1], [2, 3])
+    ]
+    assert torch.equal(images[0], images[1])
+    assert torch.equal(images[0], denoiser(state, nidiff.ddpm_linear(50).level(0)))
+
+
+# Σ = I is diffusers ----------------------------------------------------------------------------------------------
+
+
+def diffusers_path(scheduler, net, steps: int) -> list[Tensor]:
+    """Run a diffusers scheduler as its pipeline does, with the draws of seed 3, in float64 (its table too)."""
+    betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+    scheduler.alphas_cumprod = torch.cumprod(1 - betas, 0)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn((1, 1, 4, 4), generator=generator, dtype=torch.float64)
+    scheduler.set_timesteps(steps)
+    path = []
+    for t in scheduler.timesteps:
+        path.append(x)
+        output = net(x, t.expand(1))
+        x = scheduler.step(output, t, x, generator=generator).prev_sample
+    return [*path, x]
+
+
+PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
+
+
+@pytest.mark.parametrize("target", PREDICTIONS)
+@pytest.mark.parametrize(
+    ("name", "options", "peer", "settings", "steps", "spacing"),
+    [
+        ("ancestral", {}, "DDPMScheduler", {"variance_type": "fixed_small"}, 1000, "uniform"),
+        ("ancestral", {"variance": "beta"}, "DDPMScheduler", {"variance_type": "fixed_large"}, 1000, "uniform"),
+        ("ancestral", {}, "DDPMScheduler", {"variance_type": "fixed_small"}, 50, "trailing"),
+        ("ddim", {}, "DDIMScheduler", {}, 50, "trailing"),
+        ("dpmpp_2m", {}, "DPMSolverMultistepScheduler", {"final_sigmas_type": "zero"}, 20, "trailing"),
+    ],
+)
+def test_with_white_noise_it_is_diffusers_step_by_step(name, options, peer, settings, steps, spacing, target):
+    import diffusers
+
+    scheduler = getattr(diffusers, peer)(
+        num_train_timesteps=1000,
+        prediction_type=PREDICTIONS[target],
+        timestep_spacing="trailing" if spacing == "trailing" else "leading",
+        **settings,
+        **({"clip_sample": False} if peer in ("DDPMScheduler", "DDIMScheduler") else {}),
+    )
+    net = smooth_net((4, 4))
+    theirs = diffusers_path(scheduler, net, steps)
+    process = nidiff.Process(nidiff.ddpm_linear(1000), nidiff.Identity((4, 4)))
+    ours: list[Tensor] = []
+    last = nidiff.sample(
+        nidiff.Denoiser(net, process, target=target),
+        (1, 1, 4, 4),
+        sampler=name,
+        num_steps=steps,
+        spacing=spacing,
+        seeds=[3],
+        dtype=torch.float64,
+        callback=lambda progress: ours.append(progress.x),
+        **options,
+    )
+    for a, b in zip([*ours, last], theirs, strict=True):
+        # DPM-Solver rounds its own sigmas to float32, and a small last one makes eps of it.
+        tolerance = 1e-3 if name == "dpmpp_2m" else 1e-8
+        assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
+
+
+# Promises to the user --------------------------------------------------------------------------------------------
+
+
+@every_sampler
+def test_an_image_depends_on_its_seed_alone(name, options):
+    denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(20), COV))
+    draw = {"sampler": name, "dtype": torch.float64, **options}
+    batch = nidiff.sample(denoiser, (8, 2, 3), seeds=range(8), **draw)
+    alone = nidiff.sample(denoiser, (1, 2, 3), seeds=[7], **draw)
+    other = nidiff.sample(denoiser, (2, 2, 3), seeds=[9, 7], **draw)
+    assert torch.allclose(batch[7], alone[0], rtol=0, atol=1e-12)
+    assert torch.allclose(batch[7], other[1], rtol=0, atol=1e-12)
+    assert (batch[7] - batch[6]).abs().max() > 1e-3
+
+
+def test_without_seeds_torchs_generator_decides():
+    denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(20), COV))
+    torch.manual_seed(1)
+    first = nidiff.sample(denoiser, (2, 2, 3), dtype=torch.float64)
+    torch.manual_seed(1)
+    assert torch.equal(first, nidiff.sample(denoiser, (2, 2, 3), dtype=torch.float64))
+    assert not torch.equal(first, nidiff.sample(denoiser, (2, 2, 3), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize("schedule", [nidiff.ddpm_linear(100), nidiff.ddpm_cosine(100)], ids=["linear", "cosine"])
+def test_a_spacing_visits_distinct_falling_rows_from_the_top(spacing, schedule):
+    for count in (1, 2, 7, 50, 99, 100):
+        rows = SPACINGS[spacing](schedule, count)
+        assert len(rows) == count
+        assert rows == sorted(set(rows), reverse=True)
+        assert rows[0] == 99
+        assert rows[-1] >= 0
+        if count > 1 and spacing != "trailing":
+            assert rows[-1] == 0
+
+
+def test_progress_is_told_after_every_step():
+    seen = []
+    denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(20), COV))
+    nidiff.sample(denoiser, (1, 2, 3), num_steps=5, dtype=torch.float64, callback=seen.append)
+    assert [(p.step, p.num_steps) for p in seen] == [(i, 5) for i in range(1, 6)]
+    assert [p.level.label for p in seen] == [19, 14, 10, 5, 0]
+
+
+def test_sampling_leaves_no_graph_and_follows_the_networks_device_and_dtype():
+    layer = torch.nn.Linear(6, 6)
+    net = torch.nn.Module()
+    net.layer = layer
+    net.forward = lambda x, label: layer(x.flatten(1)).reshape(x.shape)
+    process = nidiff.Process(nidiff.ddpm_linear(5), COV)
+    x = nidiff.sample(nidiff.Denoiser(net, process), (2, 2, 3))
+    assert not x.requires_grad
+    assert x.dtype == torch.float32
+    assert x.device == layer.weight.device
+
+
+PROCESS = nidiff.Process(nidiff.ddpm_linear(10), COV)
+DENOISER = nidiff.Denoiser(smooth_net((2, 3)), PROCESS)
+BAD = {
+    "unknown sampler": ({"sampler": "plms"}, "sampler='plms'.*'ancestral', 'ddim', 'dpmpp_2m'"),
+    "unknown option": ({"sampler": "ddim", "variance": "beta"}, "variance is not an option.*takes eta"),
+    "option of none": ({"sampler": "heun", "eta": 0.1}, "eta is not an option.*none"),
+    "eta": ({"sampler": "ddim", "eta": 1.5}, "eta=1.5"),
+    "variance": ({"variance": "learned"}, "variance='learned'.*'beta', 'posterior'"),
+    "no steps": ({"num_steps": 0}, "num_steps=0.*1 to 10"),
+    "negative steps": ({"num_steps": -5}, "num_steps=-5"),
+    "too many steps": ({"num_steps": 11}, "num_steps=11.*1 to 10"),
+    "float steps": ({"num_steps": 2.5}, "num_steps=2.5"),
+    "unknown spacing": ({"spacing": "karras"}, "spacing='karras'.*'uniform'"),
+    "rising rows": ({"rows": [0, 5]}, "rows must be falling"),
+    "rows beyond": ({"rows": [10, 5]}, "rows must be falling"),
+    "rows and steps": ({"rows": [5], "num_steps": 1}, "without num_steps"),
+    "too few seeds": ({"seeds": [1]}, "seeds has 1 entries"),
+    "duplicate seeds": ({"seeds": [4, 4]}, "seeds contains 4 twice"),
+    "negative seeds": ({"seeds": [0, -1]}, "seeds must be integers from 0"),
+    "float seeds": ({"seeds": [0, 1.5]}, "seeds must be integers"),
+    "initial": ({"initial": torch.zeros(3, 2, 3)}, "initial has shape"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_in_one_sentence(arguments, message):
+    with pytest.raises(nidiff.InputError, match=message):
+        nidiff.sample(DENOISER, (2, 2, 3), dtype=torch.float64, **arguments)
+
+
+def test_a_shape_that_is_not_the_covariances_is_named():
+    with pytest.raises(nidiff.InputError, match=r"shape has shape \(2, 3, 2\).*\(2, 3\)"):
+        nidiff.sample(DENOISER, (2, 3, 2))
