@@ -83,10 +83,14 @@ def report(sections: dict[str, list[Row]], *, as_json: bool) -> None:
 
 
 def _line(row: Row) -> str:
-    ratio = f"{row.ratio:8.3g} [{row.low:.3g}, {row.high:.3g}]"
+    ratio = f"{_number(row.ratio):>8} [{_number(row.low)}, {_number(row.high)}]"
     bound = "" if row.bound is None else f"at most {row.bound:g}"
-    cost = "" if row.milliseconds is None else f"{row.milliseconds:.4g} ms"
+    cost = "" if row.milliseconds is None else f"{_number(row.milliseconds)} ms"
     return f"  {row.measured:<44} / {row.peer:<22} {ratio:<28} {bound:<13} {cost:<12} {row.note}".rstrip()
+
+
+def _number(x: float) -> str:
+    return f"{x:.0f}" if abs(x) >= 100 else f"{x:.1f}" if abs(x) >= 10 else f"{x:.3f}" if abs(x) >= 0.01 else f"{x:.2g}"
 
 
 def log(message: str) -> None:

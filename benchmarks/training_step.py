@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from timing import compare, interleave, log, report, warn_if_busy
+from timing import at_shape, compare, interleave, log, report, warn_if_busy
 from torch import Tensor
 
 import nidiff
@@ -57,7 +57,7 @@ def noising(process: nidiff.Process, images: Tensor, generator: torch.Generator)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=60, help="pairs of steps")
+    parser.add_argument("--rounds", type=int, default=40, help="pairs of steps")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()
@@ -87,7 +87,7 @@ def main() -> None:
         },
         arguments.rounds,
     )
-    title = f"A training step of a U-Net, {parameters / 1e6:.2f} M parameters, batch {'×'.join(map(str, BATCH))}, AdamW"
+    title = f"A training step of a U-Net, {parameters / 1e6:.2f} M parameters, batch {at_shape(BATCH)}, AdamW"
     rows = [
         compare(times, GFF, WHITE, bound=1.03),
         compare(times, GFF_NOISE, WHITE, note="the share of the step that could grow"),

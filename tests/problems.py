@@ -45,7 +45,7 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "pyramid": lambda: nidiff.pyramid((8, 6)),
     "channels of gff": lambda: nidiff.Channels(random_matrix(3), nidiff.gaussian_free_field((5, 6))),
     "channels of dense": lambda: nidiff.Channels(random_matrix(2), nidiff.Dense(random_matrix(6), (2, 3))),
-    "channels of reflecting": lambda: nidiff.Channels(random_matrix(2), nidiff.matern((4, 3), 1.0, boundary="reflecting")),
+    "channels of cosine": lambda: nidiff.Channels(random_matrix(2), nidiff.Cosine((4, 3), normal(4, 3).square() + 0.1)),
     "from data": lambda: nidiff.from_data(normal(50, 2, 6, 8)),
     "from data, per mode": lambda: nidiff.from_data(normal(50, 6, 5), average="modes", boundary="reflecting"),
     "sum": lambda: nidiff.gaussian_free_field((6, 6)) + 0.5 * nidiff.Identity((6, 6)),
@@ -59,7 +59,7 @@ def even_spectrum(shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 class Gaussian:
-    """x0 ~ N(mean, matrix) over the event of Σ, ``matrix`` not commuting with Σ: denoiser, flow and density are exact."""
+    """x0 ~ N(mean, matrix), ``matrix`` not commuting with Σ: denoiser, flow and density are exact."""
 
     def __init__(self, covariance: nidiff.Covariance, seed: int = 1, mean_scale: float = 0.5) -> None:
         self.covariance = covariance

@@ -12,8 +12,8 @@ from nidiff.diffusion.schedule import Schedule
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 # Far enough up that the prior is exact to below the tolerance.
 SCHEDULES = {
-    "vp": lambda: Schedule(torch.linspace(9.0, -20.0, 300, dtype=torch.float64), "variance"),
-    "ve": lambda: nidiff.ve(300, sigma_max=2000.0, sigma_min=0.01),
+    "vp": lambda: Schedule(torch.linspace(9.0, -30.0, 300, dtype=torch.float64), "variance"),
+    "ve": lambda: nidiff.ve(300, sigma_max=1e6, sigma_min=0.01),
     "ddpm": lambda: nidiff.ddpm_linear(4000),
 }
 every_schedule = pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES.keys())

@@ -124,9 +124,7 @@ def test_order_of_convergence_on_gaussian_data(name, order, keeps):
         start = schedule.level(count - 1)
         initial = start.sigma * normal(4, 2, 3)
         denoiser = problem.denoiser(nidiff.Process(schedule, COV))
-        x = nidiff.sample(
-            denoiser, (4, 2, 3), sampler=name, initial=initial, denoise=False, dtype=torch.float64
-        )
+        x = nidiff.sample(denoiser, (4, 2, 3), sampler=name, initial=initial, denoise=False, dtype=torch.float64)
         errors.append((x - problem.flow(initial, start, schedule.level(0))).abs().max().item())
     assert slope(steps, errors) == pytest.approx(order, abs=0.2)
 
@@ -185,7 +183,7 @@ def test_white_noise_misses_the_mixture():
     process = White(uniform_in_logsnr(150, "variance"), COV)
     torch.manual_seed(0)
     x = nidiff.sample(problem.denoiser(process), (6000, 2, 3), dtype=torch.float64).reshape(6000, 6)
-    mean, covariance = problem.moments()
+    _, covariance = problem.moments()
     assert (torch.cov(x.T) - covariance).norm() / covariance.norm() > 0.1
 
 
@@ -297,9 +295,9 @@ def test_the_last_step_is_the_expected_denoised_sample_without_noise(name, optio
 
 
 def diffusers_path(scheduler, net, steps: int) -> list[Tensor]:
-    """Run a diffusers scheduler as its pipeline does, with the draws of seed 3, in float64 (its table too)."""
-    betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
-    scheduler.alphas_cumprod = torch.cumprod(1 - betas, 0)
+    """Run a diffusers scheduler as its pipeline does, with the draws of seed 3, in float64."""
+    if not hasattr(scheduler, "lambda_t"):  # DPM-Solver's tables are float32 for good
+        scheduler.alphas_cumprod = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
     generator = torch.Generator().manual_seed(3)
     x = torch.randn((1, 1, 4, 4), generator=generator, dtype=torch.float64)
     scheduler.set_timesteps(steps)
@@ -351,8 +349,7 @@ def test_with_white_noise_it_is_diffusers_step_by_step(name, options, peer, sett
         **options,
     )
     for a, b in zip([*ours, last], theirs, strict=True):
-        # DPM-Solver rounds its own sigmas to float32, and a small last one makes eps of it.
-        tolerance = 1e-3 if name == "dpmpp_2m" else 1e-8
+        tolerance = 1e-4 if name == "dpmpp_2m" else 1e-8
         assert (a - b).abs().max() <= tolerance * max(1.0, b.abs().max().item())
 
 

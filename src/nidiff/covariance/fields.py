@@ -1,6 +1,7 @@
 """Named fields: each a few lines that make one of the covariance families from a handful of numbers, or from data."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any, ParamSpec
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
 from nidiff.covariance.operator import Covariance, check_shape
-from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier
+from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
 
 P = ParamSpec("P")
@@ -78,8 +79,8 @@ def matern(
     _check_number("length_scale", length_scale, positive=True)
     _check_number("smoothness", smoothness, positive=True)
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
-    omega = 2 * torch.pi * _magnitude(family.frequencies(shape))
-    spectrum = (2 * smoothness / length_scale**2 + omega.square()).pow(-(smoothness + len(shape) / 2))
+    omega = 2 * torch.pi * magnitude(family.frequencies(shape))
+    spectrum = (2 * smoothness + (length_scale * omega).square()).pow(-(smoothness + len(shape) / 2))
     _check_spectrum(spectrum, f"length_scale={length_scale}, smoothness={smoothness}")
     return family(shape, spectrum, normalize=normalize)
 
@@ -89,7 +90,8 @@ def offset(shape: Sequence[int], strength: float = 0.1, normalize: bool = True) 
     """Offset noise as what it is: Σ = I + strength²·11ᵀ, the law of ``randn(C, H, W) + strength · randn(C, 1, 1)``."""
     _check_number("strength", strength)
     spectrum = torch.ones(*shape, dtype=torch.float64)
-    spectrum[(0,) * len(shape)] += strength**2 * spectrum.numel()
+    spectrum[(0,) * len(shape)] += strength * strength * spectrum.numel()
+    _check_spectrum(spectrum, f"strength={strength}")
     return Fourier(shape, spectrum, normalize=normalize)
 
 
@@ -161,7 +163,8 @@ def from_data(
     if not bool(torch.isfinite(spectrum).all()):
         raise InputError("data has NaN or infinite values: remove them first.")
     if average == "radial":
-        spectrum = _radial_mean(spectrum, _index(family.frequencies(shape), shape))
+        shell = wavenumber(family, shape).round().long()
+        spectrum = radial_mean(spectrum, shell)[shell]
     spectrum = (1 - shrinkage) * spectrum + shrinkage * spectrum.mean()
     if not bool((spectrum > 0).all()):
         raise InputError("data has modes without power (constant images?): raise shrinkage so that Σ has an inverse.")
@@ -195,7 +198,7 @@ def _power_law(
 ) -> Covariance:
     one_of("zero_mode", zero_mode, ("one", "zero"))
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
-    index = _index(family.frequencies(shape), shape)
+    index = wavenumber(family, shape)
     zero = (0,) * index.ndim
     index[zero] = 1.0
     spectrum = index.pow(-exponent)
@@ -203,18 +206,6 @@ def _power_law(
     if zero_mode == "zero":
         spectrum[zero] = 0.0
     return family(shape, spectrum, normalize=normalize, allow_singular=zero_mode == "zero")
-
-
-def _magnitude(frequencies: list[Tensor]) -> Tensor:
-    grid = torch.meshgrid(*frequencies, indexing="ij")
-    return torch.stack([axis.square() for axis in grid]).sum(0).sqrt()
-
-
-def _index(frequencies: list[Tensor], shape: Sequence[int]) -> Tensor:
-    """|k| in units of the lowest non-zero frequency of the longest axis (cycles per image for the DFT)."""
-    longest = max(range(len(shape)), key=lambda axis: shape[axis])
-    unit = frequencies[longest][1].abs() if shape[longest] > 1 else torch.tensor(1.0)
-    return _magnitude([frequency / unit for frequency in frequencies])
 
 
 def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
@@ -229,13 +220,6 @@ def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
     return total / (len(items) * items.shape[1])
 
 
-def _radial_mean(spectrum: Tensor, index: Tensor) -> Tensor:
-    """Replace each entry by the mean over entries whose |k| rounds to the same integer."""
-    shell = index.round().long().flatten()
-    total = torch.zeros(int(shell.max()) + 1, dtype=torch.float64).index_add_(0, shell, spectrum.flatten())
-    return (total / torch.bincount(shell).clamp(min=1))[shell].reshape(spectrum.shape)
-
-
 def _linear_upsampling(coarse: int, fine: int) -> Tensor:
     """The fine × coarse matrix of linear interpolation as torch does it (half-pixel centres, edges held)."""
     unit = torch.eye(coarse, dtype=torch.float64).unsqueeze(0)
@@ -243,7 +227,7 @@ def _linear_upsampling(coarse: int, fine: int) -> Tensor:
 
 
 def _check_number(argument: str, value: float, positive: bool = False) -> None:
-    if not torch.isfinite(torch.tensor(float(value))) or (positive and value <= 0):
+    if not math.isfinite(value) or (positive and value <= 0):
         raise InputError(f"{argument}={value} must be a {'positive' if positive else 'finite'} number.")
 
 

@@ -142,6 +142,25 @@ class Cosine(Covariance):
         return _spectral_arguments(self)
 
 
+def wavenumber(family: type[Fourier] | type[Cosine], shape: Sequence[int]) -> Tensor:
+    """|k| of every mode, in units of the lowest non-zero frequency of the longest axis (for the DFT: its cycles)."""
+    frequencies, longest = family.frequencies(shape), max(range(len(shape)), key=lambda axis: shape[axis])
+    unit = frequencies[longest][1].abs() if shape[longest] > 1 else 1.0
+    return magnitude([frequency / unit for frequency in frequencies])
+
+
+def magnitude(components: list[Tensor]) -> Tensor:
+    """The Euclidean norm over the grid of one component per axis."""
+    grid = torch.meshgrid(*components, indexing="ij")
+    return torch.stack([axis.square() for axis in grid]).sum(0).sqrt()
+
+
+def radial_mean(power: Tensor, shell: Tensor) -> Tensor:
+    """Mean of ``power`` over the modes of each shell 0, 1, …; NaN for a shell without modes."""
+    total = torch.zeros(int(shell.max()) + 1, dtype=torch.float64)
+    return total.index_add_(0, shell.flatten(), power.flatten().double()) / torch.bincount(shell.flatten())
+
+
 def _dct_matrix(n: int) -> Tensor:
     """The orthonormal DCT-II matrix: row k is the k-th cosine."""
     modes = torch.arange(n, dtype=torch.float64)

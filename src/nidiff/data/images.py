@@ -1,5 +1,7 @@
 """Images from a folder or an array file."""
 
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ def _read_image(file: Path) -> np.ndarray[Any, Any]:
         with Image.open(file) as image:
             mode = image.mode
             pixels = np.asarray(image.convert(MODES.get(mode, mode)))
-    except Exception as error:  # Pillow's decoders raise many kinds for a broken file
+    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
         raise InputError(f"{str(file)!r} cannot be read as an image ({error}): repair or remove it.") from error
     if mode not in MODES:
         raise InputError(f"{str(file)!r} has mode {mode}: convert it to 8 bits per channel.")
@@ -75,7 +77,7 @@ def _read_array(file: Path) -> np.ndarray[Any, Any]:
         else:
             with np.load(file, allow_pickle=False) as stored:
                 arrays = dict(stored)
-    except Exception as error:  # a broken zip, a short file, a pickle: each its own kind
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"path={str(file)!r} cannot be read as arrays ({error}): write it with numpy.save.") from error
     if len(arrays) != 1 and "arr_0" not in arrays:
         raise InputError(f"path={str(file)!r} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")

@@ -30,7 +30,7 @@ class Denoiser:
         self.clip = clip
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
-        """x̂0, the expected clean image given x: the expected denoised sample (eq. 22, corrected by E10)."""
+        """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
         x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
         return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
 

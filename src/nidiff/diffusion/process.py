@@ -1,5 +1,6 @@
 """The forward process x = signal · x0 + sigma · Σ^½ eps: a schedule and a covariance."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.errors import InputError
 from nidiff.randomness import Generators
 
 
@@ -61,7 +63,7 @@ class Process:
         """log density of the prior per image: log N(x / c; 0, Σ) − D log c (R6)."""
         scale = self.schedule.prior_scale
         dimensions = x[0].numel()
-        return self.covariance.log_prob(x / scale) - dimensions * torch.tensor(scale, dtype=torch.float64).log().item()
+        return self.covariance.log_prob(x / scale) - dimensions * math.log(scale)
 
     def conditional_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """∇ log q(x | x0) = −Σ⁻¹ (x − signal · x0) / sigma² (eq. 11)."""
@@ -82,7 +84,7 @@ class Process:
         return broadcast(slope - 1.0, x) * x + broadcast(level.signal, x) * x0
 
     def coefficients(self, time: float) -> tuple[float, float]:
-        """(f, g²) of dx = f x dt + g Σ^½ dw at ``time`` (eq. 23: f = −½β, g² = β for VP; f = 0, g² = dσ²/dt for VE).
+        """(f, g²) of dx = f x dt + g Σ^½ dw at ``time`` (eq. 24: f = −½β, g² = β for VP; f = 0, g² = dσ²/dt for VE).
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """
@@ -90,6 +92,8 @@ class Process:
             clock = torch.tensor(float(time), dtype=torch.float64, requires_grad=True)
             logsnr = self.schedule.logsnr_at(clock)
             (rate,) = torch.autograd.grad(logsnr, clock)
+        if not math.isfinite(rate.item()):
+            raise InputError(f"time={time} has no noise at all: give a time above 0, at most 1.")
         level = self.schedule.level_at(logsnr.item())
         slope = self.schedule.rule.slope(level.sigma)
         return float(slope * rate.item()), float(-(level.sigma**2) * rate.item())

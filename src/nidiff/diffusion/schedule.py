@@ -166,7 +166,7 @@ def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Sched
 
 
 def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, time_min: float = 1e-3) -> Schedule:
-    """The continuous VP process, β(t) = beta_min + t (beta_max − beta_min), tabulated from ``time_min`` to 1 (A.8)."""
+    """The continuous VP process, β(t) = beta_min + t (beta_max − beta_min), tabulated from ``time_min`` to 1 (A.9)."""
     _check_levels(num_levels)
     if not 0 < beta_min <= beta_max:
         raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max.")

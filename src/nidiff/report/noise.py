@@ -14,10 +14,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier
+from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.report.spectrum import mode_power, radial_mean
+from nidiff.report.spectrum import mode_power
 
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ"}
@@ -124,13 +124,15 @@ def _draw_spectra(
     axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor], basis: Fourier | Cosine
 ) -> None:
     colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(draws)))
+    shell = wavenumber(type(basis), basis.event_shape).round().long()
+    radius = torch.arange(int(shell.max()) + 1)
     for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
-        wavenumber, expected = radial_mean(mode_power(covariance, basis), basis)
-        _, measured = radial_mean(basis.periodogram(events.double()).mean(0), basis)
+        expected = radial_mean(mode_power(covariance, basis), shell)
+        measured = radial_mean(basis.periodogram(events.double()).mean(0), shell)
         # A mode without power has no place on a logarithmic axis, and what is measured there is rounding.
         shown = expected > 0
-        axes.plot(wavenumber[shown].numpy(), expected[shown].numpy(), color=colour, linewidth=1.4, label=label)
-        axes.plot(wavenumber[shown].numpy(), measured[shown].numpy(), ".", color=colour, markersize=5)
+        axes.plot(radius[shown].numpy(), expected[shown].numpy(), color=colour, linewidth=1.4, label=label)
+        axes.plot(radius[shown].numpy(), measured[shown].numpy(), ".", color=colour, markersize=5)
     # Linear from 0 to 1, so that the mean of the image (k = 0) has a place.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")

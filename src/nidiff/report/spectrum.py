@@ -1,9 +1,8 @@
-"""Radial power spectra: what Σ says and what images have."""
+"""The power of N(0, Σ) in the modes of any basis."""
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.fields import _index
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import Cosine, Fourier
 
@@ -22,13 +21,3 @@ def mode_power(covariance: Covariance, basis: Fourier | Cosine) -> Tensor:
         impulses = torch.nn.functional.one_hot(pixels, covariance.size).double()
         power += basis.periodogram(covariance.sqrt(impulses.reshape(-1, *covariance.event_shape))).sum(0)
     return power
-
-
-def radial_mean(power: Tensor, basis: Fourier | Cosine) -> tuple[Tensor, Tensor]:
-    """The wavenumbers |k| = 0, 1, … (1 is the lowest frequency of the longest axis) and the mean power of the modes
-    whose |k| rounds to each."""
-    shell = _index(basis.frequencies(basis.event_shape), basis.event_shape).round().long().flatten()
-    count = torch.bincount(shell)
-    total = torch.zeros(len(count), dtype=torch.float64).index_add_(0, shell, power.flatten().double())
-    (wavenumber,) = count.nonzero(as_tuple=True)
-    return wavenumber, (total / count)[wavenumber]

@@ -17,7 +17,7 @@ from nidiff.sampling.step import Run, as_float
 
 
 def ancestral(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, variance: str = "posterior") -> Tensor:
-    """DDPM's step (eq. 3–4, 18–19): the posterior mean, plus noise of variance β̃ ("posterior") or β ("beta", eq. 20).
+    """DDPM's step (eq. 2–3, 17–18): the posterior mean, plus noise of variance β̃ ("posterior") or β ("beta", eq. 19).
 
     β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) (E17). Between levels that are not neighbours β is that of
     the jump, sigma² − (signal/signal')² sigma'².
@@ -29,7 +29,7 @@ def ancestral(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, var
 
 
 def ddim(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
-    """DDIM (eq. 21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
+    """DDIM (eq. 20–21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
     if not 0 <= eta <= 1:
         raise InputError(f"eta={eta} must be from 0 (deterministic) to 1 (ancestral).")
     fresh = eta * math.sqrt(jump_variances(here, there)[1])

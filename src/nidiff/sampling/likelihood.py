@@ -52,9 +52,7 @@ def log_likelihood(
     start = (x.detach(), torch.zeros(len(x), dtype=x.dtype, device=x.device))
     with torch.no_grad():
         # step_t: end exactly at the last level, or the solver would ask for labels beyond it.
-        path, change = odeint(
-            dynamics, start, span, rtol=rtol, atol=atol, method=method, options={"step_t": span[-1:]}
-        )
+        path, change = odeint(dynamics, start, span, rtol=rtol, atol=atol, method=method, options={"step_t": span[-1:]})
         return process.prior_log_prob(path[-1]) + change[-1]
 
 
