@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 import nidiff
-from nidiff.cli import COMMANDS, NOISE_FIELDS, Noise, main
+from nidiff.cli import COMMANDS, main
+from nidiff.commands.noise import NOISE_FIELDS, Noise
 from nidiff.covariance.summary import summary
 
 HEAVY = ("torch", "matplotlib", "diffusers", "torchdiffeq", "numpy", "PIL")

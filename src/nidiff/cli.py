@@ -1,7 +1,7 @@
 """The command line: ``nidiff COMMAND``.
 
-A command is a dataclass in `nidiff.commands`: its fields are the flags, ``run`` does the work and imports what it needs,
-and one line in `COMMANDS` adds it. Results go to stdout, all else to stderr.
+A command is a dataclass in `nidiff.commands`: its fields are the flags, ``run`` does the work and imports what it
+needs, and one line in `COMMANDS` adds it. Results go to stdout, all else to stderr.
 """
 
 import sys
