@@ -165,7 +165,7 @@ def scaling(rounds: int) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=100, help="rounds of the quickest pairs; slower ones get a share")
+    parser.add_argument("--rounds", type=int, default=80, help="rounds of the quickest pairs; slower ones get a share")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()

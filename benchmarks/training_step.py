@@ -57,7 +57,7 @@ def noising(process: nidiff.Process, images: Tensor, generator: torch.Generator)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="pairs of steps")
+    parser.add_argument("--rounds", type=int, default=30, help="pairs of steps")
     parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     arguments = parser.parse_args()

@@ -1,12 +1,13 @@
 """Closed-form problems: covariances of every family, and data whose exact denoiser, flow and density are known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 import nidiff
 from nidiff.diffusion.process import broadcast
+from nidiff.diffusion.schedule import Schedule
 
 
 def random_matrix(size: int, seed: int = 0) -> Tensor:
@@ -149,6 +150,78 @@ def smooth_net(event_shape: tuple[int, ...], channels: int = 1, seed: int = 0) -
         return (hidden @ second).reshape(x.shape)
 
     return net
+
+
+def uniform_in_logsnr(num_levels: int, keeps: str, low: float = -14.0, high: float = 7.0) -> Schedule:
+    return Schedule(torch.linspace(high, low, num_levels, dtype=torch.float64), keeps)
+
+
+class Impulses(nidiff.Process):
+    """A process whose noise, draw by draw, is the columns of ``root``, one per image of the batch.
+
+    Every step is affine in x and in its noise. For data with mean 0 the images are then the responses to one unit of
+    noise each, and their outer products add up to the exact covariance of the sampler's output: no Monte Carlo.
+    """
+
+    def __init__(self, schedule: Schedule, covariance: nidiff.Covariance, root: Tensor) -> None:
+        super().__init__(schedule, covariance)
+        self.root, self.used = root, 0
+
+    def noise(self, shape: Sequence[int], *args: object, **kwargs: object) -> Tensor:
+        noise = torch.zeros(shape[0], self.covariance.size, dtype=torch.float64)
+        noise[self.used : self.used + self.root.shape[1]] = self.root.T
+        self.used += self.root.shape[1]
+        return noise.reshape(tuple(shape))
+
+
+def output_covariance(
+    problem: Gaussian,
+    schedule: Schedule,
+    name: str,
+    options: dict[str, object],
+    root: Tensor | None = None,
+    max_draws: int | None = None,
+) -> Tensor:
+    """The exact covariance of the sampler's state at the last level, for data with mean 0."""
+    values, vectors = torch.linalg.eigh(problem.noise_matrix)
+    root = vectors @ torch.diag(values.sqrt()) if root is None else root
+    process = Impulses(schedule, problem.covariance, root)
+    batch = problem.covariance.size * (max_draws or len(schedule) + 1)
+    x = nidiff.sample(
+        problem.denoiser(process),
+        (batch, *problem.shape),
+        sampler=name,
+        denoise=False,
+        dtype=torch.float64,
+        **options,
+    ).reshape(batch, -1)
+    return x.T @ x
+
+
+def whitened_paths(
+    cov: nidiff.Covariance, schedule: Schedule, name: str, options: dict[str, object]
+) -> list[tuple[Tensor, Tensor]]:
+    """Σ^-½ x and y along the path of the same sampler, for an arbitrary nonlinear network: eps_y(y, t) = eps(Σ^½ y, t).
+
+    The isotropic twin has the same basis and all eigenvalues 1, so that equal seeds mean equal white noise.
+    """
+    twin = cov._with_eigenvalues(torch.ones_like(cov.eigenvalues))
+    net = smooth_net(cov.event_shape)
+    coloured = nidiff.Denoiser(net, nidiff.Process(schedule, cov))
+    white = nidiff.Denoiser(lambda y, label: net(cov.sqrt(y), label), nidiff.Process(schedule, twin))
+    paths: list[list[Tensor]] = [[], []]
+    for denoiser, path in zip((coloured, white), paths, strict=True):
+        nidiff.sample(
+            denoiser,
+            (3, *cov.event_shape),
+            sampler=name,
+            num_steps=15,
+            seeds=[5, 6, 7],
+            dtype=torch.float64,
+            callback=lambda progress, path=path: path.append(progress.x),
+            **options,
+        )
+    return [(cov.inv_sqrt(x), y) for x, y in zip(*paths, strict=True)]
 
 
 def slope(steps: list[int], errors: list[float]) -> float:

@@ -12,6 +12,7 @@ from .covariance.operator import Covariance as Covariance
 from .covariance.spectral import Cosine as Cosine
 from .covariance.spectral import Fourier as Fourier
 from .diffusion.denoiser import Denoiser as Denoiser
+from .diffusion.denoiser import unconditional as unconditional
 from .diffusion.objective import denoising_loss as denoising_loss
 from .diffusion.process import Process as Process
 from .diffusion.schedule import Level as Level

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Level
+from nidiff.diffusion.process import Process, broadcast
+from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, one_of
 
@@ -49,3 +49,23 @@ class Denoiser:
     def score(self, x: Tensor, level: Level) -> Tensor:
         """∇ log p(x) = Σ⁻¹ (signal · x̂0 − x) / sigma² (eq. 22, corrected by E10)."""
         return self.process.conditional_score(x, self(x, level), level)
+
+
+def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+    """A network of x alone, as one that is told the level and does not listen: s(x, σ) = −Σ^-½ ε(x) / σ (app. D, E).
+
+    Given the training schedule as ``harmonic``, ε is multiplied by σ_H / σ, σ_H the harmonic mean of its sigmas: the
+    paper's correction, here to be compared with. Leave it out. The network's optimum averages 1/σ over p(σ | x), not
+    over the training levels; at the dimension of images that is 1/σ within a percent, and the correction is wrong by
+    the factor σ_H / σ: 0.0017 to 8.4 for the paper's own 232 levels (E32).
+    """
+
+    def told(x: Tensor, label: Tensor) -> Tensor:
+        result = net(x)
+        output = result if isinstance(result, Tensor) else result.sample
+        if harmonic is None:
+            return output
+        factor = 1 / (1 / harmonic.sigma).mean() / harmonic.level(label).sigma
+        return broadcast(factor, output) * output
+
+    return told

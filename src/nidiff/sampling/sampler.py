@@ -13,9 +13,15 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of
 from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.sampling.ancestral import ancestral, ddim
-from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
+from nidiff.sampling.langevin import PREDICTORS, als, cas, predictor_corrector
 from nidiff.sampling.step import Run, Step
+
+
+class Sampler(NamedTuple):
+    """How to get from one level to the next; one that ``settles`` also takes its step at the last level, to stay."""
+
+    step: Step
+    settles: bool = False
 
 
 class Progress(NamedTuple):
@@ -48,7 +54,7 @@ def sample(
     """Draw images of ``shape`` [B, ..., *event] from the prior down to the data.
 
     Args:
-        sampler: a name in `SAMPLERS`; its own options (``variance``, ``eta``) go in ``options``.
+        sampler: a name in `SAMPLERS`; its own options (``variance``, ``eta``, …) go in ``options``.
         num_steps: how many levels are visited (default: all); ``spacing`` says which, a name in `SPACINGS`.
         rows: the levels themselves instead, as falling rows of the schedule.
         seeds: one per image: an image is then the same in a batch of any size. Default: torch's global generator.
@@ -57,9 +63,10 @@ def sample(
             False returns the state at the last level, noise included.
         callback: called with a `Progress` after each step.
     """
-    step, shape = _sampler(sampler, options), tuple(shape)
+    (step, settles), shape = _sampler(sampler, options), tuple(shape)
     schedule = denoiser.process.schedule
     levels = [schedule.level(row) for row in _rows(schedule, num_steps, spacing, rows)]
+    levels += levels[-1:] if settles else []
     source: Generators = None
     if seeds is not None:
         if not shape or len(seeds) != shape[0]:
@@ -89,13 +96,13 @@ def sample(
     return x
 
 
-def _sampler(name: str, options: dict[str, object]) -> Step:
-    step = SAMPLERS[one_of("sampler", name, SAMPLERS)]
-    known = [p.name for p in signature(step).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+def _sampler(name: str, options: dict[str, object]) -> Sampler:
+    chosen = SAMPLERS[one_of("sampler", name, SAMPLERS)]
+    known = [p.name for p in signature(chosen.step).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     for option in options:
         if option not in known:
             raise InputError(f"{option} is not an option of sampler={name!r}: it takes {', '.join(known) or 'none'}.")
-    return step
+    return chosen
 
 
 def _rows(schedule: Schedule, num_steps: int | None, spacing: str, rows: Sequence[int] | None) -> list[int]:
@@ -144,11 +151,8 @@ SPACINGS: dict[str, Callable[[Schedule, int], list[int]]] = {
     "trailing": _trailing,
     "logsnr": _uniform_logsnr,
 }
-SAMPLERS: dict[str, Step] = {
-    "ancestral": ancestral,
-    "ddim": ddim,
-    "euler": euler,
-    "heun": heun,
-    "dpmpp_2m": dpmpp_2m,
-    "euler_maruyama": euler_maruyama,
+SAMPLERS: dict[str, Sampler] = {name: Sampler(step) for name, step in PREDICTORS.items()} | {
+    "als": Sampler(als, settles=True),
+    "cas": Sampler(cas),
+    "pc": Sampler(predictor_corrector),
 }

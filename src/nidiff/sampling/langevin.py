@@ -1,0 +1,150 @@
+"""Annealed Langevin sampling (ALS), consistent annealed sampling (CAS) and predictor–corrector steps (appendices D, E).
+
+All are preconditioned by Σ: x + α Σ s + √(2α) Σ^½ z, α = η sigma² (E23, E24). Since sigma² Σ s = signal · x̂0 − x, no
+power of Σ is applied at all, and in whitened coordinates each is the isotropic algorithm. ``preconditioned=False`` is
+the update as the paper prints it, x + α s + √(2α) Σ^½ z: its stationary covariance is sigma² Σ², not sigma² Σ, and it
+needs η < 2 λ_min to be stable. It is here to be compared with.
+"""
+
+import math
+from functools import lru_cache
+
+from torch import Tensor
+
+from nidiff.diffusion.schedule import Level
+from nidiff.errors import InputError, one_of
+from nidiff.sampling.ancestral import ancestral, ddim
+from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
+from nidiff.sampling.step import Run, Step
+
+
+def als(
+    run: Run,
+    x: Tensor,
+    x0: Tensor,
+    here: Level,
+    there: Level,
+    *,
+    epsilon: float | None = None,
+    steps_per_level: int = 5,
+    preconditioned: bool = True,
+) -> Tensor:
+    """``steps_per_level`` Langevin updates with η = epsilon / sigma_min² at the level ``here`` (Song and Ermon 2019).
+
+    Without ``epsilon``, η is the one that brings the variance nearest to that of the level (`best_eta`).
+    """
+    _check_exploding(run, "als")
+    if steps_per_level < 1:
+        raise InputError(f"steps_per_level={steps_per_level} must be at least 1.")
+    if epsilon is None and not preconditioned:
+        raise InputError("preconditioned=False has no default epsilon: give one, as calibrate finds it.")
+    above = run.previous[0] if run.previous is not None else here
+    ratio = float(above.sigma) / float(here.sigma)
+    eta = best_eta(max(ratio, 1.0 + 1e-9), steps_per_level) if epsilon is None else _eta(run, epsilon)
+    for step in range(steps_per_level):
+        x0 = run.denoiser(x, here) if step else x0
+        x = langevin(run, x, x0, here, eta, preconditioned)
+    return x
+
+
+def cas(
+    run: Run,
+    x: Tensor,
+    x0: Tensor,
+    here: Level,
+    there: Level,
+    *,
+    epsilon: float | None = None,
+    preconditioned: bool = True,
+) -> Tensor:
+    """x + η sigma² Σ s + β sigma' Σ^½ z, β² = 1 − ratio² (1 − η)², η = epsilon / sigma_min² (Jolicoeur-Martineau 2021).
+
+    Every mode then has the variance of the level ``there`` exactly, which needs 1 − 1/ratio ≤ η ≤ 1 + 1/ratio (E24).
+    Without ``epsilon``, η = 1 − 1/ratio²: the best Langevin step for one step per level, and the posterior's (E31).
+    """
+    _check_exploding(run, "cas")
+    ratio = float(here.sigma) / float(there.sigma)
+    eta = 1 - ratio**-2 if epsilon is None else _eta(run, epsilon)
+    beta_squared = 1 - (ratio * (1 - eta)) ** 2
+    if beta_squared < 0:
+        low, high = (
+            float(run.denoiser.process.schedule.sigma[0]) ** 2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)
+        )
+        raise InputError(
+            f"epsilon={epsilon:g} is not feasible for cas with levels a factor {ratio:.6g} apart: "
+            f"give one from {low:.4g} to {high:.4g}, or use more levels."
+        )
+    return _drift(run, x, x0, here, eta, preconditioned) + math.sqrt(beta_squared) * float(there.sigma) * run.noise()
+
+
+def predictor_corrector(
+    run: Run,
+    x: Tensor,
+    x0: Tensor,
+    here: Level,
+    there: Level,
+    *,
+    predictor: str = "ancestral",
+    corrector_steps: int = 1,
+    eta: float = 0.05,
+) -> Tensor:
+    """A step of ``predictor``, then Langevin updates with α = eta · sigma² at the level it leads to (Song et al. 2021).
+
+    eta = 0.05 is their signal-to-noise ratio of 0.16: α = 2 · 0.16² sigma².
+    """
+    if corrector_steps < 0:
+        raise InputError(f"corrector_steps={corrector_steps} must be at least 0.")
+    if not 0 < eta < 2:
+        raise InputError(f"eta={eta} must be between 0 and 2, where the Langevin step is stable.")
+    x = PREDICTORS[one_of("predictor", predictor, PREDICTORS)](run, x, x0, here, there)
+    for _ in range(corrector_steps):
+        x = langevin(run, x, run.denoiser(x, there), there, eta)
+    return x
+
+
+def langevin(run: Run, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool = True) -> Tensor:
+    """One Langevin update at a level, α = eta · sigma²: x + α Σ s + √(2α) Σ^½ z (E23)."""
+    return _drift(run, x, x0, level, eta, preconditioned) + math.sqrt(2 * eta) * float(level.sigma) * run.noise()
+
+
+def _drift(run: Run, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool) -> Tensor:
+    towards = float(level.signal) * x0 - x  # sigma² Σ s
+    return x + eta * (towards if preconditioned else run.denoiser.process.covariance.solve(towards))
+
+
+@lru_cache
+def best_eta(ratio: float, steps: int) -> float:
+    """The η in (0, 1) that minimises the variance after ``steps`` updates at a level, started at the one above it:
+
+    ratio² (1 − η)^2T + 2η Σ_t (1 − η)^2t, in units of sigma² Σ (appendix E, preconditioned; E31). It stays above 1.
+    """
+
+    def variance(eta: float) -> float:
+        return ratio**2 * (1 - eta) ** (2 * steps) + 2 * eta * sum((1 - eta) ** (2 * t) for t in range(steps))
+
+    low, high, golden = 0.0, 1.0, (math.sqrt(5) - 1) / 2
+    for _ in range(80):
+        a, b = high - golden * (high - low), low + golden * (high - low)
+        low, high = (low, b) if variance(a) < variance(b) else (a, high)
+    return (low + high) / 2
+
+
+def _eta(run: Run, epsilon: float) -> float:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise InputError(f"epsilon={epsilon} must be a positive number, such as calibrate finds.")
+    return epsilon / float(run.denoiser.process.schedule.sigma[0]) ** 2
+
+
+def _check_exploding(run: Run, name: str) -> None:
+    if run.denoiser.process.schedule.keeps != "signal":
+        raise InputError(f"sampler={name!r} needs a schedule with signal 1 (smld_geometric, ve): use another for VP.")
+
+
+PREDICTORS: dict[str, Step] = {
+    "ancestral": ancestral,
+    "ddim": ddim,
+    "euler": euler,
+    "heun": heun,
+    "dpmpp_2m": dpmpp_2m,
+    "euler_maruyama": euler_maruyama,
+}
