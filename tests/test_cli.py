@@ -230,7 +230,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"nidiff {nidiff.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["noise", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["noise", "--help"], ["calibrate", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments):
     probe = (
         "import sys; from nidiff.cli import main; main(sys.argv[2:]);"

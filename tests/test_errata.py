@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nidiff import (
     Denoiser,
+    Dense,
     Fourier,
     Identity,
     InputError,
@@ -25,10 +26,24 @@ from nidiff import (
     denoising_loss,
     gaussian_free_field,
     sample,
+    smld_geometric,
+    unconditional,
+    ve,
     vp,
+)
+from nidiff.calibration import (
+    CLASSIC_RATIO,
+    cas_interval,
+    langevin_epsilon,
+    max_whitened_distance,
+    num_levels,
+    overlap,
+    overlap_ratio,
+    variance_ratio,
 )
 from nidiff.diffusion.target import TARGETS
 from nidiff.sampling.ancestral import ancestral, ddim, jump_variances, mix
+from nidiff.sampling.langevin import cas, langevin
 from nidiff.sampling.step import Run
 
 # Listed in the source of the paper for n = 2, 4, ..., 128: the "standard deviation σ_N at resolution N".
@@ -99,6 +114,11 @@ def vp_level(remaining: float) -> Level:
 
 def make_process(shape: tuple[int, ...] = SHAPE) -> Process:
     return Process(ddpm_linear(1000), gaussian_free_field(shape, 1.0))
+
+
+def smld_process() -> Process:
+    """The paper's 207 levels from 20 to 0.01."""
+    return Process(smld_geometric(207, 20.0, 0.01), gaussian_free_field(SHAPE, 1.0))
 
 
 def as_matrix(linear: Callable[[Tensor], Tensor]) -> Tensor:
@@ -550,6 +570,324 @@ def test_e20_the_sde_covariance_grows_to_sigma_squared_times_sigma():
     # Printed after eq. 64: E[f xᵀ] in place of E[f (x − μ)ᵀ], which adds the square of the mean.
     _, printed = integrate(lambda f, g2, mean, spread: 2 * f * (spread + torch.outer(mean, mean)) + g2 * cov)
     assert not close(printed, end.sigma**2 * cov, 1e-4)
+
+
+# SMLD and NI-SMLD -----------------------------------------------------------------------------------------------------
+
+
+def test_e22_the_initial_sample_has_the_square_of_the_largest_sigma():
+    top, process = 20.0, smld_process()
+    cov, x, zero = process.covariance, 20 * vectors(17), torch.zeros(SIZE, dtype=torch.float64)
+    right = torch.distributions.MultivariateNormal(zero, top**2 * cov.dense())
+    printed = torch.distributions.MultivariateNormal(zero, top * as_matrix(cov.sqrt))  # N(0, σ_max √Σ)
+    assert close(process.prior_log_prob(x.reshape(-1, *SHAPE)), right.log_prob(x))
+    assert (printed.log_prob(x) - right.log_prob(x)).abs().min() > 10
+
+    source = [torch.Generator().manual_seed(0) for _ in range(2)]
+    drawn = process.prior((3, *SHAPE), source[0], dtype=torch.float64)
+    assert close(drawn, top * process.noise((3, *SHAPE), source[1], dtype=torch.float64))
+    pixel = math.sqrt(top * gaussian_free_field((32, 32), 1.0).eigenvalues.sqrt().mean().item())
+    assert pixel == pytest.approx(3.84, abs=0.005)
+
+
+def test_e23_without_sigma_before_the_score_langevin_leaves_the_law():
+    # Data whose covariance does not commute with Σ, started in the law of the level: what one update changes.
+    process, level, spread = smld_process(), Level(1.0, 0.7, 0), data_covariance()
+    cov = process.covariance.dense()
+    law = spread + level.sigma**2 * cov
+    denoiser = Denoiser(
+        lambda x, label: (spread @ torch.linalg.solve(law, x.flatten(1).T)).T.reshape(x.shape), process, target="x0"
+    )
+
+    def change(preconditioned: bool, eta: float) -> Tensor:
+        def moved(x: Tensor, noise: Tensor) -> Tensor:
+            return langevin(Run(denoiser, lambda: noise), x, denoiser(x, level), level, eta, preconditioned)
+
+        of_x = as_matrix(lambda x: moved(x, zeros()))
+        of_noise = as_matrix(lambda eps: moved(zeros(), process.covariance.sqrt(eps)))
+        return (of_x @ law @ of_x.T + of_noise @ of_noise.T - law) / eta
+
+    eta = 1e-5
+    wrong = 2 * level.sigma**2 * (cov - EYE)  # score without Σ, noise with it (eq. 101)
+    assert wrong.abs().max() > 0.25
+    assert close(change(False, eta), wrong, 1e-4)
+    assert close(change(True, eta), 0.0, 1e-4)
+
+
+def test_e23_the_printed_update_settles_at_sigma_squared():
+    field = gaussian_free_field((8, 8), 1.0)
+    values, eta, sigma_min = field.eigenvalues, 0.01, 0.01
+    many = {"ratio": 1.1, "sigma_min": sigma_min, "steps": 8000}
+    printed = variance_ratio(field, epsilon=eta * sigma_min**2, preconditioned=False, **many)
+    assert close(printed, values / (1 - eta / (2 * values)), 1e-8)  # σ²Σ² (I − ½ηΣ⁻¹)⁻¹ over σ²Σ
+    assert printed.min().item() == pytest.approx(0.160, abs=1e-3)
+    assert printed.max().item() == pytest.approx(4.953, abs=1e-3)
+    assert close(variance_ratio(field, epsilon=eta * sigma_min**2, **many), 1 / (1 - eta / 2), 1e-8)
+
+    # It is stable for η < 2 λ_min only; ours for η < 2.
+    too_large = 2.2 * values.min().item() * sigma_min**2
+    assert variance_ratio(field, 1.1, too_large, sigma_min, 500, preconditioned=False).max() > 1e6
+    assert variance_ratio(field, 1.1, too_large, sigma_min, 500).max() < 1.5
+
+
+def test_e24_beta_of_cas_is_right_for_the_preconditioned_update_only():
+    field = gaussian_free_field((32, 32), 1.0)
+    values, eta = field.eigenvalues, 0.062
+    # Printed: each diagonal element of (I − ηΣ⁻¹) Σ (I − ηΣ⁻¹) is (1 − η)².
+    for step, diagonal in ((eta, 0.8899), (0.5, 0.9057)):
+        exact = ((1 - step / values).square() * values).mean().item()
+        assert exact == pytest.approx(diagonal, abs=1e-4)
+        assert exact > (1 - step) ** 2 + 0.01
+    small = field_covariance()
+    pull = EYE - eta * torch.linalg.inv(small)
+    assert close((pull @ small @ pull).diagonal(), 1 - 2 * eta + eta**2 * torch.linalg.inv(small).trace() / SIZE)
+
+    # β² = 1 − ratio² (1 − η)², and what one step makes of every mode, over its target.
+    beta_squared = 1 - (CLASSIC_RATIO * (1 - eta)) ** 2
+    printed = (CLASSIC_RATIO * (1 - eta / values)).square() + beta_squared
+    assert printed.min() < 0.17
+    assert printed.max() > 1.12
+    wanted = 1 - (CLASSIC_RATIO * (1 - eta / values)).square()  # the β² each mode would need: no scalar
+    assert wanted.min() < 0
+    assert wanted.max() > 0.8
+    upside_down = (CLASSIC_RATIO * (1 - eta)) ** 2 + 1 - ((1 - eta) / CLASSIC_RATIO) ** 2  # σ_next/σ for the ratio
+    assert upside_down == pytest.approx(1.130, abs=1e-3)
+
+    # Ours, from one clean image: its mean is kept and the covariance is that of the next level.
+    process, image = smld_process(), vectors(18, 1).reshape(1, *SHAPE)
+    here, there = process.schedule.level(100), process.schedule.level(99)
+    denoiser = Denoiser(lambda x, label: image.expand_as(x), process, target="x0")
+
+    def moved(x: Tensor, noise: Tensor) -> Tensor:
+        return cas(Run(denoiser, lambda: noise), x, image.expand_as(x), here, there, epsilon=eta * 0.01**2)
+
+    of_x = as_matrix(lambda x: moved(image + x, zeros()) - image)
+    of_noise = as_matrix(lambda eps: moved(image + zeros(), process.covariance.sqrt(eps)) - image)
+    assert close(moved(image + zeros(), zeros()), image.expand(SIZE, *SHAPE))
+    assert close(here.sigma**2 * of_x @ small @ of_x.T + of_noise @ of_noise.T, there.sigma**2 * small)
+
+
+@pytest.mark.parametrize("epsilon, beta_squared", [(3.1e-7, -0.0699), (2.0e-6, -0.0340), (6.2e-6, 0.0528)])
+def test_e24_the_papers_epsilons_make_beta_imaginary(epsilon, beta_squared):
+    process, ratio, eta = smld_process(), 1.0375867506951884, epsilon / 0.01**2
+    assert 1 - (ratio * (1 - eta)) ** 2 == pytest.approx(beta_squared, abs=1e-4)
+    low, high = cas_interval(ratio)
+    assert (low <= eta <= high) == (beta_squared > 0)
+
+    def draw() -> Tensor:
+        denoiser = Denoiser(lambda x, label: x, process)
+        return sample(denoiser, (1, *SHAPE), sampler="cas", rows=[206, 205], seeds=[0], epsilon=epsilon)
+
+    if beta_squared < 0:
+        with pytest.raises(InputError, match="not feasible for cas"):
+            draw()
+    else:
+        assert draw().isfinite().all()
+
+
+def test_e24_the_signal_to_noise_ratio_of_cas_is_that_of_the_preconditioned_update():
+    process, level = smld_process(), Level(1.0, 3.0, 0)
+    plain = as_matrix(lambda eps: process.conditional_score(process.perturb(zeros(), level, eps), zeros(), level))
+    ours = as_matrix(lambda eps: process.preconditioned_score(process.perturb(zeros(), level, eps), zeros(), level))
+    noise = process.covariance.dense().trace().sqrt()  # root mean square of g
+    assert close(level.sigma * ours.norm() / noise, 1.0)  # σ ‖Σs‖ / ‖g‖, the "≈ 1" that leaves ηγ/β
+    assert level.sigma * plain.norm() / noise > 1.2  # the same without Σ
+    large = gaussian_free_field((32, 32), 1.0).eigenvalues
+    assert large.reciprocal().mean().sqrt().item() == pytest.approx(1.90, abs=0.005)
+
+
+def test_e27_the_ve_increments_have_no_further_time_step():
+    process = Process(ve(1001, 20.0, 0.01), gaussian_free_field(SHAPE, 1.0))
+    cov, variance = process.covariance.dense(), process.schedule.sigma.square()
+    increments, step = variance.diff(), 1 / 1000
+    printed = (increments * step).sum().item()  # √((σ²(t+Δt) − σ²(t)) Δt), squared and summed
+    assert printed == pytest.approx(0.4, rel=1e-3)
+    assert increments.sum().item() == pytest.approx(400, rel=1e-3)
+
+    # The chain x_i = x_{i−1} + √(σ_i² − σ_{i−1}²) Σ^½ eps, and dCov/dt = g² Σ, f = 0 (midpoints).
+    spread = variance[0] * cov
+    for increment in increments:
+        spread = spread + increment * cov
+    assert close(spread, variance[-1] * cov)
+    times = ((process.schedule.time[1:] + process.schedule.time[:-1]) / 2).tolist()
+    rates = [process.coefficients(time) for time in times]
+    assert all(f == 0 for f, _ in rates)
+    assert sum(g2 for _, g2 in rates) * step == pytest.approx(variance[-1].item(), rel=1e-4)
+
+
+def test_e29_the_bound_holds_in_the_whitened_distance():
+    cov = Dense(torch.tensor([[2.0, 0.7], [0.7, 0.5]], dtype=torch.float64))
+    sigma, line = 1.5, torch.linspace(-16.0, 16.0, 641, dtype=torch.float64)
+    points, area = torch.cartesian_prod(line, line), (line[1] - line[0]).item() ** 2
+
+    def shared_and_bound(distance: float) -> tuple[float, float]:
+        """∫ p q/(p + q) by quadrature and ½ exp(−d²/8σ²), for two images a whitened distance d = σ · distance apart."""
+        gap = sigma * distance * cov.sqrt(torch.tensor([[0.6, -0.8]], dtype=torch.float64))
+        found = max_whitened_distance(torch.cat([gap, torch.zeros_like(gap)]), cov).distance
+        assert found == pytest.approx(sigma * distance, rel=1e-6)
+        bound = 0.5 * math.exp(-((found / sigma) ** 2) / 8)
+        p, q = (cov.log_prob((points + sign * gap / 2) / sigma) - 2 * math.log(sigma) for sign in (1, -1))
+        assert 0.5 * ((p + q) / 2).exp().sum().item() * area == pytest.approx(bound, rel=1e-8)  # the geometric mean
+        euclidean = 0.5 * math.exp(-((gap.norm().item() / sigma) ** 2) / 8)
+        assert abs(euclidean - bound) > 0.02 * distance**2
+        return (p.exp() * torch.sigmoid(q - p)).sum().item() * area, bound
+
+    shared, bounds = zip(*[shared_and_bound(distance) for distance in (2.0, 1.0, 0.5)], strict=True)
+    assert bounds == pytest.approx((0.3033, 0.4412, 0.4846), abs=1e-4)
+    assert all(share < bound for share, bound in zip(shared, bounds, strict=True))
+    # "d²/σ² ≈ 1" does not follow: what is shared passes that point like any other on its way to ½.
+    assert shared == pytest.approx((0.2248, 0.3980, 0.4705), abs=1e-4)
+
+
+@pytest.mark.parametrize("n", [4, 5, 8])
+def test_e29_the_last_lines_lack_sqrt_n(n):
+    images = torch.randn(5, n, n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    whitener = filtered(n, index(n, 1.0)).real * paper_sigma(n, zero_mode=1.0)  # σ_N Re(W⁻¹ K W)
+    printed = torch.nn.functional.pdist(images.flatten(1) @ whitener.T).max().item()
+    ours = max_whitened_distance(images, gaussian_free_field((n, n), 1.0)).distance
+    dense = torch.linalg.cholesky(gaussian_free_field((n, n), 1.0).dense())
+    exact = torch.nn.functional.pdist(torch.linalg.solve_triangular(dense, images.flatten(1).T, upper=False).T).max()
+    assert ours == pytest.approx(exact.item(), rel=1e-6)
+    assert ours == pytest.approx(n * printed, rel=1e-6)
+
+
+@pytest.mark.parametrize("top, levels, quoted, share, solved", [
+    (20.0, 207, 1.0375867506951884, 0.5661, 196),
+    (50.0, 232, 1.0375591319992028, 0.5670, 220),
+])  # fmt: skip
+def test_e30_the_quoted_ratios_do_not_solve_the_equation(top, levels, quoted, share, solved):
+    dimension = 3 * 32 * 32
+    assert (top / 0.01) ** (1 / (levels - 1)) == pytest.approx(quoted, rel=1e-15)  # where they come from
+    assert overlap(quoted, dimension) == pytest.approx(share, abs=1e-4)
+    assert overlap(quoted, dimension) > 0.56
+
+    # Φ by itself: m = √D σ, s = σ/√2, the interval of the level above, in units of the lower σ.
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    ratio = overlap_ratio(dimension)
+    middle, spread = math.sqrt(dimension), math.sqrt(0.5)
+    low, high = ((ratio * (middle + sign * 3 * spread) - middle) / spread for sign in (-1, 1))
+    assert phi(high) - phi(low) == pytest.approx(0.5, abs=1e-12)
+    assert ratio == pytest.approx(math.sqrt(2 * dimension) / (math.sqrt(2 * dimension) - 3), rel=1e-9)
+    assert ratio == pytest.approx(1.039796, abs=1e-6)
+    assert num_levels(top, 0.01, ratio) == solved
+
+
+def test_e30_the_radius_is_the_whitened_one():
+    def deviation(cov: Tensor) -> float:
+        """Of ‖x‖, x ~ N(0, cov), to first order: Var‖x‖² = 2 tr cov², and ‖x‖ is near √(tr cov)."""
+        return math.sqrt(2 * (cov @ cov).trace().item()) / (2 * math.sqrt(cov.trace().item()))
+
+    whitener = as_matrix(gaussian_free_field(SHAPE, 1.0).inv_sqrt)
+    assert deviation(whitener @ field_covariance() @ whitener.T) == pytest.approx(math.sqrt(0.5), rel=1e-10)  # σ/√2
+    large = gaussian_free_field((32, 32), 1.0).eigenvalues.flatten().diag()
+    assert deviation(large) == pytest.approx(2.76, abs=0.01)  # the plain radius
+
+
+def test_e31_the_recursion_is_right_for_the_printed_update():
+    cov, ratio, eta, steps = field_covariance(), 1.2, 0.03, 5
+    power = EYE - eta * torch.linalg.inv(cov)
+    moment = torch.linalg.matrix_power
+    sums = sum(moment(power, t) @ cov @ moment(power, t) for t in range(steps))
+    printed = ratio**2 * moment(power, steps) @ cov @ moment(power, steps) + 2 * eta * sums  # eq. 104, T a power
+    transposed = ratio**2 * power.T @ cov @ power.T + 2 * eta * sums  # T read as a transpose
+    assert torch.linalg.matrix_norm(printed - transposed) > 0.1 * torch.linalg.matrix_norm(printed)
+
+    spread = ratio**2 * cov  # the update itself, from the level above
+    for _ in range(steps):
+        spread = power @ spread @ power + 2 * eta * cov
+    assert close(printed, spread)
+    field = gaussian_free_field(SHAPE, 1.0)
+    found = variance_ratio(field, ratio, eta * 0.01**2, 0.01, steps, preconditioned=False)
+    w = dft(4)
+    assert close(
+        found, (w @ printed.to(w.dtype) @ torch.linalg.inv(w)).diagonal().real.reshape(SHAPE) / field.eigenvalues
+    )
+
+
+QUOTED_EPSILON = [
+    (5, 3.1e-7, 3.021e-7, 3.169e-7, 6.188e-6, 1.05550),
+    (1, 2.0e-6, 1.964e-6, 2.030e-6, 7.114e-6, 1.07114),
+]
+
+
+@pytest.mark.parametrize("steps, quoted, one, zero, ours, reached", QUOTED_EPSILON)
+def test_e31_the_quoted_epsilons_are_argmins_and_do_not_reach_one(steps, quoted, one, zero, ours, reached):
+    ratio, sigma_min = 1.0375867506951884, 0.01
+    for mode, argmin in (("one", one), ("zero", zero)):
+        field = gaussian_free_field((32, 32), 1.0, zero_mode=mode)
+
+        def pixel(epsilon: float, field: Fourier = field) -> float:
+            variance = variance_ratio(field, ratio, epsilon, sigma_min, steps, preconditioned=False)
+            return (variance * field.eigenvalues).mean().item()
+
+        grid = [pixel(10 ** (-8 + 0.02 * i)) for i in range(200)]
+        assert min(grid) > 1.075  # printed: "choose ε such that it is ≈ 1"; ε → 0 gives ratio² = 1.0766
+        assert pixel(quoted) < min(grid) + 1e-4
+        found = langevin_epsilon(field, ratio, sigma_min, steps, preconditioned=False)
+        assert found == pytest.approx(argmin, rel=1e-3)
+
+    field = gaussian_free_field((32, 32), 1.0)
+    modes = variance_ratio(field, ratio, one, sigma_min, steps, preconditioned=False)
+    assert modes.min() < 0.8  # and single modes are far off: a symptom of E23
+    assert modes.max() > 1.1
+    if steps == 1:  # closed form
+        assert one == pytest.approx(sigma_min**2 * (1 - ratio**-2) / (1 / field.eigenvalues).mean().item(), rel=1e-3)
+
+    # Preconditioned it is the isotropic value, and every mode has the same variance.
+    epsilon = langevin_epsilon(field, ratio, sigma_min, steps)
+    assert epsilon == pytest.approx(ours, rel=1e-3)
+    assert epsilon == pytest.approx(langevin_epsilon(Identity((32, 32)), ratio, sigma_min, steps), rel=1e-6)
+    assert close(variance_ratio(field, ratio, epsilon, sigma_min, steps), reached, 1e-5)
+
+
+def test_e32_an_unconditional_network_averages_over_the_levels_that_explain_x():
+    sigma = smld_geometric(232, 50.0, 0.01).sigma
+    harmonic = 1 / (1 / sigma).mean()
+    assert harmonic.item() == pytest.approx(0.0840, abs=1e-4)
+
+    # One image, 0, in one dimension: the loss E(eps − network(σ eps))² by quadrature on a logarithmic grid, both signs.
+    logs = torch.linspace(math.log(1e-5), math.log(1e3), 4001, dtype=torch.float64)
+    x, width = logs.exp()[:, None], (logs[1] - logs[0]).item()
+    density = torch.exp(-(x**2) / (2 * sigma**2)) / (math.sqrt(2 * math.pi) * sigma)
+
+    def loss(network: Tensor) -> float:
+        return (2 * width * (x * density * (x / sigma - network[:, None]).square()).mean(1).sum()).item()
+
+    optimum = (density * x / sigma).sum(1) / density.sum(1)  # E[x/σ | x]: over p(σ | x)
+    printed = x[:, 0] / harmonic  # over the training levels
+    assert loss(torch.zeros_like(optimum)) == pytest.approx(1.0, abs=1e-3)
+    assert loss(optimum) == pytest.approx(0.2997, abs=1e-3)
+    assert loss(printed) == pytest.approx((1 - sigma / harmonic).square().mean().item(), rel=1e-3)
+    assert loss(printed) > 2e4
+    assert loss(-optimum) > 2  # the sign of lines 2 to 4
+    for change in (0.9, 1.1):
+        assert loss(change * optimum) > loss(optimum) + 0.005
+
+    at_one = torch.exp(-1 / (2 * sigma**2)) / sigma
+    assert ((at_one / sigma).sum() / at_one.sum()).item() == pytest.approx(0.810, abs=1e-3)
+    assert 1 / harmonic.item() == pytest.approx(11.9, abs=0.05)
+
+
+@pytest.mark.parametrize("row, factor", [(231, 0.00168), (174, 0.01374), (116, 0.1166), (58, 0.9898), (0, 8.40)])
+def test_e32_in_the_dimension_of_images_there_is_nothing_to_correct(row, factor):
+    schedule, dimension = smld_geometric(232, 50.0, 0.01), 3 * 32 * 32
+    process, level = Process(schedule, gaussian_free_field((32, 32), 1.0)), schedule.level(row)
+    white = torch.randn(1, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(row))
+    white = white * math.sqrt(dimension) / white.norm()
+    x, image = process.perturb(torch.zeros_like(white), level, white), torch.zeros_like(white)
+
+    def optimum(x: Tensor) -> Tensor:
+        eps = process.covariance.inv_sqrt(x)  # times σ; p(σ | x) ∝ σ^−D exp(−‖Σ^-½ x‖²/2σ²)
+        logits = -dimension * schedule.sigma.log() - eps.square().sum() / (2 * schedule.sigma**2)
+        return (logits.softmax(0) / schedule.sigma).sum() * eps
+
+    exact = process.conditional_score(x, image, level)
+    plain = Denoiser(unconditional(optimum), process).score(x, level)
+    printed = Denoiser(unconditional(optimum, harmonic=schedule), process).score(x, level)  # eq. 108
+    assert (plain - exact).norm() < 0.001 * exact.norm()
+    assert (printed.flatten() @ exact.flatten() / exact.square().sum()).item() == pytest.approx(factor, rel=5e-3)
 
 
 # Equations that are right as printed and are checked nowhere else -----------------------------------------------------

@@ -1,4 +1,7 @@
-"""Images come in as float32 [N, C, H, W] in [-1, 1], or the file at fault is named."""
+"""Images of a path come in as float32 [N, C, H, W] in [-1, 1], or the file at fault is named."""
+
+import warnings
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -6,7 +9,7 @@ import torch
 from PIL import Image
 
 import nidiff
-from nidiff.data.images import load_images
+from nidiff.data.images import load_images, open_images
 
 
 @pytest.fixture
@@ -31,6 +34,7 @@ def test_a_folder_is_read_with_its_subfolders_in_order_of_name(tmp_path, pixels)
     Image.fromarray(pixels[1]).save(tmp_path / "b" / "x.bmp")
     Image.fromarray(pixels[2]).save(tmp_path / "c.PNG")
     (tmp_path / "notes.txt").write_text("not an image")
+    (tmp_path / "._a.png").write_text("what some systems leave beside a file")
     images = load_images(tmp_path)
     assert images.dtype == torch.float32
     torch.testing.assert_close(images, as_float(pixels))
@@ -70,9 +74,11 @@ def test_among_several_arrays_arr_0_has_the_images(tmp_path, pixels):
 def test_unlike_images_are_refused_by_name(tmp_path, pixels):
     Image.fromarray(pixels[0]).save(tmp_path / "a.png")
     Image.fromarray(pixels[1, :4]).save(tmp_path / "smaller.png")
-    refuse(tmp_path, "smaller.png", "alike")
+    refuse(tmp_path, "smaller.png", "a.png", "give size")
+    assert load_images(tmp_path, size=(4, 4)).shape == (2, 3, 4, 4)
     Image.fromarray(pixels[1]).convert("L").save(tmp_path / "smaller.png")
-    refuse(tmp_path, "smaller.png", "(5, 4, 1)")
+    refuse(tmp_path, "smaller.png", "(5, 4, 1)", "give channels")
+    assert load_images(tmp_path, channels=1).shape == (2, 1, 5, 4)
 
 
 def test_broken_images_are_refused_by_name(tmp_path, pixels):
@@ -90,7 +96,8 @@ def test_broken_images_are_refused_by_name(tmp_path, pixels):
     "array, word",
     [
         (np.full((2, 3, 3), np.nan), "NaN"),
-        (np.full((2, 3, 3), 2.0), "outside [-1, 1]"),
+        (np.full((2, 3, 3), 2.0), "divide by 127.5"),
+        (np.full((2, 3, 3), -2.0), "outside [-1, 1]"),
         (np.zeros((2, 3, 3), dtype=np.int64), "int64"),
         (np.zeros((2, 3), dtype=np.uint8), "(2, 3)"),
         (np.zeros((2, 3, 8, 8), dtype=np.uint8), "channels, last"),  # channels first
@@ -113,3 +120,130 @@ def test_paths_without_images_are_refused(tmp_path):
     for name in ("a.txt", "a.npz", "a.npy"):
         (tmp_path / name).write_text("text")
         refuse(tmp_path / name, name)
+
+
+def test_a_crop_keeps_the_centre_as_it_is(tmp_path, pixels):
+    Image.fromarray(pixels[0]).save(tmp_path / "a.png")  # 5 high, 4 wide
+    torch.testing.assert_close(load_images(tmp_path, size=4), as_float(pixels[:1, :4]))
+    tall = np.zeros((1, 9, 3, 3), dtype=np.uint8)
+    tall[:, 3:6] = pixels[0, :3, :3]
+    np.save(tmp_path / "a.npy", tall)
+    torch.testing.assert_close(load_images(tmp_path / "a.npy", size=(3, 3)), as_float(pixels[:1, :3, :3]))
+
+
+def test_resizing_takes_the_mean_over_what_a_pixel_covers(tmp_path):
+    checks = np.indices((64, 64)).sum(0) % 2 * 200
+    Image.fromarray(checks.astype(np.uint8)).save(tmp_path / "a.png")
+    small = load_images(tmp_path, size=8)
+    torch.testing.assert_close(small, torch.full((1, 1, 8, 8), 100 / 127.5 - 1), atol=2 / 127.5, rtol=0)
+
+
+def test_channels_are_made_alike_in_folders_and_arrays(tmp_path, pixels):
+    (tmp_path / "folder").mkdir()
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / "folder" / f"{i}.png")
+    np.save(tmp_path / "a.npy", pixels)
+    grey = load_images(tmp_path / "folder", channels=1)
+    assert grey.shape == (3, 1, 5, 4)
+    assert torch.equal(grey, load_images(tmp_path / "a.npy", channels=1))
+    np.save(tmp_path / "a.npy", pixels[..., 0])
+    assert torch.equal(load_images(tmp_path / "a.npy", channels=3), as_float(pixels[..., :1].repeat(3, -1)))
+
+
+def test_photographs_are_turned_upright(tmp_path):
+    stored = Image.fromarray(
+        np.repeat(np.uint8([[0, 255]]), 8, 0).repeat(8, 1)
+    )  # 8 high, 16 wide, the right half white
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by a quarter, clockwise
+    stored.save(tmp_path / "a.jpg", exif=exif, quality=100)
+    upright = load_images(tmp_path)
+    assert upright.shape == (1, 1, 16, 8)
+    assert (upright[..., :8, :] < 0).all()
+    assert (upright[..., 8:, :] > 0).all()
+
+
+@pytest.mark.parametrize("memory_limit", [None, 0], ids=["memory", "stream"])
+def test_corrupt_images_are_left_out_and_listed(tmp_path, pixels, memory_limit):
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    (tmp_path / "0.png").write_bytes(b"nothing")
+    Image.fromarray(pixels[1]).save(tmp_path / "1b.png")
+    whole = (tmp_path / "1b.png").read_bytes()
+    (tmp_path / "1b.png").write_bytes(whole[: len(whole) * 2 // 3])  # has a good beginning
+    images = open_images(tmp_path, skip_corrupt=True, memory_limit=memory_limit)
+    assert images.skipped == [str(tmp_path / "0.png"), str(tmp_path / "1b.png")]
+    assert len(images) == 2
+    torch.testing.assert_close(images.batch(torch.arange(2)), as_float(pixels[1:]))
+    for name in ("1.png", "2.png"):
+        (tmp_path / name).write_bytes((tmp_path / "1b.png").read_bytes())
+    with pytest.raises(nidiff.InputError, match=r"0\.png.*all other"):
+        open_images(tmp_path, skip_corrupt=True, memory_limit=memory_limit)
+
+
+def test_a_stream_gives_the_same_bits_as_memory(tmp_path):
+    random = np.random.default_rng(1)
+    for i, (height, width) in enumerate(random.integers(20, 40, (12, 2))):
+        image = Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
+        image.convert(["RGB", "L", "P"][i % 3]).save(tmp_path / f"{i}.{['png', 'bmp', 'tiff', 'webp'][i % 4]}")
+    memory = open_images(tmp_path, size=(16, 24), channels=3)
+    stream = open_images(tmp_path, size=(16, 24), channels=3, memory_limit=12 * 3 * 16 * 24 - 1)
+    assert isinstance(memory.pixels, torch.Tensor)
+    assert not isinstance(stream.pixels, torch.Tensor)
+    assert len(stream) == 12
+    assert stream.shape == memory.shape == (3, 16, 24)
+    index = torch.tensor([7, 0, 11, 7])
+    flip = torch.tensor([True, False, True, False])
+    assert torch.equal(stream.batch(index), memory.batch(index))
+    assert torch.equal(stream.batch(index, flip), memory.batch(index, flip))
+    for images in (memory, stream):
+        with pytest.raises(IndexError):
+            images.batch(torch.tensor([12]))
+
+
+def test_a_stream_names_the_corrupt_image_when_it_meets_it(tmp_path, pixels):
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    whole = (tmp_path / "1.png").read_bytes()
+    (tmp_path / "1.png").write_bytes(whole[: len(whole) * 2 // 3])
+    stream = open_images(tmp_path, memory_limit=0)
+    stream.batch(torch.tensor([0, 2]))
+    with pytest.raises(nidiff.InputError, match=r"1\.png.*skip_corrupt"):
+        stream.batch(torch.tensor([0, 1, 2]))
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "tiff", "bmp"])
+def test_any_damage_to_a_file_is_an_image_or_an_input_error(tmp_path, suffix):
+    random = np.random.default_rng(2)
+    file = tmp_path / f"a.{suffix}"
+    Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
+    whole = file.read_bytes()
+    for _ in range(40):
+        damaged = bytearray(whole)
+        for place in random.integers(0, min(len(whole), 200), 3):
+            damaged[place] = random.integers(256)
+        file.write_bytes(damaged)
+        with warnings.catch_warnings(), suppress(nidiff.InputError):
+            warnings.simplefilter("ignore")
+            load_images(file.parent, size=8, channels=3)
+
+
+def test_floats_that_seem_to_be_in_0_to_1_are_noted(tmp_path):
+    np.save(tmp_path / "a.npy", np.linspace(0, 1, 18).reshape(2, 3, 3))
+    with pytest.warns(UserWarning, match="multiply by 2 and subtract 1"):
+        load_images(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("size", [0, -1, (3,), (3, 0), (3, 4, 5), 2.5, True])
+def test_sizes_that_are_none_are_refused(tmp_path, size):
+    with pytest.raises(nidiff.InputError, match="size="):
+        load_images(tmp_path, size=size)
+
+
+def test_what_cannot_be_fitted_is_refused(tmp_path):
+    with pytest.raises(nidiff.InputError, match="channels=2"):
+        load_images(tmp_path, channels=2)
+    np.save(tmp_path / "a.npy", np.random.default_rng(0).uniform(-1, 1, (2, 6, 6)))
+    assert load_images(tmp_path / "a.npy", size=6, channels=1).shape == (2, 1, 6, 6)
+    with pytest.raises(nidiff.InputError, match="store the images as uint8"):
+        load_images(tmp_path / "a.npy", size=3)

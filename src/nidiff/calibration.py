@@ -94,9 +94,9 @@ def calibrate(
     """
     one_of("distance", distance, DISTANCES)
     _check_images(images, covariance)
-    _check_positive("sigma_min", sigma_min)
     dimension = images[0].numel()
     target_ratio = _target_ratio(ratio, dimension)
+    _check_langevin(target_ratio, sigma_min, steps_per_level, epsilon)  # before the long part
     pair = None
     if distance == "max":
         sigma_max, pair = max_whitened_distance(images, covariance, progress=progress)
@@ -174,7 +174,7 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
         _report(progress, seen * (2 * len(white) - seen - 1) // 2, total)
     _report(progress, total, total)
     first, second = sorted(pair)
-    difference = _pixels(images[first]).double() - _pixels(images[second]).double()
+    difference = as_pixels(images[first]).double() - as_pixels(images[second]).double()
     return Farthest(_check_distance(covariance.inv_sqrt(difference).norm().item()), (first, second))
 
 
@@ -214,8 +214,17 @@ def sampled_distances(
 ) -> Tensor:
     """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
     _check_images(images, covariance)
-    subset = images[_shuffled(len(images), generator)[:num_images]]
-    return _pairs(_whiten_all(subset, covariance))
+    return _pairs(_whiten_all(random_subset(images, num_images, generator), covariance))
+
+
+def random_subset(images: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
+    """At most ``count`` of the images, without replacement."""
+    return images[_shuffled(len(images), generator)[:count]]
+
+
+def as_pixels(images: Tensor) -> Tensor:
+    """Images as floats: uint8 becomes [-1, 1], floats stay."""
+    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
 
 
 # The other σ -----------------------------------------------------------------------------------------------------
@@ -271,8 +280,7 @@ def variance_ratio(
     A step multiplies a mode by 1 − η, or, in the update as printed, which lacks Σ before the score, by 1 − η/λ; and it
     adds noise of variance 2ησ²λ (E23, E31). A mode without variance counts as one that the score does not move.
     """
-    _check_langevin(ratio, sigma_min, steps)
-    _check_positive("epsilon", epsilon)
+    _check_langevin(ratio, sigma_min, steps, epsilon)
     eta = epsilon / sigma_min**2
     values = covariance.eigenvalues
     if preconditioned:
@@ -327,14 +335,9 @@ def cas_interval(ratio: float) -> tuple[float, float]:
 # Inside ----------------------------------------------------------------------------------------------------------
 
 
-def _pixels(images: Tensor) -> Tensor:
-    """Images as floats: uint8 becomes [-1, 1], floats stay."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
-
-
 def _whiten(images: Tensor, covariance: Covariance) -> Tensor:
     """Σ^-½ x of each image as a row, float32."""
-    pixels = _pixels(images.detach())
+    pixels = as_pixels(images.detach())
     if not bool(torch.isfinite(pixels).all()):
         raise InputError("images has NaN or infinite pixels: remove those images.")
     return covariance.inv_sqrt(pixels).flatten(1).float()
@@ -405,6 +408,13 @@ def _check_images(images: Tensor, covariance: Covariance) -> None:
         raise InputError(f"images has {len(images)} image: a distance needs two or more.")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"images has dtype {images.dtype}: give uint8 or floats.")
+    if covariance.size > 1 and all(_is_flat(chunk) for chunk in images.split(CHUNK)):
+        raise InputError("images are constant, each one value everywhere: give images that show something.")
+
+
+def _is_flat(images: Tensor) -> bool:
+    pixels = images.flatten(1)
+    return bool((pixels == pixels[:, :1]).all())
 
 
 def _check_distance(distance: float) -> float:
@@ -413,18 +423,15 @@ def _check_distance(distance: float) -> float:
     return distance
 
 
-def _check_positive(argument: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise InputError(f"{argument}={value} must be a positive number.")
-
-
 def _check_ratio(ratio: float) -> None:
     if not (math.isfinite(ratio) and ratio > 1):
         raise InputError(f"ratio={ratio} must be above 1: it is the larger σ over the smaller.")
 
 
-def _check_langevin(ratio: float, sigma_min: float, steps: int) -> None:
+def _check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | None = None) -> None:
     _check_ratio(ratio)
-    _check_positive("sigma_min", sigma_min)
+    for argument, value in {"sigma_min": sigma_min, "epsilon": epsilon}.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise InputError(f"{argument}={value} must be a positive number.")
     if steps < 1:
-        raise InputError(f"steps={steps} must be 1 or more.")
+        raise InputError(f"steps={steps} per level must be 1 or more.")

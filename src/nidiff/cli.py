@@ -11,8 +11,10 @@ from typing import Protocol
 import tyro
 
 import nidiff
+from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.noise import Noise
-from nidiff.errors import InputError
+from nidiff.commands.train import Train
+from nidiff.errors import InputError, Interrupted
 
 ABOUT = "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version."
 
@@ -22,7 +24,9 @@ class Command(Protocol):
 
 
 COMMANDS: Mapping[str, type[Command]] = {
+    "calibrate": Calibrate,
     "noise": Noise,
+    "train": Train,
 }
 
 
@@ -33,17 +37,28 @@ def main(argv: list[str] | None = None) -> int:
         print(f"nidiff {nidiff.__version__}")
         return 0
     try:
-        command: Command = tyro.extras.subcommand_cli_from_dict(
-            dict(COMMANDS),
-            prog="nidiff",
-            description=ABOUT,
-            args=arguments or ["--help"],
-            config=(tyro.conf.FlagCreatePairsOff,),
-        )
-        command.run()
+        _parse(arguments or ["--help"]).run()
     except SystemExit as stop:  # how tyro ends after a usage error or --help
         return int(stop.code or 0)
     except InputError as error:
         print(f"nidiff: {error}", file=sys.stderr)
         return 2
+    except Interrupted as stop:
+        print(f"nidiff: {stop}", file=sys.stderr)
+        return 130
+    except KeyboardInterrupt:
+        print("nidiff: interrupted", file=sys.stderr)
+        return 130
     return 0
+
+
+def _parse(arguments: list[str]) -> Command:
+    config = (tyro.conf.FlagCreatePairsOff,)
+    command = COMMANDS.get(arguments[0])
+    if command is Train:  # its flags have the defaults of a preset
+        default, prog = Train.defaults(arguments[1:]), "nidiff train"
+        return tyro.cli(Train, prog=prog, args=arguments[1:], default=default, config=config)
+    choice: Command = tyro.extras.subcommand_cli_from_dict(
+        dict(COMMANDS), prog="nidiff", description=ABOUT, args=arguments, config=config
+    )
+    return choice

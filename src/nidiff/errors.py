@@ -1,4 +1,6 @@
-"""The one exception nidiff raises for input it cannot use."""
+"""The exceptions of nidiff: input it cannot use, and a request to stop."""
+
+import difflib
 
 
 class InputError(ValueError):
@@ -8,9 +10,15 @@ class InputError(ValueError):
     """
 
 
+class Interrupted(Exception):
+    """A long command was asked to stop and has left its work so that it can go on; the message says how."""
+
+
 def one_of(name: str, value: object, known: object) -> str:
-    """``value`` if it is one of the ``known`` names, else an `InputError` that lists them."""
-    names = sorted(known)  # type: ignore[call-overload]
+    """``value`` if it is one of the ``known`` names, else an `InputError` that lists them, the nearest first."""
+    names: list[str] = sorted(known)  # type: ignore[call-overload]
     if value not in names:
-        raise InputError(f"{name}={value!r} is unknown: use one of {', '.join(map(repr, names))}.")
+        near = difflib.get_close_matches(str(value), names, n=1)
+        hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
+        raise InputError(f"{name}={value!r} is unknown: {hint} {', '.join(map(repr, names))}.")
     return str(value)

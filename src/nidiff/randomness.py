@@ -61,3 +61,8 @@ def random_index(
 def _check_one_per_image(generator: Sequence[torch.Generator], shape: Sequence[int]) -> None:
     if len(shape) == 0 or len(generator) != shape[0] or len(generator) == 0:
         raise InputError(f"generator is a list of {len(generator)} for the shape {tuple(shape)}: give one per image.")
+
+
+def permutation(count: int, generator: torch.Generator) -> Tensor:
+    """0 … count - 1 in random order."""
+    return torch.randperm(count, generator=generator)

@@ -4,36 +4,16 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from nidiff.commands.field_flags import NOISE_FIELDS, given_flags
 from nidiff.errors import InputError, one_of
+from nidiff.report.table import aligned
 
 if TYPE_CHECKING:
     from nidiff.covariance.operator import Covariance
-
-
-class Field(NamedTuple):
-    """How ``nidiff noise`` makes the Σ of one ``--field``: one for each of a list of numbers."""
-
-    function: str
-    """Its name in `nidiff.covariance.fields`."""
-    parameter: str
-    """The flag that takes the list."""
-    values: tuple[float, ...]
-    """The list where the flag is not given."""
-    options: tuple[str, ...] = ()
-    """The other flags it understands."""
-
-
-NOISE_FIELDS = {
-    "gff": Field("gaussian_free_field", "gamma", (0, 0.5, 1, 1.5, 2), ("zero_mode", "boundary")),
-    "matern": Field("matern", "length_scale", (1, 2, 4, 8), ("smoothness", "boundary")),
-    "power_law": Field("power_law", "exponent", (-1, 0, 1, 2, 3), ("zero_mode", "boundary")),
-    "offset": Field("offset", "strength", (0, 0.1, 0.3, 1)),
-    "pyramid": Field("pyramid", "discount", (0.3, 0.6, 0.9)),
-}
 
 
 @dataclass(frozen=True)
@@ -135,14 +115,7 @@ class Noise:
         return {"white": Identity(fitted.event_shape), "from_data": fitted}
 
     def _given(self, what: str, understood: tuple[str, ...]) -> dict[str, Any]:
-        """The flags that were given, or an `InputError` for one that ``what`` does not use."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        always = ("seed", "num_images", "out", "json")
-        for name in given:
-            if name not in understood and name not in always:
-                flag = name.replace("_", "-")
-                raise InputError(f"--{flag} has no meaning with {what}: leave it out.")
-        return {name: value for name, value in given.items() if name not in always}
+        return given_flags(self, what, understood, always=("seed", "num_images", "out", "json"))
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
@@ -162,5 +135,4 @@ def _table(rows: list[dict[str, Any]]) -> str:
                 "none" if row["correlation_length"] is None else f"{row['correlation_length']:.3f} px",
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines)
+    return aligned(lines)

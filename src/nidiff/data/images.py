@@ -1,93 +1,125 @@
-"""Images from a folder or an array file."""
+"""A set of images that gives batches in [-1, 1], and how one is read from a path."""
 
-import struct
-import zipfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 
+from nidiff.data.array import read_array
+from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Stream, read_encoded
+from nidiff.data.fit import Size, check_fit, fit_pixels
 from nidiff.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
-# What each kind of 8-bit image is read as; others (16 bits, floats) have no agreed range.
-MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
 
 
-def load_images(path: str | Path) -> Tensor:
-    """All images at ``path`` as float32 [N, C, H, W] in [-1, 1]; 0 … 255 goes to 2 · value / 255 − 1.
+@dataclass(frozen=True, eq=False)
+class Images:
+    """N images, kept as they are stored and turned into float32 in [-1, 1] a batch at a time."""
 
-    ``path`` is a folder, searched with its subfolders in the order of the names, or an .npy or .npz file of N×H×W or
-    N×H×W×C numbers: uint8, or floats already in [-1, 1]. An .npz holds one array, or its images are ``arr_0``.
+    pixels: Tensor | Stream
+    """[N, C, H, W]: uint8, or float32 already in [-1, 1]."""
+    labels: Tensor | None = None
+    """[N] of int64, where the data has them."""
+    skipped: list[str] = field(default_factory=list)
+    """The names of the corrupt images that were left out."""
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        _, channels, height, width = self.pixels.shape
+        return channels, height, width
+
+    def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
+        """The images of ``index`` [B] as float32 [B, C, H, W]; where ``flip`` [B] is true, mirrored.
+
+        The value 0 … 255 becomes 2 · value / 255 − 1.
+        """
+        pixels = self.pixels.index_select(0, index.cpu())
+        if flip is not None:
+            if flip.dtype != torch.bool or flip.shape != index.shape:
+                raise InputError(
+                    f"flip is {flip.dtype} of shape {tuple(flip.shape)}: give a bool for each of {len(index)} images."
+                )
+            flip = flip.cpu()
+            pixels[flip] = pixels[flip].flip(-1)
+        return _in_range(pixels)
+
+    def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
+        """``batch(index, flip)`` of each of ``draws``, the next one made by a thread while the last one is in use."""
+        with ThreadPoolExecutor(1) as pool:
+            ahead = None
+            for draw in draws:
+                behind, ahead = ahead, pool.submit(self.batch, *draw)
+                if behind is not None:
+                    yield behind.result()
+            if ahead is not None:
+                yield ahead.result()
+
+
+def open_images(
+    path: str | Path,
+    *,
+    size: Size = None,
+    channels: int | None = None,
+    skip_corrupt: bool = False,
+    memory_limit: int | None = MEMORY_LIMIT,
+    progress: bool = False,
+) -> Images:
+    """The images at ``path``.
+
+    ``path`` is a folder, searched with its subfolders in the order of the names (what begins with a dot is not
+    looked at), or an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or floats already in [-1, 1]. An .npz holds
+    one array, or its images are ``arr_0``. For the other arguments see `nidiff.data.encoded.read_encoded`.
     """
     path = Path(path)
-    if path.is_dir():
-        array = _read_folder(path)
-    elif path.is_file() and path.suffix.lower() in (".npy", ".npz"):
-        array = _read_array(path)
-    else:
+    pair = check_fit(size, channels)
+    if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
+        return Images(fit_pixels(read_array(path), pair, channels))
+    if not path.is_dir():
         problem = "is not a folder or an array" if path.exists() else "does not exist"
         raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
-    images = torch.from_numpy(np.ascontiguousarray(np.moveaxis(array, -1, 1)))
-    if images.dtype == torch.uint8:
-        return images.float() / 127.5 - 1
-    images = images.float()
-    if not bool(torch.isfinite(images).all()):
-        raise InputError(f"path={str(path)!r} has NaN or infinite values: remove those images.")
-    if bool((images.abs() > 1).any()):
-        raise InputError(f"path={str(path)!r} has floats outside [-1, 1]: scale them to it, or store uint8.")
-    return images
+    pixels, _, skipped = read_encoded(
+        _files(path),
+        size=pair,
+        channels=channels,
+        skip_corrupt=skip_corrupt,
+        memory_limit=memory_limit,
+        progress=progress,
+    )
+    return Images(pixels, skipped=skipped)
 
 
-def _read_folder(folder: Path) -> np.ndarray[Any, Any]:
-    files = sorted(file for file in folder.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+def load_images(
+    path: str | Path, *, size: Size = None, channels: int | None = None, skip_corrupt: bool = False
+) -> Tensor:
+    """All images at ``path`` as float32 [N, C, H, W] in [-1, 1]: `open_images`, in one batch."""
+    images = open_images(path, size=size, channels=channels, skip_corrupt=skip_corrupt, memory_limit=None)
+    assert isinstance(images.pixels, Tensor)
+    return _in_range(images.pixels)
+
+
+def _in_range(pixels: Tensor) -> Tensor:
+    if pixels.dtype != torch.uint8:
+        return pixels
+    # 255 / 127.5 is exactly 2. Nothing of the size of the result is made beside it.
+    return torch.div(pixels, 127.5, out=torch.empty(pixels.shape, dtype=torch.float32)).sub_(1)
+
+
+def _files(folder: Path) -> list[Encoded]:
+    files = sorted(
+        file
+        for file in folder.rglob("*")
+        if file.suffix.lower() in SUFFIXES
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and file.is_file()
+    )
     if not files:
         raise InputError(f"path={str(folder)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
-    images: list[np.ndarray[Any, Any]] = []
-    for file in files:
-        image = _read_image(file)
-        if images and image.shape != images[0].shape:
-            raise InputError(
-                f"{str(file)!r} has height, width, channels {image.shape}, but {str(files[0])!r} has "
-                f"{images[0].shape}: make all images of a folder alike."
-            )
-        images.append(image)
-    return np.stack(images)
-
-
-def _read_image(file: Path) -> np.ndarray[Any, Any]:
-    try:
-        with Image.open(file) as image:
-            mode = image.mode
-            pixels = np.asarray(image.convert(MODES.get(mode, mode)))
-    except (OSError, SyntaxError, ValueError, EOFError, struct.error, Image.DecompressionBombError) as error:
-        raise InputError(f"{str(file)!r} cannot be read as an image ({error}): repair or remove it.") from error
-    if mode not in MODES:
-        raise InputError(f"{str(file)!r} has mode {mode}: convert it to 8 bits per channel.")
-    return pixels if pixels.ndim == 3 else pixels[..., None]
-
-
-def _read_array(file: Path) -> np.ndarray[Any, Any]:
-    try:
-        if file.suffix.lower() == ".npy":
-            arrays = {"arr_0": np.load(file, allow_pickle=False)}
-        else:
-            with np.load(file, allow_pickle=False) as stored:
-                arrays = dict(stored)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"path={str(file)!r} cannot be read as arrays ({error}): write it with numpy.save.") from error
-    if len(arrays) != 1 and "arr_0" not in arrays:
-        raise InputError(f"path={str(file)!r} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")
-    array: np.ndarray[Any, Any] = arrays["arr_0"] if "arr_0" in arrays else next(iter(arrays.values()))
-    if array.ndim == 3:
-        array = array[..., None]
-    if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
-        raise InputError(
-            f"path={str(file)!r} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last."
-        )
-    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise InputError(f"path={str(file)!r} has dtype {array.dtype}: give uint8 or floats in [-1, 1].")
-    return array
+    return [Encoded(str(file), file) for file in files]

@@ -1,5 +1,6 @@
 """The hub: every sampler, loss and likelihood meets a network only as x̂0 = denoiser(x, level)."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +34,12 @@ class Denoiser:
         """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
         x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
         return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
+
+    def clipped(self, clip: float | None) -> "Denoiser":
+        """The same with another clipping of x̂0."""
+        other = copy.copy(self)
+        other.clip = clip
+        return other
 
     def output(self, x: Tensor, level: Level) -> Tensor:
         """What the network says at x, in its own terms."""

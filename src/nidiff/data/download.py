@@ -1,0 +1,55 @@
+"""Fetch a file and keep it only if it is the right one."""
+
+import hashlib
+import os
+from http.client import HTTPException
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import urlopen
+
+from nidiff.errors import InputError
+
+
+class Remote(NamedTuple):
+    """A file on the network, pinned."""
+
+    url: str
+    size: int
+    md5: str
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: the environment variable NIDIFF_DATA, or ~/.cache/nidiff."""
+    return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
+
+
+def download(remote: Remote, file: Path, progress: bool = True) -> None:
+    """Write ``remote`` to ``file``: aside, and moved there once its size and checksum are right."""
+    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+
+    digest, size = hashlib.md5(usedforsecurity=False), 0
+    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
+    bar = tqdm(
+        total=remote.size, desc=file.name, unit="B", unit_scale=True, leave=False, disable=None if progress else True
+    )
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with bar, urlopen(remote.url, timeout=30) as response, aside.open("wb") as out:
+            while size <= remote.size and (part := response.read(1 << 16)):
+                out.write(part)
+                digest.update(part)
+                bar.update(len(part))
+                size += len(part)
+        if size != remote.size or digest.hexdigest() != remote.md5:
+            raise InputError(
+                f"{remote.url} is not the file it was (size {size} for {remote.size}, or another checksum): "
+                "try again, or give data_dir, a folder that has it."
+            )
+        aside.replace(file)
+    except (OSError, HTTPException) as error:
+        raise InputError(
+            f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): "
+            "give data_dir, a folder that has the file."
+        ) from error
+    finally:
+        aside.unlink(missing_ok=True)

@@ -1,0 +1,284 @@
+"""One dataclass that says everything about a training run, and the presets.
+
+Nothing heavy is imported here, so that the command line can show its flags at once.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from inspect import signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nidiff.errors import InputError, one_of
+
+if TYPE_CHECKING:
+    from nidiff.covariance.operator import Covariance
+    from nidiff.data.images import Images
+    from nidiff.diffusion.schedule import Schedule
+
+FORMAT = 1
+FREE = {"free": True}  # may change when a run is resumed: it does not change the mathematics of a step
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is trained, on what, and how. Every field is a flag of ``nidiff train``."""
+
+    data: str = "digits"
+    """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    data_dir: Path | None = field(default=None, metadata=FREE)
+    """Where the official files of a named data set are."""
+    size: int | None = None
+    """Crop and resize images of a folder to size × size."""
+    channels: int | None = None
+    """1 (grey) or 3 (colour); default: as the images are."""
+    skip_corrupt: bool = False
+    """Leave out images of a folder that cannot be read, and list them."""
+    flip: bool = False
+    """Mirror half of the images at random."""
+
+    covariance: str = "gaussian_free_field:gamma=1.0"
+    """Σ as NAME:key=value,…: white, gaussian_free_field, matern, power_law, offset, pyramid, from_data."""
+    schedule: str = "ddpm_linear:num_levels=1000"
+    """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, smld_geometric, vp, ve; shift moves log-SNR."""
+    target: str = "eps"
+    """What the network predicts: eps, noise, x0, v, score."""
+    weighting: str = "eps"
+    """The weight of the loss: eps (the paper's), score, noise, target."""
+
+    widths: tuple[int, ...] = (32, 64)
+    """Channels of the U-Net, one per resolution."""
+    layers: int = 2
+    """Blocks per resolution."""
+    attention: tuple[int, ...] = (1,)
+    """Resolutions with self-attention, 0 the full one."""
+    dropout: float = 0.0
+    """Dropout in the blocks."""
+
+    steps: int = field(default=2000, metadata=FREE)
+    """Optimiser steps in all."""
+    batch_size: int = 128
+    """Images per step, over all processes."""
+    accumulation: int = 1
+    """Forward and backward passes per step on each process: less memory, the same gradient."""
+    learning_rate: float = 1e-3
+    """AdamW's, after the warm-up."""
+    warmup: int = 100
+    """Steps over which the learning rate rises from 0."""
+    weight_decay: float = 0.0
+    """AdamW's."""
+    gradient_clip: float = 1.0
+    """Largest norm of the gradient."""
+    ema_decay: float = 0.995
+    """Decay of the moving average of the weights, which is what is kept as the model."""
+    precision: str = "auto"
+    """fp32, bf16 or fp16 (autocast); auto: bf16 where the processor has it, else fp32."""
+    compile: bool = field(default=False, metadata=FREE)
+    """torch.compile the network: a slow start, then often faster on a GPU."""
+    seed: int = 0
+    """Weights, data order, levels and noise of step k follow from this and k alone."""
+
+    log_every: int = field(default=20, metadata=FREE)
+    """Steps between lines of log.jsonl."""
+    sample_every: int = field(default=0, metadata=FREE)
+    """Steps between grids of samples; 0: only at the end."""
+    checkpoint_every: int = field(default=500, metadata=FREE)
+    """Steps between checkpoints."""
+    keep: int = field(default=2, metadata=FREE)
+    """Checkpoints kept; 0: all."""
+    sampler: str = field(default="dpmpp_2m", metadata=FREE)
+    """The sampler of the grids."""
+    sample_steps: int = field(default=20, metadata=FREE)
+    """Its steps."""
+    num_samples: int = field(default=36, metadata=FREE)
+    """Images in a grid."""
+
+    def __post_init__(self) -> None:
+        for name, low in POSITIVE.items():
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= low):
+                raise InputError(f"{name}={value} must be at least {low}.")
+        if not 0 <= self.ema_decay < 1:
+            raise InputError(f"ema_decay={self.ema_decay} must be at least 0 and below 1.")
+        if not 0 <= self.dropout < 1:
+            raise InputError(f"dropout={self.dropout} must be at least 0 and below 1.")
+        if not self.learning_rate > 0 or not self.gradient_clip > 0:
+            raise InputError("learning_rate and gradient_clip must be positive.")
+        if self.batch_size % self.accumulation:
+            raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
+        one_of("precision", self.precision, PRECISIONS)
+
+    def build_schedule(self) -> "Schedule":
+        from nidiff.diffusion.schedule import SCHEDULES
+
+        name, arguments = parse_call("schedule", self.schedule)
+        shift = arguments.pop("shift", 0.0)
+        schedule = _call("schedule", name, arguments, SCHEDULES)
+        return schedule.shifted(shift) if shift else schedule
+
+    def build_covariance(self, images: "Images") -> "Covariance":
+        """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
+        import torch
+
+        from nidiff.covariance.fields import FIELDS, from_data
+        from nidiff.covariance.matrix import Identity
+
+        shape = tuple(images.shape[1:])
+        name, arguments = parse_call("covariance", self.covariance)
+        if name == "from_data":
+            return _call(
+                "covariance", name, arguments, {name: from_data}, images.batch(torch.arange(min(len(images), 10_000)))
+            )
+        return _call("covariance", name, arguments, {"white": Identity, **FIELDS, "from_data": from_data}, shape)
+
+    def resolved(self) -> "Experiment":
+        """The same with ``precision`` "auto" replaced by what it means on this machine."""
+        import torch
+
+        if self.precision != "auto":
+            return self
+        if torch.cuda.is_available():
+            has_bf16 = torch.cuda.is_bf16_supported()
+        else:
+            has_bf16 = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        return dataclasses.replace(self, precision="bf16" if has_bf16 else "fp32")
+
+    def to_json(self) -> dict[str, Any]:
+        values = dataclasses.asdict(self)
+        values["data_dir"] = None if self.data_dir is None else str(self.data_dir)
+        return {"format": FORMAT, **values}
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any], source: str) -> "Experiment":
+        """The experiment that `to_json` wrote to the file ``source``."""
+        if values.get("format") != FORMAT:
+            raise InputError(
+                f"{source} has format {values.get('format')!r}, this version reads {FORMAT}: train it anew."
+            )
+        known = {f.name for f in fields(Experiment)}
+        given = {k: v for k, v in values.items() if k not in ("format", "resolved")}
+        for key in given:
+            one_of(f"the key of {source}", key, known)
+        for key in ("widths", "attention"):
+            if key in given:
+                given[key] = tuple(given[key])
+        if given.get("data_dir") is not None:
+            given["data_dir"] = Path(given["data_dir"])
+        try:
+            return Experiment(**given)
+        except TypeError as error:
+            raise InputError(f"{source} has a value of the wrong type ({error}): correct it.") from error
+
+    def differences(self, other: "Experiment") -> list[str]:
+        """The fields that matter to the mathematics in which the two differ, as ``name: mine → theirs``."""
+        return [
+            f"{f.name}: {getattr(self, f.name)!r} → {getattr(other, f.name)!r}"
+            for f in fields(self)
+            if not f.metadata.get("free") and getattr(self, f.name) != getattr(other, f.name)
+        ]
+
+
+def read_experiment(path: Path) -> Experiment:
+    """The experiment in a JSON file, or in the run directory ``path``."""
+    file = path / "experiment.json" if path.is_dir() else path
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(
+            f"{str(file)!r} cannot be read as an experiment ({error}): give an experiment.json."
+        ) from error
+    if not isinstance(values, dict):
+        raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
+    return Experiment.from_json(values, str(file))
+
+
+def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
+    """``name:key=value,…`` as the name and its keyword arguments; values are numbers, true, false or words."""
+    name, _, rest = text.partition(":")
+    arguments: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"{argument}={text!r}: write it as NAME:key=value,key=value.")
+        arguments[key.strip()] = _literal(value.strip())
+    return name.strip(), arguments
+
+
+def _literal(text: str) -> Any:
+    try:
+        number = float(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return int(text) if text.lstrip("+-").isdigit() else number
+
+
+def _call(
+    argument: str, name: str, arguments: dict[str, Any], known: Mapping[str, Callable[..., Any]], *first: Any
+) -> Any:
+    function = known[one_of(argument, name, known)]
+    accepted = list(signature(function).parameters)[len(first) :]
+    for key in arguments:
+        if key not in accepted:
+            raise InputError(f"{argument}={name}:… has no {key!r}: it takes {', '.join(accepted) or 'nothing'}.")
+    try:
+        return function(*first, **arguments)
+    except TypeError as error:
+        raise InputError(f"{argument}={name!r} cannot be built ({error}): it takes {', '.join(accepted)}.") from error
+
+
+POSITIVE = {
+    "steps": 1,
+    "batch_size": 1,
+    "accumulation": 1,
+    "warmup": 0,
+    "weight_decay": 0,
+    "seed": 0,
+    "log_every": 1,
+    "sample_every": 0,
+    "checkpoint_every": 1,
+    "keep": 0,
+    "sample_steps": 1,
+    "num_samples": 1,
+    "layers": 1,
+}
+PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
+
+_CIFAR10 = Experiment(
+    data="cifar10",
+    flip=True,
+    widths=(128, 256, 256, 256),
+    attention=(1,),
+    dropout=0.1,
+    steps=300_000,
+    batch_size=128,
+    learning_rate=2e-4,
+    warmup=5000,
+    ema_decay=0.9999,
+    checkpoint_every=5000,
+    sample_every=5000,
+    log_every=100,
+)
+PRESETS: dict[str, Experiment] = {
+    "digits": Experiment(),
+    "digits-ddpm": Experiment(covariance="white"),
+    "fashion-mnist": Experiment(
+        data="fashion-mnist",
+        flip=True,
+        widths=(32, 64, 64),
+        attention=(2,),
+        steps=20_000,
+        learning_rate=5e-4,
+        ema_decay=0.999,
+        checkpoint_every=1000,
+        sample_every=1000,
+    ),
+    "cifar10-small": dataclasses.replace(
+        _CIFAR10, widths=(64, 128, 128), attention=(2,), steps=50_000, dropout=0.0, ema_decay=0.999
+    ),
+    # The paper's two runs: the same hyper-parameters, white noise and a Gaussian free field.
+    "cifar10-ddpm": dataclasses.replace(_CIFAR10, covariance="white"),
+    "cifar10-gff": _CIFAR10,
+}

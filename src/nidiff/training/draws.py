@@ -1,0 +1,37 @@
+"""What step k draws, as a function of (seed, k) alone: which images, mirrored or not, and a generator for each.
+
+A process that trains images 32 … 63 of the batch asks for those and gets what one process alone would have used.
+"""
+
+import hashlib
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from nidiff.randomness import permutation
+
+
+def mixed_seed(*numbers: int) -> int:
+    """One seed from several numbers: different numbers, unrelated seeds."""
+    digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def image_indices(seed: int, total: int, start: int, count: int) -> Tensor:
+    """Positions start … start + count − 1 of an endless sequence that goes through all ``total`` images, shuffled anew
+    each time."""
+    positions = torch.arange(start, start + count)
+    return torch.stack([_order(seed, int(p) // total, total)[int(p) % total] for p in positions])
+
+
+def image_generators(
+    seed: int, step: int, start: int, count: int, device: torch.device | str = "cpu"
+) -> list[torch.Generator]:
+    """A generator for each of the images start … start + count − 1 of the batch of a step."""
+    return [torch.Generator(device).manual_seed(mixed_seed(seed, step, image)) for image in range(start, start + count)]
+
+
+@lru_cache(maxsize=2)
+def _order(seed: int, epoch: int, total: int) -> Tensor:
+    return permutation(total, torch.Generator().manual_seed(mixed_seed(seed, epoch)))

@@ -1,0 +1,264 @@
+"""The training loop, on accelerate: any number of processes, the same batches; stopped anywhere, the same weights."""
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from diffusers.training_utils import EMAModel
+from torch import Tensor
+from tqdm import tqdm
+
+from nidiff.covariance.operator import Covariance
+from nidiff.data.dataset import load_dataset
+from nidiff.data.images import Images
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.objective import denoising_loss
+from nidiff.diffusion.process import Process
+from nidiff.errors import InputError, Interrupted
+from nidiff.experiment import PRECISIONS, Experiment
+from nidiff.network import unet
+from nidiff.randomness import random_index
+from nidiff.training.checkpoint import Checkpoint, save_checkpoint
+from nidiff.training.draws import image_generators, image_indices, mixed_seed
+from nidiff.training.memory import keep_freed_memory
+from nidiff.training.model import save_model
+from nidiff.training.run import Run
+
+# The images of one forward and backward pass, and a generator for each.
+Batch = tuple[Tensor, list[torch.Generator]]
+
+
+@dataclass
+class Trainer:
+    """What one process holds while it trains."""
+
+    experiment: Experiment
+    accelerator: Accelerator
+    images: Images
+    denoiser: Denoiser
+    net: torch.nn.Module  # the bare U-Net
+    model: torch.nn.Module  # the same as accelerate wraps it: what denoiser calls
+    optimizer: Any
+    ema: EMAModel
+    step: int = 0
+
+    @property
+    def covariance(self) -> Covariance:
+        return self.denoiser.process.covariance
+
+
+def build(experiment: Experiment, covariance: Covariance | None = None, progress: bool = True) -> Trainer:
+    """Data, Σ, network and optimiser of an experiment, before the first step."""
+    experiment = experiment.resolved()
+    keep_freed_memory()
+    accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
+    per_pass = accelerator.num_processes * experiment.accumulation
+    if experiment.batch_size % per_pass:
+        raise InputError(
+            f"batch_size={experiment.batch_size} must be a multiple of processes × accumulation = {per_pass}."
+        )
+    images = load_dataset(
+        experiment.data,
+        data_dir=experiment.data_dir,
+        size=experiment.size,
+        channels=experiment.channels,
+        skip_corrupt=experiment.skip_corrupt,
+        progress=progress and accelerator.is_main_process,
+    )
+    torch.manual_seed(mixed_seed(experiment.seed))
+    net = unet(
+        images.shape,
+        widths=experiment.widths,
+        layers=experiment.layers,
+        attention=experiment.attention,
+        dropout=experiment.dropout,
+    ).train()
+    process = Process(
+        experiment.build_schedule(), experiment.build_covariance(images) if covariance is None else covariance
+    )
+    ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
+    ema.to(accelerator.device)
+    optimizer = torch.optim.AdamW(
+        net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, foreach=True
+    )
+    model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
+    denoiser = Denoiser(model, process, target=experiment.target)
+    return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
+
+
+def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
+    """Train from ``trainer.step`` to the end, and leave the model in the run directory.
+
+    Raises `Interrupted` after SIGINT or SIGTERM, with a checkpoint of the step it stopped at.
+    """
+    experiment, accelerator = trainer.experiment, trainer.accelerator
+    main = accelerator.is_main_process
+    bar = tqdm(total=experiment.steps, initial=trainer.step, unit="step", disable=not (progress and main))
+    losses: list[Tensor] = []
+    since = time.perf_counter()
+    with bar, _stop_requests() as requested:
+        for batches in _batches(trainer):
+            losses.append(train_step(trainer, batches))
+            step = trainer.step
+            bar.update()
+            last, stop = step == experiment.steps, _anyone(accelerator, bool(requested))
+            due = last or stop or step % experiment.checkpoint_every == 0
+            if due or step % experiment.log_every == 0:
+                loss = _mean_loss(trainer, losses, run)
+                rate = len(losses) * experiment.batch_size / (time.perf_counter() - since)
+                bar.set_postfix(loss=f"{loss:.4f}", images_per_s=f"{rate:.0f}")
+                if main:
+                    run.log(
+                        step, {"loss": loss, "images_per_s": rate, "learning_rate": learning_rate(experiment, step)}
+                    )
+                losses, since = [], time.perf_counter()
+            if main and (last or (experiment.sample_every and step % experiment.sample_every == 0)):
+                with averaged_weights(trainer):
+                    run.write_samples(step, trainer.denoiser, experiment, trainer.images.shape)
+            if main and due:
+                save(trainer, run)
+            accelerator.wait_for_everyone()
+            if stop and not last:
+                raise Interrupted(f"stopped after step {step}, with a checkpoint: --resume goes on with {run.folder}.")
+    if main:
+        with averaged_weights(trainer):
+            save_model(run.folder / "model", trainer.net, trainer.covariance, experiment)
+    accelerator.wait_for_everyone()
+
+
+def train_step(trainer: Trainer, batches: list[Batch]) -> Tensor:
+    """One optimiser step on this process' share of the batch; returns its mean loss, still on the device."""
+    experiment, accelerator, model = trainer.experiment, trainer.accelerator, trainer.model
+    torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index))  # for dropout
+    total = torch.zeros((), device=accelerator.device)
+    for index, (x0, generators) in enumerate(batches):
+        last = index == len(batches) - 1
+        with contextlib.nullcontext() if last else accelerator.no_sync(model):
+            x0 = x0.to(accelerator.device)
+            loss = denoising_loss(trainer.denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
+            accelerator.backward(loss / len(batches))
+        total += loss.detach() / len(batches)
+    accelerator.clip_grad_norm_(model.parameters(), experiment.gradient_clip)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = learning_rate(experiment, trainer.step + 1)
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+    trainer.ema.step(trainer.net.parameters())
+    trainer.step += 1
+    return total
+
+
+def learning_rate(experiment: Experiment, step: int) -> float:
+    """The rate of step 1, 2, …: a straight line up to the warm-up, then constant."""
+    return experiment.learning_rate * min(1.0, step / max(1, experiment.warmup))
+
+
+def save(trainer: Trainer, run: Run) -> None:
+    """A checkpoint of everything the next step depends on."""
+    names = [name for name, _ in trainer.net.named_parameters()]
+    scaler = trainer.accelerator.scaler
+    save_checkpoint(
+        run.folder / "checkpoints",
+        trainer.step,
+        tensors={
+            "model": trainer.net.state_dict(),
+            "ema": dict(zip(names, trainer.ema.shadow_params, strict=True)),
+        },
+        state={
+            "ema_step": trainer.ema.optimization_step,
+            "scaler": None if scaler is None else scaler.state_dict(),
+        },
+        optimizer=trainer.optimizer.state_dict(),
+        keep=trainer.experiment.keep,
+    )
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Put the trainer where it was when the checkpoint was saved."""
+    trainer.net.load_state_dict(checkpoint.tensors["model"])
+    for shadow, (name, _) in zip(trainer.ema.shadow_params, trainer.net.named_parameters(), strict=True):
+        shadow.copy_(checkpoint.tensors["ema"][name])
+    trainer.ema.optimization_step = checkpoint.state["ema_step"]
+    trainer.optimizer.load_state_dict(checkpoint.optimizer)
+    if trainer.accelerator.scaler is not None and checkpoint.state["scaler"] is not None:
+        trainer.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
+    trainer.step = checkpoint.step
+
+
+@contextlib.contextmanager
+def averaged_weights(trainer: Trainer) -> Iterator[None]:
+    """The moving average in place of the weights, and the network in evaluation mode."""
+    trainer.ema.store(trainer.net.parameters())
+    trainer.ema.copy_to(trainer.net.parameters())
+    trainer.net.eval()
+    try:
+        yield
+    finally:
+        trainer.net.train()
+        trainer.ema.restore(trainer.net.parameters())
+
+
+def _batches(trainer: Trainer) -> Iterator[list[Batch]]:
+    """This process' share of the batch of every step still to be done, in ``accumulation`` parts."""
+    experiment, accelerator = trainer.experiment, trainer.accelerator
+    size = experiment.batch_size // (accelerator.num_processes * experiment.accumulation)
+    first = accelerator.process_index * size * experiment.accumulation
+    parts = [
+        (step, first + part * size)
+        for step in range(trainer.step, experiment.steps)
+        for part in range(experiment.accumulation)
+    ]
+    generators: list[list[torch.Generator]] = []
+
+    def draws() -> Iterator[tuple[Tensor, Tensor | None]]:
+        for step, start in parts:
+            own = image_generators(experiment.seed, step, start, size, accelerator.device)
+            index = image_indices(experiment.seed, len(trainer.images), step * experiment.batch_size + start, size)
+            generators.append(own)
+            yield index, random_index(2, size, own, device="cpu").bool() if experiment.flip else None
+
+    batches: list[Batch] = []
+    for x0 in trainer.images.prefetch(draws()):
+        batches.append((x0, generators.pop(0)))
+        if len(batches) == experiment.accumulation:
+            yield batches
+            batches = []
+
+
+def _mean_loss(trainer: Trainer, losses: list[Tensor], run: Run) -> float:
+    """The mean of the losses over steps and processes; a loss that is not a number ends the run."""
+    stacked = trainer.accelerator.reduce(torch.stack(losses), reduction="mean")
+    bad = torch.nonzero(~torch.isfinite(stacked)).flatten()
+    if len(bad):
+        step = trainer.step - len(losses) + 1 + int(bad[0])
+        raise InputError(
+            f"the loss of step {step} is {stacked[bad[0]].item()}: {run.last_checkpoint()}; "
+            "resume with a smaller learning_rate in a new run, or with precision=fp32."
+        )
+    return stacked.mean().item()
+
+
+def _anyone(accelerator: Accelerator, flag: bool) -> bool:
+    """Whether the flag is set on any process."""
+    if accelerator.num_processes == 1:
+        return flag
+    return bool(accelerator.reduce(torch.tensor(float(flag), device=accelerator.device)).item())
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """A list that fills when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda n, _: received.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

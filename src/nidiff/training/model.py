@@ -1,0 +1,68 @@
+"""A trained model as a folder in diffusers' layout, with Σ in the scheduler's configuration."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import Process
+from nidiff.errors import InputError
+from nidiff.experiment import Experiment
+
+INDEX = {
+    "_class_name": "NonIsotropicPipeline",
+    "unet": ["diffusers", "UNet2DModel"],
+    "scheduler": ["nidiff.interop", "NonIsotropicScheduler"],
+}
+
+
+def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Experiment) -> None:
+    """Write ``unet`` and what it needs to be sampled to ``folder``; the old one stays until the new one is whole."""
+    aside = folder.with_name(f".tmp-{folder.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    unet.save_pretrained(aside / "unet", safe_serialization=True)
+    covariance.save(aside / "scheduler")
+    scheduler = {
+        "_class_name": "NonIsotropicScheduler",
+        "covariance": covariance.to_config(),
+        "schedule": experiment.schedule,
+        "prediction": experiment.target,
+    }
+    (aside / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler, indent=2) + "\n")
+    (aside / "model_index.json").write_text(json.dumps(INDEX, indent=2) + "\n")
+    old = folder.with_name(f".old-{folder.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(aside, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_model(path: str | Path, covariance: Covariance | None = None, clip: float | None = 1.0) -> Denoiser:
+    """The denoiser in a run directory or a model folder. A ``covariance`` other than the model's own is refused."""
+    from diffusers import UNet2DModel
+
+    folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
+    config = folder / "scheduler" / "scheduler_config.json"
+    if not config.is_file():
+        raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {config.name}.")
+    values = json.loads(config.read_text())
+    own = Covariance.load(folder / "scheduler")
+    if covariance is not None and not same_covariance(own, covariance):
+        raise InputError(f"covariance={covariance!r} is not the model's: it was trained with {own!r} and needs that.")
+    schedule = Experiment(schedule=values["schedule"]).build_schedule()
+    unet = UNet2DModel.from_pretrained(folder / "unet", use_safetensors=True).eval()
+    return Denoiser(unet, Process(schedule, own), target=values["prediction"], clip=clip)
+
+
+def same_covariance(a: Covariance, b: Covariance) -> bool:
+    """Whether two covariances do the same to a vector that has a part in every mode."""
+    if a.event_shape != b.event_shape:
+        return False
+    probe = torch.linspace(1, 2, a.size, dtype=torch.float64).square().sin().reshape(a.event_shape)
+    return torch.allclose(a.matmul(probe), b.matmul(probe), rtol=1e-9, atol=1e-9)

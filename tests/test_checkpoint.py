@@ -1,0 +1,591 @@
+"""Checkpoints: the same bits back, and always one to go on from after a kill, a full disk or flipped bytes."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nidiff.errors import InputError
+from nidiff.training import checkpoint
+from nidiff.training.checkpoint import CheckpointError, list_checkpoints, load_checkpoint, save_checkpoint
+
+FILES = ["model.safetensors", "ema.safetensors", "optimizer.pt", "state.json", "manifest.json"]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Syncing is for a power cut, which these tests cannot cause; its order is tested on its own."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+def save(folder: Path, step: int, value: float = 0.0, keep: int = 0, size: int = 4) -> Path:
+    """A checkpoint in which everything says ``value``."""
+    weights = {"w": torch.full((size,), value)}
+    optimizer = {"state": {0: {"step": torch.tensor(value), "exp_avg": torch.full((size,), value)}}}
+    tensors = {"model": weights, "ema": weights}
+    return save_checkpoint(folder, step, tensors=tensors, state={"v": value}, optimizer=optimizer, keep=keep)
+
+
+def is_whole(path: Path) -> bool:
+    """By the manifest alone, without the code under test."""
+    files = json.loads((path / "manifest.json").read_text())["files"]
+    content = {name: (path / name).read_bytes() for name in FILES if name != "manifest.json"}
+    return files == {k: {"sha256": hashlib.sha256(v).hexdigest(), "size": len(v)} for k, v in content.items()}
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def names(folder: Path) -> list[str]:
+    """Everything in the folder, hidden or not."""
+    return sorted(p.name for p in folder.iterdir())
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    # Bytes, so that NaN equals NaN and -0.0 differs from 0.0.
+    def raw(x: Tensor) -> Tensor:
+        return x.detach().contiguous().reshape(-1).view(torch.uint8)
+
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw(a), raw(b))
+
+
+def assert_same(a: object, b: object) -> None:
+    """The same nested state, to the bit and to the type."""
+    assert type(a) is type(b)
+    if isinstance(a, Tensor):
+        assert same_bits(a, b)
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for pair in zip(a, b, strict=True):
+            assert_same(*pair)
+    else:
+        assert a == b
+
+
+# What was saved comes back ----------------------------------------------------------------------------------------
+
+
+def test_a_training_state_comes_back_to_the_bit(tmp_path):
+    """Tied weights, and AdamW with its float step: the resumed optimizer takes the same next step."""
+    torch.manual_seed(0)
+
+    def tied() -> torch.nn.Module:
+        net = torch.nn.Sequential(torch.nn.Embedding(7, 5), torch.nn.Linear(5, 5), torch.nn.Linear(5, 7, bias=False))
+        net[2].weight = net[0].weight
+        return net
+
+    def train_step(net: torch.nn.Module, adam: torch.optim.Optimizer) -> None:
+        net(torch.arange(7)).square().sum().backward()
+        adam.step()
+        adam.zero_grad()
+
+    net = tied()
+    adam = torch.optim.AdamW(net.parameters(), lr=1e-2, amsgrad=True)
+    for _ in range(3):
+        train_step(net, adam)
+    state = {"epoch": 2, "losses": [0.1, 1 / 3], "seed": 2**63, "name": "Σ"}
+    saved_net = {k: v.clone() for k, v in net.state_dict().items()}
+    save_checkpoint(tmp_path, 3, tensors={"model": net.state_dict()}, state=state, optimizer=adam.state_dict(), keep=1)
+    loaded = load_checkpoint(tmp_path)
+    assert loaded is not None
+    assert (loaded.step, loaded.state, loaded.path, loaded.damaged) == (3, state, tmp_path / "000003", [])
+    assert all(same_bits(loaded.tensors["model"][k], v) for k, v in saved_net.items())
+    assert loaded.tensors["model"].keys() == saved_net.keys()
+    assert_same(loaded.optimizer, adam.state_dict())
+
+    resumed = tied()
+    resumed.load_state_dict(loaded.tensors["model"])
+    resumed_adam = torch.optim.AdamW(resumed.parameters(), lr=0.5, amsgrad=True)
+    resumed_adam.load_state_dict(loaded.optimizer)
+    train_step(net, adam)
+    train_step(resumed, resumed_adam)
+    assert all(same_bits(a, b) for a, b in zip(net.parameters(), resumed.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor([float("nan"), -0.0, float("inf"), 1e-45]),
+        torch.randn(3, 4).bfloat16(),
+        torch.randn(3, 4).half(),
+        torch.randn(3, 4, dtype=torch.float64).T,
+        torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        torch.ones(1).expand(5),
+        torch.arange(10)[::3],
+        torch.tensor(7),
+        torch.empty(0, 3),
+        torch.tensor([True, False]),
+        torch.nn.Parameter(torch.randn(3)),
+        torch.Generator().get_state(),
+    ],
+    ids=lambda x: f"{x.dtype}-{tuple(x.shape)}-{x.stride()}",
+)
+def test_every_kind_of_tensor_comes_back_to_the_bit(tensor, tmp_path):
+    group = {"a": tensor, "the same again": tensor}
+    save_checkpoint(tmp_path, 1, tensors={"model": group}, state={}, optimizer={"a": tensor, "b": [tensor]}, keep=1)
+    loaded = load_checkpoint(tmp_path)
+    for other in [*loaded.tensors["model"].values(), loaded.optimizer["a"], loaded.optimizer["b"][0]]:
+        assert same_bits(other, tensor)
+        assert other.device.type == "cpu"
+
+
+def test_loaded_tensors_are_independent_of_the_file(tmp_path):
+    path = save(tmp_path, 1, 1.0)
+    loaded = load_checkpoint(tmp_path)
+    damage(path / "model.safetensors", "flip")
+    assert loaded.tensors["model"]["w"].tolist() == [1.0] * 4
+    loaded.tensors["model"]["w"].zero_()  # writable
+    assert loaded.tensors["ema"]["w"].tolist() == [1.0] * 4
+
+
+def test_the_folder_holds_what_the_manifest_says_and_nothing_else(tmp_path):
+    path = save(tmp_path, 500)
+    assert path == tmp_path / "000500"
+    assert names(tmp_path) == ["000500"]
+    assert names(path) == sorted(FILES)
+    assert is_whole(path)
+    assert json.loads((path / "state.json").read_text()) == {"format": 1, "step": 500, "state": {"v": 0.0}}
+
+
+def test_without_an_optimizer(tmp_path):
+    path = save_checkpoint(tmp_path, 1, tensors={"model": {}}, state={}, optimizer=None, keep=1)
+    assert not (path / "optimizer.pt").exists()
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.optimizer is None
+    assert loaded.tensors == {"model": {}}
+
+
+def test_optimizer_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path):
+    """numpy numbers are made plain; any other object is an error now, not on the day of the resume."""
+    save_checkpoint(tmp_path, 1, tensors={}, state={}, optimizer={"lr": np.float64(0.5), "n": np.int64(3)}, keep=1)
+    assert_same(load_checkpoint(tmp_path).optimizer, {"lr": 0.5, "n": 3})
+    with pytest.raises(TypeError, match="SimpleNamespace"):
+        save_checkpoint(tmp_path, 2, tensors={}, state={}, optimizer={"x": SimpleNamespace()}, keep=1)
+    assert load_checkpoint(tmp_path).step == 1
+
+
+def test_no_checkpoint_at_all(tmp_path):
+    assert load_checkpoint(tmp_path) is None
+    assert load_checkpoint(tmp_path / "absent") is None
+    assert list_checkpoints(tmp_path / "absent") == []
+
+
+def test_checkpoints_are_in_order_of_their_steps(tmp_path):
+    for name in ["notes", "12", ".tmp-000007", "0001000000", "٠٠٠٥٠٠"]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "000009").write_text("a file")
+    for step in [1_000_000, 5, 999_999]:
+        save(tmp_path, step)
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["000005", "999999", "1000000"]
+    assert load_checkpoint(tmp_path).step == 1_000_000
+
+
+# Damage ------------------------------------------------------------------------------------------------------------
+
+
+def damage(file: Path, how: str) -> None:
+    data = file.read_bytes()
+    middle = len(data) // 2
+    if how == "flip":
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif how == "truncate":
+        file.write_bytes(data[:middle])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "missing":
+        file.unlink()
+    else:
+        file.unlink()
+        file.mkdir()
+
+
+@pytest.mark.parametrize("how", ["flip", "truncate", "empty", "missing", "directory"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(name, how, tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step, float(step))
+    damage(tmp_path / "000003" / name, how)
+    before = contents(tmp_path)
+    loaded = load_checkpoint(tmp_path)
+    assert (loaded.step, loaded.state, loaded.path.name) == (2, {"v": 2.0}, "000002")
+    (report,) = loaded.damaged
+    reasons = {"missing": "missing", "directory": "unreadable"}
+    assert report.startswith(f"000003/{name}: {reasons.get(how, '')}")
+    if name != "manifest.json" and how in ("flip", "truncate", "empty"):
+        assert report.endswith("checksum differs")
+    assert contents(tmp_path) == before
+
+
+def test_no_single_flipped_bit_of_the_manifest_passes_for_another_checkpoint_or_format(tmp_path):
+    for step in (1, 2):
+        path = save_checkpoint(tmp_path, step, tensors={}, state={}, optimizer=None, keep=2)
+    manifest = path / "manifest.json"
+    data = manifest.read_bytes()
+    for bit in range(0, 8 * len(data), 11):
+        manifest.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+        loaded = load_checkpoint(tmp_path)
+        # A flip that turns one blank into another changes nothing.
+        assert loaded.step == 2 or loaded.damaged[0].startswith("000002/manifest.json: ")
+    manifest.write_bytes(data)
+    assert load_checkpoint(tmp_path).step == 2
+
+
+def test_several_damaged_ones_are_listed_newest_first(tmp_path):
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    damage(tmp_path / "000003" / "optimizer.pt", "flip")
+    damage(tmp_path / "000002" / "state.json", "missing")
+    loaded = load_checkpoint(tmp_path)
+    assert loaded.step == 1
+    assert loaded.damaged == ["000003/optimizer.pt: checksum differs", "000002/state.json: missing"]
+
+
+def test_if_all_are_damaged_the_error_names_each_in_one_sentence(tmp_path):
+    for step in (1, 2):
+        damage(save(tmp_path, step) / "ema.safetensors", "flip")
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"000002/ema.safetensors.*000001/ema.safetensors") as error:
+        load_checkpoint(tmp_path)
+    assert isinstance(error.value, InputError)
+    assert "\n" not in str(error.value)
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_passed_over_damage_writes_the_step_anew(tmp_path):
+    save(tmp_path, 1, 1.0)
+    damage(save(tmp_path, 2, 2.0) / "model.safetensors", "flip")
+    save(tmp_path, 2, 3.0)
+    loaded = load_checkpoint(tmp_path)
+    assert (loaded.step, loaded.state["v"], loaded.damaged) == (2, 3.0, [])
+    assert names(tmp_path) == ["000001", "000002"]
+
+
+def test_another_format_is_refused_and_nothing_touched(tmp_path, monkeypatch):
+    save(tmp_path, 1)
+    monkeypatch.setattr(checkpoint, "FORMAT", 0)
+    monkeypatch.setattr(checkpoint, "__version__", "0.0.9")
+    save(tmp_path, 2)
+    monkeypatch.undo()
+    before = contents(tmp_path)
+    with pytest.raises(CheckpointError, match=r"000002 has checkpoint format 0, written by nidiff 0\.0\.9"):
+        load_checkpoint(tmp_path)
+    assert contents(tmp_path) == before
+
+
+def reseal(path: Path) -> None:
+    """Make the manifest agree with the files, as someone who means harm would."""
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]
+    for name in manifest["files"]:
+        data = (path / name).read_bytes()
+        manifest["files"][name] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+
+
+class Trap:
+    """Unpickling it creates a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.mkdir, (str(self.file),)
+
+
+def test_nothing_is_unpickled_even_if_the_checksums_match(tmp_path):
+    save(tmp_path / "c", 1)
+    path = save(tmp_path / "c", 2)
+    trap = tmp_path / "sprung"
+    torch.save({"state": Trap(trap)}, path / "optimizer.pt")
+    torch.load(path / "optimizer.pt", weights_only=False)
+    assert trap.is_dir()  # the trap works
+    trap.rmdir()
+    reseal(path)
+    loaded = load_checkpoint(tmp_path / "c")
+    assert not trap.exists()
+    assert loaded.step == 1
+    assert loaded.damaged == ["000002/optimizer.pt: unreadable (UnpicklingError)"]
+
+
+@pytest.mark.parametrize("name", FILES[:-1])
+def test_nonsense_with_the_right_checksum_is_unreadable(name, tmp_path):
+    save(tmp_path, 1)
+    path = save(tmp_path, 2)
+    (path / name).write_bytes(b"nonsense")
+    reseal(path)
+    assert load_checkpoint(tmp_path).damaged[0].startswith(f"000002/{name}: unreadable")
+
+
+# How many are kept -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep, expected", [(0, [1, 2, 3, 4, 5]), (1, [5]), (2, [4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_the_newest_are_kept(keep, expected, tmp_path):
+    for step in range(1, 6):
+        save(tmp_path, step, keep=keep)
+    assert names(tmp_path) == [f"{step:06d}" for step in expected]
+
+
+def test_later_steps_are_neither_counted_nor_removed(tmp_path):
+    """A run that went back past a damaged 9 keeps its own two newest, whole ones."""
+    for step in (1, 2, 9):
+        save(tmp_path, step)
+    damage(tmp_path / "000009" / "ema.safetensors", "flip")
+    save(tmp_path, 3, keep=2)
+    assert names(tmp_path) == ["000002", "000003", "000009"]
+    assert load_checkpoint(tmp_path).step == 3
+
+
+def test_a_negative_keep_is_refused(tmp_path):
+    with pytest.raises(InputError, match="keep=-1"):
+        save(tmp_path / "c", 1, keep=-1)
+    assert not (tmp_path / "c").exists()
+
+
+def test_what_a_crash_left_is_removed_and_what_is_not_ours_stays(tmp_path):
+    for name in [".tmp-000001", ".old-000001", ".tmp-mine", "notes"]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    save(tmp_path, 2, keep=1)
+    assert names(tmp_path) == [".tmp-mine", "000002", "notes"]
+
+
+# A power cut -------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_synced_before_it_gets_its_name_and_before_anything_is_deleted(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path, step, 1.0)
+    events: list[object] = []
+
+    def rename(source: Path, target: Path, rename=os.rename) -> None:
+        rename(source, target)
+        events.append((source.name, target.name))
+
+    def rmtree(path: Path, ignore_errors: bool, rmtree=shutil.rmtree) -> None:
+        rmtree(path, ignore_errors)
+        events.append(path.name)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    path = save(tmp_path, 2, 2.0, keep=1)
+    files, inside, outside = {file.stat().st_ino for file in path.iterdir()}, path.stat().st_ino, tmp_path.stat().st_ino
+    start = events.index(inside)
+    assert files <= set(events[:start])
+    deletions = [".old-000001", ".old-000002"]
+    assert [sorted(events[-2:]), *events[start:-2]] == [
+        deletions,
+        inside,
+        ("000002", ".replaced-000002"),
+        (".tmp-000002", "000002"),
+        outside,
+        ("000001", ".old-000001"),
+        outside,
+        (".replaced-000002", ".old-000002"),
+    ]
+
+
+# A full disk -------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """The operating system refuses to write further than ``size`` bytes into a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def attempt(folder: Path, size: int) -> str:
+    with largest_file(size), pytest.raises(CheckpointError) as error:
+        save_checkpoint(
+            folder,
+            3,
+            tensors={"model": {"w": torch.zeros(1000)}},
+            state={"long": "x" * 40_000},
+            optimizer={"m": torch.zeros(4000)},
+            keep=1,
+        )
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 1000, 10_000, 30_000])
+def test_a_write_that_fails_says_so_and_leaves_the_others_as_they_were(size, tmp_path):
+    """0 and 1000 bytes fail in the model, 10 000 in the optimizer, 30 000 in the state."""
+    for step in (1, 2):
+        save(tmp_path, step)
+    before = contents(tmp_path)
+    message = attempt(tmp_path, size)
+    assert "Checkpoint 000003 could not be saved" in message
+    assert "File too large" in message
+    assert message.endswith("the run can be resumed from 000002.")
+    assert contents(tmp_path) == before
+    assert names(tmp_path) == ["000001", "000002"]
+    assert save(tmp_path, 3) in list_checkpoints(tmp_path)  # once there is room again
+
+
+def test_the_sentence_names_a_whole_checkpoint_or_the_beginning(tmp_path):
+    assert attempt(tmp_path, 0).endswith("resumed from the beginning.")
+    save(tmp_path, 1)
+    damage(save(tmp_path, 2) / "model.safetensors", "flip")
+    assert attempt(tmp_path, 0).endswith("resumed from 000001.")
+    damage(tmp_path / "000001" / "model.safetensors", "flip")
+    assert attempt(tmp_path, 0).endswith("resumed from the beginning.")
+
+
+def test_a_replacement_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch):
+    save(tmp_path, 3, 1.0)
+    before = contents(tmp_path)
+    assert attempt(tmp_path, 1000).endswith("resumed from 000003.")
+    assert contents(tmp_path) == before
+
+    def rename(source: Path, target: Path, rename=os.rename) -> None:
+        if source.name.startswith(".tmp-"):
+            raise OSError(28, "No space left on device")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*resumed from 000003\."):
+        save(tmp_path, 3, 2.0)
+    assert contents(tmp_path) == before
+
+
+def test_a_folder_that_cannot_be_made_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match="resumed from the beginning"):
+        save(tmp_path / "file", 1)
+
+
+# A kill ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """In a process of its own, which forks the ones that die: torch is imported once."""
+    done = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    kills, old, new, steps = map(int, done.stdout.split())
+    assert kills == old + new
+    assert min(old, new) >= 10
+    assert steps > 0
+
+
+def fork(work) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    return pid
+
+
+def kill_before_each_operation(folder: Path) -> None:
+    """Step 2 is saved again and step 1 pruned: whichever file operation is the last, step 2 is there, old or new.
+
+    Prints how many kills there were, and after how many of them it was the old one and the new one.
+    """
+    seen = {1.0: 0, 2.0: 0}
+    for last in range(1000):
+        for step in (1, 2):
+            save(folder, step, 1.0)
+
+        def work(last: int = last) -> None:
+            count = 0
+
+            def die_in_time() -> None:
+                nonlocal count
+                if count == last:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                count += 1
+
+            def hook(event: str, arguments: tuple[object, ...]) -> None:
+                # os.open and os.remove of rmtree among them.
+                if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
+                    die_in_time()
+
+            os.fsync = lambda descriptor: die_in_time()
+            sys.addaudithook(hook)
+            save(folder, 2, 2.0, keep=1)
+
+        _, status = os.waitpid(fork(work), 0)
+        loaded = load_checkpoint(folder)
+        assert loaded is not None
+        assert loaded.step == 2
+        assert loaded.damaged == []
+        assert all(is_whole(path) for path in list_checkpoints(folder))
+        value = loaded.state["v"]
+        for group in [*loaded.tensors.values(), {"m": loaded.optimizer["state"][0]["exp_avg"]}]:
+            assert all(tensor.tolist() == [value] * 4 for tensor in group.values())
+        if status == 0:
+            break
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        seen[value] += 1
+        save(folder, 3, 3.0, keep=2)
+        assert set(names(folder)) <= {"000002", "000003"}, names(folder)
+        shutil.rmtree(folder)
+    print(last, seen[1.0], seen[2.0])
+
+
+def kill_at_random_moments(folder: Path) -> None:
+    """Prints how many steps were saved between the kills."""
+    random.seed(0)
+    save(folder, 1, 1.0, size=20_000)
+    first = 1
+
+    def work() -> None:
+        step = first
+        while True:
+            for _ in range(2):  # each step twice, the second a replacement
+                save(folder, step, float(step), keep=2, size=20_000)
+            step += 1
+
+    for _ in range(15):
+        child = fork(work)
+        time.sleep(random.uniform(0.0, 0.08))  # the random moment
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        loaded = load_checkpoint(folder)
+        assert loaded is not None
+        assert loaded.step >= first
+        assert loaded.damaged == []
+        assert loaded.tensors["model"]["w"].tolist() == [float(loaded.step)] * 20_000
+        assert all(is_whole(path) for path in list_checkpoints(folder))
+        first = loaded.step
+    print(first - 1)
+
+
+if __name__ == "__main__":
+    os.fsync = lambda descriptor: None  # a kill, unlike a power cut, loses nothing that was written
+    kill_before_each_operation(Path(sys.argv[1]) / "each")
+    kill_at_random_moments(Path(sys.argv[1]) / "random")
