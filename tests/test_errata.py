@@ -824,13 +824,13 @@ def test_e31_the_quoted_epsilons_are_argmins_and_do_not_reach_one(steps, quoted,
 
         grid = [pixel(10 ** (-8 + 0.02 * i)) for i in range(200)]
         assert min(grid) > 1.075  # printed: "choose ε such that it is ≈ 1"; ε → 0 gives ratio² = 1.0766
-        assert pixel(quoted) < min(grid) + 1e-4
+        assert pixel(quoted) < min(grid) + 1e-5
         found = langevin_epsilon(field, ratio, sigma_min, steps, preconditioned=False)
         assert found == pytest.approx(argmin, rel=1e-3)
 
     field = gaussian_free_field((32, 32), 1.0)
     modes = variance_ratio(field, ratio, one, sigma_min, steps, preconditioned=False)
-    assert modes.min() < 0.8  # and single modes are far off: a symptom of E23
+    assert modes.min() < 0.85  # and single modes are far off: a symptom of E23
     assert modes.max() > 1.1
     if steps == 1:  # closed form
         assert one == pytest.approx(sigma_min**2 * (1 - ratio**-2) / (1 / field.eigenvalues).mean().item(), rel=1e-3)

@@ -11,6 +11,7 @@ from .covariance.matrix import Identity as Identity
 from .covariance.operator import Covariance as Covariance
 from .covariance.spectral import Cosine as Cosine
 from .covariance.spectral import Fourier as Fourier
+from .data.dataset import load_dataset as load_dataset
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional
 from .diffusion.objective import denoising_loss as denoising_loss
@@ -26,5 +27,6 @@ from .errors import InputError as InputError
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.sampler import sample as sample
+from .training.model import load_model as load_model
 
 __version__: str

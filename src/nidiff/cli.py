@@ -12,6 +12,7 @@ import tyro
 
 import nidiff
 from nidiff.commands.calibrate import Calibrate
+from nidiff.commands.demo import Demo
 from nidiff.commands.noise import Noise
 from nidiff.commands.train import Train
 from nidiff.errors import InputError, Interrupted
@@ -25,6 +26,7 @@ class Command(Protocol):
 
 COMMANDS: Mapping[str, type[Command]] = {
     "calibrate": Calibrate,
+    "demo": Demo,
     "noise": Noise,
     "train": Train,
 }

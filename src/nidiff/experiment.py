@@ -99,8 +99,8 @@ class Experiment:
     def __post_init__(self) -> None:
         for name, low in POSITIVE.items():
             value = getattr(self, name)
-            if not (math.isfinite(value) and value >= low):
-                raise InputError(f"{name}={value} must be at least {low}.")
+            if not isinstance(value, int | float) or not (math.isfinite(value) and value >= low):
+                raise InputError(f"{name}={value!r} must be a number, at least {low}.")
         if not 0 <= self.ema_decay < 1:
             raise InputError(f"ema_decay={self.ema_decay} must be at least 0 and below 1.")
         if not 0 <= self.dropout < 1:

@@ -48,15 +48,21 @@ class Train:
         return Train(PRESETS[one_of("preset", preset or "digits", PRESETS)])
 
     def run(self) -> None:
+        if self.dry_run:
+            from nidiff.training.loop import build
+
+            print(_dry_run(build(self.experiment)))
+        elif (folder := self.train()) is not None:
+            print(folder)
+
+    def train(self) -> Path | None:
+        """Train to the end; the run directory, on the main process."""
         from nidiff.covariance.operator import Covariance
         from nidiff.training.checkpoint import load_checkpoint
         from nidiff.training.loop import build, restore, train
         from nidiff.training.run import Run
 
         run = Run(self.out or Path("runs") / (self.config.stem if self.config else self.preset))
-        if self.dry_run:
-            print(_dry_run(build(self.experiment)))
-            return
         run.check(self.experiment, resume=self.resume, overwrite=self.overwrite)
         trainer = build(self.experiment, Covariance.load(run.folder) if self.resume else None)
         main = trainer.accelerator.is_main_process
@@ -77,8 +83,7 @@ class Train:
             run.begin(trainer.experiment, trainer.covariance, _facts(trainer))
         trainer.accelerator.wait_for_everyone()
         train(trainer, run)
-        if main:
-            print(run.folder)
+        return run.folder if main else None
 
 
 def _value_of(flag: str, arguments: list[str]) -> str | None:

@@ -25,7 +25,7 @@ def cache_folder() -> Path:
 
 def download(remote: Remote, file: Path, progress: bool = True) -> None:
     """Write ``remote`` to ``file``: aside, and moved there once its size and checksum are right."""
-    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+    from tqdm import tqdm
 
     digest, size = hashlib.md5(usedforsecurity=False), 0
     aside = file.with_name(f"{file.name}.{os.getpid()}.part")

@@ -135,7 +135,7 @@ def _each(
     progress: bool,
 ) -> Iterator[tuple[int, Result]]:
     """(row, ``function`` of that image) in order, by threads. A corrupt one goes to ``skipped``, if that is a list."""
-    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
+    from tqdm import tqdm
 
     def attempt(row: int) -> Result | CorruptImage:
         try:

@@ -29,7 +29,8 @@ def als(
     steps_per_level: int = 5,
     preconditioned: bool = True,
 ) -> Tensor:
-    """``steps_per_level`` Langevin updates with η = epsilon / sigma_min² at the level ``here`` (Song and Ermon 2019).
+    """``steps_per_level`` Langevin updates with η = epsilon / sigma_min² at the level ``here`` (Song and Ermon 2019;
+    eq. 89, 101).
 
     Without ``epsilon``, η is the one that brings the variance nearest to that of the level (`best_eta`).
     """
@@ -38,9 +39,11 @@ def als(
         raise InputError(f"steps_per_level={steps_per_level} must be at least 1.")
     if epsilon is None and not preconditioned:
         raise InputError("preconditioned=False has no default epsilon: give one, as calibrate finds it.")
-    above = run.previous[0] if run.previous is not None else here
-    ratio = float(above.sigma) / float(here.sigma)
-    eta = best_eta(max(ratio, 1.0 + 1e-9), steps_per_level) if epsilon is None else _eta(run, epsilon)
+    above, below = (here, there) if run.previous is None else (run.previous[0], here)
+    if epsilon is None and above.sigma == below.sigma:
+        raise InputError("als at a single level has no default epsilon: give one.")
+    ratio = float(above.sigma) / float(below.sigma)
+    eta = best_eta(ratio, steps_per_level) if epsilon is None else _eta(run, epsilon)
     for step in range(steps_per_level):
         x0 = run.denoiser(x, here) if step else x0
         x = langevin(run, x, x0, here, eta, preconditioned)
@@ -57,7 +60,7 @@ def cas(
     epsilon: float | None = None,
     preconditioned: bool = True,
 ) -> Tensor:
-    """x + η sigma² Σ s + β sigma' Σ^½ z, β² = 1 − ratio² (1 − η)², η = epsilon / sigma_min² (Jolicoeur-Martineau 2021).
+    """x + η sigma² Σ s + β sigma' Σ^½ z, β² = 1 − ratio² (1 − η)², η = epsilon / sigma_min² (eq. 90, 102).
 
     Every mode then has the variance of the level ``there`` exactly, which needs 1 − 1/ratio ≤ η ≤ 1 + 1/ratio (E24).
     Without ``epsilon``, η = 1 − 1/ratio²: the best Langevin step for one step per level, and the posterior's (E31).
@@ -116,7 +119,7 @@ def _drift(run: Run, x: Tensor, x0: Tensor, level: Level, eta: float, preconditi
 def best_eta(ratio: float, steps: int) -> float:
     """The η in (0, 1) that minimises the variance after ``steps`` updates at a level, started at the one above it:
 
-    ratio² (1 − η)^2T + 2η Σ_t (1 − η)^2t, in units of sigma² Σ (appendix E, preconditioned; E31). It stays above 1.
+    ratio² (1 − η)^2T + 2η Σ_t (1 − η)^2t, in units of sigma² Σ (eq. 104, preconditioned; E31). It stays above 1.
     """
 
     def variance(eta: float) -> float:

@@ -1,0 +1,111 @@
+"""An experiment says everything about a run, reads back, and names what it cannot use."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+import nidiff
+from nidiff.data.dataset import load_dataset
+from nidiff.experiment import PRESETS, Experiment, parse_call, read_experiment
+from nidiff.network import unet
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_survive_json(name, tmp_path):
+    file = tmp_path / "experiment.json"
+    file.write_text(json.dumps(PRESETS[name].to_json()))
+    assert read_experiment(file) == PRESETS[name]
+    assert read_experiment(tmp_path) == PRESETS[name]
+
+
+def test_the_papers_two_runs_differ_in_the_noise_alone():
+    ddpm, gff = PRESETS["cifar10-ddpm"], PRESETS["cifar10-gff"]
+    assert dataclasses.replace(ddpm, covariance=gff.covariance) == gff
+    assert gff.steps == 300_000
+    net = unet((3, 32, 32), widths=gff.widths, layers=gff.layers, attention=gff.attention, dropout=gff.dropout)
+    assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 35.7
+
+
+def test_a_call_is_parsed_with_the_types_of_its_values():
+    assert parse_call("covariance", "matern:length_scale=2.5,boundary=reflecting,normalize=false") == (
+        "matern",
+        {"length_scale": 2.5, "boundary": "reflecting", "normalize": False},
+    )
+    assert parse_call("schedule", "ddpm_linear:num_levels=-10") == ("ddpm_linear", {"num_levels": -10})
+    assert parse_call("covariance", "white") == ("white", {})
+
+
+def test_covariance_and_schedule_are_built_from_their_names():
+    images = load_dataset("digits")
+    experiment = Experiment(covariance="matern:length_scale=2", schedule="ddpm_linear:num_levels=50,shift=1.5")
+    assert torch.equal(experiment.build_covariance(images).eigenvalues, nidiff.matern((8, 8), 2).eigenvalues)
+    expected = nidiff.ddpm_linear(50).shifted(1.5)
+    assert torch.equal(experiment.build_schedule().logsnr, expected.logsnr)
+    fitted = Experiment(covariance="from_data:shrinkage=0.1").build_covariance(images)
+    assert torch.equal(
+        fitted.eigenvalues, nidiff.from_data(images.batch(torch.arange(len(images))), shrinkage=0.1).eigenvalues
+    )
+    white = Experiment(covariance="white").build_covariance(images)
+    assert torch.equal(white.eigenvalues, torch.ones(8, 8, dtype=torch.float64))
+
+
+def test_differences_name_what_matters_and_not_what_is_free():
+    a = Experiment()
+    b = dataclasses.replace(a, learning_rate=0.5, steps=7, keep=9, data_dir=None)
+    assert a.differences(b) == ["learning_rate: 0.001 → 0.5"]
+
+
+def test_automatic_precision_becomes_one_that_training_can_repeat():
+    assert Experiment().resolved().precision in ("fp32", "bf16")
+    assert Experiment(precision="fp16").resolved().precision == "fp16"
+
+
+BAD = {
+    "steps": (lambda: Experiment(steps=0), "steps=0"),
+    "batch": (lambda: Experiment(batch_size=-1), "batch_size=-1"),
+    "accumulation": (lambda: Experiment(batch_size=10, accumulation=3), "multiple of accumulation=3"),
+    "precision": (lambda: Experiment(precision="fp8"), "precision='fp8'.*'fp16'"),
+    "ema": (lambda: Experiment(ema_decay=1.0), "ema_decay=1.0"),
+    "learning rate": (lambda: Experiment(learning_rate=-1.0), "learning_rate"),
+    "covariance": (
+        lambda: build("gaussian_fre_field"),
+        "did you mean 'gaussian_free_field'",
+    ),
+    "covariance key": (lambda: build("gaussian_free_field:alpha=1"), "no 'alpha': it takes gamma"),
+    "covariance value": (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
+    "covariance missing": (lambda: build("matern"), "matern.*length_scale"),
+    "covariance syntax": (lambda: build("matern:2"), "NAME:key=value"),
+    "schedule": (lambda: Experiment(schedule="linear").build_schedule(), "schedule='linear'"),
+    "size": (lambda: unet((1, 28, 28), widths=(8, 8, 8, 8)), "28×28 cannot be halved 3 times.*24 or 32"),
+    "widths": (lambda: unet((1, 8, 8), widths=(10,)), "widths"),
+    "attention": (lambda: unet((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
+}
+
+
+def build(covariance: str) -> nidiff.Covariance:
+    return Experiment(covariance=covariance).build_covariance(load_dataset("digits"))
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_named_in_one_sentence(call, message):
+    with pytest.raises(nidiff.InputError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("not json", "cannot be read"),
+        ("[]", "not an experiment"),
+        ('{"format": 0}', "format 0"),
+        ('{"format": 1, "learning_rat": 1}', "did you mean 'learning_rate'"),
+        ('{"format": 1, "steps": "many"}', "steps"),
+    ],
+)
+def test_a_bad_experiment_file_is_named(text, message, tmp_path):
+    file = tmp_path / "experiment.json"
+    file.write_text(text)
+    with pytest.raises(nidiff.InputError, match=message):
+        read_experiment(file)

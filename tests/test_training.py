@@ -1,0 +1,332 @@
+"""A run is a function of its experiment: stopped and resumed, on one process or two, it gives the same weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import nidiff
+from nidiff.cli import main
+from nidiff.training.draws import image_generators, image_indices, mixed_seed
+from nidiff.training.model import load_model, same_covariance
+
+TINY = [
+    *("--widths", "8", "--attention", "--layers", "1", "--batch-size", "16", "--precision", "fp32"),
+    *("--checkpoint-every", "4", "--log-every", "2", "--num-samples", "4", "--sample-steps", "3", "--dropout", "0.1"),
+    *("--schedule", "ddpm_linear:num_levels=50", "--flip", "--warmup", "3"),
+]
+
+
+def train(out: Path, *flags: str) -> int:
+    return main(["train", "--out", str(out), *TINY, *flags])
+
+
+def weights(out: Path, step: int) -> dict[str, torch.Tensor]:
+    return {
+        f"{kind} {name}": tensor
+        for kind in ("model", "ema")
+        for name, tensor in load_file(out / "checkpoints" / f"{step:06d}" / f"{kind}.safetensors").items()
+    }
+
+
+def assert_same_weights(a: Path, b: Path, step: int, tolerance: float = 0.0) -> None:
+    left, right = weights(a, step), weights(b, step)
+    assert left.keys() == right.keys()
+    for name in left:
+        if tolerance:
+            torch.testing.assert_close(left[name], right[name], rtol=0, atol=tolerance)
+        else:
+            assert torch.equal(left[name], right[name]), name
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory) -> Path:
+    """A run of 10 steps that nobody disturbed."""
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    assert train(out, "--steps", "10") == 0
+    return out
+
+
+# Draws -----------------------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_visits_every_image_once_and_the_next_in_another_order():
+    first, second = (image_indices(3, 50, start, 50) for start in (0, 50))
+    assert sorted(first.tolist()) == sorted(second.tolist()) == list(range(50))
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, image_indices(4, 50, 0, 50))
+
+
+def test_a_share_of_the_batch_is_what_one_process_would_have_drawn():
+    whole = image_indices(0, 30, 7 * 16, 16)
+    halves = [image_indices(0, 30, 7 * 16 + start, 8) for start in (0, 8)]
+    assert torch.equal(whole, torch.cat(halves))
+    cov = nidiff.gaussian_free_field((4, 4))
+    together = cov.sample((16, 4, 4), image_generators(0, 7, 0, 16))
+    share = cov.sample((8, 4, 4), image_generators(0, 7, 8, 8))
+    assert torch.equal(together[8:], share)
+    assert mixed_seed(1, 23) != mixed_seed(12, 3)
+
+
+# One run ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_run_directory_holds_what_it_should(straight):
+    names = {path.name for path in straight.iterdir()}
+    assert {
+        "experiment.json",
+        "covariance.json",
+        "checkpoints",
+        "model",
+        "log.jsonl",
+        "samples",
+        "tensorboard",
+    } <= names
+    log = [json.loads(line) for line in (straight / "log.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in log] == [2, 4, 6, 8, 10]
+    assert [path.name for path in sorted((straight / "checkpoints").iterdir())] == ["000008", "000010"]
+    assert (straight / "samples" / "000010.png").stat().st_size > 100
+    assert json.loads((straight / "experiment.json").read_text())["resolved"]["image_shape"] == [1, 8, 8]
+
+
+def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight):
+    denoiser = load_model(straight)
+    ema = load_file(straight / "checkpoints" / "000010" / "ema.safetensors")
+    for name, parameter in denoiser.net.named_parameters():
+        assert torch.equal(parameter, ema[name])
+    own = nidiff.gaussian_free_field((8, 8), 1.0)
+    assert same_covariance(denoiser.process.covariance, own)
+    assert load_model(straight, covariance=own).process.schedule.logsnr.shape == (50,)
+    with pytest.raises(nidiff.InputError, match="was trained with gaussian_free_field"):
+        load_model(straight, covariance=nidiff.Identity((8, 8)))
+    images = nidiff.sample(denoiser, (2, 1, 8, 8), sampler="ddim", num_steps=3, seeds=[0, 1])
+    assert images.abs().max() <= 1
+
+
+def test_training_lowers_the_loss(tmp_path):
+    assert train(tmp_path / "r", "--steps", "150", "--log-every", "30", "--learning-rate", "0.005") == 0
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "r" / "log.jsonl").read_text().splitlines()]
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_seeds_and_settings_matter(straight, tmp_path):
+    """Negative control for all equalities here: another seed gives other weights."""
+    assert train(tmp_path / "r", "--steps", "10", "--seed", "1") == 0
+    with pytest.raises(AssertionError):
+        assert_same_weights(straight, tmp_path / "r", 10)
+
+
+def test_accumulation_gives_the_same_step_up_to_rounding(straight, tmp_path):
+    """With dropout off the two differ by summation order alone."""
+    for name, flags in (("one", ()), ("four", ("--accumulation", "4"))):
+        assert train(tmp_path / name, "--steps", "4", "--dropout", "0", *flags) == 0
+    assert_same_weights(tmp_path / "one", tmp_path / "four", 4, tolerance=2e-4)
+
+
+# Stopped and resumed ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_stopped_and_went_on_is_bit_identical(straight, tmp_path):
+    out = tmp_path / "r"
+    assert train(out, "--steps", "6") == 0
+    assert train(out, "--steps", "10", "--resume") == 0
+    assert_same_weights(straight, out, 10)
+    assert (out / "log.jsonl").read_text().count('"step": 6,') == 1
+
+
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(straight, tmp_path, capsys):
+    out = tmp_path / "r"
+    assert train(out, "--steps", "8") == 0
+    file = out / "checkpoints" / "000008" / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    file.write_bytes(data)
+    assert train(out, "--steps", "10", "--resume") == 0
+    assert "000008" in capsys.readouterr().err
+    assert_same_weights(straight, out, 10)
+
+
+def test_a_request_to_stop_leaves_a_checkpoint_and_says_how_to_go_on(straight, tmp_path, capsys, monkeypatch):
+    from nidiff.training import loop
+
+    steps = loop.train_step
+
+    def stop_at_5(trainer, batches):
+        loss = steps(trainer, batches)
+        if trainer.step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss
+
+    monkeypatch.setattr(loop, "train_step", stop_at_5)
+    assert train(tmp_path / "r", "--steps", "10") == 130
+    assert "stopped after step 5" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert train(tmp_path / "r", "--steps", "10", "--resume") == 0
+    assert_same_weights(straight, tmp_path / "r", 10)
+
+
+KILLED = """
+import os, random, signal, sys, time
+import torch
+from nidiff.cli import main
+out, kills, flags = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+random.seed(0)
+torch.set_num_threads(1)
+import nidiff.training.loop, nidiff.training.run, tensorboard, torch.utils.tensorboard
+for attempt in range(kills + 1):
+    resume = ["--resume"] if os.path.exists(out + "/experiment.json") else []
+    child = os.fork()
+    if child == 0:
+        os._exit(main(["train", "--out", out, *flags, *resume]))
+    if attempt < kills:
+        time.sleep(random.uniform(0.02, 0.9))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    else:
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_killed_at_twenty_moments_it_gives_the_same_weights(tmp_path):
+    """SIGKILL at random times, resumed each time; at most one checkpoint interval is done again."""
+    flags = [*TINY, "--steps", "40"]
+    assert main(["train", "--out", str(tmp_path / "straight"), *flags]) == 0
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "killed"), "20", *flags], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_same_weights(tmp_path / "straight", tmp_path / "killed", 40)
+    model = [load_file(tmp_path / n / "model/unet/diffusion_pytorch_model.safetensors") for n in ("straight", "killed")]
+    assert all(torch.equal(model[0][name], model[1][name]) for name in model[0])
+
+
+# Two processes ---------------------------------------------------------------------------------------------------
+
+
+def torchrun(out: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(free_port()),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [*command, "-m", "nidiff", "train", "--out", str(out), *TINY, "--dropout", "0", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+    )
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_two_processes_train_the_same_model_and_survive_the_death_of_one(tmp_path):
+    alone, pair = tmp_path / "alone", tmp_path / "pair"
+    assert train(alone, "--steps", "10", "--dropout", "0") == 0
+    job = torchrun(pair, "--steps", "100000")
+    deadline = time.monotonic() + 120
+    while not list(pair.glob("checkpoints/0*/manifest.json")):
+        assert job.poll() is None, job.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    ranks = [int(p) for p in Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()]
+    os.kill(ranks[-1], signal.SIGKILL)
+    output, _ = job.communicate(timeout=60)
+    assert job.returncode != 0
+    assert "exitcode" in output or "Signal 9" in output
+    newest = max(int(p.parent.name) for p in pair.glob("checkpoints/0*/manifest.json"))
+    steps = str(max(10, newest))
+    assert train(alone, "--steps", steps, "--dropout", "0", "--resume") == 0
+    finished = torchrun(pair, "--steps", steps, "--resume")
+    output, _ = finished.communicate(timeout=120)
+    assert finished.returncode == 0, output
+    assert_same_weights(alone, pair, int(steps), tolerance=2e-3)
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_never_overwritten_unasked(straight, tmp_path, capsys):
+    before = (straight / "experiment.json").read_bytes()
+    assert train(straight, "--steps", "10") == 2
+    assert "--resume goes on with it, --overwrite begins anew" in capsys.readouterr().err
+    assert train(straight, "--steps", "10", "--resume", "--learning-rate", "0.5") == 2
+    assert "learning_rate: 0.001 → 0.5" in capsys.readouterr().err
+    assert (straight / "experiment.json").read_bytes() == before
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert train(tmp_path, "--steps", "1", "--overwrite") == 2
+    assert "holds other files" in capsys.readouterr().err
+    assert (tmp_path / "thesis.tex").exists()
+    assert train(tmp_path / "new", "--steps", "1", "--resume") == 2
+    assert "no run to resume" in capsys.readouterr().err
+
+
+def test_overwrite_begins_anew(tmp_path):
+    assert train(tmp_path / "r", "--steps", "4") == 0
+    assert train(tmp_path / "r", "--steps", "2", "--overwrite") == 0
+    assert [p.name for p in (tmp_path / "r" / "checkpoints").iterdir()] == ["000002"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--preset", "digit"), "did you mean 'digits'"),
+        (("--data", "nowhere"), "nowhere"),
+        (("--widths", "8", "8", "8", "8", "8"), "cannot be halved 4 times"),
+        (("--covariance", "gff"), "covariance='gff'"),
+        (("--target", "flow"), "target='flow'"),
+        (("--weighting", "snr"), "weighting='snr'"),
+        (("--sampler", "plms"), "sampler='plms'"),
+        (("--batch-size", "0"), "batch_size=0"),
+        (("--config", "missing.json"), "missing.json"),
+    ],
+)
+def test_bad_flags_exit_with_2_and_write_nothing(flags, message, tmp_path, capsys):
+    assert train(tmp_path / "r", "--steps", "2", *flags) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_unknown_flag_suggests_the_nearest(tmp_path, capsys):
+    assert train(tmp_path / "r", "--learning-rat", "1") == 2
+    assert "--learning-rate" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_step(tmp_path, capsys):
+    assert train(tmp_path / "r", "--steps", "50", "--learning-rate", "1e30", "--gradient-clip", "1e30") == 2
+    error = capsys.readouterr().err
+    assert "the loss of step" in error
+    assert "checkpoint" in error
+
+
+def test_config_repeats_a_run(straight, tmp_path):
+    assert main(["train", "--config", str(straight), "--out", str(tmp_path / "again")]) == 0
+    assert_same_weights(straight, tmp_path / "again", 10)
+
+
+def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
+    assert train(tmp_path / "r", "--dry-run") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["images_per_s"] > 0
+    assert facts["parameters"] > 0
+    assert not (tmp_path / "r").exists()
