@@ -144,8 +144,8 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     """The largest ‖Σ^-½(x_i − x_j)‖ over all pairs, exactly, and the pair.
 
     ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab in blocks of the whitened images, sorted by their distance from the mean. Since
-    ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot hold the maximum are left out: often nearly all. The distance of the
-    pair found (in float32) is then computed in float64.
+    ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot hold the maximum are left out: often nearly all. The pair is found in
+    float32, which tells apart all but the closest ties, and its distance is then computed in float64.
     """
     _check_images(images, covariance)
     total = len(images) * (len(images) - 1) // 2

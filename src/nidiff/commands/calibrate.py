@@ -84,11 +84,10 @@ class Calibrate:
     """Instead: the constants of the paper beside ours; with CIFAR-10 as DATA also its initial noise scales."""
 
     def run(self) -> None:
-        try:
-            self._run_paper() if self.paper else self._run_data()
-        except KeyboardInterrupt:
-            print("nidiff: interrupted, nothing was written.", file=sys.stderr)
-            raise SystemExit(130) from None
+        if self.paper:
+            self._run_paper()
+        else:
+            self._run_data()
 
     def _run_data(self) -> None:
         import torch

@@ -62,9 +62,9 @@ def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None
     """A network of x alone, as one that is told the level and does not listen: s(x, σ) = −Σ^-½ ε(x) / σ (eq. 87, 99).
 
     Given the training schedule as ``harmonic``, ε is multiplied by σ_H / σ, σ_H the harmonic mean of its sigmas: the
-    paper's correction (eq. 108), here to be compared with. Leave it out. The network's optimum averages 1/σ over p(σ | x), not
-    over the training levels; at the dimension of images that is 1/σ within a percent, and the correction is wrong by
-    the factor σ_H / σ: 0.0017 to 8.4 for the paper's own 232 levels (E32).
+    paper's correction (eq. 108), here to be compared with. Leave it out. The network's optimum averages 1/σ over
+    p(σ | x), not over the training levels; at the dimension of images that is 1/σ within a percent, and the correction
+    is wrong by the factor σ_H / σ: 0.0017 to 8.4 for the paper's own 232 levels (E32).
     """
 
     def told(x: Tensor, label: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class Process:
         return broadcast(slope - 1.0, x) * x + broadcast(level.signal, x) * x0
 
     def coefficients(self, time: float) -> tuple[float, float]:
-        """(f, g²) of dx = f x dt + g Σ^½ dw at ``time`` (eq. 24: f = −½β, g² = β for VP; f = 0, g² = dσ²/dt for VE, eq. 92).
+        """(f, g²) of dx = f x dt + g Σ^½ dw at ``time``: −½β, β for VP (eq. 24); 0, dσ²/dt for VE (eq. 92).
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """

@@ -17,12 +17,13 @@ from nidiff.covariance.operator import Covariance
 from nidiff.data.dataset import load_dataset
 from nidiff.data.images import Images
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.objective import denoising_loss
+from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
 from nidiff.diffusion.process import Process
-from nidiff.errors import InputError, Interrupted
+from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.experiment import PRECISIONS, Experiment
 from nidiff.network import unet
 from nidiff.randomness import random_index
+from nidiff.sampling.sampler import SAMPLERS
 from nidiff.training.checkpoint import Checkpoint, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.memory import keep_freed_memory
@@ -55,6 +56,8 @@ class Trainer:
 def build(experiment: Experiment, covariance: Covariance | None = None, progress: bool = True) -> Trainer:
     """Data, Σ, network and optimiser of an experiment, before the first step."""
     experiment = experiment.resolved()
+    one_of("weighting", experiment.weighting, WEIGHTINGS)
+    one_of("sampler", experiment.sampler, SAMPLERS)
     keep_freed_memory()
     accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
     per_pass = accelerator.num_processes * experiment.accumulation
