@@ -16,19 +16,21 @@ from nidiff import calibration
 from nidiff.calibration import (
     CLASSIC_RATIO,
     Calibration,
-    batch_whitened_distance,
     calibrate,
     cas_interval,
     langevin_epsilon,
-    max_whitened_distance,
     num_levels,
     overlap,
     overlap_ratio,
-    quantile_whitened_distance,
-    sampled_distances,
     variance_ratio,
 )
 from nidiff.cli import main
+from nidiff.distance import (
+    batch_whitened_distance,
+    max_whitened_distance,
+    quantile_whitened_distance,
+    sampled_distances,
+)
 from nidiff.errors import InputError
 from nidiff.report.paper import LEVELS, SIGMA_N, _without_mean, initial_scales, paper_constants
 from nidiff.sampling.langevin import best_eta

@@ -35,13 +35,13 @@ from nidiff.calibration import (
     CLASSIC_RATIO,
     cas_interval,
     langevin_epsilon,
-    max_whitened_distance,
     num_levels,
     overlap,
     overlap_ratio,
     variance_ratio,
 )
 from nidiff.diffusion.target import TARGETS
+from nidiff.distance import max_whitened_distance
 from nidiff.sampling.ancestral import ancestral, ddim, jump_variances, mix
 from nidiff.sampling.langevin import cas, langevin
 from nidiff.sampling.step import Run

@@ -1,3 +1,5 @@
+from .calibration import Calibration as Calibration
+from .calibration import calibrate as calibrate
 from .covariance.fields import from_data as from_data
 from .covariance.fields import gaussian_free_field as gaussian_free_field
 from .covariance.fields import matern as matern

@@ -7,31 +7,24 @@ it is above 1, and η = ε / σ_min² is the step in units of σ², so that a le
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Schedule, smld_geometric
+from nidiff.distance import (
+    Progress,
+    batch_whitened_distance,
+    check_images,
+    max_whitened_distance,
+    quantile_whitened_distance,
+)
 from nidiff.errors import InputError, one_of
-from nidiff.randomness import white_noise
 
 CLASSIC_RATIO = 1.0375591319992028
 """5000^(1/231): the ratio of NCSNv2's 232 levels from 50 to 0.01 on CIFAR-10, which the paper keeps (E30)."""
 DISTANCES = ("max", "batch", "quantile")
-CHUNK = 1024  # images at a time
-SUBSET = 2048  # images whose pairs stand for all pairs
-
-Progress = Callable[[int, int], object]
-"""Called now and then with the number of pairs done and in all."""
-
-
-class Farthest(NamedTuple):
-    """The two images that are farthest apart."""
-
-    distance: float
-    pair: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -93,7 +86,7 @@ def calibrate(
     ``steps_per_level`` Langevin steps (`langevin_epsilon`), unless it is given.
     """
     one_of("distance", distance, DISTANCES)
-    _check_images(images, covariance)
+    check_images(images, covariance)
     dimension = images[0].numel()
     target_ratio = _target_ratio(ratio, dimension)
     _check_langevin(target_ratio, sigma_min, steps_per_level, epsilon)  # before the long part
@@ -138,96 +131,6 @@ def calibrate(
 
 
 # The largest σ ---------------------------------------------------------------------------------------------------
-
-
-def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: Progress | None = None) -> Farthest:
-    """The largest ‖Σ^-½(x_i − x_j)‖ over all pairs, exactly, and the pair.
-
-    ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab in blocks of the whitened images, sorted by their distance from the mean. Since
-    ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot hold the maximum are left out: often nearly all. The pair is found in
-    float32, which tells apart all but the closest ties, and its distance is then computed in float64.
-    """
-    _check_images(images, covariance)
-    total = len(images) * (len(images) - 1) // 2
-    _report(progress, 0, total)
-    white = _whiten_all(images, covariance)
-    lengths, order = white.norm(dim=1).sort(descending=True)
-    squares, norms = lengths.square(), lengths.tolist()
-    best, pair = -1.0, (0, 1)
-    for start in range(0, len(white), CHUNK):
-        if 2 * norms[start] <= best:
-            break
-        left = white[order[start : start + CHUNK]]
-        for other in range(start, len(white), CHUNK):
-            if norms[start] + norms[other] <= best:
-                break
-            right = white[order[other : other + CHUNK]]
-            gram = left @ right.T
-            gram.mul_(-2).add_(squares[start : start + CHUNK, None]).add_(squares[other : other + CHUNK])
-            if other == start:
-                gram.fill_diagonal_(-1.0)
-            found, place = gram.max().item(), int(gram.argmax())
-            if found > best**2 or best < 0:
-                i, j = divmod(place, len(right))
-                best, pair = math.sqrt(max(found, 0.0)), (int(order[start + i]), int(order[other + j]))
-        seen = min(start + CHUNK, len(white))
-        _report(progress, seen * (2 * len(white) - seen - 1) // 2, total)
-    _report(progress, total, total)
-    first, second = sorted(pair)
-    difference = as_pixels(images[first]).double() - as_pixels(images[second]).double()
-    return Farthest(_check_distance(covariance.inv_sqrt(difference).norm().item()), (first, second))
-
-
-def batch_whitened_distance(
-    images: Tensor,
-    covariance: Covariance,
-    *,
-    batch_size: int = 128,
-    generator: torch.Generator | None = None,
-    progress: Progress | None = None,
-) -> float:
-    """The largest ‖Σ^-½(x_i − x_j)‖ within a mini-batch, over the batches of one shuffled epoch."""
-    _check_images(images, covariance)
-    if batch_size < 2:
-        raise InputError(f"batch_size={batch_size} has no pairs: use 2 or more.")
-    batches = [batch for batch in _shuffled(len(images), generator).split(batch_size) if len(batch) > 1]
-    total, done, best = sum(len(batch) * (len(batch) - 1) // 2 for batch in batches), 0, 0.0
-    for batch in batches:
-        best = max(best, _pairs(_whiten(images[batch], covariance)).max().item())
-        done += len(batch) * (len(batch) - 1) // 2
-        _report(progress, done, total)
-    return _check_distance(best)
-
-
-def quantile_whitened_distance(
-    images: Tensor, covariance: Covariance, *, quantile: float = 0.99, generator: torch.Generator | None = None
-) -> float:
-    """The quantile of ‖Σ^-½(x_i − x_j)‖ over the pairs of at most 2048 random images."""
-    if not 0 < quantile <= 1:
-        raise InputError(f"quantile={quantile} must be above 0 and at most 1, such as 0.99.")
-    distances = sampled_distances(images, covariance, generator=generator)
-    return _check_distance(distances.kthvalue(math.ceil(quantile * len(distances))).values.item())
-
-
-def sampled_distances(
-    images: Tensor, covariance: Covariance, *, num_images: int = SUBSET, generator: torch.Generator | None = None
-) -> Tensor:
-    """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
-    _check_images(images, covariance)
-    return _pairs(_whiten_all(random_subset(images, num_images, generator), covariance))
-
-
-def random_subset(images: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """At most ``count`` of the images, without replacement."""
-    return images[_shuffled(len(images), generator)[:count]]
-
-
-def as_pixels(images: Tensor) -> Tensor:
-    """Images as floats: uint8 becomes [-1, 1], floats stay."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
-
-
-# The other σ -----------------------------------------------------------------------------------------------------
 
 
 def overlap(ratio: float, dimension: int) -> float:
@@ -335,30 +238,6 @@ def cas_interval(ratio: float) -> tuple[float, float]:
 # Inside ----------------------------------------------------------------------------------------------------------
 
 
-def _whiten(images: Tensor, covariance: Covariance) -> Tensor:
-    """Σ^-½ x of each image as a row, float32."""
-    pixels = as_pixels(images.detach())
-    if not bool(torch.isfinite(pixels).all()):
-        raise InputError("images has NaN or infinite pixels: remove those images.")
-    return covariance.inv_sqrt(pixels).flatten(1).float()
-
-
-def _whiten_all(images: Tensor, covariance: Covariance) -> Tensor:
-    """The same in chunks, less the mean over the images: differences of small numbers lose less to rounding."""
-    white = torch.empty(len(images), images[0].numel(), device=images.device)
-    for chunk, target in zip(images.split(CHUNK), white.split(CHUNK), strict=True):
-        target.copy_(_whiten(chunk, covariance))
-    return white.sub_(white.mean(0))
-
-
-def _pairs(white: Tensor) -> Tensor:
-    return torch.nn.functional.pdist(white)
-
-
-def _shuffled(count: int, generator: torch.Generator | None) -> Tensor:
-    return white_noise((count,), generator, dtype=torch.float64).argsort()
-
-
 def _pixel_mean(variance: Tensor, covariance: Covariance) -> float:
     return (variance * covariance.eigenvalues).mean().item()
 
@@ -380,11 +259,6 @@ def _golden_section(function: Callable[[float], float], low: float, high: float)
     return (low + high) / 2
 
 
-def _report(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(done, total)
-
-
 def _target_ratio(ratio: str | float, dimension: int) -> float:
     if ratio == "overlap":
         return overlap_ratio(dimension)
@@ -394,33 +268,6 @@ def _target_ratio(ratio: str | float, dimension: int) -> float:
         raise InputError(f"ratio={ratio!r} is unknown: use 'overlap', 'classic' or a number above 1.")
     _check_ratio(ratio)
     return float(ratio)
-
-
-def _check_images(images: Tensor, covariance: Covariance) -> None:
-    axes = len(covariance.event_shape)
-    shape = tuple(images.shape)
-    if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
-        raise InputError(
-            f"images has shape {shape}, but covariance is over {covariance.event_shape}: "
-            "give [N, ..., *event] or build the covariance for that shape."
-        )
-    if len(images) < 2:
-        raise InputError(f"images has {len(images)} image: a distance needs two or more.")
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise InputError(f"images has dtype {images.dtype}: give uint8 or floats.")
-    if covariance.size > 1 and all(_is_flat(chunk) for chunk in images.split(CHUNK)):
-        raise InputError("images are constant, each one value everywhere: give images that show something.")
-
-
-def _is_flat(images: Tensor) -> bool:
-    pixels = images.flatten(1)
-    return bool((pixels == pixels[:, :1]).all())
-
-
-def _check_distance(distance: float) -> float:
-    if distance == 0:
-        raise InputError("images are all the same, so they have no distance: give images that differ.")
-    return distance
 
 
 def _check_ratio(ratio: float) -> None:

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from nidiff.calibration import Calibration, Progress
+    from nidiff.calibration import Calibration
     from nidiff.covariance.operator import Covariance
+    from nidiff.distance import Progress
     from nidiff.report.paper import Constant
 
 ALWAYS = ("data", "data_dir", "seed", "out", "json", "paper", "printed")

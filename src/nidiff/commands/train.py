@@ -109,8 +109,8 @@ def _dry_run(trainer: "Trainer") -> str:
 
     from nidiff.training.loop import _batches, train_step
 
-    experiment = dataclasses.replace(trainer.experiment, steps=MEASURED_STEPS)
-    trainer.experiment = experiment
+    experiment = trainer.experiment
+    trainer.experiment = dataclasses.replace(experiment, steps=MEASURED_STEPS)
     times = []
     for batches in _batches(trainer):
         start = time.perf_counter()
@@ -123,12 +123,13 @@ def _dry_run(trainer: "Trainer") -> str:
     data = pixels.numel() * pixels.element_size() if isinstance(pixels, torch.Tensor) else 0
     return json.dumps(
         {
+            "experiment": experiment.to_json(),
             **facts,
             "weights_gradients_adam_ema_mb": round(5 * weights / 2**20, 1),
             "data_mb": round(data / 2**20, 1),
             "steps_per_s": round(1 / step, 3),
             "images_per_s": round(experiment.batch_size / step, 1),
-            "hours_to_the_end": round(step * trainer.experiment.steps / 3600, 3),
+            "hours_to_the_end": round(step * experiment.steps / 3600, 3),
         },
         indent=2,
     )

@@ -6,20 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.calibration import (
-    CLASSIC_RATIO,
-    Progress,
-    batch_whitened_distance,
-    langevin_epsilon,
-    max_whitened_distance,
-    num_levels,
-    overlap,
-    overlap_ratio,
-)
+from nidiff.calibration import CLASSIC_RATIO, langevin_epsilon, num_levels, overlap, overlap_ratio
 from nidiff.covariance.fields import gaussian_free_field
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import Fourier
+from nidiff.distance import Progress, batch_whitened_distance, max_whitened_distance
 from nidiff.errors import InputError
 
 SIGMA_N = {

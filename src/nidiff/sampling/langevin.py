@@ -11,6 +11,8 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from nidiff.calibration import langevin_epsilon
+from nidiff.covariance.matrix import Identity
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
 from nidiff.sampling.ancestral import ancestral, ddim
@@ -117,19 +119,8 @@ def _drift(run: Run, x: Tensor, x0: Tensor, level: Level, eta: float, preconditi
 
 @lru_cache
 def best_eta(ratio: float, steps: int) -> float:
-    """The η in (0, 1) that minimises the variance after ``steps`` updates at a level, started at the one above it:
-
-    ratio² (1 − η)^2T + 2η Σ_t (1 − η)^2t, in units of sigma² Σ (eq. 104, preconditioned; E31). It stays above 1.
-    """
-
-    def variance(eta: float) -> float:
-        return ratio**2 * (1 - eta) ** (2 * steps) + 2 * eta * sum((1 - eta) ** (2 * t) for t in range(steps))
-
-    low, high, golden = 0.0, 1.0, (math.sqrt(5) - 1) / 2
-    for _ in range(80):
-        a, b = high - golden * (high - low), low + golden * (high - low)
-        low, high = (low, b) if variance(a) < variance(b) else (a, high)
-    return (low + high) / 2
+    """The η that brings the variance nearest to the level's in ``steps`` updates from the level above (E31)."""
+    return langevin_epsilon(Identity((1,)), ratio, sigma_min=1.0, steps=steps)
 
 
 def _eta(run: Run, epsilon: float) -> float:
