@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 import nidiff
-from nidiff import calibration
+from nidiff import distance
 from nidiff.calibration import (
     CLASSIC_RATIO,
     Calibration,
@@ -70,7 +70,7 @@ def all_distances(images, covariance):
 )
 @pytest.mark.parametrize("chunk", [7, 1024])
 def test_the_maximum_is_that_of_all_pairs(monkeypatch, covariance, chunk):
-    monkeypatch.setattr(calibration, "CHUNK", chunk)
+    monkeypatch.setattr(distance, "CHUNK", chunk)
     images = heavy_tailed()
     table = all_distances(images, covariance)
     found = max_whitened_distance(images, covariance)
@@ -80,7 +80,7 @@ def test_the_maximum_is_that_of_all_pairs(monkeypatch, covariance, chunk):
 
 
 def test_blocks_that_cannot_hold_the_maximum_are_left_out(monkeypatch):
-    monkeypatch.setattr(calibration, "CHUNK", 5)
+    monkeypatch.setattr(distance, "CHUNK", 5)
     calls = []
     product = torch.Tensor.__matmul__
 
@@ -151,10 +151,10 @@ def test_quantiles_are_those_of_all_pairs_where_there_are_few():
 
 
 def test_progress_rises_to_the_number_of_pairs(monkeypatch):
-    monkeypatch.setattr(calibration, "CHUNK", 7)
-    for distance in (max_whitened_distance, batch_whitened_distance):
+    monkeypatch.setattr(distance, "CHUNK", 7)
+    for measure in (max_whitened_distance, batch_whitened_distance):
         seen = []
-        distance(heavy_tailed(), FIELD, progress=lambda done, total, seen=seen: seen.append((done, total)))
+        measure(heavy_tailed(), FIELD, progress=lambda done, total, seen=seen: seen.append((done, total)))
         assert seen == sorted(seen)
         assert seen[-1] == (1770, 1770)  # 60 · 59 / 2, and one batch
 
