@@ -56,6 +56,15 @@ def test_it_is_the_base_of_a_flow():
     assert not torch.allclose(base.log_prob(y), independent.log_prob(y), rtol=1e-2)
 
 
+def test_channels_last_are_refused_and_batches_expand():
+    field = COV.distribution(3)
+    with pytest.raises(nidiff.InputError, match="its last axes must be"):
+        field.log_prob(torch.zeros(4, 2, 3, 3))
+    expanded = field.expand(torch.Size((5,)))
+    assert expanded.rsample((2,)).shape == (2, 5, 3, 2, 3)
+    assert expanded.log_prob(expanded.rsample()).shape == (5,)
+
+
 def test_bad_channels_are_named():
     with pytest.raises(nidiff.InputError, match="channels"):
         COV.distribution(0)

@@ -263,6 +263,7 @@ BAD = {
     "cas far too large": ({"sampler": "cas", "epsilon": 1.0}, "not feasible"),
     "zero epsilon": ({"sampler": "als", "epsilon": 0.0}, "epsilon=0.0 must be a positive"),
     "negative epsilon": ({"sampler": "cas", "epsilon": -1.0}, "epsilon=-1.0"),
+    "unstable": ({"sampler": "als", "epsilon": 0.03}, "unstable: give less than.*0.02"),
     "no steps": ({"sampler": "als", "steps_per_level": 0}, "steps_per_level=0"),
     "printed without epsilon": ({"sampler": "als", "preconditioned": False}, "no default epsilon"),
     "pc eta": ({"sampler": "pc", "eta": 2.5}, "eta=2.5"),

@@ -107,6 +107,10 @@ def test_bad_input_is_named():
         nidiff.log_likelihood(denoiser, normal(1, 2, 3), method="rk4")
     with pytest.raises(nidiff.InputError, match="num_probes=0"):
         nidiff.log_likelihood(denoiser, normal(1, 2, 3), num_probes=0)
+    with pytest.raises(nidiff.InputError, match="x has NaN"):
+        nidiff.log_likelihood(denoiser, torch.full((1, 2, 3), float("nan")))
+    with pytest.raises(nidiff.InputError, match="rtol=-1"):
+        nidiff.log_likelihood(denoiser, normal(1, 2, 3), rtol=-1)
     with pytest.raises(nidiff.InputError, match="give a batch"):
         nidiff.log_likelihood(denoiser, normal(2, 3))
     with pytest.raises(nidiff.InputError, match="bin_width=0"):

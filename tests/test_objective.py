@@ -118,6 +118,22 @@ def test_per_image_generators_make_the_loss_of_an_image_its_own():
     assert torch.allclose(together[2], alone[0], rtol=1e-10)
 
 
+def test_images_that_are_no_batch_of_floats_and_nets_of_another_shape_are_refused():
+    denoiser = nidiff.Denoiser(smooth_net((4, 5)), PROCESS)
+    with pytest.raises(nidiff.InputError, match="x0 has shape.*give a batch"):
+        nidiff.denoising_loss(denoiser, normal(4, 5))
+    with pytest.raises(nidiff.InputError, match="x0 has dtype torch.uint8"):
+        nidiff.denoising_loss(denoiser, torch.zeros(2, 4, 5, dtype=torch.uint8))
+    with pytest.raises(nidiff.InputError, match="eps has shape"):
+        nidiff.denoising_loss(denoiser, normal(2, 4, 5), eps=normal(3, 4, 5))
+    with pytest.raises(nidiff.InputError, match="level is for 3 images, but x0 has 2"):
+        nidiff.denoising_loss(denoiser, normal(2, 4, 5), level=SCHEDULE.level(torch.tensor([1, 2, 3])))
+    with pytest.raises(nidiff.InputError, match="net returned shape"):
+        nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: x[..., :1], PROCESS), normal(2, 4, 5))
+    with pytest.raises(nidiff.InputError, match="net returned a tuple"):
+        nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: (x, x), PROCESS), normal(2, 4, 5))
+
+
 def test_an_unknown_weighting_is_named():
     with pytest.raises(nidiff.InputError, match="weighting='snr'.*'eps', 'noise', 'score', 'target'"):
         nidiff.denoising_loss(nidiff.Denoiser(smooth_net((4, 5)), PROCESS), normal(1, 4, 5), weighting="snr")

@@ -271,6 +271,7 @@ PREDICTIONS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
         ("ancestral", {"variance": "beta"}, "DDPMScheduler", {"variance_type": "fixed_large"}, 1000, "uniform"),
         ("ancestral", {}, "DDPMScheduler", {"variance_type": "fixed_small"}, 50, "trailing"),
         ("ddim", {}, "DDIMScheduler", {}, 50, "trailing"),
+        ("ancestral", {}, "DDPMScheduler", {"variance_type": "fixed_small"}, 30, "trailing"),
         ("dpmpp_2m", {}, "DPMSolverMultistepScheduler", {"final_sigmas_type": "zero"}, 20, "trailing"),
     ],
 )

@@ -51,14 +51,14 @@ class Experiment:
 
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
-    layers: int = 2
+    layers: int = 1
     """Blocks per resolution."""
     attention: tuple[int, ...] = (1,)
     """Resolutions with self-attention, 0 the full one."""
     dropout: float = 0.0
     """Dropout in the blocks."""
 
-    steps: int = field(default=2000, metadata=FREE)
+    steps: int = field(default=1000, metadata=FREE)
     """Optimiser steps in all."""
     batch_size: int = 128
     """Images per step, over all processes."""
@@ -250,6 +250,7 @@ _CIFAR10 = Experiment(
     data="cifar10",
     flip=True,
     widths=(128, 256, 256, 256),
+    layers=2,
     attention=(1,),
     dropout=0.1,
     steps=300_000,
@@ -268,6 +269,7 @@ PRESETS: dict[str, Experiment] = {
         data="fashion-mnist",
         flip=True,
         widths=(32, 64, 64),
+        layers=2,
         attention=(2,),
         steps=20_000,
         learning_rate=5e-4,

@@ -4,6 +4,7 @@ Every function takes a ``generator``: None (torch's global one), one `torch.Gene
 with one per image. With a list, what image i gets depends on its generator alone, whatever the size of the batch.
 """
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -16,10 +17,10 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 
 def generators_from_seeds(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
     """One generator per seed. Seeds must be distinct and in [0, 2⁶³)."""
-    seeds = list(seeds)
     for seed in seeds:
-        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
             raise InputError(f"seeds must be integers from 0 to 2**63 - 1, but one is {seed!r}: leave it out.")
+    seeds = [operator.index(seed) for seed in seeds]
     if len(set(seeds)) != len(seeds):
         twice = next(s for i, s in enumerate(seeds) if s in seeds[:i])
         raise InputError(f"seeds contains {twice} twice, which would give the same image twice: make them distinct.")

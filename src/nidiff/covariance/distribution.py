@@ -1,13 +1,15 @@
 """N(0, Σ) as a `torch.distributions.Distribution`."""
 
+import copy
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.errors import InputError
 
 
 class GaussianField(Distribution):
@@ -39,11 +41,19 @@ class GaussianField(Distribution):
         """The marginal variances: the diagonal of Σ."""
         return self.covariance.marginal_variance.to(torch.get_default_dtype()).expand(self.event_shape)
 
+    def expand(self, batch_shape: torch.Size | list[int] | tuple[int, ...], _instance: Any = None) -> "GaussianField":
+        """The same distribution, ``batch_shape`` times independently."""
+        other = copy.copy(self)
+        other._batch_shape = torch.Size(batch_shape)
+        return other
+
     def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
-        shape = (*sample_shape, *self.event_shape)
+        shape = (*sample_shape, *self.batch_shape, *self.event_shape)
         return self.covariance.sample(shape, dtype=torch.get_default_dtype())
 
     def log_prob(self, value: Tensor) -> Tensor:
+        if value.shape[max(0, value.ndim - len(self.event_shape)) :] != self.event_shape:
+            raise InputError(f"value has shape {tuple(value.shape)}: its last axes must be {tuple(self.event_shape)}.")
         batch = value.shape[: value.ndim - len(self.event_shape)]
         return self.covariance.log_prob(value.reshape(-1, *self.event_shape)).reshape(batch)
 

@@ -25,6 +25,9 @@ def _named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
         call = signature(function).bind(*args, **kwargs)
         call.apply_defaults()
         call.arguments["shape"] = check_shape(call.arguments["shape"])
+        for name, value in call.arguments.items():
+            if hasattr(value, "item"):  # a number of numpy or torch
+                call.arguments[name] = value.item()
         covariance = function(*call.args, **call.kwargs)
         covariance._recipe = (function.__name__, dict(call.arguments))
         return covariance
@@ -190,7 +193,12 @@ def build_covariance(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -
                 )
             value = tensors[value["tensor"]] if "tensor" in value else build_covariance(value, tensors)
         arguments[key] = tuple(value) if isinstance(value, list) else value
-    return make(**arguments)
+    try:
+        return make(**arguments)
+    except TypeError as error:
+        raise InputError(
+            f"config of {config['covariance']} is not whole ({error}): give what to_config() returned."
+        ) from error
 
 
 def _power_law(

@@ -96,6 +96,9 @@ class Dense(Covariance):
     def marginal_variance(self) -> Tensor:
         return (self._vectors.square() @ self.eigenvalues.flatten()).reshape(self.event_shape)
 
+    def _rotate_white(self, numbers: Tensor) -> Tensor:
+        return self.to_basis(numbers)
+
     def _flat(self, x: Tensor) -> Tensor:
         return x.flatten(x.ndim - len(self.event_shape))
 
@@ -163,6 +166,11 @@ class Channels(Covariance):
 
     def _white_scale(self, eigenvalues: Tensor) -> Tensor:
         return self.spatial._white_scale(eigenvalues)
+
+    def _rotate_white(self, numbers: Tensor) -> Tensor:
+        leading = numbers.ndim - len(self._white_shape)
+        mixed = (self._rotation(numbers).T @ numbers.flatten(leading + 1)).reshape(numbers.shape)
+        return self.spatial._rotate_white(mixed)
 
     def _as_coefficients(self, numbers: Tensor) -> Tensor:
         return self.spatial._as_coefficients(numbers)

@@ -52,8 +52,10 @@ class Covariance(ABC):
         self._set_eigenvalues(values / values.mean() if normalize else values.clone())
 
     def _set_eigenvalues(self, values: Tensor) -> None:
-        self._eigenvalues = values
         positive = values[values > 0]
+        if not bool(torch.isfinite(values).all()) or len(positive) == 0:
+            raise InputError("Σ scaled like this is beyond float64: use a scale nearer to 1.")
+        self._eigenvalues = values
         # Plain numbers, so that a compiled function need not look into a tensor.
         self.is_singular = len(positive) < values.numel()
         self.condition_number: float = (positive.max() / positive.min()).item()  # over the positive eigenvalues
@@ -96,6 +98,11 @@ class Covariance(ABC):
     def _white_scale(self, eigenvalues: Tensor) -> Tensor:
         """The standard deviation of each of those numbers when the coefficients are those of N(0, Σ)."""
         return eigenvalues.sqrt()
+
+    def _rotate_white(self, numbers: Tensor) -> Tensor:
+        """An orthogonal map of white numbers, where it takes one to make a draw not depend on which eigenvectors of an
+        eigenspace were found."""
+        return numbers
 
     def _as_coefficients(self, numbers: Tensor) -> Tensor:
         """Those numbers as coefficients for `from_basis`."""
@@ -170,7 +177,11 @@ class Covariance(ABC):
         """
         shape = tuple(shape)
         self._check_trailing(shape, "shape")
+        if not dtype.is_floating_point:
+            raise InputError(f"dtype={dtype} cannot hold noise: use a floating-point type.")
         leading = shape[: len(shape) - len(self.event_shape)]
+        if isinstance(generator, Sequence) and not leading:
+            raise InputError(f"generator is a list, but shape={shape} is one event: put an axis of images in front.")
         work = torch.promote_types(dtype, torch.float32)
         numbers = white_noise((*leading, *self._white_shape), generator, dtype=work, device=device)
         return self._outside_autocast(numbers, self._colour).to(dtype)
@@ -190,6 +201,8 @@ class Covariance(ABC):
 
     def __add__(self, other: "Covariance") -> "Covariance":
         """Σ₁ + Σ₂ where both are diagonal in one basis (c·I is, in every basis). Not renormalised."""
+        if not isinstance(other, Covariance):
+            return NotImplemented
         if self.event_shape == other.event_shape:
             if self._basis is not None and (self._basis == other._basis or other._is_constant):
                 return self._with_eigenvalues(self._eigenvalues + other._eigenvalues)
@@ -243,6 +256,7 @@ class Covariance(ABC):
     @staticmethod
     def load(folder: str | Path) -> "Covariance":
         """Read what `save` wrote."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         folder = Path(folder)
@@ -251,8 +265,12 @@ class Covariance(ABC):
                 f"folder={str(folder)!r} has no covariance.json: give a folder that Covariance.save wrote."
             )
         arrays = folder / "covariance.safetensors"
-        config = json.loads((folder / "covariance.json").read_text())
-        return Covariance.from_config(config, load_file(arrays) if arrays.exists() else {})
+        try:
+            config = json.loads((folder / "covariance.json").read_text())
+            tensors = load_file(arrays) if arrays.exists() else {}
+        except (UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
+            raise InputError(f"folder={str(folder)!r} holds a damaged covariance ({error}): save it again.") from error
+        return Covariance.from_config(config, tensors)
 
     def __repr__(self) -> str:
         name, arguments = self._recipe or (type(self).__name__, {"shape": self.event_shape})
@@ -262,7 +280,7 @@ class Covariance(ABC):
 
     def _colour(self, numbers: Tensor) -> Tensor:
         scale = self._constant("white scale", numbers, lambda: self._white_scale(self._eigenvalues))
-        return self.from_basis(self._as_coefficients(numbers * scale))
+        return self.from_basis(self._as_coefficients(self._rotate_white(numbers) * scale))
 
     def _eigenvalue_power(self, exponent: float, like: Tensor) -> Tensor:
         return self._constant(exponent, like, lambda: self._in_basis(self._eigenvalues).pow(exponent))

@@ -1,7 +1,7 @@
 """Stationary covariances: diagonal in the Fourier basis (periodic) or the cosine basis (reflecting boundary)."""
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,11 @@ class Fourier(Covariance):
         spectrum = _check_spectrum(shape, spectrum)
         axes = tuple(range(spectrum.ndim))
         mirrored = spectrum.flip(axes).roll([1] * spectrum.ndim, axes)  # k -> -k
-        if not torch.allclose(spectrum, mirrored, rtol=1e-9, atol=0.0, equal_nan=True):
-            raise InputError("spectrum is not even: λ(k) and λ(−k) must be equal, or Σ is not a real matrix.")
+        if not torch.allclose(spectrum, mirrored, rtol=1e-5, atol=0.0, equal_nan=True):
+            raise InputError(
+                "spectrum is not even, λ(k) = λ(−k), and Σ not a real matrix: use the mean of spectrum and its mirror."
+            )
+        spectrum = (spectrum + mirrored) / 2  # the rest is rounding
         super().__init__(shape, spectrum, argument="spectrum", normalize=normalize, allow_singular=allow_singular)
 
     @staticmethod
@@ -39,10 +42,22 @@ class Fourier(Covariance):
         return [torch.fft.fftfreq(n, dtype=torch.float64) for n in shape]
 
     def to_basis(self, x: Tensor) -> Tensor:
-        return torch.fft.rfftn(x, dim=self._axes, norm="ortho")
+        return self._in_batch(x, lambda batch: torch.fft.rfftn(batch, dim=self._axes, norm="ortho"))
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
-        return torch.fft.irfftn(coefficients, s=self.event_shape, dim=self._axes, norm="ortho")
+        return self._in_batch(
+            coefficients, lambda batch: torch.fft.irfftn(batch, s=self.event_shape, dim=self._axes, norm="ortho")
+        )
+
+    def _in_batch(self, x: Tensor, transform: Callable[[Tensor], Tensor]) -> Tensor:
+        """Some FFT libraries refuse a batch of none and round a batch of one differently from the same in a larger."""
+        leading = x.shape[: x.ndim - len(self.event_shape)]
+        if (count := math.prod(leading)) > 1:
+            return transform(x)
+        event = x.shape[len(leading) :]
+        pair = x.reshape(1, *event).expand(2, *event).contiguous() if count else x.new_zeros(2, *event)
+        result = transform(pair)[:count]
+        return result.reshape(*leading, *result.shape[1:])
 
     def periodogram(self, x: Tensor) -> Tensor:
         """|coefficient|² of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
@@ -69,7 +84,7 @@ class Fourier(Covariance):
         # transform keeps only the Hermitian part of what stands there. That of a complex normal with λ in each part
         # is right in both cases: complex normal with ½λ in each part, or real with variance λ.
         half = self._in_basis(eigenvalues)
-        share = torch.full((half.shape[-1],), 0.5, dtype=half.dtype)
+        share = torch.full((half.shape[-1],), 0.5, dtype=half.dtype, device=half.device)
         share[0] = 1.0
         if self.event_shape[-1] % 2 == 0:
             share[-1] = 1.0

@@ -23,12 +23,10 @@ class Denoiser:
     def __init__(
         self, net: Callable[..., Any], process: Process, target: str = "eps", clip: float | None = None
     ) -> None:
-        if clip is not None and not clip > 0:
-            raise InputError(f"clip={clip} must be positive, or None for no clipping.")
         self.net = net
         self.process = process
         self.target: Target = TARGETS[one_of("target", target, TARGETS)]
-        self.clip = clip
+        self.clip = _check_clip(clip)
 
     def __call__(self, x: Tensor, level: Level) -> Tensor:
         """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
@@ -38,7 +36,7 @@ class Denoiser:
     def clipped(self, clip: float | None) -> "Denoiser":
         """The same with another clipping of x̂0."""
         other = copy.copy(self)
-        other.clip = clip
+        other.clip = _check_clip(clip)
         return other
 
     def output(self, x: Tensor, level: Level) -> Tensor:
@@ -46,8 +44,12 @@ class Denoiser:
         label = torch.as_tensor(level.label, device=x.device)
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        result = self.net(x, label.expand(len(x)))
-        return result if isinstance(result, Tensor) else result.sample
+        output = as_tensor(self.net(x, label.expand(len(x))))
+        if output.shape != x.shape:
+            raise InputError(
+                f"net returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}: make them equal."
+            )
+        return output
 
     def eps(self, x: Tensor, level: Level) -> Tensor:
         """The white eps behind x: Σ^-½ (x − signal · x̂0) / sigma."""
@@ -56,6 +58,20 @@ class Denoiser:
     def score(self, x: Tensor, level: Level) -> Tensor:
         """∇ log p(x) = Σ⁻¹ (signal · x̂0 − x) / sigma² (eq. 22, corrected by E10)."""
         return self.process.conditional_score(x, self(x, level), level)
+
+
+def as_tensor(result: Any) -> Tensor:
+    """What a network returned: a tensor, or an object that has it in ``.sample``, as diffusers' models do."""
+    tensor = result if isinstance(result, Tensor) else getattr(result, "sample", None)
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"net returned a {type(result).__name__}: let it return a tensor, or one in .sample.")
+    return tensor
+
+
+def _check_clip(clip: float | None) -> float | None:
+    if clip is not None and not clip > 0:
+        raise InputError(f"clip={clip} must be positive, or None for no clipping.")
+    return clip
 
 
 def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> Callable[[Tensor, Tensor], Tensor]:
@@ -68,8 +84,7 @@ def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None
     """
 
     def told(x: Tensor, label: Tensor) -> Tensor:
-        result = net(x)
-        output = result if isinstance(result, Tensor) else result.sample
+        output = as_tensor(net(x))
         if harmonic is None:
             return output
         factor = 1 / (1 / harmonic.sigma).mean() / harmonic.level(label).sigma

@@ -31,6 +31,7 @@ def denoising_loss(
     """
     one_of("weighting", weighting, WEIGHTINGS)
     process, target = denoiser.process, denoiser.target
+    process.check_batch("x0", x0)
     level = process.schedule.draw(len(x0), generator) if level is None else level
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)

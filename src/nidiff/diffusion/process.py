@@ -35,7 +35,19 @@ class Process:
 
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
+        self.check_batch("x0", x0)
+        if eps.shape != x0.shape:
+            raise InputError(f"eps has shape {tuple(eps.shape)}, but x0 has {tuple(x0.shape)}: make them equal.")
+        if isinstance(level.sigma, Tensor) and level.sigma.ndim and len(level.sigma) != len(x0):
+            raise InputError(f"level is for {len(level.sigma)} images, but x0 has {len(x0)}: give one per image.")
         return broadcast(level.signal, x0) * x0 + broadcast(level.sigma, x0) * self.covariance.sqrt(eps)
+
+    def check_batch(self, argument: str, x: Tensor) -> None:
+        """Refuse what is not a batch [B, ..., *event] of floating-point images."""
+        if x.ndim <= len(self.covariance.event_shape):
+            raise InputError(f"{argument} has shape {tuple(x.shape)}: give a batch [B, ..., *event].")
+        if not x.is_floating_point():
+            raise InputError(f"{argument} has dtype {x.dtype}: convert the images to floats, such as 2·v/255 − 1.")
 
     def noise(
         self,
@@ -62,7 +74,8 @@ class Process:
     def prior_log_prob(self, x: Tensor) -> Tensor:
         """log density of the prior per image: log N(x / c; 0, Σ) − D log c (R6)."""
         scale = self.schedule.prior_scale
-        dimensions = x[0].numel()
+        self.check_batch("x", x)
+        dimensions = math.prod(x.shape[1:])
         return self.covariance.log_prob(x / scale) - dimensions * math.log(scale)
 
     def conditional_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
@@ -88,12 +101,12 @@ class Process:
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """
+        if not 0 < time <= 1:
+            raise InputError(f"time={time} must be above 0 and at most 1.")
         with torch.enable_grad():
             clock = torch.tensor(float(time), dtype=torch.float64, requires_grad=True)
             logsnr = self.schedule.logsnr_at(clock)
             (rate,) = torch.autograd.grad(logsnr, clock)
-        if not math.isfinite(rate.item()):
-            raise InputError(f"time={time} has no noise at all: give a time above 0, at most 1.")
         level = self.schedule.level_at(logsnr.item())
         slope = self.schedule.rule.slope(level.sigma)
         return float(slope * rate.item()), float(-(level.sigma**2) * rate.item())

@@ -98,7 +98,7 @@ class Schedule:
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
         position = torch.as_tensor(label, dtype=torch.float64).cpu()
-        if bool((position < 0).any()) or bool((position > len(self) - 1).any()):
+        if not bool(((position >= 0) & (position <= len(self) - 1)).all()):
             raise InputError(f"label={label!r} is outside the schedule: its rows are 0 … {len(self) - 1}.")
         rows = torch.arange(len(self), dtype=torch.float64)
         return self._level(_interpolate(position, rows, self.logsnr), label)
@@ -161,6 +161,8 @@ def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Sched
     """Noise scales in geometric progression, signal 1 (SMLD, appendix D)."""
     _check_levels(num_levels)
     _check_sigmas(sigma_min, sigma_max)
+    if num_levels < 2:
+        raise InputError(f"num_levels={num_levels} cannot hold both sigma_min and sigma_max: give at least 2.")
     log_sigma = torch.linspace(math.log(sigma_min), math.log(sigma_max), num_levels, dtype=torch.float64)
     return Schedule(-2 * log_sigma, "signal")
 
@@ -168,8 +170,10 @@ def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Sched
 def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, time_min: float = 1e-3) -> Schedule:
     """The continuous VP process, β(t) = beta_min + t (beta_max − beta_min), tabulated from ``time_min`` to 1 (A.9)."""
     _check_levels(num_levels)
-    if not 0 < beta_min <= beta_max:
-        raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max.")
+    if not 0 < beta_min <= beta_max <= 1000:
+        raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max <= 1000.")
+    if not time_min > 0:
+        raise InputError(f"time_min={time_min} must be above 0, where VP has no noise.")
 
     def logsnr(time: Tensor) -> Tensor:
         integral = time * beta_min + 0.5 * time.square() * (beta_max - beta_min)

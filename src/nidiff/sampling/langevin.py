@@ -46,6 +46,9 @@ def als(
         raise InputError("als at a single level has no default epsilon: give one.")
     ratio = float(above.sigma) / float(below.sigma)
     eta = best_eta(ratio, steps_per_level) if epsilon is None else _eta(run, epsilon)
+    if epsilon is not None and eta >= 2:
+        limit = 2 * epsilon / eta
+        raise InputError(f"epsilon={epsilon} makes Langevin unstable: give less than 2 sigma_min² = {limit:.4g}.")
     for step in range(steps_per_level):
         x0 = run.denoiser(x, here) if step else x0
         x = langevin(run, x, x0, here, eta, preconditioned)

@@ -35,9 +35,12 @@ def log_likelihood(
     one_of("method", method, METHODS)
     if num_probes < 1:
         raise InputError(f"num_probes={num_probes} must be at least 1.")
-    if x.ndim <= len(denoiser.process.covariance.event_shape):
-        raise InputError(f"x has shape {tuple(x.shape)}: give a batch [B, ..., *event].")
     process, schedule = denoiser.process, denoiser.process.schedule
+    process.check_batch("x", x)
+    if not bool(torch.isfinite(x).all()):
+        raise InputError("x has NaN or infinite values: remove those images.")
+    if len(schedule) < 2 or not (rtol > 0 and atol > 0):
+        raise InputError(f"rtol={rtol}, atol={atol} must be positive, and the schedule have two levels or more.")
     probes = white_noise((len(x), num_probes, *x.shape[1:]), generator, dtype=x.dtype, device=x.device).sign()
 
     def dynamics(clock: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

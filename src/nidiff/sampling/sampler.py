@@ -1,6 +1,6 @@
 """The sampling loop, once, and the names of the steps it can take."""
 
-import math
+import operator
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
 from itertools import pairwise
@@ -25,7 +25,7 @@ class Sampler(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What ``callback`` is given after each evaluation of x̂0."""
+    """What ``callback`` is given at each level, before the step that leaves it."""
 
     step: int  # from 1 to num_steps
     num_steps: int
@@ -61,7 +61,7 @@ def sample(
         initial: the state at the first level instead of a draw from the prior.
         denoise: end with the expected denoised sample x̂0 of the last level (no noise is added there);
             False returns the state at the last level, noise included.
-        callback: called with a `Progress` after each step.
+        callback: called with a `Progress` at each level.
     """
     (step, settles), shape = _sampler(sampler, options), tuple(shape)
     schedule = denoiser.process.schedule
@@ -108,7 +108,7 @@ def _sampler(name: str, options: dict[str, object]) -> Sampler:
 def _rows(schedule: Schedule, num_steps: int | None, spacing: str, rows: Sequence[int] | None) -> list[int]:
     top = len(schedule)
     if rows is not None:
-        chosen = [int(row) for row in rows]
+        chosen = [operator.index(row) for row in rows]
         falling = all(a > b for a, b in pairwise(chosen))
         if num_steps is not None or not chosen or not falling or chosen[0] >= top or chosen[-1] < 0:
             raise InputError(f"rows must be falling rows of the schedule (0 … {top - 1}), given without num_steps.")
@@ -133,7 +133,7 @@ def _uniform(schedule: Schedule, count: int) -> list[int]:
 def _trailing(schedule: Schedule, count: int) -> list[int]:
     """Equal strides from the noisiest row, the last one a stride above the clean image."""
     stride = len(schedule) / count
-    return [math.ceil(len(schedule) - i * stride) - 1 for i in range(count)]
+    return [round(len(schedule) - i * stride) - 1 for i in range(count)]
 
 
 def _uniform_logsnr(schedule: Schedule, count: int) -> list[int]:
