@@ -1,4 +1,4 @@
-# make demo: set up and draw the noise figure. make test: set up and check everything.
+# make demo: set up, train on the embedded digits, compare. make test: set up and check everything.
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -6,6 +6,7 @@ BIN := .venv/bin
 
 demo: .venv/installed
 	$(BIN)/nidiff noise --out out/noise.png
+	$(BIN)/nidiff demo --out out/demo
 
 test: .venv/installed
 	$(BIN)/ruff format --check .
@@ -21,6 +22,8 @@ bench: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/training.py
+	$(BIN)/python benchmarks/calibration.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -265,6 +265,10 @@ _CIFAR10 = Experiment(
 PRESETS: dict[str, Experiment] = {
     "digits": Experiment(),
     "digits-ddpm": Experiment(covariance="white"),
+    # Noise scales as `nidiff calibrate digits --field gff` finds them, with more levels than it asks for.
+    "digits-smld": Experiment(
+        schedule="smld_geometric:num_levels=100,sigma_max=10,sigma_min=0.01", sampler="cas", sample_steps=100
+    ),
     "fashion-mnist": Experiment(
         data="fashion-mnist",
         flip=True,
