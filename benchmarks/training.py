@@ -1,8 +1,8 @@
-"""How fast is our training loop beside a plain diffusers loop, and how much of a step is not forward, backward, optimiser?
+"""How fast is our training loop beside a plain diffusers loop? How much of a step is not the network or optimiser?
 
 The peer is a loop as diffusers' unconditional example writes it: a DataLoader over the data set with per-image
-transforms, DDPMScheduler.add_noise, mean squared error, AdamW, EMAModel, float32. Ours is what ``nidiff train`` runs, in
-the precision it would choose here. Both train the same U-Net with the same batch, a step each in turn.
+transforms, DDPMScheduler.add_noise, mean squared error, AdamW, EMAModel, float32. Ours is what ``nidiff train`` runs,
+in the precision it would choose here. Both train the same U-Net with the same batch, a step each in turn.
 """
 
 import argparse

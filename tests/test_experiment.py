@@ -52,9 +52,9 @@ def test_covariance_and_schedule_are_built_from_their_names():
 
 
 def test_differences_name_what_matters_and_not_what_is_free():
-    a = Experiment()
+    a = Experiment(cooldown=0)
     b = dataclasses.replace(a, learning_rate=0.5, steps=7, keep=9, data_dir=None)
-    assert a.differences(b) == ["learning_rate: 0.001 → 0.5"]
+    assert a.differences(b) == ["learning_rate: 0.002 → 0.5"]
 
 
 def test_automatic_precision_becomes_one_that_training_can_repeat():

@@ -20,7 +20,7 @@ from nidiff.training.model import load_model, same_covariance
 TINY = [
     *("--widths", "8", "--attention", "--layers", "1", "--batch-size", "16", "--precision", "fp32"),
     *("--checkpoint-every", "4", "--log-every", "2", "--num-samples", "4", "--sample-steps", "3", "--dropout", "0.1"),
-    *("--schedule", "ddpm_linear:num_levels=50", "--flip", "--warmup", "3"),
+    *("--schedule", "ddpm_linear:num_levels=50", "--flip", "--warmup", "3", "--cooldown", "0"),
 ]
 
 
@@ -269,7 +269,7 @@ def test_a_run_is_never_overwritten_unasked(straight, tmp_path, capsys):
     assert train(straight, "--steps", "10") == 2
     assert "--resume goes on with it, --overwrite begins anew" in capsys.readouterr().err
     assert train(straight, "--steps", "10", "--resume", "--learning-rate", "0.5") == 2
-    assert "learning_rate: 0.001 → 0.5" in capsys.readouterr().err
+    assert "learning_rate: 0.002 → 0.5" in capsys.readouterr().err
     assert (straight / "experiment.json").read_bytes() == before
     (tmp_path / "thesis.tex").write_text("years of work")
     assert train(tmp_path, "--steps", "1", "--overwrite") == 2
@@ -277,6 +277,14 @@ def test_a_run_is_never_overwritten_unasked(straight, tmp_path, capsys):
     assert (tmp_path / "thesis.tex").exists()
     assert train(tmp_path / "new", "--steps", "1", "--resume") == 2
     assert "no run to resume" in capsys.readouterr().err
+
+
+def test_with_a_cooldown_the_number_of_steps_matters_and_the_rate_ends_near_zero(tmp_path, capsys):
+    assert train(tmp_path / "r", "--steps", "6", "--cooldown", "4") == 0
+    rates = [json.loads(line)["learning_rate"] for line in (tmp_path / "r" / "log.jsonl").read_text().splitlines()]
+    assert rates == pytest.approx([0.002 * 2 / 3, 0.002 * 3 / 4, 0.002 * 1 / 4])
+    assert train(tmp_path / "r", "--steps", "8", "--cooldown", "4", "--resume") == 2
+    assert "steps: 6 → 8" in capsys.readouterr().err
 
 
 def test_overwrite_begins_anew(tmp_path):

@@ -58,16 +58,18 @@ class Experiment:
     dropout: float = 0.0
     """Dropout in the blocks."""
 
-    steps: int = field(default=1000, metadata=FREE)
+    steps: int = field(default=900, metadata=FREE)
     """Optimiser steps in all."""
     batch_size: int = 128
     """Images per step, over all processes."""
     accumulation: int = 1
     """Forward and backward passes per step on each process: less memory, the same gradient."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     """AdamW's, after the warm-up."""
     warmup: int = 100
     """Steps over which the learning rate rises from 0."""
+    cooldown: int = 450
+    """Steps at the end over which it falls to 0 again. With it, --steps cannot change when a run is resumed."""
     weight_decay: float = 0.0
     """AdamW's."""
     gradient_clip: float = 1.0
@@ -177,7 +179,8 @@ class Experiment:
         return [
             f"{f.name}: {getattr(self, f.name)!r} → {getattr(other, f.name)!r}"
             for f in fields(self)
-            if not f.metadata.get("free") and getattr(self, f.name) != getattr(other, f.name)
+            if (not f.metadata.get("free") or (f.name == "steps" and self.cooldown))
+            and getattr(self, f.name) != getattr(other, f.name)
         ]
 
 
@@ -234,6 +237,7 @@ POSITIVE = {
     "batch_size": 1,
     "accumulation": 1,
     "warmup": 0,
+    "cooldown": 0,
     "weight_decay": 0,
     "seed": 0,
     "log_every": 1,
@@ -257,6 +261,7 @@ _CIFAR10 = Experiment(
     batch_size=128,
     learning_rate=2e-4,
     warmup=5000,
+    cooldown=0,
     ema_decay=0.9999,
     checkpoint_every=5000,
     sample_every=5000,
@@ -277,6 +282,7 @@ PRESETS: dict[str, Experiment] = {
         attention=(2,),
         steps=20_000,
         learning_rate=5e-4,
+        cooldown=0,
         ema_decay=0.999,
         checkpoint_every=1000,
         sample_every=1000,

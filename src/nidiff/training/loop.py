@@ -87,7 +87,7 @@ def build(experiment: Experiment, covariance: Covariance | None = None, progress
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(
-        net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, foreach=True
+        net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, fused=True
     )
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = Denoiser(model, process, target=experiment.target)
@@ -157,8 +157,9 @@ def train_step(trainer: Trainer, batches: list[Batch]) -> Tensor:
 
 
 def learning_rate(experiment: Experiment, step: int) -> float:
-    """The rate of step 1, 2, …: a straight line up to the warm-up, then constant."""
-    return experiment.learning_rate * min(1.0, step / max(1, experiment.warmup))
+    """The rate of step 1, 2, …: straight up over the warm-up, constant, straight down over the cool-down."""
+    up, down = step / max(1, experiment.warmup), (experiment.steps - step + 1) / max(1, experiment.cooldown)
+    return experiment.learning_rate * min(1.0, up, down)
 
 
 def save(trainer: Trainer, run: Run) -> None:
