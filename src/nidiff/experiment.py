@@ -42,7 +42,7 @@ class Experiment:
 
     covariance: str = "gaussian_free_field:gamma=1.0"
     """Σ as NAME:key=value,…: white, gaussian_free_field, matern, power_law, offset, pyramid, from_data."""
-    schedule: str = "ddpm_linear:num_levels=1000"
+    schedule: str = "ddpm_cosine:num_levels=1000"
     """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, smld_geometric, vp, ve; shift moves log-SNR."""
     target: str = "eps"
     """What the network predicts: eps, noise, x0, v, score."""
@@ -253,6 +253,7 @@ PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours:
 _CIFAR10 = Experiment(
     data="cifar10",
     flip=True,
+    schedule="ddpm_linear:num_levels=1000",
     widths=(128, 256, 256, 256),
     layers=2,
     attention=(1,),

@@ -77,9 +77,6 @@ def _row(model: str, sampler: str, steps: int, images: "Tensor", share: float) -
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = [("model", "sampler", "steps", "images", "named with probability above 0.9")]
-    for row in rows:
-        lines.append(
-            (row["model"], row["sampler"], str(row["steps"] or ""), str(row["images"]), f"{row['recognised']:.1%}")
-        )
-    return aligned(lines)
+    head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
+    cells = [(r["model"], r["sampler"], r["steps"] or "", r["images"], f"{r['recognised']:.1%}") for r in rows]
+    return aligned([head, *(tuple(map(str, line)) for line in cells)])
