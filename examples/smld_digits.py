@@ -13,7 +13,7 @@ import nidiff
 from nidiff.commands.train import Train
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.experiment import PRESETS
-from nidiff.report.grid import save_grid
+from nidiff.report.grid import save_panels
 
 
 def main(out: Path, steps: int, count: int) -> dict[str, float]:
@@ -28,12 +28,13 @@ def main(out: Path, steps: int, count: int) -> dict[str, float]:
     denoiser = nidiff.load_model(out / "run")
     real = digits.batch(torch.arange(len(digits)))
     classifier = train_classifier(real, digits.labels)
-    named = {}
+    panels, named = {"real": real}, {}
     for sampler, options in {"cas": {}, "als": {"steps_per_level": 2}}.items():
         images = nidiff.sample(denoiser, (count, 1, 8, 8), sampler=sampler, seeds=range(count), **options)
-        save_grid(images[:64], out / f"smld_{sampler}.png", enlarge=4)
+        panels[f"NI-SMLD: {sampler.upper()}"] = images
         named[sampler] = recognised(classifier, images)
         print(f"{sampler}: {named[sampler]:.1%} of {count} digits named with probability above 0.9")
+    save_panels(out / "smld_digits.png", panels)
     return named
 
 

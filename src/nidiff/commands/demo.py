@@ -15,8 +15,6 @@ from nidiff.report.table import aligned
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nidiff.covariance.operator import Covariance
-
 RUNS = {"DDPM": "digits-ddpm", "NI-DDPM": "digits"}
 SAMPLERS = {"ancestral": 50, "dpmpp_2m": 10}  # the paper's sampler with few steps, and a fast solver with fewer
 
@@ -40,7 +38,8 @@ class Demo:
         from nidiff.commands.train import Train
         from nidiff.data.dataset import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
-        from nidiff.report.demo import save_demo
+        from nidiff.randomness import generators_from_seeds
+        from nidiff.report.grid import save_panels
         from nidiff.sampling.sampler import sample
         from nidiff.training.model import load_model
 
@@ -50,7 +49,7 @@ class Demo:
         test = held_out.batch(torch.arange(len(held_out)))
         named = classifier(test).argmax(1) == held_out.labels
         rows = [_row("real, held out", "", 0, test, recognised(classifier, test))]
-        pictures: dict[str, tuple[Tensor, Covariance]] = {}
+        panels = {"real": test}
         for title, preset in RUNS.items():
             folder = self.out / preset
             experiment = PRESETS[preset]
@@ -63,8 +62,10 @@ class Demo:
             for sampler, steps in SAMPLERS.items():
                 images = sample(denoiser, shape, sampler=sampler, num_steps=steps, seeds=seeds)
                 rows.append(_row(title, sampler, steps, images, recognised(classifier, images)))
-                pictures.setdefault(title, (images, denoiser.process.covariance))
-        save_demo(self.out / "demo.png", test, pictures)
+                if sampler == "ancestral":
+                    noise = denoiser.process.noise((64, *real.shape), generators_from_seeds(range(64)))
+                    panels |= {f"{title}: noise": noise / 3, f"{title}: samples": images}
+        save_panels(self.out / "demo.png", panels)
         (self.out / "demo.json").write_text(json.dumps(rows, indent=2) + "\n")
         print(f"wrote {self.out / 'demo.png'}", file=sys.stderr)
         accuracy = named.double().mean().item()
