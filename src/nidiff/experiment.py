@@ -58,7 +58,7 @@ class Experiment:
     dropout: float = 0.0
     """Dropout in the blocks."""
 
-    steps: int = field(default=900, metadata=FREE)
+    steps: int = field(default=800, metadata=FREE)
     """Optimiser steps in all."""
     batch_size: int = 128
     """Images per step, over all processes."""
@@ -68,7 +68,7 @@ class Experiment:
     """AdamW's, after the warm-up."""
     warmup: int = 100
     """Steps over which the learning rate rises from 0."""
-    cooldown: int = 450
+    cooldown: int = 400
     """Steps at the end over which it falls to 0 again. With it, --steps cannot change when a run is resumed."""
     weight_decay: float = 0.0
     """AdamW's."""

@@ -279,8 +279,9 @@ class Covariance(ABC):
     # Inside ------------------------------------------------------------------------------------------------------
 
     def _colour(self, numbers: Tensor) -> Tensor:
+        """White numbers as a draw of N(0, Σ), which they become in place."""
         scale = self._constant("white scale", numbers, lambda: self._white_scale(self._eigenvalues))
-        return self.from_basis(self._as_coefficients(self._rotate_white(numbers) * scale))
+        return self.from_basis(self._as_coefficients(self._rotate_white(numbers).mul_(scale)))
 
     def _eigenvalue_power(self, exponent: float, like: Tensor) -> Tensor:
         return self._constant(exponent, like, lambda: self._in_basis(self._eigenvalues).pow(exponent))

@@ -21,8 +21,10 @@ def mixed_seed(*numbers: int) -> int:
 def image_indices(seed: int, total: int, start: int, count: int) -> Tensor:
     """Positions start … start + count − 1 of an endless sequence that goes through all ``total`` images, shuffled anew
     each time."""
-    positions = torch.arange(start, start + count)
-    return torch.stack([_order(seed, int(p) // total, total)[int(p) % total] for p in positions])
+    epochs = range(start // total, (start + count - 1) // total + 1)
+    endless = torch.cat([_order(seed, epoch, total) for epoch in epochs])
+    first = start - epochs[0] * total
+    return endless[first : first + count]
 
 
 def image_generators(
