@@ -130,9 +130,6 @@ def calibrate(
     )
 
 
-# The largest σ ---------------------------------------------------------------------------------------------------
-
-
 def overlap(ratio: float, dimension: int) -> float:
     """p_σ_i(r ∈ I_{i−1}), the share of level i that lies within 3 standard deviations of the next noisier one.
 

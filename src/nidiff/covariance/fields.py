@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -172,33 +172,6 @@ def from_data(
     if not bool((spectrum > 0).all()):
         raise InputError("data has modes without power (constant images?): raise shrinkage so that Σ has an inverse.")
     return family(shape, spectrum, normalize=normalize)
-
-
-def build_covariance(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covariance:
-    """The covariance that `Covariance.to_config` and `Covariance.tensors` describe."""
-    if "covariance" not in config:
-        raise InputError('config has no key "covariance": give what to_config() returned.')
-    make = COVARIANCES[one_of('config["covariance"]', config["covariance"], COVARIANCES)]
-    known = signature(make).parameters
-    arguments: dict[str, Any] = {}
-    for key, value in config.items():
-        if key == "covariance":
-            continue
-        if key not in known:
-            raise InputError(f"config has the unknown key {key!r} for {config['covariance']}: known are {[*known]}.")
-        if isinstance(value, Mapping):
-            if "tensor" in value and value["tensor"] not in tensors:
-                raise InputError(
-                    f"tensors has no {value['tensor']!r}, which config asks for: load its safetensors file."
-                )
-            value = tensors[value["tensor"]] if "tensor" in value else build_covariance(value, tensors)
-        arguments[key] = tuple(value) if isinstance(value, list) else value
-    try:
-        return make(**arguments)
-    except TypeError as error:
-        raise InputError(
-            f"config of {config['covariance']} is not whole ({error}): give what to_config() returned."
-        ) from error
 
 
 def _power_law(

@@ -1,7 +1,6 @@
 """Σ as an operator: a basis in which it is diagonal, its eigenvalues, and everything else derived from the two."""
 
 import copy
-import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -228,49 +227,35 @@ class Covariance(ABC):
 
     def to_config(self) -> dict[str, Any]:
         """What rebuilds Σ, as JSON. Arrays are named in it as ``{"tensor": name}`` and found in `tensors`."""
-        return self._describe("", {})
+        from nidiff.covariance.config import describe
+
+        return describe(self)[0]
 
     def tensors(self) -> dict[str, Tensor]:
         """The arrays `to_config` refers to, for safetensors. Empty for a field given by a formula."""
-        found: dict[str, Tensor] = {}
-        self._describe("", found)
-        return found
+        from nidiff.covariance.config import describe
+
+        return describe(self)[1]
 
     @staticmethod
     def from_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> "Covariance":
         """The inverse of `to_config` and `tensors`."""
-        from nidiff.covariance.fields import build_covariance
+        from nidiff.covariance.config import build
 
-        return build_covariance(config, tensors or {})
+        return build(config, tensors or {})
 
     def save(self, folder: str | Path) -> None:
         """Write ``covariance.json`` and, where Σ has arrays, ``covariance.safetensors`` into ``folder``."""
-        from safetensors.torch import save_file
+        from nidiff.covariance.config import save
 
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if tensors := self.tensors():
-            save_file({k: v.contiguous() for k, v in tensors.items()}, folder / "covariance.safetensors")
-        (folder / "covariance.json").write_text(json.dumps(self.to_config(), indent=2) + "\n")
+        save(self, Path(folder))
 
     @staticmethod
     def load(folder: str | Path) -> "Covariance":
         """Read what `save` wrote."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from nidiff.covariance.config import load
 
-        folder = Path(folder)
-        if not (folder / "covariance.json").is_file():
-            raise InputError(
-                f"folder={str(folder)!r} has no covariance.json: give a folder that Covariance.save wrote."
-            )
-        arrays = folder / "covariance.safetensors"
-        try:
-            config = json.loads((folder / "covariance.json").read_text())
-            tensors = load_file(arrays) if arrays.exists() else {}
-        except (UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
-            raise InputError(f"folder={str(folder)!r} holds a damaged covariance ({error}): save it again.") from error
-        return Covariance.from_config(config, tensors)
+        return load(Path(folder))
 
     def __repr__(self) -> str:
         name, arguments = self._recipe or (type(self).__name__, {"shape": self.event_shape})
@@ -317,18 +302,9 @@ class Covariance(ABC):
         other._set_eigenvalues(eigenvalues)
         return other
 
-    def _describe(self, prefix: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
-        name, arguments = self._recipe or (type(self).__name__, self._arguments())
-        config: dict[str, Any] = {"covariance": name}
-        for key, value in arguments.items():
-            if isinstance(value, Covariance):
-                config[key] = value._describe(f"{prefix}{key}.", tensors)
-            elif isinstance(value, Tensor):
-                tensors[prefix + key] = value
-                config[key] = {"tensor": prefix + key}
-            else:
-                config[key] = list(value) if isinstance(value, tuple) else value
-        return config
+    def recipe(self) -> tuple[str, dict[str, Any]]:
+        """The name and the arguments of the call that makes this Σ: a field's own, else that of its family."""
+        return self._recipe or (type(self).__name__, self._arguments())
 
     def _check_event(self, x: Tensor) -> None:
         if not x.is_floating_point():
