@@ -12,19 +12,20 @@ from nidiff.diffusion.schedule import Schedule
 
 def random_matrix(size: int, seed: int = 0) -> Tensor:
     """A symmetric positive-definite matrix that commutes with nothing in particular."""
-    factor = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    return factor @ factor.T / size + 0.3 * torch.eye(size, dtype=torch.float64)
+    factor = normal(size, size, seed=seed)
+    return factor @ factor.T / size + 0.3 * torch.eye(size, dtype=torch.float64, device="cpu")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(*shape, dtype=torch.float64, generator=generator, device="cpu")
 
 
 # A new family or field needs one line here to go through the whole contract of test_covariance.py.
 COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "identity": lambda: nidiff.Identity((3, 4)),
     "diagonal": lambda: nidiff.Diagonal(normal(4, 3).square() + 0.1),
-    "dense 2x2": lambda: nidiff.Dense(torch.tensor([[2.0, 0.7], [0.7, 0.5]])),
+    "dense 2x2": lambda: nidiff.Dense(torch.tensor([[2.0, 0.7], [0.7, 0.5]], device="cpu")),
     "dense in a shape": lambda: nidiff.Dense(random_matrix(12), (3, 4)),
     "gff even": lambda: nidiff.gaussian_free_field((8, 8)),
     "gff odd": lambda: nidiff.gaussian_free_field((7, 5), gamma=1.5),

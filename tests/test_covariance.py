@@ -326,6 +326,18 @@ def test_sampling_in_inference_mode_does_not_spoil_training():
     assert torch.allclose(x.grad, 2 * cov.matmul(torch.ones(8, 8)), atol=1e-5)
 
 
+@every_covariance
+def test_torchs_default_device_does_not_matter(make):
+    """Tables live on the CPU and follow the tensor they are applied to ("meta" stands in for a GPU here)."""
+    with torch.device("meta"):
+        cov = make()
+        level = nidiff.ddpm_linear(10).level(torch.tensor([1, 2], device="cpu"))
+        x = cov.sample((2, *cov.event_shape), torch.Generator("cpu").manual_seed(0))
+        noisy = nidiff.Process(nidiff.ddpm_cosine(10), cov).perturb(x, level, cov.inv_sqrt(x))
+    assert noisy.device.type == "cpu"
+    assert torch.isfinite(noisy).all()
+
+
 # Bad input -------------------------------------------------------------------------------------------------------
 
 SPECTRUM = torch.ones(4, 4)

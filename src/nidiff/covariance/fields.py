@@ -92,7 +92,7 @@ def matern(
 def offset(shape: Sequence[int], strength: float = 0.1, normalize: bool = True) -> Covariance:
     """Offset noise as what it is: Σ = I + strength²·11ᵀ, the law of ``randn(C, H, W) + strength · randn(C, 1, 1)``."""
     _check_number("strength", strength)
-    spectrum = torch.ones(*shape, dtype=torch.float64)
+    spectrum = torch.ones(*shape, dtype=torch.float64, device="cpu")
     spectrum[(0,) * len(shape)] += strength * strength * spectrum.numel()
     _check_spectrum(spectrum, f"strength={strength}")
     return Fourier(shape, spectrum, normalize=normalize)
@@ -125,10 +125,10 @@ def pyramid(
             f"shape={tuple(shape)} has {size} pixels, and the exact covariance of pyramid noise is a dense matrix: "
             "use at most 4096 pixels, or power_law, whose spectrum is close."
         )
-    matrix = torch.eye(size, dtype=torch.float64)
+    matrix = torch.eye(size, dtype=torch.float64, device="cpu")
     for level in range(num_levels):
         coarse = [max(1, int(n / ratio**level)) for n in shape]
-        factor = torch.ones(1, 1, dtype=torch.float64)
+        factor = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         for n, m in zip(shape, coarse, strict=True):
             up = _linear_upsampling(m, n)
             factor = torch.kron(factor, up @ up.T)
@@ -161,7 +161,7 @@ def from_data(
         raise InputError(f"data has {len(data)} item: the spectrum needs at least two.")
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
     shape = tuple(data.shape[-event_axes:])
-    white = family(shape, torch.ones(shape, dtype=torch.float64))
+    white = family(shape, torch.ones(shape, dtype=torch.float64, device="cpu"))
     spectrum = _mean_power(data, white)
     if not bool(torch.isfinite(spectrum).all()):
         raise InputError("data has NaN or infinite values: remove them first.")
@@ -194,7 +194,7 @@ def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
     axes = len(white.event_shape)
     items = data.detach().reshape(len(data), -1, *data.shape[-axes:])
     mean = sum(block.double().sum(0) for block in items.split(1024)) / len(items)
-    total = torch.zeros(white.event_shape, dtype=torch.float64)
+    total = torch.zeros(white.event_shape, dtype=torch.float64, device="cpu")
     for block in items.split(1024):
         deviation = (block.double() - mean).flatten(0, 1).cpu()
         total += white.periodogram(deviation).sum(0)
@@ -203,7 +203,7 @@ def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
 
 def _linear_upsampling(coarse: int, fine: int) -> Tensor:
     """The fine × coarse matrix of linear interpolation as torch does it (half-pixel centres, edges held)."""
-    unit = torch.eye(coarse, dtype=torch.float64).unsqueeze(0)
+    unit = torch.eye(coarse, dtype=torch.float64, device="cpu").unsqueeze(0)
     return torch.nn.functional.interpolate(unit, size=fine, mode="linear", align_corners=False)[0].T
 
 

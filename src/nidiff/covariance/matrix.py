@@ -15,7 +15,7 @@ class Identity(Covariance):
 
     def __init__(self, shape: Sequence[int]) -> None:
         shape = check_shape(shape)
-        super().__init__(shape, torch.ones(shape, dtype=torch.float64), argument="shape")
+        super().__init__(shape, torch.ones(shape, dtype=torch.float64, device="cpu"), argument="shape")
 
     def to_basis(self, x: Tensor) -> Tensor:
         return x
@@ -42,7 +42,7 @@ class Diagonal(Covariance):
     """Independent entries with their own variances, e.g. a mask of where noise goes. The event has their shape."""
 
     def __init__(self, variances: Tensor, *, normalize: bool = True, allow_singular: bool = False) -> None:
-        variances = torch.as_tensor(variances, dtype=torch.float64)
+        variances = torch.as_tensor(variances, dtype=torch.float64, device="cpu")
         super().__init__(
             variances.shape, variances, argument="variances", normalize=normalize, allow_singular=allow_singular
         )
@@ -79,7 +79,7 @@ class Dense(Covariance):
         normalize: bool = True,
         allow_singular: bool = False,
     ) -> None:
-        matrix = torch.as_tensor(matrix, dtype=torch.float64)
+        matrix = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
         shape = check_shape(tuple(matrix.shape[-1:]) if shape is None else shape)
         values, self._vectors = symmetric_eigen(matrix, "matrix")
         if torch.Size(shape).numel() != len(values):
@@ -122,7 +122,7 @@ class Channels(Covariance):
     """matrix ⊗ Σ_spatial over [C, *spatial event]: a C×C covariance between channels, e.g. the colours of an image."""
 
     def __init__(self, matrix: Tensor, spatial: Covariance, *, normalize: bool = True) -> None:
-        values, self._vectors = symmetric_eigen(torch.as_tensor(matrix, dtype=torch.float64), "matrix")
+        values, self._vectors = symmetric_eigen(torch.as_tensor(matrix, dtype=torch.float64, device="cpu"), "matrix")
         self.spatial = spatial
         super().__init__(
             (len(values), *spatial.event_shape),

@@ -187,7 +187,7 @@ class Covariance(ABC):
 
     def dense(self) -> Tensor:
         """The size × size matrix, float64: for tests and small problems."""
-        identity = torch.eye(self.size, dtype=torch.float64).reshape(self.size, *self.event_shape)
+        identity = torch.eye(self.size, dtype=torch.float64, device="cpu").reshape(self.size, *self.event_shape)
         return self.matmul(identity).reshape(self.size, self.size)
 
     def distribution(self, channels: int | None = None) -> "GaussianField":

@@ -39,7 +39,7 @@ class Fourier(Covariance):
     @staticmethod
     def frequencies(shape: Sequence[int]) -> list[Tensor]:
         """The signed frequency of each mode along each axis, in cycles per pixel."""
-        return [torch.fft.fftfreq(n, dtype=torch.float64) for n in shape]
+        return [torch.fft.fftfreq(n, dtype=torch.float64, device="cpu") for n in shape]
 
     def to_basis(self, x: Tensor) -> Tensor:
         return self._in_batch(x, lambda batch: torch.fft.rfftn(batch, dim=self._axes, norm="ortho"))
@@ -121,7 +121,7 @@ class Cosine(Covariance):
     @staticmethod
     def frequencies(shape: Sequence[int]) -> list[Tensor]:
         """The frequency of each mode along each axis, in cycles per pixel: mode j makes j half turns."""
-        return [torch.arange(n, dtype=torch.float64) / (2 * n) for n in shape]
+        return [torch.arange(n, dtype=torch.float64, device="cpu") / (2 * n) for n in shape]
 
     def to_basis(self, x: Tensor) -> Tensor:
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
@@ -172,20 +172,20 @@ def magnitude(components: list[Tensor]) -> Tensor:
 
 def radial_mean(power: Tensor, shell: Tensor) -> Tensor:
     """Mean of ``power`` over the modes of each shell 0, 1, …; NaN for a shell without modes."""
-    total = torch.zeros(int(shell.max()) + 1, dtype=torch.float64)
+    total = torch.zeros(int(shell.max()) + 1, dtype=torch.float64, device="cpu")
     return total.index_add_(0, shell.flatten(), power.flatten().double()) / torch.bincount(shell.flatten())
 
 
 def _dct_matrix(n: int) -> Tensor:
     """The orthonormal DCT-II matrix: row k is the k-th cosine."""
-    modes = torch.arange(n, dtype=torch.float64)
+    modes = torch.arange(n, dtype=torch.float64, device="cpu")
     matrix = torch.cos(math.pi / n * modes[:, None] * (modes[None, :] + 0.5)) * math.sqrt(2 / n)
     matrix[0] /= math.sqrt(2)
     return matrix
 
 
 def _check_spectrum(shape: Sequence[int], spectrum: Tensor) -> Tensor:
-    shape, spectrum = check_shape(shape), torch.as_tensor(spectrum, dtype=torch.float64)
+    shape, spectrum = check_shape(shape), torch.as_tensor(spectrum, dtype=torch.float64, device="cpu")
     if tuple(spectrum.shape) != shape:
         raise InputError(
             f"spectrum has shape {tuple(spectrum.shape)}, but shape={shape}: give one eigenvalue per mode."

@@ -47,7 +47,7 @@ def correlation_length(covariance: Covariance) -> float | None:
     """
     shape = covariance.event_shape
     centre = tuple(n // 2 for n in shape)
-    impulse = torch.zeros(shape, dtype=torch.float64)
+    impulse = torch.zeros(shape, dtype=torch.float64, device="cpu")
     impulse[centre] = 1.0
     std = covariance.marginal_variance.sqrt()
     # A pixel without noise has covariance 0 with every other: call that correlation 0.

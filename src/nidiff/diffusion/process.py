@@ -104,7 +104,7 @@ class Process:
         if not 0 < time <= 1:
             raise InputError(f"time={time} must be above 0 and at most 1.")
         with torch.enable_grad():
-            clock = torch.tensor(float(time), dtype=torch.float64, requires_grad=True)
+            clock = torch.tensor(float(time), dtype=torch.float64, device="cpu", requires_grad=True)
             logsnr = self.schedule.logsnr_at(clock)
             (rate,) = torch.autograd.grad(logsnr, clock)
         level = self.schedule.level_at(logsnr.item())

@@ -63,14 +63,16 @@ class Schedule:
         time: Tensor | None = None,
         logsnr_of_time: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        logsnr = torch.as_tensor(logsnr, dtype=torch.float64)
+        logsnr = torch.as_tensor(logsnr, dtype=torch.float64, device="cpu")
         if logsnr.ndim != 1 or len(logsnr) < 1 or not bool(torch.isfinite(logsnr).all()):
             raise InputError(f"logsnr must be a column of finite numbers, but has shape {tuple(logsnr.shape)}.")
         if bool((logsnr.diff() >= 0).any()):
             raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
         self.keeps = one_of("keeps", keeps, RULES)
         self.logsnr = logsnr
-        self.time = torch.arange(1, len(logsnr) + 1, dtype=torch.float64) / len(logsnr) if time is None else time
+        self.time = (
+            torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu") / len(logsnr) if time is None else time
+        )
         self._logsnr_of_time = logsnr_of_time
 
     def __len__(self) -> int:
@@ -97,16 +99,16 @@ class Schedule:
 
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
-        position = torch.as_tensor(label, dtype=torch.float64).cpu()
+        position = torch.as_tensor(label, dtype=torch.float64, device="cpu").cpu()
         if not bool(((position >= 0) & (position <= len(self) - 1)).all()):
             raise InputError(f"label={label!r} is outside the schedule: its rows are 0 … {len(self) - 1}.")
-        rows = torch.arange(len(self), dtype=torch.float64)
+        rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
         return self._level(_interpolate(position, rows, self.logsnr), label)
 
     def level_at(self, logsnr: float | Tensor) -> Level:
         """The level of a given log-SNR, with the fractional label that belongs to it."""
-        value = torch.as_tensor(logsnr, dtype=torch.float64).cpu()
-        rows = torch.arange(len(self), dtype=torch.float64)
+        value = torch.as_tensor(logsnr, dtype=torch.float64, device="cpu").cpu()
+        rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
         label = _interpolate(-value, -self.logsnr, rows)
         return self._level(value, label if isinstance(logsnr, Tensor) else label.item())
 
@@ -144,7 +146,7 @@ def ddpm_linear(num_levels: int = 1000, beta_min: float = 1e-4, beta_max: float 
     _check_levels(num_levels)
     if not 0 < beta_min <= beta_max < 1:
         raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max < 1.")
-    return _from_betas(torch.linspace(beta_min, beta_max, num_levels, dtype=torch.float64))
+    return _from_betas(torch.linspace(beta_min, beta_max, num_levels, dtype=torch.float64, device="cpu"))
 
 
 def ddpm_cosine(num_levels: int = 1000, offset: float = 0.008, beta_max: float = 0.999) -> Schedule:
@@ -152,7 +154,7 @@ def ddpm_cosine(num_levels: int = 1000, offset: float = 0.008, beta_max: float =
     _check_levels(num_levels)
     if not (0 <= offset < 1 and 0 < beta_max < 1):
         raise InputError(f"offset={offset}, beta_max={beta_max} must satisfy 0 <= offset < 1 and 0 < beta_max < 1.")
-    time = torch.arange(num_levels + 1, dtype=torch.float64) / num_levels
+    time = torch.arange(num_levels + 1, dtype=torch.float64, device="cpu") / num_levels
     remaining = torch.cos((time + offset) / (1 + offset) * math.pi / 2).square()
     return _from_betas((1 - remaining[1:] / remaining[:-1]).clamp(max=beta_max))
 
@@ -163,7 +165,7 @@ def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Sched
     _check_sigmas(sigma_min, sigma_max)
     if num_levels < 2:
         raise InputError(f"num_levels={num_levels} cannot hold both sigma_min and sigma_max: give at least 2.")
-    log_sigma = torch.linspace(math.log(sigma_min), math.log(sigma_max), num_levels, dtype=torch.float64)
+    log_sigma = torch.linspace(math.log(sigma_min), math.log(sigma_max), num_levels, dtype=torch.float64, device="cpu")
     return Schedule(-2 * log_sigma, "signal")
 
 
@@ -193,7 +195,7 @@ def ve(num_levels: int = 1000, sigma_max: float = 50.0, sigma_min: float = 0.01,
 def _continuous(logsnr: Callable[[Tensor], Tensor], keeps: str, num_levels: int, time_min: float) -> Schedule:
     if not 0 <= time_min < 1:
         raise InputError(f"time_min={time_min} must be at least 0 and below 1.")
-    time = torch.linspace(time_min, 1.0, num_levels, dtype=torch.float64)
+    time = torch.linspace(time_min, 1.0, num_levels, dtype=torch.float64, device="cpu")
     return Schedule(logsnr(time), keeps, time=time, logsnr_of_time=logsnr)
 
 

@@ -127,7 +127,9 @@ def _device(denoiser: Denoiser) -> torch.device | str:
 
 def _uniform(schedule: Schedule, count: int) -> list[int]:
     """Equal strides from the noisiest row to the least noisy, both included."""
-    return [round(row) for row in torch.linspace(len(schedule) - 1, 0, count, dtype=torch.float64).tolist()]
+    return [
+        round(row) for row in torch.linspace(len(schedule) - 1, 0, count, dtype=torch.float64, device="cpu").tolist()
+    ]
 
 
 def _trailing(schedule: Schedule, count: int) -> list[int]:
@@ -138,7 +140,9 @@ def _trailing(schedule: Schedule, count: int) -> list[int]:
 
 def _uniform_logsnr(schedule: Schedule, count: int) -> list[int]:
     """Rows nearest to equal strides in log-SNR; where rows are too coarse for that, the next free ones."""
-    wanted = torch.linspace(schedule.logsnr[-1].item(), schedule.logsnr[0].item(), count, dtype=torch.float64)
+    wanted = torch.linspace(
+        schedule.logsnr[-1].item(), schedule.logsnr[0].item(), count, dtype=torch.float64, device="cpu"
+    )
     rows: list[int] = []
     for index, row in enumerate(schedule.level_at(wanted).label.round().tolist()):  # type: ignore[union-attr]
         below = rows[-1] - 1 if rows else len(schedule) - 1

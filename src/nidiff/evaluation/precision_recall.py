@@ -1,0 +1,101 @@
+"""Improved precision and recall of generated samples (Kynkäänniemi et al. 2019), from features."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.distance import Progress
+from nidiff.errors import InputError
+from nidiff.evaluation.frechet import check_pair
+
+CHUNK = 1024  # points at a time
+ROUNDING = 1e-13  # of a squared distance, over the squared norms of its points
+
+
+class PrecisionRecall(NamedTuple):
+    """How much of what is generated looks real, and how much of what is real can be generated."""
+
+    precision: float
+    recall: float
+
+
+@torch.no_grad()
+def precision_recall(
+    real: Tensor, generated: Tensor, k: int = 3, *, progress: Progress | None = None
+) -> PrecisionRecall:
+    """The share of generated points in the real manifold, and of real points in the generated one; features [N, D].
+
+    The manifold of a set is the union of one closed ball per point, whose radius is the distance to the k-th nearest of
+    the other points of the set. Distances are ‖a‖² + ‖b‖² − 2ab in float64, in blocks: the memory beyond the features
+    is some blocks of 1024 × D and 1024 × 1024 numbers and k per point. A tie counts as inside, within rounding.
+    ``progress`` is told the pairs done and in all.
+    """
+    if k < 1:
+        raise InputError(f"k={k} is no neighbour: use 1 or more, such as 3.")
+    real, generated = check_pair(real, generated, "real", "generated", least=k + 1)
+    if bool((real == real[0]).all()):
+        raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
+    n, m = len(real), len(generated)
+    advance = _counter(progress, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m)
+    centre = real.mean(0, dtype=torch.float64)  # no distance depends on it; small norms round less
+    reach_real = _square_radii(real, k, centre, advance)
+    reach_generated = _square_radii(generated, k, centre, advance)
+    precise = torch.zeros(m, dtype=torch.bool, device=real.device)
+    recalled = torch.zeros(n, dtype=torch.bool, device=real.device)
+    for i in range(0, n, CHUNK):
+        left, rows = _block(real, i, centre), slice(i, i + CHUNK)
+        for j in range(0, m, CHUNK):
+            squares, columns = _square_distances(left, _block(generated, j, centre)), slice(j, j + CHUNK)
+            precise[columns] |= (squares <= reach_real[rows, None]).any(0)
+            recalled[rows] |= (squares <= reach_generated[columns]).any(1)
+            advance(squares.numel())
+    return PrecisionRecall(precise.double().mean().item(), recalled.double().mean().item())
+
+
+def _square_radii(points: Tensor, k: int, centre: Tensor, advance: Callable[[int], None]) -> Tensor:
+    """The squared distance from each point to the k-th nearest other one, and its rounding error above that."""
+    nearest = torch.full((len(points), k), torch.inf, dtype=torch.float64, device=points.device)
+    norms = torch.empty(len(points), dtype=torch.float64, device=points.device)
+    for i in range(0, len(points), CHUNK):
+        left = _block(points, i, centre)
+        norms[i : i + CHUNK] = left.square().sum(1)
+        for j in range(i, len(points), CHUNK):  # the blocks below the diagonal are those above it, transposed
+            squares = _square_distances(left, _block(points, j, centre))
+            if i == j:
+                squares.fill_diagonal_(torch.inf)
+                advance(len(left) * (len(left) - 1) // 2)
+            else:
+                _keep_smallest(nearest[j : j + CHUNK], squares.T)
+                advance(squares.numel())
+            _keep_smallest(nearest[i : i + CHUNK], squares)
+    radii = nearest.amax(1)
+    return radii + ROUNDING * (radii + norms)
+
+
+def _keep_smallest(smallest: Tensor, candidates: Tensor) -> None:
+    both = torch.cat([smallest, candidates], dim=1)
+    smallest.copy_(both.topk(smallest.shape[1], dim=1, largest=False, sorted=False).values)
+
+
+def _block(points: Tensor, start: int, centre: Tensor) -> Tensor:
+    return points[start : start + CHUNK].double() - centre
+
+
+def _square_distances(left: Tensor, right: Tensor) -> Tensor:
+    squares = torch.addmm(right.square().sum(1), left, right.T, alpha=-2)
+    return squares.add_(left.square().sum(1, keepdim=True)).clamp_(min=0)
+
+
+def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
+    done = 0
+
+    def advance(pairs: int) -> None:
+        nonlocal done
+        done += pairs
+        if progress is not None:
+            progress(done, total)
+
+    advance(0)
+    return advance
