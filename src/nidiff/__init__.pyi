@@ -26,6 +26,10 @@ from .diffusion.schedule import smld_geometric as smld_geometric
 from .diffusion.schedule import ve as ve
 from .diffusion.schedule import vp as vp
 from .errors import InputError as InputError
+from .evaluation.frechet import frechet_distance as frechet_distance
+from .evaluation.kernel_distance import kernel_distance as kernel_distance
+from .evaluation.precision_recall import precision_recall as precision_recall
+from .evaluation.spectrum import spectrum_error as spectrum_error
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.sampler import sample as sample

@@ -64,6 +64,6 @@ def _check_one_per_image(generator: Sequence[torch.Generator], shape: Sequence[i
         raise InputError(f"generator is a list of {len(generator)} for the shape {tuple(shape)}: give one per image.")
 
 
-def permutation(count: int, generator: torch.Generator) -> Tensor:
-    """0 … count - 1 in random order."""
-    return torch.randperm(count, generator=generator)
+def permutation(count: int, generator: torch.Generator | None = None) -> Tensor:
+    """0 … count - 1 in random order, on the device of the generator."""
+    return torch.randperm(count, generator=generator, device="cpu" if generator is None else generator.device)

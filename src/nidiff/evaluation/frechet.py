@@ -17,7 +17,7 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     eigenvalues of a covariance without full rank are not there to be rounded.
     """
     a, b = check_pair(a, b, "a", "b")
-    return _distance(_mean(a), _factor(a), _mean(b), _factor(b))
+    return _distance(feature_mean(a), _factor(a), feature_mean(b), _factor(b))
 
 
 @torch.no_grad()
@@ -27,14 +27,14 @@ def frechet_from_statistics(mu1: Tensor, sigma1: Tensor, mu2: Tensor, sigma2: Te
     mu2, sigma2 = _check_statistics(mu2, sigma2, "2")
     if len(mu1) != len(mu2):
         raise InputError(f"mu2 has {len(mu2)} dimensions and mu1 has {len(mu1)}: use the same features for both.")
-    return _distance(mu1, _root(sigma1, "sigma1"), mu2, _root(sigma2, "sigma2"))
+    return _distance(mu1, _root(sigma1, "sigma1"), mu2.to(mu1.device), _root(sigma2, "sigma2").to(mu1.device))
 
 
 @torch.no_grad()
 def statistics(features: Tensor) -> tuple[Tensor, Tensor]:
     """The mean [D] and the unbiased covariance [D, D] of features [N, D], in float64."""
     check_features(features, "features")
-    return _mean(features), _covariance(features)
+    return feature_mean(features), _covariance(features)
 
 
 def check_features(features: Tensor, name: str, least: int = 2) -> None:
@@ -60,19 +60,23 @@ def check_pair(first: Tensor, second: Tensor, one: str, other: str, least: int =
     return first, second.to(first.device)
 
 
+def feature_mean(features: Tensor) -> Tensor:
+    """The mean [D] in float64, in chunks: torch would make a float64 copy of all the features."""
+    total = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
+    for chunk in features.split(CHUNK):
+        total += chunk.double().sum(0)
+    return total / len(features)
+
+
 def _distance(mean_a: Tensor, factor_a: Tensor, mean_b: Tensor, factor_b: Tensor) -> float:
-    shift = (mean_a - mean_b.to(mean_a.device)).square().sum()
+    shift = (mean_a - mean_b).square().sum()
     traces = factor_a.square().sum() + factor_b.square().sum()
     cross = torch.linalg.svdvals(factor_a @ factor_b.T).sum()
     return max((shift + traces - 2 * cross).item(), 0.0)  # below zero only by rounding
 
 
-def _mean(features: Tensor) -> Tensor:
-    return features.mean(0, dtype=torch.float64)
-
-
 def _covariance(features: Tensor) -> Tensor:
-    mean, size = _mean(features), features.shape[1]
+    mean, size = feature_mean(features), features.shape[1]
     total = torch.zeros(size, size, dtype=torch.float64, device=features.device)
     for chunk in features.split(CHUNK):
         centred = chunk.double() - mean
@@ -84,7 +88,7 @@ def _factor(features: Tensor) -> Tensor:
     """F with FᵀF = C and no more than D rows."""
     count, size = features.shape
     if count <= size:
-        return (features.double() - _mean(features)) / (count - 1) ** 0.5
+        return (features.double() - feature_mean(features)) / (count - 1) ** 0.5
     return _root(_covariance(features), "features")
 
 

@@ -35,7 +35,7 @@ def kernel_distance(
         raise InputError(f"num_subsets={num_subsets} has no standard error: use 2 or more.")
     if subset_size > (fewest := min(len(a), len(b))):
         raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
-    source = torch.default_generator if generator is None else generator
+    source = generator
     values = torch.tensor(
         [_discrepancy(_subset(a, subset_size, source), _subset(b, subset_size, source)) for _ in range(num_subsets)],
         dtype=torch.float64,

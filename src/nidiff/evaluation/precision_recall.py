@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nidiff.distance import Progress
 from nidiff.errors import InputError
-from nidiff.evaluation.frechet import check_pair
+from nidiff.evaluation.frechet import check_pair, feature_mean
 
 CHUNK = 1024  # points at a time
 ROUNDING = 1e-13  # of a squared distance, over the squared norms of its points
@@ -35,11 +35,11 @@ def precision_recall(
     if k < 1:
         raise InputError(f"k={k} is no neighbour: use 1 or more, such as 3.")
     real, generated = check_pair(real, generated, "real", "generated", least=k + 1)
-    if bool((real == real[0]).all()):
+    if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
         raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
     n, m = len(real), len(generated)
     advance = _counter(progress, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m)
-    centre = real.mean(0, dtype=torch.float64)  # no distance depends on it; small norms round less
+    centre = feature_mean(real)  # no distance depends on it; small norms round less
     reach_real = _square_radii(real, k, centre, advance)
     reach_generated = _square_radii(generated, k, centre, advance)
     precise = torch.zeros(m, dtype=torch.bool, device=real.device)

@@ -1,0 +1,320 @@
+"""Distances between sets of features: closed forms, definitions written out, invariances, refusals."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+
+from nidiff import InputError
+from nidiff.evaluation import precision_recall as precision_recall_module
+from nidiff.evaluation.frechet import frechet_distance, frechet_from_statistics, statistics
+from nidiff.evaluation.kernel_distance import kernel_distance
+from nidiff.evaluation.precision_recall import precision_recall
+from nidiff.evaluation.spectrum import radial_power, spectrum_error
+
+
+def draws(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def decaying(count, size, seed):
+    """Features whose variances fall as 1/i, as those of networks do, in a basis that is not theirs."""
+    mixing = torch.linalg.qr(draws(size, size, seed=7)).Q if size <= 256 else torch.eye(size, dtype=torch.float64)
+    return draws(count, size, seed=seed) * torch.arange(1, size + 1) ** -0.5 @ mixing
+
+
+def textbook_frechet(a, b):
+    """With the matrix square root of Ca Cb itself."""
+    a, b = a.numpy(), b.numpy()
+    cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
+    root = scipy.linalg.sqrtm(cov_a @ cov_b)
+    return np.square(a.mean(0) - b.mean(0)).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * np.trace(root).real
+
+
+# Fréchet distance -------------------------------------------------------------------------------------------------
+
+
+def test_frechet_of_gaussians_in_closed_form():
+    # Covariances that commute: ‖μ1 − μ2‖² + Σ (s1 − s2)², in any orthonormal basis; zeros where they have no rank.
+    first, second = torch.tensor([3.0, 2.0, 0.0, 1.0, 0.0]).double(), torch.tensor([1.0, 2.5, 4.0, 0.0, 0.0]).double()
+    basis = torch.linalg.qr(draws(5, 5)).Q
+    mu1, mu2 = draws(5, seed=1), draws(5, seed=2)
+    sigma1, sigma2 = ((basis * deviations**2) @ basis.T for deviations in (first, second))
+    expected = (mu1 - mu2).square().sum() + (first - second).square().sum()
+    assert frechet_from_statistics(mu1, sigma1, mu2, sigma2) == pytest.approx(expected.item(), rel=1e-12)
+    in_numpy = frechet_from_statistics(*(t.numpy() for t in (mu1, sigma1, mu2, sigma2)))
+    assert in_numpy == pytest.approx(expected.item(), rel=1e-12)
+    assert frechet_from_statistics(mu1, sigma1, mu1, sigma1) == pytest.approx(0, abs=1e-12)
+
+
+def test_frechet_of_covariances_that_do_not_commute():
+    # In two dimensions tr M^½ = √(tr M + 2 √det M).
+    sigma1, sigma2 = torch.tensor([[2.0, 0.6], [0.6, 1.0]]).double(), torch.tensor([[1.0, -0.8], [-0.8, 3.0]]).double()
+    product = sigma1 @ sigma2
+    root = (product.trace() + 2 * torch.linalg.det(product).sqrt()).sqrt()
+    expected = 4 + 4 + sigma1.trace() + sigma2.trace() - 2 * root
+    found = frechet_from_statistics(torch.zeros(2), sigma1, torch.full((2,), 2.0), sigma2)
+    assert found == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("count, other, size", [(900, 700, 128), (60, 50, 128), (60, 700, 128)])
+def test_frechet_is_that_of_scipys_matrix_root(count, other, size):
+    a, b = decaying(count, size, 1), 1.3 * decaying(other, size, 2) + 0.1
+    assert frechet_distance(a, b) == pytest.approx(textbook_frechet(a, b), rel=1e-6)
+    assert frechet_from_statistics(*statistics(a), *statistics(b)) == pytest.approx(frechet_distance(a, b), rel=1e-9)
+    assert frechet_distance(a.float(), b.float()) == pytest.approx(frechet_distance(a, b), rel=1e-5)
+
+
+def test_frechet_of_2048_dimensions_without_full_rank():
+    # A root of 2048² takes scipy 12 s. In an orthonormal basis of the span of all points it is the same root with
+    # fewer zeros, and both covariances are still singular there.
+    a, b = decaying(300, 2048, 1), 1.3 * decaying(280, 2048, 2) + 0.1
+    span = torch.linalg.qr(torch.cat([a, b]).T).Q
+    assert span.shape == (2048, 580)
+    found = frechet_distance(a, b)
+    assert found == pytest.approx(textbook_frechet(a @ span, b @ span), rel=1e-6)
+    assert frechet_from_statistics(*statistics(a), *statistics(b)) == pytest.approx(found, rel=1e-6)
+
+
+def test_frechet_of_orthogonal_subspaces_has_no_cross_term():
+    a, b = torch.zeros(50, 512).double(), torch.zeros(700, 512).double()
+    a[:, :100], b[:, 100:] = draws(50, 100), draws(700, 412)
+    (mu1, sigma1), (mu2, sigma2) = statistics(a), statistics(b)
+    expected = ((mu1 - mu2).square().sum() + sigma1.trace() + sigma2.trace()).item()
+    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("count", [40, 400])  # fewer points than dimensions, and more
+def test_frechet_invariances(count):
+    a, b = decaying(count, 64, 1), 0.7 * decaying(count + 10, 64, 2) + 0.2
+    distance = frechet_distance(a, b)
+    trace = statistics(a)[1].trace().item()
+    assert distance > 0.1 * trace
+    assert frechet_distance(a, a) == pytest.approx(0, abs=1e-12 * trace)
+    assert frechet_distance(a, a.flip(0)) == pytest.approx(0, abs=1e-12 * trace)
+    assert frechet_distance(b, a) == pytest.approx(distance, rel=1e-9)
+    rotation = torch.linalg.qr(draws(64, 64, seed=3)).Q
+    assert frechet_distance(a @ rotation, b @ rotation) == pytest.approx(distance, rel=1e-9)
+    shift = draws(64, seed=4)
+    assert frechet_distance(a, a + shift) == pytest.approx(shift.square().sum().item(), rel=1e-9)
+    assert frechet_distance(a, a @ rotation) > 0.01 * trace  # rotating one of them is not nothing
+    assert frechet_distance(3 * a, 3 * b) == pytest.approx(9 * distance, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_frechet_to_one_repeated_point_is_the_spread_about_it(count):
+    a, point = draws(50, 8), torch.ones(8).double()
+    mu, sigma = statistics(a)
+    expected = ((mu - point).square().sum() + sigma.trace()).item()
+    assert frechet_distance(a, point.expand(count, 8)) == pytest.approx(expected, rel=1e-12)
+
+
+def test_statistics_are_those_of_numpy_beyond_one_chunk():
+    features = draws(2500, 5, dtype=torch.float32) + 100
+    mu, sigma = statistics(features)
+    assert mu.dtype == sigma.dtype == torch.float64
+    np.testing.assert_allclose(mu, features.double().mean(0), rtol=1e-13)
+    np.testing.assert_allclose(sigma, np.cov(features.double().numpy(), rowvar=False), rtol=1e-10, atol=1e-12)
+
+
+# Precision and recall ---------------------------------------------------------------------------------------------
+
+
+def share_inside(points, reference, k):
+    """The share of points in a ball of the reference set, by all distances written out."""
+    points, reference = points.double().numpy(), reference.double().numpy()
+    own = np.linalg.norm(reference[:, None] - reference[None], axis=2)
+    radii = np.sort(own, axis=1)[:, k]  # the 0th is the point itself
+    distances = np.linalg.norm(points[:, None] - reference[None], axis=2)
+    return (distances <= radii + 1e-9).any(1).mean()
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_precision_and_recall_by_brute_force(k, dtype):
+    real, generated = draws(150, 6, seed=1, dtype=dtype) + 50, 0.8 * draws(130, 6, seed=2, dtype=dtype) + 50.8
+    found = precision_recall(real, generated, k)
+    assert found == (share_inside(generated, real, k), share_inside(real, generated, k))
+    assert 0.05 < found.recall < found.precision < 1
+    assert precision_recall(generated, real, k) == (found.recall, found.precision)
+
+
+def test_precision_and_recall_where_many_distances_are_equal():
+    # Whole numbers: points that coincide, and balls whose edge passes through points.
+    generator = torch.Generator().manual_seed(0)
+    real, generated = (torch.randint(4, (n, 3), generator=generator).double() for n in (60, 50))
+    for shift in (0.0, 1 / 3, 100.1):
+        found = precision_recall(real + shift, generated + shift, 2)
+        assert found == (share_inside(generated, real, 2), share_inside(real, generated, 2))
+
+
+def test_precision_and_recall_of_constructed_sets():
+    line = torch.arange(20.0)[:, None] * torch.tensor([1.0, 0.0])
+    assert precision_recall(line, line) == (1, 1)
+    assert precision_recall(line, line + 0.5) == (1, 1)
+    assert precision_recall(line, line + 100) == (0, 0)
+    half = line[:8]
+    # The neighbour of rank 3 of the last point, at 7, is at 4: the generated balls end at 10.
+    assert precision_recall(line, half) == (1, 11 / 20)
+    assert precision_recall(half, line) == (11 / 20, 1)
+    collapsed = torch.zeros(10, 2)  # one real point, again and again
+    assert precision_recall(line, collapsed) == (1, 1 / 20)
+    assert precision_recall(line, collapsed + 100) == (0, 0)
+
+
+def test_the_size_of_the_chunks_changes_nothing(monkeypatch):
+    real, generated = draws(100, 4, seed=1), draws(90, 4, seed=2) + 0.5
+    whole = precision_recall(real, generated)
+    assert 0 < whole.recall < 1
+    for chunk in (1, 7, 50, 100):
+        monkeypatch.setattr(precision_recall_module, "CHUNK", chunk)
+        assert precision_recall(real, generated) == whole
+
+
+def test_precision_and_recall_report_their_progress(monkeypatch):
+    monkeypatch.setattr(precision_recall_module, "CHUNK", 16)
+    seen = []
+    precision_recall(draws(50, 4), draws(40, 4, seed=1), progress=lambda *numbers: seen.append(numbers))
+    total = 50 * 49 // 2 + 40 * 39 // 2 + 50 * 40
+    assert seen[0] == (0, total)
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+# Kernel distance --------------------------------------------------------------------------------------------------
+
+
+def kernel_by_loops(a, b):
+    def kernel(x, y):
+        return (float(x @ y) / len(x) + 1) ** 3
+
+    n, m = len(a), len(b)
+    first = sum(kernel(a[i], a[j]) for i in range(n) for j in range(n) if i != j) / (n * (n - 1))
+    second = sum(kernel(b[i], b[j]) for i in range(m) for j in range(m) if i != j) / (m * (m - 1))
+    return first + second - 2 * sum(kernel(x, y) for x in a for y in b) / (n * m)
+
+
+def test_kernel_distance_is_its_definition():
+    a, b = draws(14, 5, seed=1), draws(14, 5, seed=2) + 0.5
+    found = kernel_distance(a, b, subset_size=14, num_subsets=2)
+    assert found.value == pytest.approx(kernel_by_loops(a, b), rel=1e-12)
+    assert found.standard_error == pytest.approx(0, abs=1e-12)  # every subset is the whole
+
+
+def test_subsets_average_to_the_whole():
+    a, b = draws(60, 5, seed=1), draws(50, 5, seed=2) + 0.3
+    found = kernel_distance(a, b, subset_size=20, num_subsets=400, generator=torch.Generator().manual_seed(0))
+    assert found.standard_error > 0
+    assert abs(found.value - kernel_by_loops(a, b)) < 4 * found.standard_error
+    again = kernel_distance(a, b, subset_size=20, num_subsets=400, generator=torch.Generator().manual_seed(0))
+    assert again == found
+    fewer = kernel_distance(a, b, subset_size=20, num_subsets=100, generator=torch.Generator().manual_seed(1))
+    assert fewer.standard_error == pytest.approx(2 * found.standard_error, rel=0.3)
+
+
+def test_kernel_distance_is_unbiased():
+    values = torch.tensor(
+        [kernel_distance(draws(20, 4, seed=2 * i), draws(20, 4, seed=2 * i + 1), 20, 2).value for i in range(400)]
+    )
+    error = values.std() / math.sqrt(len(values))
+    assert abs(values.mean()) < 4 * error
+    assert (values < 0).double().mean() > 0.3
+    # With the pairs of a point with itself the mean would be 2 (E k(x, x) − E k(x, y)) / 20, which is about 1.
+    assert 4 * error < 0.1
+    moved = kernel_distance(draws(400, 4), draws(400, 4, seed=1) + 1, 100, 10)
+    assert moved.value > 10 * error
+
+
+# Spectrum ---------------------------------------------------------------------------------------------------------
+
+
+def blurred(images, width):
+    """Multiplied by exp(−½ width² |k|²) in the Fourier basis."""
+    rows, columns = (2 * math.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in images.shape[-2:])
+    gain = torch.exp(-0.5 * width**2 * (rows[:, None] ** 2 + columns**2))
+    return torch.fft.ifft2(torch.fft.fft2(images.double()) * gain).real
+
+
+def test_spectrum_error_of_the_same_images_and_of_a_gain():
+    images = draws(300, 3, 16, 12, dtype=torch.float32)
+    assert spectrum_error(images, images) == 0
+    assert spectrum_error(images, images.flip(0, 1)) == pytest.approx(0, abs=1e-12)
+    assert spectrum_error(images, 2 * images) == pytest.approx(math.log(4), rel=1e-6)
+    assert spectrum_error(images, images / 2) == pytest.approx(math.log(4), rel=1e-6)
+    assert spectrum_error(images, images + 5) == pytest.approx(0, abs=1e-4)  # brightness plays no part
+    assert spectrum_error(images, draws(300, 3, 16, 12, seed=1)) < 0.1
+
+
+def test_spectrum_error_grows_with_blur():
+    images = draws(50, 1, 16, 16)
+    errors = [spectrum_error(images, blurred(images, width)) for width in (0, 0.25, 0.5, 0.75, 1)]
+    assert errors[0] == pytest.approx(0, abs=1e-9)
+    assert all(less < more for less, more in itertools.pairwise(errors))
+    assert errors[2] == pytest.approx(4 * errors[1], rel=0.05)  # the log of the gain is quadratic in the width
+
+
+def test_radial_power_of_white_noise_and_of_one_wave():
+    power = radial_power(draws(500, 2, 8, 16))
+    np.testing.assert_allclose(power[~power.isnan()], 1, atol=0.2)
+    wave = torch.cos(2 * math.pi * 3 / 16 * torch.arange(16.0).double()).expand(1, 1, 16, 16)
+    power = radial_power(wave)
+    assert power.argmax() == 3
+    assert power[torch.arange(len(power)) != 3].max() < 1e-20
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
+    torch.testing.assert_close(radial_power(pixels), radial_power(pixels / 127.5 - 1), rtol=1e-6, atol=1e-9)
+
+
+# Refusals ---------------------------------------------------------------------------------------------------------
+
+POINTS, IMAGES = draws(20, 4), draws(3, 1, 7, 9)  # the FFT of a constant of 7 × 9 pixels is not quite zero
+NAN = torch.where(torch.arange(20)[:, None] == 7, math.nan, POINTS)
+EYE, ZERO = torch.eye(4), torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: frechet_distance(POINTS, POINTS[:1]), "b has too few points, 1: give 2 or more"),
+        (lambda: frechet_distance(POINTS, POINTS[:, :3]), "b has 3 dimensions and a has 4"),
+        (lambda: frechet_distance(NAN, POINTS), "a has NaN"),
+        (lambda: frechet_distance(POINTS, IMAGES), r"b has shape \(3, 1, 7, 9\)"),
+        (lambda: frechet_distance(POINTS, POINTS.long()), "b has dtype torch.int64"),
+        (lambda: statistics(POINTS[:1]), "features has too few points, 1"),
+        (lambda: frechet_from_statistics(ZERO, EYE, ZERO[:3], EYE[:3, :3]), "mu2 has 3 dimensions and mu1 has 4"),
+        (lambda: frechet_from_statistics(ZERO, EYE, ZERO, EYE[:3]), r"sigma2 has shape \(3, 4\)"),
+        (lambda: frechet_from_statistics(EYE, EYE, ZERO, EYE), r"mu1 has shape \(4, 4\)"),
+        (lambda: frechet_from_statistics(ZERO, EYE, ZERO, -EYE), "sigma2 has a negative eigenvalue"),
+        (lambda: frechet_from_statistics(ZERO, EYE, ZERO, EYE.roll(1, 0)), "sigma2 is not symmetric"),
+        (lambda: frechet_from_statistics(ZERO, EYE / 0, ZERO, EYE), "sigma1 has NaN or infinite"),
+        (lambda: precision_recall(POINTS[:3], POINTS), "real has too few points, 3: give 4 or more"),
+        (lambda: precision_recall(POINTS, POINTS[:5], k=5), "generated has too few points, 5: give 6 or more"),
+        (lambda: precision_recall(POINTS, POINTS, k=0), "k=0"),
+        (lambda: precision_recall(POINTS, NAN), "generated has NaN"),
+        (lambda: precision_recall(POINTS, POINTS[:, :3]), "generated has 3 dimensions and real has 4"),
+        (lambda: precision_recall(POINTS[:1].expand(9, 4), POINTS), "real is constant"),
+        (lambda: kernel_distance(POINTS, POINTS[:1]), "b has too few points"),
+        (lambda: kernel_distance(POINTS, NAN), "b has NaN"),
+        (lambda: kernel_distance(POINTS, POINTS[:, :3], 10), "b has 3 dimensions and a has 4"),
+        (lambda: kernel_distance(POINTS, POINTS), "subset_size=1000 is more than the 20 points of a set: use 20"),
+        (lambda: kernel_distance(POINTS, POINTS, 1), "subset_size=1 "),
+        (lambda: kernel_distance(POINTS, POINTS, 10, 1), "num_subsets=1 "),
+        (lambda: spectrum_error(IMAGES, IMAGES[..., :4]), r"generated_images are \(1, 7, 4\)"),
+        (lambda: spectrum_error(POINTS, IMAGES), "real_images has shape"),
+        (lambda: spectrum_error(IMAGES, IMAGES.long()), "generated_images has dtype torch.int64"),
+        (lambda: spectrum_error(IMAGES, IMAGES * math.nan), "generated_images has NaN"),
+        (
+            lambda: spectrum_error(IMAGES, torch.full_like(IMAGES, 0.3)),
+            "generated_images have no power at wavenumber 1",
+        ),
+        (lambda: spectrum_error(IMAGES * 0, IMAGES), "real_images have no power at wavenumber 1"),
+    ],
+)
+def test_refusals_name_the_argument_and_the_remedy(call, words):
+    with pytest.raises(InputError, match=words) as refusal:
+        call()
+    message = str(refusal.value)
+    assert ": " in message
+    assert message.endswith(".")
