@@ -35,15 +35,14 @@ def kernel_distance(
         raise InputError(f"num_subsets={num_subsets} has no standard error: use 2 or more.")
     if subset_size > (fewest := min(len(a), len(b))):
         raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
-    source = generator
     values = torch.tensor(
-        [_discrepancy(_subset(a, subset_size, source), _subset(b, subset_size, source)) for _ in range(num_subsets)],
+        [_discrepancy(_subset(a, subset_size, generator), _subset(b, subset_size, generator)) for _ in range(num_subsets)],
         dtype=torch.float64,
     )
     return KernelDistance(values.mean().item(), values.std().item() / num_subsets**0.5)
 
 
-def _subset(features: Tensor, size: int, generator: torch.Generator) -> Tensor:
+def _subset(features: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
     return features[permutation(len(features), generator)[:size].to(features.device)].double()
 
 
