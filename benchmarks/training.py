@@ -17,7 +17,7 @@ from timing import Row, compare, interleave, log, report, summary, warn_if_busy
 from nidiff.data.dataset import load_dataset
 from nidiff.experiment import Experiment
 from nidiff.network import unet
-from nidiff.training.loop import Trainer, _batches, build, train_step
+from nidiff.training.loop import Trainer, build, step_batches, train_step
 
 OURS, THEIRS = "step of nidiff train", "step of a plain diffusers loop, float32"
 
@@ -66,7 +66,7 @@ def plain_loop(experiment: Experiment) -> Callable[[], None]:
 
 
 def our_loop(trainer: Trainer) -> Callable[[], None]:
-    batches = _batches(trainer)
+    batches = step_batches(trainer)
 
     def step() -> None:
         train_step(trainer, next(batches)).item()

@@ -77,6 +77,8 @@ BAD = {
     "covariance value": (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
     "covariance missing": (lambda: build("matern"), "matern.*length_scale"),
     "covariance syntax": (lambda: build("matern:2"), "NAME:key=value"),
+    "shift": (lambda: Experiment(schedule="vp:shift=abc").build_schedule(), "shift must be a number"),
+    "infinite rate": (lambda: Experiment(learning_rate=float("inf")), "learning_rate"),
     "schedule": (lambda: Experiment(schedule="linear").build_schedule(), "schedule='linear'"),
     "size": (lambda: unet((1, 28, 28), widths=(8, 8, 8, 8)), "28×28 cannot be halved 3 times.*24 or 32"),
     "widths": (lambda: unet((1, 8, 8), widths=(10,)), "widths"),
@@ -102,6 +104,11 @@ def test_bad_input_is_named_in_one_sentence(call, message):
         ('{"format": 0}', "format 0"),
         ('{"format": 1, "learning_rat": 1}', "did you mean 'learning_rate'"),
         ('{"format": 1, "steps": "many"}', "steps"),
+        ('{"format": 1, "widths": 5}', "widths=5"),
+        ('{"format": 1, "widths": [8.0]}', "widths"),
+        ('{"format": 1, "flip": "yes"}', "flip='yes'"),
+        ('{"format": 1, "data_dir": 3}', "data_dir=3"),
+        ('{"format": 1, "batch_size": 8.0}', "batch_size=8.0"),
     ],
 )
 def test_a_bad_experiment_file_is_named(text, message, tmp_path):

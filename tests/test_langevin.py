@@ -290,5 +290,7 @@ def test_the_feasible_interval_in_the_message_is_feasible():
         nidiff.sample(DENOISER, (1, 4, 4), sampler="cas", epsilon=1e-6, dtype=torch.float64)
     words = str(caught.value).split()
     low, high = float(words[words.index("from") + 1]), float(words[words.index("to") + 1].rstrip(","))
-    for epsilon in (low * 1.001, math.sqrt(low * high), high * 0.999):
+    ratio = (LEVELS.sigma[-1] / LEVELS.sigma[0]).item() ** (1 / 29)
+    ends = [0.1**2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)]
+    for epsilon in (low * 1.001, math.sqrt(low * high), high * 0.999, *ends):
         nidiff.sample(DENOISER, (1, 4, 4), sampler="cas", epsilon=epsilon, dtype=torch.float64)

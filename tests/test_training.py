@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -97,7 +99,7 @@ def test_the_run_directory_holds_what_it_should(straight):
 
 
 def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight):
-    denoiser = load_model(straight)
+    denoiser = load_model(straight, clip=1.0)
     ema = load_file(straight / "checkpoints" / "000010" / "ema.safetensors")
     for name, parameter in denoiser.net.named_parameters():
         assert torch.equal(parameter, ema[name])
@@ -285,6 +287,44 @@ def test_with_a_cooldown_the_number_of_steps_matters_and_the_rate_ends_near_zero
     assert rates == pytest.approx([0.002 * 2 / 3, 0.002 * 3 / 4, 0.002 * 1 / 4])
     assert train(tmp_path / "r", "--steps", "8", "--cooldown", "4", "--resume") == 2
     assert "steps: 6 → 8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [("--covariance", "gaussian_free_field:gamma=20"), ("--sampler", "cas"), ("--sampler", "als")]
+)
+def test_what_would_fail_later_is_refused_before_the_old_run_is_lost(flags, tmp_path, capsys):
+    assert train(tmp_path / "r", "--steps", "2") == 0
+    assert train(tmp_path / "r", "--steps", "2", "--overwrite", *flags) == 2
+    assert "Traceback" not in capsys.readouterr().err
+    assert load_model(tmp_path / "r").process.covariance.event_shape == (8, 8)
+
+
+def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
+    file = tmp_path / "data.npy"
+    images = np.random.default_rng(0).integers(0, 255, (20, 8, 8), dtype=np.uint8)
+    np.save(file, images)
+    assert train(tmp_path / "r", "--steps", "4", "--data", str(file)) == 0
+    np.save(file, 255 - images)
+    assert train(tmp_path / "r", "--steps", "6", "--data", str(file), "--resume") == 2
+    assert "the data of the run have changed (data_checksum" in capsys.readouterr().err
+    np.save(file, images)
+    assert train(tmp_path / "r", "--steps", "6", "--data", str(file), "--resume") == 0
+    assert json.loads((tmp_path / "r" / "experiment.json").read_text())["steps"] == 6
+
+
+def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
+    out = tmp_path / "r"
+    out.mkdir()
+    (out / "covariance.json").write_text("{")
+    assert train(out, "--steps", "10") == 0
+    assert_same_weights(straight, out, 10)
+
+
+def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "r")
+    shutil.rmtree(tmp_path / "r" / "model")
+    with pytest.raises(nidiff.InputError, match="has not ended"):
+        load_model(tmp_path / "r")
 
 
 def test_overwrite_begins_anew(tmp_path):

@@ -113,9 +113,6 @@ def as_pixels(images: Tensor) -> Tensor:
     return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
 
 
-# The other σ -----------------------------------------------------------------------------------------------------
-
-
 def check_images(images: Tensor, covariance: Covariance) -> None:
     axes = len(covariance.event_shape)
     shape = tuple(images.shape)

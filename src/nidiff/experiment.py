@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from nidiff.errors import InputError, one_of
 
@@ -107,8 +107,8 @@ class Experiment:
             raise InputError(f"ema_decay={self.ema_decay} must be at least 0 and below 1.")
         if not 0 <= self.dropout < 1:
             raise InputError(f"dropout={self.dropout} must be at least 0 and below 1.")
-        if not self.learning_rate > 0 or not self.gradient_clip > 0:
-            raise InputError("learning_rate and gradient_clip must be positive.")
+        if not (0 < self.learning_rate < math.inf and self.gradient_clip > 0):
+            raise InputError("learning_rate and gradient_clip must be positive and finite.")
         if self.batch_size % self.accumulation:
             raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
         one_of("precision", self.precision, PRECISIONS)
@@ -118,6 +118,8 @@ class Experiment:
 
         name, arguments = parse_call("schedule", self.schedule)
         shift = arguments.pop("shift", 0.0)
+        if not isinstance(shift, int | float):
+            raise InputError(f"schedule={self.schedule!r}: shift must be a number.")
         schedule = _call("schedule", name, arguments, SCHEDULES)
         return schedule.shifted(shift) if shift else schedule
 
@@ -131,9 +133,11 @@ class Experiment:
         shape = tuple(images.shape[1:])
         name, arguments = parse_call("covariance", self.covariance)
         if name == "from_data":
-            return _call(
-                "covariance", name, arguments, {name: from_data}, images.batch(torch.arange(min(len(images), 10_000)))
-            )
+            count = min(len(images), 10_000, max(2, 2**28 // math.prod(images.shape)))
+            spread = torch.linspace(
+                0, len(images) - 1, count, dtype=torch.float64
+            ).long()  # not the first: often one class
+            return _call("covariance", name, arguments, {name: from_data}, images.batch(spread))
         return _call("covariance", name, arguments, {"white": Identity, **FIELDS, "from_data": from_data}, shape)
 
     def resolved(self) -> "Experiment":
@@ -164,15 +168,15 @@ class Experiment:
         given = {k: v for k, v in values.items() if k not in ("format", "resolved")}
         for key in given:
             one_of(f"the key of {source}", key, known)
+        for key, kind in get_type_hints(Experiment).items():
+            if key in given and not _fits(given[key], kind):
+                raise InputError(f"{source} has {key}={given[key]!r}, which is not of its type: correct it.")
         for key in ("widths", "attention"):
             if key in given:
                 given[key] = tuple(given[key])
         if given.get("data_dir") is not None:
             given["data_dir"] = Path(given["data_dir"])
-        try:
-            return Experiment(**given)
-        except TypeError as error:
-            raise InputError(f"{source} has a value of the wrong type ({error}): correct it.") from error
+        return Experiment(**given)
 
     def differences(self, other: "Experiment") -> list[str]:
         """The fields that matter to the mathematics in which the two differ, as ``name: mine → theirs``."""
@@ -196,6 +200,19 @@ def read_experiment(path: Path) -> Experiment:
     if not isinstance(values, dict):
         raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
     return Experiment.from_json(values, str(file))
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON can be a field of the annotated type."""
+    if kind == tuple[int, ...]:
+        return isinstance(value, list) and all(_fits(entry, int) for entry in value)
+    if kind in (int, float):
+        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
+    if kind in (str, bool):
+        return isinstance(value, kind)
+    return value is None or any(
+        _fits(value, str if part is Path else part) for part in get_args(kind) if part is not type(None)
+    )
 
 
 def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:

@@ -1,5 +1,6 @@
 """The default network: diffusers' UNet2DModel, sized by a few numbers."""
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +41,7 @@ def unet(
         layers_per_block=layers,
         down_block_types=down,
         up_block_types=up,
-        norm_num_groups=min(32, min(widths) // 4),
+        norm_num_groups=min(32, math.gcd(*widths) // 4),
         attention_head_dim=None,
         dropout=dropout,
     )

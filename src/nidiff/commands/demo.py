@@ -57,7 +57,7 @@ class Demo:
                 experiment = dataclasses.replace(experiment, steps=self.steps)
             print(f"training {title} ({experiment.covariance})", file=sys.stderr)
             Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
-            denoiser = load_model(folder)
+            denoiser = load_model(folder, clip=1.0)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
             for sampler, steps in SAMPLERS.items():
                 images = sample(denoiser, shape, sampler=sampler, num_steps=steps, seeds=seeds)

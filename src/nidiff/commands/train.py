@@ -1,6 +1,7 @@
 """``nidiff train``: from a data set to a trained model."""
 
 import dataclasses
+import hashlib
 import json
 import sys
 import time
@@ -24,7 +25,10 @@ class Train:
     """Train a diffusion model: alone, under torchrun or under accelerate launch; stop it and go on with --resume."""
 
     experiment: Annotated[Experiment, arg(name="")]
-    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: runs/PRESET)")] = None
+    out: Annotated[
+        Path | None,
+        arg(metavar="DIR", help_behavior_hint="(default: runs/PRESET, or runs/ and the name of the config)"),
+    ] = None
     """The run directory."""
     preset: Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")] = "digits"
     """Where the other flags get their defaults."""
@@ -51,7 +55,10 @@ class Train:
         if self.dry_run:
             from nidiff.training.loop import build
 
-            print(_dry_run(build(self.experiment)))
+            trainer = build(self.experiment)
+            found = _dry_run(trainer)
+            if trainer.accelerator.is_main_process:
+                print(found)
         elif (folder := self.train()) is not None:
             print(folder)
 
@@ -62,9 +69,15 @@ class Train:
         from nidiff.training.loop import build, restore, train
         from nidiff.training.run import Run
 
-        run = Run(self.out or Path("runs") / (self.config.stem if self.config else self.preset))
+        name = self.preset
+        if self.config is not None:
+            name = self.config.parent.name if self.config.name == "experiment.json" else self.config.stem
+        run = Run(self.out or Path("runs") / name)
         run.check(self.experiment, resume=self.resume, overwrite=self.overwrite)
         trainer = build(self.experiment, Covariance.load(run.folder) if self.resume else None)
+        facts = _facts(trainer)
+        if self.resume:
+            run.check_data(facts)
         main = trainer.accelerator.is_main_process
         if trainer.images.skipped and main:
             print(
@@ -78,9 +91,10 @@ class Train:
                 restore(trainer, checkpoint)
             if main:
                 run.resume_at(trainer.step)
+                run.describe(trainer.experiment, trainer.covariance, facts)
                 print(f"resuming {run.folder} after step {trainer.step}", file=sys.stderr)
         elif main:
-            run.begin(trainer.experiment, trainer.covariance, _facts(trainer))
+            run.begin(trainer.experiment, trainer.covariance, facts)
         trainer.accelerator.wait_for_everyone()
         train(trainer, run)
         return run.folder if main else None
@@ -96,10 +110,16 @@ def _value_of(flag: str, arguments: list[str]) -> str | None:
 
 
 def _facts(trainer: "Trainer") -> dict[str, Any]:
+    """What a resumed run must find again; the checksum is of up to 64 images spread over the data."""
+    import torch
+
+    total = len(trainer.images)
+    some = trainer.images.batch(torch.linspace(0, total - 1, min(total, 64)).long())
     return {
         "images": len(trainer.images),
         "image_shape": list(trainer.images.shape),
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
+        "data_checksum": hashlib.sha256(some.numpy().tobytes()).hexdigest()[:16],
     }
 
 
@@ -107,15 +127,16 @@ def _dry_run(trainer: "Trainer") -> str:
     """Everything about the run, and a few real steps to see how fast it will be."""
     import torch
 
-    from nidiff.training.loop import _batches, train_step
+    from nidiff.training.loop import step_batches, train_step
 
     experiment = trainer.experiment
     trainer.experiment = dataclasses.replace(experiment, steps=MEASURED_STEPS)
     times = []
-    for batches in _batches(trainer):
-        start = time.perf_counter()
-        train_step(trainer, batches)
+    start = time.perf_counter()
+    for batches in step_batches(trainer):
+        train_step(trainer, batches).item()  # waits for the device
         times.append(time.perf_counter() - start)
+        start = time.perf_counter()
     step = sorted(times[2:])[len(times[2:]) // 2]
     facts = _facts(trainer)
     weights = facts["parameters"] * 4

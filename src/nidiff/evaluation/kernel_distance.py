@@ -35,10 +35,8 @@ def kernel_distance(
         raise InputError(f"num_subsets={num_subsets} has no standard error: use 2 or more.")
     if subset_size > (fewest := min(len(a), len(b))):
         raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
-    values = torch.tensor(
-        [_discrepancy(_subset(a, subset_size, generator), _subset(b, subset_size, generator)) for _ in range(num_subsets)],
-        dtype=torch.float64,
-    )
+    subsets = ((_subset(a, subset_size, generator), _subset(b, subset_size, generator)) for _ in range(num_subsets))
+    values = torch.tensor([_discrepancy(x, y) for x, y in subsets], dtype=torch.float64)
     return KernelDistance(values.mean().item(), values.std().item() / num_subsets**0.5)
 
 

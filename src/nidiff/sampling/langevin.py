@@ -74,7 +74,7 @@ def cas(
     ratio = float(here.sigma) / float(there.sigma)
     eta = 1 - ratio**-2 if epsilon is None else _eta(run, epsilon)
     beta_squared = 1 - (ratio * (1 - eta)) ** 2
-    if beta_squared < 0:
+    if beta_squared < -1e-9:  # the ends of the interval are feasible, up to rounding
         low, high = (
             float(run.denoiser.process.schedule.sigma[0]) ** 2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)
         )
@@ -82,7 +82,10 @@ def cas(
             f"epsilon={epsilon:g} is not feasible for cas with levels a factor {ratio:.6g} apart: "
             f"give one from {low:.4g} to {high:.4g}, or use more levels."
         )
-    return _drift(run, x, x0, here, eta, preconditioned) + math.sqrt(beta_squared) * float(there.sigma) * run.noise()
+    return (
+        _drift(run, x, x0, here, eta, preconditioned)
+        + math.sqrt(max(beta_squared, 0.0)) * float(there.sigma) * run.noise()
+    )
 
 
 def predictor_corrector(

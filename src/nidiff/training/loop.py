@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.experiment import PRECISIONS, Experiment
 from nidiff.network import unet
 from nidiff.randomness import random_index
-from nidiff.sampling.sampler import SAMPLERS
+from nidiff.sampling.sampler import SAMPLERS, sample
 from nidiff.training.checkpoint import Checkpoint, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.memory import keep_freed_memory
@@ -89,6 +89,7 @@ def build(experiment: Experiment, covariance: Covariance | None = None, progress
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, fused=True
     )
+    _rehearse(process, experiment, images.shape)
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = Denoiser(model, process, target=experiment.target)
     return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
@@ -105,7 +106,7 @@ def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
     losses: list[Tensor] = []
     since = time.perf_counter()
     with bar, _stop_requests() as requested:
-        for batches in _batches(trainer):
+        for batches in step_batches(trainer):
             losses.append(train_step(trainer, batches))
             step = trainer.step
             bar.update()
@@ -120,16 +121,18 @@ def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
                         step, {"loss": loss, "images_per_s": rate, "learning_rate": learning_rate(experiment, step)}
                     )
                 losses, since = [], time.perf_counter()
-            if main and (last or (experiment.sample_every and step % experiment.sample_every == 0)):
-                with averaged_weights(trainer):
-                    run.write_samples(step, trainer.denoiser, experiment, trainer.images.shape)
+            pictures = last or bool(experiment.sample_every and step % experiment.sample_every == 0)
             if main and due:
                 save(trainer, run)
-            accelerator.wait_for_everyone()
+            if main and pictures:
+                with averaged_weights(trainer):
+                    run.write_samples(step, trainer.denoiser, experiment, trainer.images.shape)
+            if due or pictures:
+                accelerator.wait_for_everyone()
             if stop and not last:
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: --resume goes on with {run.folder}.")
     if main:
-        with averaged_weights(trainer):
+        with averaged_weights(trainer), run.writing():
             save_model(run.folder / "model", trainer.net, trainer.covariance, experiment)
     accelerator.wait_for_everyone()
 
@@ -137,7 +140,8 @@ def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
 def train_step(trainer: Trainer, batches: list[Batch]) -> Tensor:
     """One optimiser step on this process' share of the batch; returns its mean loss, still on the device."""
     experiment, accelerator, model = trainer.experiment, trainer.accelerator, trainer.model
-    torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index))  # for dropout
+    # For dropout, the only draw that is one of a process and not of an image; the -1 keeps it apart from theirs.
+    torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index, -1))
     total = torch.zeros((), device=accelerator.device)
     for index, (x0, generators) in enumerate(batches):
         last = index == len(batches) - 1
@@ -164,6 +168,8 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 
 def save(trainer: Trainer, run: Run) -> None:
     """A checkpoint of everything the next step depends on."""
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.net.parameters()):
+        raise _diverged(f"the weights after step {trainer.step} are not finite", run)
     names = [name for name, _ in trainer.net.named_parameters()]
     scaler = trainer.accelerator.scaler
     save_checkpoint(
@@ -207,16 +213,16 @@ def averaged_weights(trainer: Trainer) -> Iterator[None]:
         trainer.ema.restore(trainer.net.parameters())
 
 
-def _batches(trainer: Trainer) -> Iterator[list[Batch]]:
+def step_batches(trainer: Trainer) -> Iterator[list[Batch]]:
     """This process' share of the batch of every step still to be done, in ``accumulation`` parts."""
     experiment, accelerator = trainer.experiment, trainer.accelerator
     size = experiment.batch_size // (accelerator.num_processes * experiment.accumulation)
     first = accelerator.process_index * size * experiment.accumulation
-    parts = [
+    parts = (
         (step, first + part * size)
         for step in range(trainer.step, experiment.steps)
         for part in range(experiment.accumulation)
-    ]
+    )
     generators: list[list[torch.Generator]] = []
 
     def draws() -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -240,11 +246,22 @@ def _mean_loss(trainer: Trainer, losses: list[Tensor], run: Run) -> float:
     bad = torch.nonzero(~torch.isfinite(stacked)).flatten()
     if len(bad):
         step = trainer.step - len(losses) + 1 + int(bad[0])
-        raise InputError(
-            f"the loss of step {step} is {stacked[bad[0]].item()}: {run.last_checkpoint()}; "
-            "resume with a smaller learning_rate in a new run, or with precision=fp32."
-        )
+        raise _diverged(f"the loss of step {step} is {stacked[bad[0]].item()}", run)
     return stacked.mean().item()
+
+
+def _diverged(what: str, run: Run) -> InputError:
+    return InputError(
+        f"{what}; {run.last_checkpoint()}: begin a new run with a smaller learning_rate or precision=fp32."
+    )
+
+
+def _rehearse(process: Process, experiment: Experiment, shape: Sequence[int]) -> None:
+    """Draw one image with a network that says 0, so that what sampling would refuse is refused before training."""
+    silent = Denoiser(lambda x, label: torch.zeros_like(x), process, target=experiment.target)
+    steps = min(experiment.sample_steps, len(process.schedule))
+    sample(silent, (1, *shape), sampler=experiment.sampler, num_steps=steps, seeds=[0], device="cpu")
+    process.perturb(torch.zeros(1, *shape), process.schedule.level(0), torch.zeros(1, *shape))
 
 
 def _anyone(accelerator: Accelerator, flag: bool) -> bool:

@@ -1,4 +1,4 @@
-"""A trained model as a folder in diffusers' layout, with Σ in the scheduler's configuration."""
+"""A trained model as a folder: ``unet/`` as diffusers saves it, ``scheduler/`` with Σ, schedule and target."""
 
 import json
 import os
@@ -14,12 +14,6 @@ from nidiff.diffusion.process import Process
 from nidiff.errors import InputError
 from nidiff.experiment import Experiment
 
-INDEX = {
-    "_class_name": "NonIsotropicPipeline",
-    "unet": ["diffusers", "UNet2DModel"],
-    "scheduler": ["nidiff.interop", "NonIsotropicScheduler"],
-}
-
 
 def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Experiment) -> None:
     """Write ``unet`` and what it needs to be sampled to ``folder``; the old one stays until the new one is whole."""
@@ -34,7 +28,6 @@ def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Expe
         "prediction": experiment.target,
     }
     (aside / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler, indent=2) + "\n")
-    (aside / "model_index.json").write_text(json.dumps(INDEX, indent=2) + "\n")
     old = folder.with_name(f".old-{folder.name}")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
@@ -43,12 +36,14 @@ def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Expe
     shutil.rmtree(old, ignore_errors=True)
 
 
-def load_model(path: str | Path, covariance: Covariance | None = None, clip: float | None = 1.0) -> Denoiser:
+def load_model(path: str | Path, covariance: Covariance | None = None, clip: float | None = None) -> Denoiser:
     """The denoiser in a run directory or a model folder. A ``covariance`` other than the model's own is refused."""
     from diffusers import UNet2DModel
 
     folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
     config = folder / "scheduler" / "scheduler_config.json"
+    if not config.is_file() and (Path(path) / "experiment.json").is_file():
+        raise InputError(f"path={str(path)!r} is a run that has not ended: go on with it by nidiff train --resume.")
     if not config.is_file():
         raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {config.name}.")
     values = json.loads(config.read_text())
