@@ -112,6 +112,14 @@ def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight
     assert images.abs().max() <= 1
 
 
+def test_a_model_fitted_to_its_data_carries_the_spectrum(tmp_path):
+    assert train(tmp_path / "r", "--steps", "2", "--covariance", "from_data:average=modes") == 0
+    (tmp_path / "r" / "covariance.safetensors").unlink()  # the model folder stands alone
+    images = load_dataset("digits")
+    fitted = nidiff.from_data(images.batch(torch.arange(len(images))), average="modes")
+    assert same_covariance(load_model(tmp_path / "r").process.covariance, fitted)
+
+
 def test_training_lowers_the_loss(tmp_path):
     assert train(tmp_path / "r", "--steps", "150", "--log-every", "30", "--learning-rate", "0.005") == 0
     losses = [json.loads(line)["loss"] for line in (tmp_path / "r" / "log.jsonl").read_text().splitlines()]

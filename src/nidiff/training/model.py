@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
@@ -14,13 +15,17 @@ from nidiff.diffusion.process import Process
 from nidiff.errors import InputError
 from nidiff.experiment import Experiment
 
+ARRAYS = "covariance.safetensors"  # what the "covariance" of the scheduler's configuration refers to, if anything
+
 
 def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Experiment) -> None:
     """Write ``unet`` and what it needs to be sampled to ``folder``; the old one stays until the new one is whole."""
     aside = folder.with_name(f".tmp-{folder.name}")
     shutil.rmtree(aside, ignore_errors=True)
     unet.save_pretrained(aside / "unet", safe_serialization=True)
-    covariance.save(aside / "scheduler")
+    (aside / "scheduler").mkdir()
+    if tensors := covariance.tensors():
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside / "scheduler" / ARRAYS)
     scheduler = {
         "_class_name": "NonIsotropicScheduler",
         "covariance": covariance.to_config(),
@@ -47,7 +52,8 @@ def load_model(path: str | Path, covariance: Covariance | None = None, clip: flo
     if not config.is_file():
         raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {config.name}.")
     values = json.loads(config.read_text())
-    own = Covariance.load(folder / "scheduler")
+    arrays = folder / "scheduler" / ARRAYS
+    own = Covariance.from_config(values["covariance"], load_file(arrays) if arrays.exists() else {})
     if covariance is not None and not same_covariance(own, covariance):
         raise InputError(f"covariance={covariance!r} is not the model's: it was trained with {own!r} and needs that.")
     schedule = Experiment(schedule=values["schedule"]).build_schedule()

@@ -75,7 +75,7 @@ class Run:
             self.describe(experiment, covariance, facts)
         except OSError as error:
             raise InputError(
-                f"out={str(self.folder)!r} cannot be written ({error.strerror}): choose another."
+                f"out={str(self.folder)!r} cannot be written ({error.strerror or error}): choose another."
             ) from error
 
     def describe(self, experiment: Experiment, covariance: Covariance, facts: Mapping[str, Any]) -> None:
