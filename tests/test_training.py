@@ -115,7 +115,7 @@ def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight
 def test_a_model_fitted_to_its_data_carries_the_spectrum(tmp_path):
     assert train(tmp_path / "r", "--steps", "2", "--covariance", "from_data:average=modes") == 0
     (tmp_path / "r" / "covariance.safetensors").unlink()  # the model folder stands alone
-    images = load_dataset("digits")
+    images = nidiff.load_dataset("digits")
     fitted = nidiff.from_data(images.batch(torch.arange(len(images))), average="modes")
     assert same_covariance(load_model(tmp_path / "r").process.covariance, fitted)
 
