@@ -374,7 +374,7 @@ BAD = {
     "negative steps": ({"num_steps": -5}, "num_steps=-5"),
     "too many steps": ({"num_steps": 11}, "num_steps=11.*1 to 10"),
     "float steps": ({"num_steps": 2.5}, "num_steps=2.5"),
-    "unknown spacing": ({"spacing": "karras"}, "spacing='karras'.*'uniform'"),
+    "unknown spacing": ({"spacing": "cosine"}, "spacing='cosine'.*'uniform'"),
     "rising rows": ({"rows": [0, 5]}, "rows must be falling"),
     "rows beyond": ({"rows": [10, 5]}, "rows must be falling"),
     "rows and steps": ({"rows": [5], "num_steps": 1}, "without num_steps"),

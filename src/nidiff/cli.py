@@ -13,7 +13,10 @@ import tyro
 import nidiff
 from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
+from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.noise import Noise
+from nidiff.commands.sample import Sample
+from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.errors import InputError, Interrupted
 
@@ -27,7 +30,10 @@ class Command(Protocol):
 COMMANDS: Mapping[str, type[Command]] = {
     "calibrate": Calibrate,
     "demo": Demo,
+    "evaluate": Evaluate,
     "noise": Noise,
+    "sample": Sample,
+    "table": Table,
     "train": Train,
 }
 

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,16 +10,14 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.field_flags import NOISE_FIELDS, given_flags
 from nidiff.errors import InputError, one_of
+from nidiff.report.progress import progress_bar
 from nidiff.report.table import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch import Tensor
 
     from nidiff.calibration import Calibration
     from nidiff.covariance.operator import Covariance
-    from nidiff.distance import Progress
     from nidiff.report.paper import Constant
 
 ALWAYS = ("data", "data_dir", "seed", "out", "json", "paper", "printed")
@@ -104,7 +101,7 @@ class Calibrate:
         images = _in_range(self._load(), pixels)
         covariance = _covariance(field, tuple(images.shape[2:]), arguments)
         generator = torch.Generator().manual_seed(self.seed)
-        with _progress_bar() as progress:
+        with progress_bar("distances", "pairs") as progress:
             found = calibrate(
                 images,
                 covariance,
@@ -138,7 +135,7 @@ class Calibrate:
         constants = paper_constants()
         if self.data is not None:
             images = self._load()
-            with _progress_bar() as progress:
+            with progress_bar("distances", "pairs") as progress:
                 constants += initial_scales(images, progress)
         if self.json:
             print(json.dumps([constant._asdict() for constant in constants], indent=2))
@@ -201,20 +198,6 @@ def _number(ratio: str) -> str | float:
         return float(ratio)
     except ValueError:
         return ratio
-
-
-@contextmanager
-def _progress_bar() -> "Iterator[Progress]":
-    """Pairs done, rate and time left on stderr, where that is a terminal."""
-    from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-    with tqdm(unit=" pairs", unit_scale=True, desc="distances", leave=False, disable=None) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield progress
 
 
 def _formulas(found: "Calibration", arguments: dict[str, Any]) -> dict[str, str]:

@@ -1,5 +1,7 @@
 """The Fréchet distance between two sets of features (FID; Heusel et al. 2017), and what features must be."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,14 @@ def frechet_distance(a: Tensor, b: Tensor) -> float:
     eigenvalues of a covariance without full rank are not there to be rounded.
     """
     a, b = check_pair(a, b, "a", "b")
-    return _distance(feature_mean(a), _factor(a), feature_mean(b), _factor(b))
+    return frechet_to(a)(b)
+
+
+@torch.no_grad()
+def frechet_to(a: Tensor) -> Callable[[Tensor], float]:
+    """``frechet_distance(a, ·)``, with what depends on ``a`` alone computed once."""
+    mean, factor = feature_mean(a), _factor(a)
+    return torch.no_grad()(lambda b: _distance(mean, factor, feature_mean(b), _factor(b)))
 
 
 @torch.no_grad()

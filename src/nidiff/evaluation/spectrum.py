@@ -1,5 +1,7 @@
 """How far the power spectrum of generated images is from that of real ones."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,15 +20,25 @@ def spectrum_error(real_images: Tensor, generated_images: Tensor) -> float:
     corner of the spectrum: 0.1 is about 10 % of power at each. No mean image is removed, since generated images must
     have the right one; but wavenumber 0, the brightness of each channel, is left out.
     """
+    return spectrum_to(real_images)(generated_images)
+
+
+@torch.no_grad()
+def spectrum_to(real_images: Tensor) -> Callable[[Tensor], float]:
+    """``spectrum_error(real_images, ·)``, with what depends on the real images alone computed once."""
     _check_images(real_images, "real_images")
-    _check_images(generated_images, "generated_images")
-    if real_images.shape[1:] != generated_images.shape[1:]:
-        raise InputError(
-            f"generated_images are {tuple(generated_images.shape[1:])} and real_images "
-            f"{tuple(real_images.shape[1:])}: give images of one shape."
-        )
-    real, generated = _log_power(real_images, "real_images"), _log_power(generated_images, "generated_images")
-    return (generated - real).square().mean().sqrt().item()
+    real, shape = _log_power(real_images, "real_images"), real_images.shape[1:]
+
+    def error(generated_images: Tensor) -> float:
+        _check_images(generated_images, "generated_images")
+        if generated_images.shape[1:] != shape:
+            raise InputError(
+                f"generated_images are {tuple(generated_images.shape[1:])} and real_images {tuple(shape)}: "
+                "give images of one shape."
+            )
+        return (_log_power(generated_images, "generated_images") - real).square().mean().sqrt().item()
+
+    return error
 
 
 @torch.no_grad()

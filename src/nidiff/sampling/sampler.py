@@ -1,5 +1,7 @@
 """The sampling loop, once, and the names of the steps it can take."""
 
+import copy
+import math
 import operator
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
@@ -96,6 +98,13 @@ def sample(
     return x
 
 
+def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: object) -> None:
+    """Draw one image of ``shape`` [...] with a network that says 0: what `sample` would refuse is refused, quickly."""
+    silent = copy.copy(denoiser)
+    silent.net = lambda x, label: torch.zeros_like(x)
+    sample(silent, (1, *shape), seeds=[0], device="cpu", **arguments)  # type: ignore[arg-type]
+
+
 def _sampler(name: str, options: dict[str, object]) -> Sampler:
     chosen = SAMPLERS[one_of("sampler", name, SAMPLERS)]
     known = [p.name for p in signature(chosen.step).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
@@ -139,14 +148,25 @@ def _trailing(schedule: Schedule, count: int) -> list[int]:
 
 
 def _uniform_logsnr(schedule: Schedule, count: int) -> list[int]:
-    """Rows nearest to equal strides in log-SNR; where rows are too coarse for that, the next free ones."""
-    wanted = torch.linspace(
-        schedule.logsnr[-1].item(), schedule.logsnr[0].item(), count, dtype=torch.float64, device="cpu"
-    )
+    """Rows nearest to equal strides in log-SNR."""
+    first, last = schedule.logsnr[-1].item(), schedule.logsnr[0].item()
+    return _nearest(schedule, torch.linspace(first, last, count, dtype=torch.float64, device="cpu"))
+
+
+def _karras(schedule: Schedule, count: int, rho: float = 7.0) -> list[int]:
+    """Rows nearest to equal strides in (sigma/signal)^(1/rho) (Karras et al. 2022, eq. 5): dense where noise is low."""
+    # sigma/signal = exp(−log-SNR / 2)
+    first, last = (math.exp(-schedule.logsnr[row].item() / (2 * rho)) for row in (-1, 0))
+    roots = torch.linspace(first, last, count, dtype=torch.float64, device="cpu")
+    return _nearest(schedule, -2 * rho * roots.log())
+
+
+def _nearest(schedule: Schedule, logsnr: Tensor) -> list[int]:
+    """Falling rows nearest to the rising ``logsnr``; where rows are too coarse for that, the next free ones."""
     rows: list[int] = []
-    for index, row in enumerate(schedule.level_at(wanted).label.round().tolist()):  # type: ignore[union-attr]
+    for index, row in enumerate(schedule.level_at(logsnr).label.round().tolist()):  # type: ignore[union-attr]
         below = rows[-1] - 1 if rows else len(schedule) - 1
-        rows.append(max(min(int(row), below), count - 1 - index))
+        rows.append(max(min(int(row), below), len(logsnr) - 1 - index))
     return rows
 
 
@@ -154,6 +174,7 @@ SPACINGS: dict[str, Callable[[Schedule, int], list[int]]] = {
     "uniform": _uniform,
     "trailing": _trailing,
     "logsnr": _uniform_logsnr,
+    "karras": _karras,
 }
 SAMPLERS: dict[str, Sampler] = {name: Sampler(step) for name, step in PREDICTORS.items()} | {
     "als": Sampler(als, settles=True),

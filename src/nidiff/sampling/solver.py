@@ -15,13 +15,13 @@ def euler(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
 
 
 def heun(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
-    """Heun's second-order step on the same ODE; two evaluations of the network per step."""
-    signal, sigma, next_signal, next_sigma = as_float(here, there)
-    noise = (x - signal * x0) / sigma
+    """Heun's second-order step on d(x/sigma) / d(signal/sigma) = x̂0; two evaluations of the network per step.
+
+    It is the same ODE. In its usual clock, sigma/signal, an error of x̂0 at the end of a step is multiplied by the ratio
+    of the two noise levels, which few steps from nearly pure noise make large; here x' is a mean of x and the x̂0.
+    """
     guess = mix(x, x0, here, there, fresh=0.0)
-    next_noise = (guess - next_signal * run.denoiser(guess, there)) / next_sigma
-    step = next_sigma / next_signal - sigma / signal
-    return next_signal / signal * x + (next_signal * step / 2) * (noise + next_noise)
+    return mix(x, (x0 + run.denoiser(guess, there)) / 2, here, there, fresh=0.0)
 
 
 def dpmpp_2m(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:

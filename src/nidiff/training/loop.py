@@ -23,7 +23,7 @@ from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.experiment import PRECISIONS, Experiment
 from nidiff.network import unet
 from nidiff.randomness import random_index
-from nidiff.sampling.sampler import SAMPLERS, sample
+from nidiff.sampling.sampler import SAMPLERS, rehearse
 from nidiff.training.checkpoint import Checkpoint, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.memory import keep_freed_memory
@@ -89,7 +89,9 @@ def build(experiment: Experiment, covariance: Covariance | None = None, progress
     optimizer = torch.optim.AdamW(
         net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, fused=True
     )
-    _rehearse(process, experiment, images.shape)
+    # What sampling or the process would refuse is refused before training.
+    steps = min(experiment.sample_steps, len(process.schedule))
+    rehearse(Denoiser(net, process, experiment.target), images.shape, sampler=experiment.sampler, num_steps=steps)
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = Denoiser(model, process, target=experiment.target)
     return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
@@ -254,14 +256,6 @@ def _diverged(what: str, run: Run) -> InputError:
     return InputError(
         f"{what}; {run.last_checkpoint()}: begin a new run with a smaller learning_rate or precision=fp32."
     )
-
-
-def _rehearse(process: Process, experiment: Experiment, shape: Sequence[int]) -> None:
-    """Draw one image with a network that says 0, so that what sampling would refuse is refused before training."""
-    silent = Denoiser(lambda x, label: torch.zeros_like(x), process, target=experiment.target)
-    steps = min(experiment.sample_steps, len(process.schedule))
-    sample(silent, (1, *shape), sampler=experiment.sampler, num_steps=steps, seeds=[0], device="cpu")
-    process.perturb(torch.zeros(1, *shape), process.schedule.level(0), torch.zeros(1, *shape))
 
 
 def _anyone(accelerator: Accelerator, flag: bool) -> bool:

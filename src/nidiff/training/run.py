@@ -1,7 +1,6 @@
 """The run directory: who may write to it, its log and its sample grids."""
 
 import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.experiment import Experiment, read_experiment
+from nidiff.files import replace_text
 from nidiff.report.grid import save_grid
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import list_checkpoints
@@ -25,6 +25,7 @@ OURS = (
     "log.jsonl",
     "tensorboard",
     "samples",
+    "generated",
     "metrics.json",
     "report.html",
 )
@@ -136,16 +137,6 @@ class Run:
     def last_checkpoint(self) -> str:
         checkpoints = list_checkpoints(self.folder / "checkpoints")
         return f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file so that it is the old one or the new one, never half of it."""
-    aside = path.with_name(f".tmp-{path.name}")
-    with aside.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
 
 
 def _is_ours(name: str) -> bool:

@@ -1,0 +1,123 @@
+"""What ``nidiff evaluate`` and ``nidiff table`` share: the real images, the metrics, and one cell of the table."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from nidiff.commands.drawing import Drawing, Model, cell_name, seeds_text
+from nidiff.errors import InputError
+from nidiff.experiment import read_experiment
+from nidiff.files import replace_text
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+    from nidiff.evaluation.bench import Bench, Result
+    from nidiff.sampling.job import Job
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Flags of every command that compares images with real ones."""
+
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
+    """The real images: digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
+    split: str = "train"
+    """train or test, of a named data set."""
+    num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """Real images to compare with, spread over the data."""
+    features: str = "efficientnet-lite0"
+    """inception (its results alone are FID), efficientnet-lite0, pixels, or a TorchScript .pt or exported .pt2 file."""
+    features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: found or downloaded)")] = (
+        None
+    )
+    """Where the weights of inception are."""
+    k: int = 3
+    """Precision and recall: the neighbour whose distance is the radius."""
+    bootstrap: int = 20
+    """Resamples of the generated images for the errors of the Fréchet distance and the spectrum; 0: no errors."""
+
+    def bench(self, run: Path, shape: tuple[int, ...]) -> "Bench":
+        """The real images, fitted to ``shape`` [C, H, W] as those of ``run`` were, and the settings."""
+        import torch
+
+        from nidiff.data.dataset import load_dataset
+        from nidiff.data.images import quantise
+        from nidiff.evaluation.bench import Bench
+        from nidiff.evaluation.features import load_features
+
+        network = load_features(self.features, file=self.features_file)
+        trained = read_experiment(run) if (run / "experiment.json").is_file() else None
+        if self.data is None and trained is None:
+            raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")
+        if self.data is None and trained is not None:
+            data, data_dir, size, channels = trained.data, self.data_dir or trained.data_dir, trained.size, shape[0]
+        else:
+            data, data_dir, size, channels = str(self.data), self.data_dir, None, None
+        images = load_dataset(
+            data, split=self.split, data_dir=data_dir, size=size, channels=channels, memory_limit=None
+        )
+        pixels, name = images.pixels, data if self.split == "train" else f"{data}, {self.split}"
+        assert isinstance(pixels, torch.Tensor)  # without a limit
+        if self.num_real is not None:
+            if not 1 <= self.num_real <= len(pixels):
+                raise InputError(f"num_real={self.num_real} must be from 1 to {len(pixels)}, the images of {name}.")
+            pixels = pixels[torch.linspace(0, len(pixels) - 1, self.num_real, dtype=torch.float64).long()]
+        return Bench(quantise(pixels), name, network, self.k, self.bootstrap)
+
+
+def evaluate_cell(
+    model: Model, job: "Job", bench: "Bench", seeds: list[int], drawing: Drawing, state: "PartialState"
+) -> "Result | None":
+    """The result of one model, sampler and number of steps: found in the run's metrics.json, or computed and put there.
+
+    Every process draws; the main one computes, and has the result.
+    """
+    from nidiff.evaluation.bench import same_question
+    from nidiff.sampling.folder import SampleFolder
+    from nidiff.sampling.job import run_job
+
+    question: dict[str, Any] = {
+        "run": model.name,
+        "sampler": job.sampler,
+        "steps": job.steps,
+        "spacing": job.spacing,
+        "options": job.options,
+        "seeds": seeds_text(seeds),
+        "clip": job.clip,
+        "provenance": bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile},
+    }
+    for known in read_metrics(model.path):
+        if same_question(known, question):
+            return known
+    folder = SampleFolder(model.path / "generated" / cell_name(job))
+    title = f"{model.name}, {job.sampler} {job.steps}"
+    run_job(job, model.denoiser, model.shape, folder, seeds, batch=drawing.batch, state=state, title=title)
+    result = None
+    if state.is_main_process:
+        metrics = bench.metrics(folder.read(seeds), features=folder.path / "features")
+        result = {**question, "metrics": metrics}
+        _remember(model.path, result)
+    state.wait_for_everyone()
+    return result
+
+
+def read_metrics(run: Path) -> "list[Result]":
+    """The results in metrics.json of a run."""
+    file = run / "metrics.json"
+    try:
+        found = json.loads(file.read_text()) if file.exists() else []
+    except (OSError, ValueError) as error:
+        raise InputError(f"{str(file)!r} cannot be read ({error}): delete it to compute its results again.") from error
+    if not isinstance(found, list) or not all(isinstance(r, dict) and "provenance" in r for r in found):
+        raise InputError(f"{str(file)!r} is not a list of results: delete it to compute them again.")
+    return found
+
+
+def _remember(run: Path, result: "Result") -> None:
+    replace_text(run / "metrics.json", json.dumps([*read_metrics(run), result], indent=2) + "\n")

@@ -1,0 +1,120 @@
+"""What the commands that draw images from a model share: flags, seeds, samplers by name, and the model itself."""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from tyro.conf import arg
+
+from nidiff.errors import InputError
+from nidiff.experiment import parse_call
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+    from nidiff.diffusion.denoiser import Denoiser
+    from nidiff.sampling.job import Job
+
+PATIENCE = timedelta(days=7)  # how long a process waits for the others
+
+
+class Model(NamedTuple):
+    """A model that was opened."""
+
+    path: Path
+    """The run directory, or the model's own folder."""
+    denoiser: "Denoiser"
+    shape: tuple[int, ...]
+    """[C, H, W]."""
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Flags of every command that draws images."""
+
+    seeds: str = "0-999"
+    """One image per seed, such as 0-49999 or 0,3,10-20."""
+    batch: int = 128
+    """Images at a time on each process. It changes the speed and the memory, not the images."""
+    clip: float | None = 1.0
+    """x̂0 is clipped to [-clip, clip] at every step; None: not at all."""
+    tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 64 by the size)")] = None
+    """Images in a call of the network, so that an image has the same bits in any batch; 0: the batch, fast on a GPU."""
+
+    def job(self, model: Model, sampler: str, steps: int | None, floats: bool = False) -> "Job":
+        """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler."""
+        from nidiff.errors import one_of
+        from nidiff.sampling.job import Job
+        from nidiff.sampling.sampler import SAMPLERS
+        from nidiff.sampling.tile import tile_size
+
+        name, options = parse_call("sampler", sampler)
+        one_of("sampler", name, SAMPLERS)
+        return Job(
+            model=model.sha256,
+            sampler=name,
+            steps=len(model.denoiser.process.schedule) if steps is None else steps,
+            spacing=str(options.pop("spacing", "uniform")),
+            options=options,
+            clip=self.clip,
+            tile=tile_size(*model.shape[-2:]) if self.tile is None else self.tile,
+            floats=floats,
+        )
+
+
+def process_state() -> "PartialState":
+    """This process among those that torchrun or accelerate launch started, or alone."""
+    import torch
+    from accelerate import PartialState
+
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+
+
+def open_model(path: Path, state: "PartialState") -> Model:
+    """The model of a run directory, or a model folder."""
+    from nidiff.evaluation.provenance import model_sha256
+    from nidiff.training.model import load_model
+
+    denoiser = load_model(path)
+    net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
+    shape = (net.config.in_channels, *denoiser.process.covariance.event_shape[-2:])
+    folder = path / "model" if (path / "model").is_dir() else path
+    return Model(path, denoiser, shape, model_sha256(folder))
+
+
+def parse_seeds(words: str) -> list[int]:
+    """0-3,8 as [0, 1, 2, 3, 8]: rising, without repeats."""
+    seeds: set[int] = set()
+    for part in words.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if last < first:
+            raise InputError(f"seeds={words!r} cannot be read: give numbers and ranges such as 0-49999 or 0,3,10-20.")
+        if len(seeds) + last - first >= 10**8:
+            raise InputError(f"seeds={words!r} are more than 100 million: give fewer at a time.")
+        seeds.update(range(first, last + 1))
+    return sorted(seeds)
+
+
+def seeds_text(seeds: list[int]) -> str:
+    """What `parse_seeds` reads, as short as it can be."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and parts[-1][1] == seed - 1:
+            parts[-1][1] = seed
+        else:
+            parts.append([seed, seed])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+
+
+def cell_name(job: "Job") -> str:
+    """A readable name for the folder of a job."""
+    options = {**({} if job.spacing == "uniform" else {"spacing": job.spacing}), **job.options}
+    return "-".join([job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.steps)])

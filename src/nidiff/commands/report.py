@@ -1,0 +1,27 @@
+"""``nidiff report``: write the page about a run."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from nidiff.errors import InputError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Write report.html into run directories: settings, Σ, loss, samples, denoising and quality in one file."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
+    """The run directories; a run may be still going."""
+
+    def run(self) -> None:
+        from nidiff.report.html import open_run, write_report
+
+        if not self.runs:
+            raise InputError("runs is empty: give at least one run directory.")
+        for folder in self.runs:  # before any page is written
+            open_run(folder)
+        for folder in self.runs:
+            print(write_report(folder))

@@ -1,0 +1,51 @@
+"""``nidiff sample``: images of a trained model, by their seeds."""
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from nidiff.commands.drawing import Drawing, cell_name, open_model, parse_seeds, process_state, seeds_text
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw images: alone, under torchrun or under accelerate launch; stopped, the same command goes on."""
+
+    model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
+    """A run directory of nidiff train, or its model folder."""
+    drawing: Annotated[Drawing, arg(name="")]
+    sampler: str = "dpmpp_2m"
+    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als, cas; with options: ddim:eta=0.5,spacing=karras.
+    The spacing of the steps is uniform, trailing, logsnr or karras."""
+    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 20; the schedule's, if fewer)")] = (
+        None
+    )
+    """Levels visited."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
+    """Where the images go."""
+    format: Annotated[str, arg(metavar="{npz,png,both}")] = "npz"
+    """One samples.npz (arr_0 [N, H, W, C] and seeds), a PNG per seed, or both."""
+    floats: bool = False
+    """Keep float32 in [-1, 1] in the npz instead of uint8."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of the directory."""
+
+    def run(self) -> None:
+        from nidiff.sampling.folder import SampleFolder
+        from nidiff.sampling.job import run_job
+
+        seeds = parse_seeds(self.drawing.seeds)
+        state = process_state()
+        model = open_model(self.model, state)
+        steps = min(20, len(model.denoiser.process.schedule)) if self.steps is None else self.steps
+        job = self.drawing.job(model, self.sampler, steps, self.floats)
+        folder = SampleFolder(self.out or model.path / "generated" / cell_name(job), self.format)
+        run_job(job, model.denoiser, model.shape, folder, seeds, batch=self.drawing.batch, state=state)
+        if state.is_main_process:
+            print(f"wrote {folder.path / 'grid.png'}", file=sys.stderr)
+            found = {"out": str(folder.path), "images": len(seeds), "seeds": seeds_text(seeds), "shape": model.shape}
+            print(json.dumps(found) if self.json else folder.path)

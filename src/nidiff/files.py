@@ -1,0 +1,44 @@
+"""Files that are the old one or the new one, never half of it."""
+
+import contextlib
+import os
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+@contextlib.contextmanager
+def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+    """A file to write to, which takes the place of ``path`` when the block ends; after an error ``path`` is as it was.
+
+    Two processes may do so at once: each writes aside, and the last one to end is kept.
+    """
+    aside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with aside.open(mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    with replacing(path, "w") as file:
+        file.write(text)
+
+
+def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
+    """As `numpy.savez` does, but the same arrays give the same bytes: no time is stored."""
+    import numpy as np
+
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)

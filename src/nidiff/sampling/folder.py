@@ -1,0 +1,155 @@
+"""A folder of samples, an image per seed:
+
+job.json       what decides the pixels of a seed; the samples of another job are refused
+parts/         batches that are done, while the job runs
+samples.npz    arr_0 [N, H, W, C], uint8 or floats in [-1, 1], and seeds [N]
+png/           SEED.png
+grid.png       the first of them
+"""
+
+import json
+import shutil
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nidiff import __version__
+from nidiff.data.images import quantise
+from nidiff.errors import InputError, one_of
+from nidiff.files import replace_npz, replace_text, replacing
+from nidiff.report.grid import save_grid
+
+if TYPE_CHECKING:
+    from nidiff.sampling.job import Job
+
+FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}}
+SHOWN = 64  # in grid.png
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+
+
+class SampleFolder:
+    """Images by seed at ``path``; ``kind`` is a name in `FORMATS`. Several processes may `add` at once."""
+
+    def __init__(self, path: Path, kind: str = "npz") -> None:
+        self.path = path
+        self.kinds = FORMATS[one_of("format", kind, FORMATS)]
+        self.archive, self.parts, self.png = path / "samples.npz", path / "parts", path / "png"
+
+    def check(self, job: "Job") -> None:
+        """Refuse a folder that holds anything else; nothing is written."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"out={str(self.path)!r} is a file: choose another directory.")
+        if job.floats and "npz" not in self.kinds:
+            raise InputError("floats cannot be kept as png: use the format npz or both.")
+        try:
+            found = json.loads((self.path / "job.json").read_text())["job"]
+        except FileNotFoundError:
+            if self.path.is_dir() and any(self.path.iterdir()):
+                raise InputError(
+                    f"out={str(self.path)!r} holds other files: choose an empty or new directory."
+                ) from None
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"out={str(self.path)!r} has a damaged job.json: choose another directory.") from error
+        differences = [f"{key}: {found.get(key)!r}, not {value!r}" for key, value in asdict(job).items()
+                       if found.get(key) != value]  # fmt: skip
+        if differences:
+            raise InputError(
+                f"out={str(self.path)!r} holds the samples of another job ({'; '.join(differences)}): "
+                "choose another directory, or delete that one."
+            )
+
+    def missing(self, seeds: Sequence[int]) -> list[int]:
+        """Those of ``seeds`` still to be drawn, rising."""
+        if "npz" in self.kinds:
+            have = {int(seed) for file in self._files() for seed in _read(file, ["seeds"])["seeds"]}
+        else:
+            have = {seed for seed in seeds if self._picture(seed).exists()}
+        return sorted(set(seeds) - have)
+
+    def begin(self, job: "Job") -> None:
+        with self._writing():
+            about = {"job": asdict(job), "nidiff": __version__}
+            replace_text(self.path / "job.json", json.dumps(about, indent=2) + "\n")
+
+    def add(self, seeds: Sequence[int], images: Tensor) -> None:
+        """Keep images [N, C, H, W], uint8 or floats."""
+        with self._writing():
+            if "npz" in self.kinds:
+                arrays = {"arr_0": images.movedim(1, -1).numpy(), "seeds": np.array(seeds, dtype=np.int64)}
+                replace_npz(self.parts / f"{seeds[0]}-{len(seeds)}.npz", arrays)
+            else:
+                for seed, image in zip(seeds, images, strict=True):
+                    self._save_picture(seed, image)
+
+    def finish(self, seeds: Sequence[int]) -> None:
+        """Put the parts together, write the pictures of ``seeds``, and remove what is no longer needed."""
+        with self._writing():
+            if "npz" in self.kinds and self.parts.exists():
+                merged = [_read(file, ["arr_0", "seeds"]) for file in self._files()]
+                arrays = {name: np.concatenate([part[name] for part in merged]) for name in ("arr_0", "seeds")}
+                _, order = np.unique(arrays["seeds"], return_index=True)
+                replace_npz(self.archive, {name: array[order] for name, array in arrays.items()})
+                shutil.rmtree(self.parts)
+            first = list(seeds[:SHOWN])
+            if "npz" in self.kinds:
+                shown = self.read(seeds if "png" in self.kinds else first)
+                if "png" in self.kinds:
+                    for seed, image in zip(seeds, shown, strict=True):
+                        if not self._picture(seed).exists():
+                            self._save_picture(seed, image)
+            else:
+                shown = torch.stack([_opened(self._picture(seed)) for seed in first])
+            save_grid(shown[:SHOWN], self.path / "grid.png")
+
+    def read(self, seeds: Sequence[int]) -> Tensor:
+        """The images [N, C, H, W] of ``seeds``, as they are stored in samples.npz."""
+        stored = _read(self.archive, ["arr_0", "seeds"])
+        place = {int(seed): row for row, seed in enumerate(stored["seeds"])}
+        rows = [place[seed] for seed in seeds]
+        return torch.from_numpy(stored["arr_0"][rows]).movedim(-1, 1)
+
+    def _files(self) -> list[Path]:
+        whole = [self.archive] if self.archive.exists() else []
+        return whole + sorted(self.parts.glob("[0-9]*.npz"))
+
+    def _picture(self, seed: int) -> Path:
+        return self.png / f"{seed:06d}.png"
+
+    def _save_picture(self, seed: int, image: Tensor) -> None:
+        pixels = quantise(image).movedim(0, -1).squeeze(-1).numpy()
+        with replacing(self._picture(seed)) as file:
+            Image.fromarray(pixels).save(file, format="png")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(
+                f"out={str(self.path)!r} cannot be written ({error.strerror or error}): make room or choose another; "
+                "the same command goes on with the images that are there."
+            ) from error
+
+
+def _read(file: Path, names: list[str]) -> Arrays:
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in names}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise InputError(f"{str(file)!r} is damaged ({error}): delete it, and its images are drawn again.") from error
+
+
+def _opened(file: Path) -> Tensor:
+    with Image.open(file) as picture:
+        pixels = np.array(picture)
+    return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).movedim(-1, 0)

@@ -1,0 +1,106 @@
+"""Many images by their seeds: on any number of processes, killed and gone on with, the same files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+from tqdm import tqdm
+
+from nidiff.data.images import quantise
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.errors import InputError, Interrupted
+from nidiff.sampling.folder import SampleFolder
+from nidiff.sampling.sampler import Progress, rehearse, sample
+from nidiff.sampling.tile import Tiled
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that decides the pixels of a seed."""
+
+    model: str
+    """The checksum of the model."""
+    sampler: str
+    steps: int
+    spacing: str
+    options: dict[str, Any] = field(default_factory=dict)
+    """The sampler's own, such as eta."""
+    clip: float | None = 1.0
+    """Of x̂0, to [−clip, clip]."""
+    tile: int = 0
+    """Images in a call of the network, whatever the batch; 0: the batch."""
+    floats: bool = False
+    """Keep float32 instead of uint8."""
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Of `sample`."""
+        return {"sampler": self.sampler, "num_steps": self.steps, "spacing": self.spacing, **self.options}
+
+
+def run_job(
+    job: Job,
+    denoiser: Denoiser,
+    shape: Sequence[int],
+    folder: SampleFolder,
+    seeds: Sequence[int],
+    *,
+    batch: int,
+    state: PartialState,
+    title: str = "sampling",
+) -> None:
+    """Draw the images [C, H, W] = ``shape`` of ``seeds`` that the folder lacks, ``batch`` at a time on each process."""
+    if batch < 1:
+        raise InputError(f"batch={batch} must be 1 or more.")
+    if job.tile < 0:
+        raise InputError(f"tile={job.tile} must be 1 or more, or 0 for none.")
+    rehearse(denoiser, shape, **job.arguments)
+    folder.check(job)
+    missing = folder.missing(seeds)
+    state.wait_for_everyone()  # all have looked before one writes
+    if state.is_main_process:
+        folder.begin(job)
+    ready = denoiser.clipped(job.clip)
+    if job.tile and isinstance(ready.net, torch.nn.Module):
+        ready.net = Tiled(ready.net, job.tile)
+    blocks = [missing[i : i + batch] for i in range(0, len(missing), batch)]
+    with _bar(title, len(missing), state) as bar:
+        try:
+            for block in blocks[state.process_index :: state.num_processes]:
+
+                def advance(at: Progress, share: float = len(block) * state.num_processes) -> None:
+                    bar.update(min(share / at.num_steps, bar.total - bar.n))
+
+                images = sample(ready, (len(block), *shape), seeds=block, callback=advance, **job.arguments).cpu()
+                _check_finite(images, block)
+                folder.add(block, images.clamp(-1, 1) if job.floats else quantise(images))
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped: the same command goes on with the images in {folder.path}.") from None
+    state.wait_for_everyone()
+    if state.is_main_process:
+        folder.finish(seeds)
+    state.wait_for_everyone()
+
+
+def _check_finite(images: Tensor, seeds: Sequence[int]) -> None:
+    bad = ~images.flatten(1).isfinite().all(1)
+    if bool(bad.any()):
+        seed = seeds[int(bad.nonzero()[0])]
+        raise InputError(
+            f"the image of seed {seed} has NaN or infinite pixels: use more steps, or train the model anew."
+        )
+
+
+def _bar(title: str, total: int, state: PartialState) -> Any:
+    """Images, their rate and the time left. The main process counts for all, step by step."""
+    count = "{n:.0f}/{total} images [{elapsed}<{remaining}, {rate_fmt}]"
+    return tqdm(
+        total=total,
+        desc=title,
+        unit=" images",
+        bar_format="{l_bar}{bar}| " + count,
+        disable=None if state.is_main_process and total else True,
+    )

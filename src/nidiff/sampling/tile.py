@@ -1,0 +1,34 @@
+"""A network that gives an image the same bits in a batch of any size.
+
+How a convolution or a matrix product rounds depends on the size of the batch, not on the place in it or on the other
+images. So the network is always called on the same number of images.
+"""
+
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.denoiser import as_tensor
+
+PIXELS, MOST = 2**15, 64
+
+
+def tile_size(height: int, width: int) -> int:
+    """A power of two that keeps a processor busy and wastes little of a short batch.
+
+    64 at 8×8, 32 at 32×32, 8 at 64×64, 1 from 256×256 on.
+    """
+    return 1 << (min(max(PIXELS // (height * width), 1), MOST).bit_length() - 1)
+
+
+class Tiled(torch.nn.Module):
+    """``net`` called on ``size`` images at a time, the last ones filled up with copies; a label per image."""
+
+    def __init__(self, net: torch.nn.Module, size: int) -> None:
+        super().__init__()
+        self.net, self.size = net, size
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        missing = -len(x) % self.size
+        index = torch.arange(len(x) + missing, device=x.device).clamp(max=len(x) - 1)
+        parts = zip(x[index].split(self.size), label[index].split(self.size), strict=True)
+        return torch.cat([as_tensor(self.net(*part)) for part in parts])[: len(x)]
