@@ -11,13 +11,16 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
+ASIDE = ".tmp-"  # how the name of a file begins while it is written; after a kill, rubbish
+
+
 @contextlib.contextmanager
 def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """A file to write to, which takes the place of ``path`` when the block ends; after an error ``path`` is as it was.
 
     Two processes may do so at once: each writes aside, and the last one to end is kept.
     """
-    aside = path.with_name(f".tmp-{os.getpid()}-{path.name}")
+    aside = path.with_name(f"{ASIDE}{os.getpid()}-{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         with aside.open(mode) as file:

@@ -24,7 +24,7 @@ from torch import Tensor
 from nidiff import __version__
 from nidiff.data.images import quantise
 from nidiff.errors import InputError, one_of
-from nidiff.files import replace_npz, replace_text, replacing
+from nidiff.files import ASIDE, replace_npz, replace_text, replacing
 from nidiff.report.grid import save_grid
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class SampleFolder:
         try:
             found = json.loads((self.path / "job.json").read_text())["job"]
         except FileNotFoundError:
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if self.path.is_dir() and any(not path.name.startswith(ASIDE) for path in self.path.iterdir()):
                 raise InputError(
                     f"out={str(self.path)!r} holds other files: choose an empty or new directory."
                 ) from None
@@ -110,6 +110,8 @@ class SampleFolder:
             else:
                 shown = torch.stack([_opened(self._picture(seed)) for seed in first])
             save_grid(shown[:SHOWN], self.path / "grid.png")
+            for rubbish in [*self.path.glob(f"{ASIDE}*"), *self.png.glob(f"{ASIDE}*")]:
+                rubbish.unlink()
 
     def read(self, seeds: Sequence[int]) -> Tensor:
         """The images [N, C, H, W] of ``seeds``, as they are stored in samples.npz."""
@@ -143,7 +145,7 @@ class SampleFolder:
 
 def _read(file: Path, names: list[str]) -> Arrays:
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:  # numpy leaves a bad zip open
             return {name: stored[name] for name in names}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise InputError(f"{str(file)!r} is damaged ({error}): delete it, and its images are drawn again.") from error

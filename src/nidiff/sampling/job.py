@@ -57,15 +57,15 @@ def run_job(
         raise InputError(f"batch={batch} must be 1 or more.")
     if job.tile < 0:
         raise InputError(f"tile={job.tile} must be 1 or more, or 0 for none.")
-    rehearse(denoiser, shape, **job.arguments)
+    ready = denoiser.clipped(job.clip)
+    rehearse(ready, shape, **job.arguments)
+    if job.tile and isinstance(ready.net, torch.nn.Module):
+        ready.net = Tiled(ready.net, job.tile)
     folder.check(job)
     missing = folder.missing(seeds)
     state.wait_for_everyone()  # all have looked before one writes
     if state.is_main_process:
         folder.begin(job)
-    ready = denoiser.clipped(job.clip)
-    if job.tile and isinstance(ready.net, torch.nn.Module):
-        ready.net = Tiled(ready.net, job.tile)
     blocks = [missing[i : i + batch] for i in range(0, len(missing), batch)]
     with _bar(title, len(missing), state) as bar:
         try:

@@ -1,0 +1,282 @@
+"""A seed is an image: whatever the batch, the number of processes, and however often the job was killed."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import nidiff
+from nidiff.cli import main
+from nidiff.commands.drawing import parse_seeds, seeds_text
+from nidiff.data.images import quantise
+from nidiff.experiment import Experiment
+from nidiff.network import unet
+from nidiff.sampling.tile import Tiled, tile_size
+from nidiff.training.model import save_model
+
+FLAGS = ("--seeds", "0-19", "--steps", "4", "--tile", "8")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    """A small network that was never trained: its images are noise, but a function of the seed."""
+    folder = tmp_path_factory.mktemp("untrained") / "model"
+    torch.manual_seed(0)
+    network = unet((1, 8, 8), widths=(8, 16), layers=1, attention=(1,))
+    experiment = Experiment(schedule="ddpm_linear:num_levels=40")
+    save_model(folder, network, nidiff.gaussian_free_field((8, 8)), experiment)
+    return folder
+
+
+@pytest.fixture
+def sample(model, capsys):
+    def run(out, *flags):
+        code = main(["sample", str(model), "--out", str(out), *FLAGS, *flags])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def straight(model, tmp_path_factory) -> Path:
+    """The job that nobody disturbed."""
+    out = tmp_path_factory.mktemp("jobs") / "straight"
+    assert main(["sample", str(model), "--out", str(out), *FLAGS, "--format", "both"]) == 0
+    return out
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "samples.npz", allow_pickle=False) as content:
+        return dict(content)
+
+
+# What is written -------------------------------------------------------------------------------------------------
+
+
+def test_the_files_are_what_the_library_draws(model, straight):
+    denoiser = nidiff.load_model(model, clip=1.0)
+    expected = nidiff.sample(denoiser, (20, 1, 8, 8), sampler="dpmpp_2m", num_steps=4, seeds=range(20))
+    found = stored(straight)
+    assert found["seeds"].tolist() == list(range(20))
+    assert found["arr_0"].dtype == np.uint8
+    assert found["arr_0"].shape == (20, 8, 8, 1)
+    difference = found["arr_0"].astype(int) - quantise(expected).movedim(1, -1).numpy()
+    assert np.abs(difference).max() <= 1  # the library's batch is another, so it rounds otherwise
+    for seed in range(20):
+        with Image.open(straight / "png" / f"{seed:06d}.png") as picture:
+            assert np.array_equal(np.asarray(picture), found["arr_0"][seed, :, :, 0])
+    assert not (straight / "parts").exists()
+    with Image.open(straight / "grid.png") as grid:
+        assert min(grid.size) >= 64
+
+
+def test_floats_are_the_images_before_rounding(sample, straight, tmp_path):
+    assert sample(tmp_path / "f", "--floats")[0] == 0
+    floats = stored(tmp_path / "f")["arr_0"]
+    assert floats.dtype == np.float32
+    assert np.array_equal(quantise(torch.from_numpy(floats)).numpy(), stored(straight)["arr_0"])
+
+
+def test_json_and_stdout_name_the_folder(sample, tmp_path):
+    _, out, log = sample(tmp_path / "a", "--seeds", "3")
+    assert out.strip() == str(tmp_path / "a")
+    assert "grid.png" in log
+    found = json.loads(sample(tmp_path / "a", "--seeds", "3", "--json")[1])
+    assert found == {"out": str(tmp_path / "a"), "images": 1, "seeds": "3", "shape": [1, 8, 8]}
+
+
+# A seed is an image ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [("--batch", "1"), ("--batch", "3"), ("--batch", "20")], ids=" ".join)
+def test_the_batch_does_not_change_a_bit(sample, straight, tmp_path, flags):
+    assert sample(tmp_path / "b", *flags)[0] == 0
+    assert (tmp_path / "b" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
+
+
+def test_another_seed_sampler_or_model_does(sample, straight, tmp_path):
+    assert sample(tmp_path / "c", "--seeds", "20-39")[0] == 0
+    assert sample(tmp_path / "d", "--sampler", "ddim:eta=1,spacing=karras")[0] == 0
+    for other in ("c", "d"):
+        assert not np.array_equal(stored(tmp_path / other)["arr_0"], stored(straight)["arr_0"])
+
+
+def test_the_network_always_sees_as_many_images():
+    class Counting(torch.nn.Module):
+        sizes: list[int] = []  # noqa: RUF012
+
+        def forward(self, x, label):
+            self.sizes.append(len(x))
+            return x * label.reshape(-1, 1)
+
+    net = Counting()
+    x, label = torch.randn(11, 3), torch.arange(11)
+    assert torch.equal(Tiled(net, 4)(x, label), x * label.reshape(-1, 1))
+    assert net.sizes == [4, 4, 4]
+
+
+def test_a_tile_is_a_power_of_two_and_small_for_large_images():
+    sizes = [tile_size(n, n) for n in (8, 28, 32, 64, 128, 256, 1024)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] == 1
+    assert all(size & (size - 1) == 0 for size in sizes)
+
+
+def test_more_seeds_are_added_to_those_that_are_there(sample, straight, tmp_path):
+    assert sample(tmp_path / "g", "--seeds", "0-4,17")[0] == 0
+    assert sample(tmp_path / "g", "--seeds", "0-19")[0] == 0
+    assert (tmp_path / "g" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
+    assert sample(tmp_path / "g", "--seeds", "2")[0] == 0  # and fewer lose none
+    assert len(stored(tmp_path / "g")["seeds"]) == 20
+
+
+# Killed, and on two processes ------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+import torch
+from nidiff.cli import main
+import nidiff.sampling.job, nidiff.training.model, diffusers, accelerate
+torch.set_num_threads(1)
+replace, calls = os.replace, 0
+
+def kill_at(moment):
+    # Every file of the job gets its name here: die before it, or just after.
+    def dying(source, target):
+        global calls
+        calls += 1
+        if calls == moment // 2 + 1:
+            if moment % 2:
+                replace(source, target)
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(source, target)
+    os.replace = dying
+
+kills = 0
+while True:  # the n-th life dies at its n-th moment, the ninth lives
+    child = os.fork()
+    if child == 0:
+        if kills < 8:
+            kill_at(kills)
+        os._exit(main(sys.argv[1:]))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code != -signal.SIGKILL:
+        print(kills)
+        sys.exit(code)
+    kills += 1
+"""
+
+
+@pytest.mark.parametrize("kind", ["png", "both"])
+def test_killed_again_and_again_it_leaves_the_same_files(model, straight, tmp_path, kind):
+    arguments = ["sample", str(model), "--out", str(tmp_path / "k"), *FLAGS, "--batch", "4", "--format", kind]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) >= 5
+    names = [f"png/{seed:06d}.png" for seed in range(20)] + (["samples.npz"] if kind == "both" else [])
+    for name in [*names, "grid.png"]:
+        assert (tmp_path / "k" / name).read_bytes() == (straight / name).read_bytes(), name
+    assert {path.name for path in (tmp_path / "k").iterdir()} == {"job.json", "grid.png"} | {
+        name.split("/")[0] for name in names
+    }
+
+
+def test_two_processes_draw_the_same_images(model, straight, tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command += ["-m", "nidiff", "sample", str(model), "--out", str(tmp_path / "p"), *FLAGS, "--batch", "3"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (tmp_path / "p" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--steps", "41"), "num_steps=41 must be an integer from 1 to 40"),
+        (("--seeds", "5-2"), "seeds='5-2' cannot be read"),
+        (("--seeds", "0-99999999999"), "more than 100 million"),
+        (("--sampler", "ddmi"), "did you mean 'ddim'"),
+        (("--sampler", "ddim:eta=2"), "eta=2"),
+        (("--sampler", "ddim:spacing=cubic"), "spacing='cubic'"),
+        (("--batch", "0"), "batch=0"),
+        (("--tile", "-1"), "tile=-1"),
+        (("--clip", "-1"), "clip=-1"),
+        (("--format", "gif"), "format='gif'"),
+        (("--floats", "--format", "png"), "floats cannot be kept as png"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_flags_exit_with_2_and_write_nothing(sample, tmp_path, flags, message):
+    code, out, log = sample(tmp_path / "x", *flags)
+    assert code == 2
+    assert message in log
+    assert "Traceback" not in log
+    assert out == ""
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_samples_of_another_job_are_left_alone(sample, straight, tmp_path):
+    before = (straight / "samples.npz").read_bytes()
+    code, _, log = sample(straight, "--steps", "5")
+    assert code == 2
+    assert "another job (steps: 4, not 5)" in log
+    assert (straight / "samples.npz").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years")
+    code, _, log = sample(tmp_path / "mine")
+    assert code == 2
+    assert "holds other files" in log
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_truncated_npz_is_named_and_left(sample, tmp_path):
+    assert sample(tmp_path / "t")[0] == 0
+    whole = (tmp_path / "t" / "samples.npz").read_bytes()
+    (tmp_path / "t" / "samples.npz").write_bytes(whole[:700])
+    code, _, log = sample(tmp_path / "t")
+    assert code == 2
+    assert "samples.npz' is damaged" in log
+    assert (tmp_path / "t" / "samples.npz").read_bytes() == whole[:700]
+
+
+def test_a_model_that_gives_nan_is_said_to(model, tmp_path, capsys):
+    broken = tmp_path / "broken"
+    network = nidiff.load_model(model).net
+    with torch.no_grad():
+        network.conv_out.bias.fill_(float("nan"))
+    save_model(broken, network, nidiff.gaussian_free_field((8, 8)), Experiment(schedule="ddpm_linear:num_levels=40"))
+    assert main(["sample", str(broken), *FLAGS, "--out", str(tmp_path / "n")]) == 2
+    assert "the image of seed 0 has NaN" in capsys.readouterr().err
+    assert not (tmp_path / "n" / "samples.npz").exists()
+
+
+def test_what_is_no_model_is_refused(tmp_path, capsys):
+    assert main(["sample", str(tmp_path)]) == 2
+    assert "is not a run or a model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "seeds"), [("7", [7]), ("0-3", [0, 1, 2, 3]), ("9, 1-2,2", [1, 2, 9])])
+def test_seeds_are_read_and_written(words, seeds):
+    assert parse_seeds(words) == seeds
+    assert parse_seeds(seeds_text(seeds)) == seeds
+
+
+@pytest.mark.parametrize("words", ["", "a", "1-", "-1", "1.5", "1--2", "0x3"])
+def test_what_are_no_seeds_is_refused(words):
+    with pytest.raises(nidiff.InputError, match="seeds"):
+        parse_seeds(words)
