@@ -230,3 +230,16 @@ def slope(steps: list[int], errors: list[float]) -> float:
     x = torch.tensor(steps, dtype=torch.float64).log()
     y = torch.tensor(errors, dtype=torch.float64).log()
     return -(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()
+
+
+def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
+    """A model folder with a small network that was never trained: its images are noise, but a function of the seed."""
+    from nidiff.experiment import Experiment
+    from nidiff.network import unet
+    from nidiff.training.model import save_model
+
+    torch.manual_seed(0)
+    network = unet(shape, widths=(8, 16), layers=1, attention=(1,))
+    experiment = Experiment(schedule=f"ddpm_linear:num_levels={num_levels}")
+    save_model(folder, network, nidiff.gaussian_free_field(shape[1:]), experiment)
+    return folder

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
 from nidiff.commands.drawing import parse_seeds, seeds_text
 from nidiff.data.images import quantise
 from nidiff.experiment import Experiment
-from nidiff.network import unet
 from nidiff.sampling.tile import Tiled, tile_size
 from nidiff.training.model import save_model
 
@@ -26,13 +26,7 @@ FLAGS = ("--seeds", "0-19", "--steps", "4", "--tile", "8")
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
-    """A small network that was never trained: its images are noise, but a function of the seed."""
-    folder = tmp_path_factory.mktemp("untrained") / "model"
-    torch.manual_seed(0)
-    network = unet((1, 8, 8), widths=(8, 16), layers=1, attention=(1,))
-    experiment = Experiment(schedule="ddpm_linear:num_levels=40")
-    save_model(folder, network, nidiff.gaussian_free_field((8, 8)), experiment)
-    return folder
+    return untrained_model(tmp_path_factory.mktemp("untrained") / "model")
 
 
 @pytest.fixture

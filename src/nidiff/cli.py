@@ -15,6 +15,7 @@ from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
 from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.noise import Noise
+from nidiff.commands.report import Report
 from nidiff.commands.sample import Sample
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
@@ -32,6 +33,7 @@ COMMANDS: Mapping[str, type[Command]] = {
     "demo": Demo,
     "evaluate": Evaluate,
     "noise": Noise,
+    "report": Report,
     "sample": Sample,
     "table": Table,
     "train": Train,

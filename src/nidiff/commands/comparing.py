@@ -15,7 +15,8 @@ from nidiff.files import replace_text
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-    from nidiff.evaluation.bench import Bench, Result
+    from nidiff.evaluation.bench import Bench
+    from nidiff.report.results import Result
     from nidiff.sampling.job import Job
 
 
@@ -92,7 +93,8 @@ def evaluate_cell(
         "clip": job.clip,
         "provenance": bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile},
     }
-    for known in read_metrics(model.path):
+    before = known_results(model.path)
+    for known in before:
         if same_question(known, question):
             return known
     folder = SampleFolder(model.path / "generated" / cell_name(job))
@@ -102,22 +104,14 @@ def evaluate_cell(
     if state.is_main_process:
         metrics = bench.metrics(folder.read(seeds), features=folder.path / "features")
         result = {**question, "metrics": metrics}
-        _remember(model.path, result)
+        replace_text(model.path / "metrics.json", json.dumps([*before, result], indent=2) + "\n")
     state.wait_for_everyone()
     return result
 
 
-def read_metrics(run: Path) -> "list[Result]":
-    """The results in metrics.json of a run."""
+def known_results(run: Path) -> "list[Result]":
+    """What is in metrics.json of a run."""
+    from nidiff.report.results import read_results
+
     file = run / "metrics.json"
-    try:
-        found = json.loads(file.read_text()) if file.exists() else []
-    except (OSError, ValueError) as error:
-        raise InputError(f"{str(file)!r} cannot be read ({error}): delete it to compute its results again.") from error
-    if not isinstance(found, list) or not all(isinstance(r, dict) and "provenance" in r for r in found):
-        raise InputError(f"{str(file)!r} is not a list of results: delete it to compute them again.")
-    return found
-
-
-def _remember(run: Path, result: "Result") -> None:
-    replace_text(run / "metrics.json", json.dumps([*read_metrics(run), result], indent=2) + "\n")
+    return read_results(file) if file.exists() else []

@@ -12,12 +12,12 @@ from nidiff.commands.comparing import Comparing, evaluate_cell
 from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
 
 if TYPE_CHECKING:
-    from nidiff.evaluation.bench import Result
+    from nidiff.report.results import Result
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compare images of a model, or images that you have, with real ones: Fréchet distance, KID, precision, recall, spectrum.
+    """Compare images of a model, or images you have, with real ones: Fréchet distance, KID, precision and recall.
 
     What `nidiff sample` drew already is not drawn again.
     """

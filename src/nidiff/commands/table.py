@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -12,6 +12,9 @@ from nidiff.commands.comparing import Comparing, evaluate_cell
 from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
 from nidiff.errors import InputError
 from nidiff.files import replace_text
+
+if TYPE_CHECKING:
+    from nidiff.report.results import Result
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Table:
         for model, job in jobs:  # all of them, before the first takes hours
             benches[model.name].check(model.shape, len(seeds))
             rehearse(model.denoiser, model.shape, **job.arguments)
-        results: list[dict[str, Any]] = []
+        results: list[Result] = []
         for model, job in jobs:
             result = evaluate_cell(model, job, benches[model.name], seeds, self.drawing, state)
             if result is not None and state.is_main_process:
@@ -68,7 +71,7 @@ class Table:
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
             print(json.dumps(results, indent=2) if self.json else text(results))
 
-    def _write(self, results: list[dict[str, Any]]) -> None:
+    def _write(self, results: "list[Result]") -> None:
         """What there is so far, in every form."""
         from nidiff.report.noise import save_figure
         from nidiff.report.quality import csv_text, latex, markdown, quality_figure

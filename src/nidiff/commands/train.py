@@ -65,6 +65,7 @@ class Train:
     def train(self) -> Path | None:
         """Train to the end; the run directory, on the main process."""
         from nidiff.covariance.operator import Covariance
+        from nidiff.report.html import write_report
         from nidiff.training.checkpoint import load_checkpoint
         from nidiff.training.loop import build, restore, train
         from nidiff.training.run import Run
@@ -97,6 +98,8 @@ class Train:
             run.begin(trainer.experiment, trainer.covariance, facts)
         trainer.accelerator.wait_for_everyone()
         train(trainer, run)
+        if main:
+            print(f"wrote {write_report(run.folder)}", file=sys.stderr)
         return run.folder if main else None
 
 

@@ -11,11 +11,12 @@ from nidiff.errors import InputError
 
 
 class Remote(NamedTuple):
-    """A file on the network, pinned."""
+    """A file on the network, pinned by its size and one of the two checksums."""
 
     url: str
     size: int
-    md5: str
+    md5: str = ""
+    sha256: str = ""
 
 
 def cache_folder() -> Path:
@@ -23,11 +24,14 @@ def cache_folder() -> Path:
     return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
 
 
-def download(remote: Remote, file: Path, progress: bool = True) -> None:
+def download(
+    remote: Remote, file: Path, progress: bool = True, *, remedy: str = "give data_dir, a folder that has it"
+) -> None:
     """Write ``remote`` to ``file``: aside, and moved there once its size and checksum are right."""
     from tqdm import tqdm
 
-    digest, size = hashlib.md5(usedforsecurity=False), 0
+    digest = hashlib.sha256() if remote.sha256 else hashlib.md5(usedforsecurity=False)
+    size = 0
     aside = file.with_name(f"{file.name}.{os.getpid()}.part")
     bar = tqdm(
         total=remote.size, desc=file.name, unit="B", unit_scale=True, leave=False, disable=None if progress else True
@@ -40,16 +44,13 @@ def download(remote: Remote, file: Path, progress: bool = True) -> None:
                 digest.update(part)
                 bar.update(len(part))
                 size += len(part)
-        if size != remote.size or digest.hexdigest() != remote.md5:
+        if size != remote.size or digest.hexdigest() != (remote.sha256 or remote.md5):
             raise InputError(
                 f"{remote.url} is not the file it was (size {size} for {remote.size}, or another checksum): "
-                "try again, or give data_dir, a folder that has it."
+                f"try again, or {remedy}."
             )
         aside.replace(file)
     except (OSError, HTTPException) as error:
-        raise InputError(
-            f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): "
-            "give data_dir, a folder that has the file."
-        ) from error
+        raise InputError(f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): {remedy}.") from error
     finally:
         aside.unlink(missing_ok=True)

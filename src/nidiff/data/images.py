@@ -112,6 +112,17 @@ def _in_range(pixels: Tensor) -> Tensor:
     return torch.div(pixels, 127.5, out=torch.empty(pixels.shape, dtype=torch.float32)).sub_(1)
 
 
+def quantise(images: Tensor) -> Tensor:
+    """Images in [-1, 1] as the uint8 of a saved file: clamped, (x + 1) · 127.5, rounded. uint8 stays."""
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise InputError(f"images has dtype {images.dtype}: give floats in [-1, 1] or uint8.")
+    if not bool(torch.isfinite(images).all()):
+        raise InputError("images has NaN or infinite pixels: remove those images.")
+    return ((images.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
 def _files(folder: Path) -> list[Encoded]:
     files = sorted(
         file

@@ -15,8 +15,8 @@ from nidiff.evaluation.features import FeatureNetwork
 from nidiff.evaluation.measure import Sample, check_counts, measure
 from nidiff.evaluation.provenance import commit
 from nidiff.report.progress import progress_bar
+from nidiff.report.results import Result
 
-Result = dict[str, Any]
 VERSIONS = ("nidiff", "commit", "torch")  # they do not decide whether a result must be computed again
 
 

@@ -8,6 +8,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from nidiff.data.images import quantise
+
 
 def save_grid(images: Tensor, path: Path, columns: int | None = None, enlarge: int | None = None) -> None:
     """Write [N, C, H, W] in [-1, 1] as one picture, nearest-neighbour enlarged so that small images can be seen."""
@@ -37,7 +39,8 @@ def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:
     count, channels, height, width = images.shape
     columns = math.ceil(math.sqrt(count)) if columns is None else columns
     rows = math.ceil(count / columns)
-    scaled = ((images.detach().float().cpu().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    # A picture of images that went wrong should show it, not fail: NaN is black.
+    scaled = quantise(images.detach().float().nan_to_num(nan=-1, posinf=1, neginf=-1)).cpu()
     tiles = torch.full((rows * columns, channels, height + 1, width + 1), 255, dtype=torch.uint8)
     tiles[:count, :, :height, :width] = scaled
     picture = tiles.reshape(rows, columns, channels, height + 1, width + 1).permute(0, 3, 1, 4, 2)

@@ -1,0 +1,159 @@
+"""Reference features, computed once and kept: an npz with the ``mu`` and ``sigma`` that other FID tools read."""
+
+import hashlib
+import os
+import re
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nidiff.data.download import cache_folder
+from nidiff.data.encoded import Stream
+from nidiff.data.images import Images, quantise
+from nidiff.errors import InputError
+from nidiff.evaluation.features import FeatureNetwork, compute_features
+from nidiff.evaluation.frechet import check_features, statistics
+
+CHUNK = 256  # images at a time
+LARGEST = 2**14  # dimensions: a covariance of 2 GiB
+Array = np.ndarray[Any, Any]
+
+
+class Reference(NamedTuple):
+    """The features of a set of images, and where they come from."""
+
+    features: Tensor
+    """float32 [N, D]."""
+    mu: Tensor
+    """float64 [D]."""
+    sigma: Tensor
+    """float64 [D, D], unbiased."""
+    data_sha256: str
+    file: Path
+    """Where they are kept."""
+
+
+def reference_features(
+    images: Images | Stream | Tensor,
+    network: FeatureNetwork,
+    *,
+    name: str,
+    cache: Path | None = None,
+    batch: int | None = None,
+) -> Reference:
+    """The features of uint8 ``images`` and their mean and covariance, from ``cache`` if they are there.
+
+    The file's name is ``name``, the network's and a hash of the pixels, the network's weights and its preprocessing, so
+    that what changes them changes the file. ``cache`` is a folder, by default "features" in the cache folder.
+    A file that is damaged is computed again. A `Stream` is decoded for the checksum and once more for the features.
+    """
+    data = pixels_sha256(images)
+    identity = {
+        "data_sha256": data,
+        "network": network.name,
+        "network_sha256": network.sha256,
+        "preprocessing": network.preprocessing,
+    }
+    key = hashlib.sha256("\n".join(identity.values()).encode()).hexdigest()
+    folder = cache_folder() / "features" if cache is None else Path(cache)
+    file = folder / f"{_readable(name)}-{_readable(network.name)}-{key[:16]}.npz"
+    if file.exists():
+        try:
+            return _read(file, identity)
+        except InputError:
+            print(f"{file} is damaged: its features are computed again", file=sys.stderr)
+    _make_folder(folder)
+    features = _with_bar(network, images, f"{network.name} features of {name}", batch)
+    if features.shape[1] > LARGEST:
+        raise InputError(
+            f"features {network.name!r} have {features.shape[1]} dimensions, too many for their covariance: "
+            f"give smaller images or another feature network, with at most {LARGEST}."
+        )
+    mu, sigma = statistics(features)
+    arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
+    _write(file, arrays | {key: np.array(text) for key, text in identity.items()})
+    return Reference(features, mu, sigma, data, file)
+
+
+def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
+    """``mu`` [D] and ``sigma`` [D, D] in float64 of an npz that any FID tool wrote."""
+    found = _arrays(Path(path), ["mu", "sigma"])
+    mu, sigma = found["mu"], found["sigma"]
+    if mu.ndim != 1 or mu.size == 0 or sigma.shape != (mu.size, mu.size):
+        raise InputError(f"{str(path)!r} has mu of shape {mu.shape} and sigma of {sigma.shape}: give [D] and [D, D].")
+    if not all(np.issubdtype(array.dtype, np.floating) and np.isfinite(array).all() for array in (mu, sigma)):
+        raise InputError(f"{str(path)!r} has a mu or sigma that is not of finite floats: compute it again.")
+    return torch.from_numpy(mu.astype(np.float64)), torch.from_numpy(sigma.astype(np.float64))
+
+
+def pixels_sha256(images: Images | Stream | Tensor) -> str:
+    """The checksum of the shape and of all pixels as uint8, whatever they are stored as."""
+    pixels = images.pixels if isinstance(images, Images) else images
+    digest = hashlib.sha256(repr(tuple(pixels.shape)).encode())
+    for start in range(0, len(pixels), CHUNK):
+        part = pixels.index_select(0, torch.arange(start, min(start + CHUNK, len(pixels))))
+        digest.update(quantise(part).cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _with_bar(network: FeatureNetwork, images: Images | Stream | Tensor, title: str, batch: int | None) -> Tensor:
+    from tqdm import tqdm
+
+    with tqdm(total=len(images), desc=title, unit=" images", leave=False, disable=None) as bar:
+        return compute_features(network, images, batch=batch, progress=lambda done, _: bar.update(done - bar.n))
+
+
+def _read(file: Path, identity: dict[str, str]) -> Reference:
+    found = _arrays(file, ["features", "mu", "sigma", *identity])
+    if any(found[key].shape != () or str(found[key]) != text for key, text in identity.items()):
+        raise InputError(f"{str(file)!r} holds other features: remove it.")
+    features, mu, sigma = (torch.from_numpy(found[key]) for key in ("features", "mu", "sigma"))
+    check_features(features, "features")
+    return Reference(features, mu, sigma, identity["data_sha256"], file)
+
+
+def _arrays(file: Path, names: list[str]) -> dict[str, Array]:
+    """The arrays ``names`` of an npz. Its members have checksums, so what is read is what was written."""
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
+            return {name: content[name] for name in names}
+    except KeyError as error:
+        raise InputError(f"{str(file)!r} lacks an array: give an npz with {', '.join(names)}.") from error
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): give a whole one.") from error
+
+
+def _make_folder(folder: Path) -> None:
+    """Before the features are computed, for that may take an hour."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def _write(file: Path, arrays: dict[str, Array]) -> None:
+    """Aside, synced and renamed, so that the file is whole or not there."""
+    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with aside.open("wb") as out:
+            np.savez(out, **arrays)  # type: ignore[arg-type]
+            out.flush()
+            os.fsync(out.fileno())
+        aside.replace(file)
+    except OSError as error:
+        raise _unwritable(file.parent, error) from error
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _unwritable(folder: Path, error: OSError) -> InputError:
+    return InputError(f"cache={str(folder)!r} cannot be written ({error.strerror}): give a folder that can be.")
+
+
+def _readable(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-")[:60] or "data"

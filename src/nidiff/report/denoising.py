@@ -1,0 +1,46 @@
+"""What a trained network makes of one image at several noise levels."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.randomness import generators_from_seeds, white_noise
+
+VISIBLE = 6.0  # beyond this log-SNR an image looks clean, or like nothing but noise
+
+
+class Denoised(NamedTuple):
+    """One level: x at unit scale, x / √(signal² + sigma²), and x̂0, both [C, H, W]; and the RMS of x̂0 − x0."""
+
+    level: Level
+    noisy: Tensor
+    denoised: Tensor
+    error: float
+
+
+def denoise_levels(denoiser: Denoiser, x0: Tensor, num_levels: int = 6, seed: int = 0) -> list[Denoised]:
+    """x = signal · x0 + sigma · Σ^½ eps and x̂0(x) of one image [C, H, W], from little noise to much, with one eps."""
+    eps = white_noise((1, *x0.shape), generators_from_seeds([seed]))
+    found = []
+    with torch.inference_mode():
+        for row in visible_rows(denoiser.process.schedule, num_levels):
+            level = denoiser.process.schedule.level(row)
+            x = denoiser.process.perturb(x0[None], level, eps)
+            denoised = denoiser(x, level)[0]
+            scale = math.hypot(level.signal, level.sigma)
+            found.append(Denoised(level, x[0] / scale, denoised, (denoised - x0).square().mean().sqrt().item()))
+    return found
+
+
+def visible_rows(schedule: Schedule, count: int) -> list[int]:
+    """Rows nearest to equal strides in log-SNR over what can be seen of the schedule; fewer where it has fewer."""
+    high, low = schedule.logsnr[0].item(), schedule.logsnr[-1].item()
+    if high > -VISIBLE and low < VISIBLE:
+        high, low = min(high, VISIBLE), max(low, -VISIBLE)
+    wanted = torch.linspace(high, low, count, dtype=torch.float64, device="cpu")
+    nearest = (schedule.logsnr[:, None] - wanted).abs().argmin(0)
+    return sorted(set(nearest.tolist()))

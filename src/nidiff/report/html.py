@@ -1,0 +1,284 @@
+"""``report.html``: all about a run in one file, which opens from disk and fetches nothing."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import nidiff
+from nidiff.errors import InputError
+from nidiff.experiment import Experiment, read_experiment
+from nidiff.report.page import figure, image, page, picture, plot, table
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nidiff.diffusion.denoiser import Denoiser
+
+MOST_GRIDS = 12
+GRID_SIDE, GRID_BYTES = 480, 60_000  # where a grid of samples is made smaller
+TILE_SIDE, TILE_BYTES = 192, 20_000  # the same of one denoised image
+
+
+class Run(NamedTuple):
+    """What the sections are made from."""
+
+    folder: Path
+    name: str
+    experiment: Experiment
+    facts: Mapping[str, Any]  # what came of the settings: number of images, of parameters, …
+
+
+def write_report(run_folder: Path) -> Path:
+    """Write RUN/report.html from what the run directory holds by now; the old one stays until the new one is whole."""
+    from nidiff.files import replace_text
+
+    run = open_run(run_folder)
+    sections = "\n".join(_section(heading, make, run) for heading, make in SECTIONS.items())
+    body = f"<h1>{escape(run.name)}</h1>\n{sections}"
+    out = run.folder / "report.html"
+    text = page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}.")
+    try:
+        replace_text(out, text)
+    except OSError as error:
+        raise InputError(
+            f"{str(out)!r} cannot be written ({error.strerror or error}): make room or give rights to it."
+        ) from error
+    return out
+
+
+def open_run(folder: Path) -> Run:
+    """The run in a directory, or an `InputError` if there is none."""
+    file = folder / "experiment.json"
+    if not file.is_file():
+        raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json, give one that has.")
+    experiment = read_experiment(folder)
+    facts = json.loads(file.read_text()).get("resolved")
+    return Run(folder, folder.resolve().name, experiment, facts if isinstance(facts, dict) else {})
+
+
+def _section(heading: str, make: Callable[[Run], str], run: Run) -> str:
+    """What is not there yet, or cannot be read, is said in its place."""
+    try:
+        body = make(run)
+    except InputError as error:
+        body = f'<p class="missing">Not shown: {escape(str(error))}</p>'
+    return f"<section>\n<h2>{heading}</h2>\n{body}\n</section>"
+
+
+def _experiment(run: Run) -> str:
+    from nidiff.report.loss import read_log
+
+    experiment, facts = run.experiment, run.facts
+    done = max(read_log(run.folder / "log.jsonl")["step"], default=0)
+    shape = facts.get("image_shape")
+    about = {
+        "data": experiment.data,
+        "images": _count(facts.get("images")),
+        "image": " × ".join(map(str, shape)) + " (channels, height, width)"
+        if isinstance(shape, list)
+        else "not recorded",
+        "parameters": _count(facts.get("parameters")),
+        "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if _has_model(run) else ", not ended"),
+    }
+    default = Experiment()
+    rows = [(f.name, getattr(experiment, f.name), getattr(default, f.name)) for f in fields(Experiment)]
+    changed = [(name, _value(mine), _value(usual)) for name, mine, usual in rows if mine != usual]
+    same = [(name, _value(mine)) for name, mine, usual in rows if mine == usual]
+    return (
+        _facts(about)
+        + "<h3>Settings that are not the default</h3>\n"
+        + (table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n")
+        + f"<details>\n<summary>The {len(same)} settings that are</summary>\n"
+        + table(("setting", "value"), same)
+        + "</details>"
+    )
+
+
+def _covariance(run: Run) -> str:
+    from nidiff.covariance.matrix import Identity
+    from nidiff.covariance.operator import Covariance
+    from nidiff.covariance.summary import summary
+    from nidiff.report.noise import noise_figure
+
+    covariance, name = Covariance.load(run.folder), run.experiment.covariance
+    shown = {} if name == "white" else {"white": Identity(covariance.event_shape)}
+    # Short enough for a tick label; a dollar would begin a formula.
+    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", name)[:5])
+    boundary = "reflecting" if covariance.to_config().get("boundary") == "reflecting" else "periodic"
+    drawn = noise_figure({**shown, label: covariance}, num_images=5, boundary=boundary)
+    numbers = summary(covariance)
+    (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
+    spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
+    alt = f"White noise beside N(0, Σ) for Σ = {name}: draws of each and their radial power spectra"
+    return (
+        f"<p>Σ = <code>{escape(name)}</code></p>\n"
+        + figure(plot(drawn), alt, kind="wide")
+        + _facts(
+            {
+                "marginal variance": f"{numbers.marginal_variance:.4g}{spread}",
+                "condition number": f"{numbers.condition_number:.4g}",
+                "log det Σ": "−∞" if numbers.logdet is None else f"{numbers.logdet:.6g}",
+                "effective rank": f"{numbers.effective_rank:.5g} of {covariance.size}",
+                "correlation length": "beyond the image" if length is None else f"{length:.3f} pixels",
+            }
+        )
+    )
+
+
+def _training(run: Run) -> str:
+    from nidiff.report.loss import loss_figure, read_log
+
+    log = read_log(run.folder / "log.jsonl")
+    if not log["step"]:
+        raise InputError("log.jsonl has no line yet.")
+    speed = sorted(log["images_per_s"])[len(log["step"]) // 2]
+    words = f"Loss {log['loss'][-1]:.4g} at step {log['step'][-1]:,.0f}; {speed:,.0f} images per second (median)."
+    return figure(plot(loss_figure(log)), f"Loss and speed by step. {words}", words, "wide")
+
+
+def _samples(run: Run) -> str:
+    grids = sorted((int(file.stem), file) for file in run.folder.glob("samples/*.png") if file.stem.isdecimal())
+    if not grids:
+        raise InputError("samples/ has no pictures yet.")
+    count = min(MOST_GRIDS, len(grids))
+    chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
+    shown = "".join(_grid(step, file) for step, file in chosen)
+    experiment = run.experiment
+    settings = f"{experiment.sampler}, {experiment.sample_steps} steps, the same seeds in every grid."
+    return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
+
+
+def _grid(step: int, file: Path) -> str:
+    from PIL import Image
+
+    try:
+        with Image.open(file) as grid:
+            source = picture(grid, GRID_SIDE, GRID_BYTES)
+    except (OSError, SyntaxError):  # what Pillow says of a picture that is still being written
+        return f'<p class="missing">Not shown: {file.name} cannot be read.</p>\n'
+    return figure(source, f"Grid of samples after step {step}", f"step {step:,}")
+
+
+def _denoising(run: Run) -> str:
+    from nidiff.report.denoising import denoise_levels
+    from nidiff.training.model import load_model
+
+    denoiser = load_model(run.folder, clip=1.0)
+    x0, origin = _image_to_denoise(run, denoiser)
+    found = denoise_levels(denoiser, x0)
+    at = [f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}" for step in found]
+    rows = [
+        ["noisy x", *(_tile(step.noisy, f"Noisy image at {here}") for step, here in zip(found, at, strict=True))],
+        [
+            "denoised",
+            *(_tile(step.denoised, f"Denoised image at {here}") for step, here in zip(found, at, strict=True)),
+        ],
+        ["error", *(f"{step.error:.3f}" for step in found)],
+    ]
+    head = ["", *(here.replace(", ", "<br>") for here in at)]
+    return (
+        f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n"
+        + table(head, rows, "tiles")
+        + "<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by "
+        "√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"
+    )
+
+
+def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
+    """The first image of the training data, or a sample if they are not where they were."""
+    import torch
+
+    from nidiff.data.dataset import load_dataset
+    from nidiff.sampling.sampler import sample
+
+    experiment, size = run.experiment, denoiser.process.covariance.event_shape
+    try:
+        images = load_dataset(
+            experiment.data,
+            data_dir=experiment.data_dir,
+            size=experiment.size,
+            channels=experiment.channels,
+            skip_corrupt=experiment.skip_corrupt,
+            memory_limit=0,  # one image is wanted: do not decode all
+            progress=False,
+        )
+        if images.shape[1:] == size and list(images.shape) == run.facts.get("image_shape", list(images.shape)):
+            return images.batch(torch.tensor([0]))[0], "the first image of the training data"
+    except InputError:
+        pass
+    shape = (1, *run.facts.get("image_shape", (1, *size)))
+    steps = min(experiment.sample_steps, len(denoiser.process.schedule))
+    with torch.inference_mode():
+        drawn = sample(denoiser, shape, sampler=experiment.sampler, num_steps=steps, seeds=[0])
+    return drawn[0], "a sample of seed 0, for the training data cannot be loaded here"
+
+
+def _metrics(run: Run) -> str:
+    from nidiff.report.quality import HTML, cells, notes, quality_figure
+    from nidiff.report.results import read_results
+
+    results = read_results(run.folder / "metrics.json")
+    if not results:
+        raise InputError("metrics.json has no results yet: measure the run with nidiff evaluate.")
+    head, *rows = cells(results, HTML)
+    said = "".join(f"<p>{note}</p>\n" for note in notes(results, HTML))
+    drawn = plot(quality_figure(results))
+    return table(head, rows, "numbers", named=False) + said + figure(drawn, "Each metric by steps", kind="wide")
+
+
+def _repeat(run: Run) -> str:
+    experiment, name, quote = run.experiment, run.name, shlex.quote
+    train = f"nidiff train --config {quote(f'{name}/experiment.json')} --out"
+    lines = [f"{train} {quote(f'{name}-again')}"]
+    if _has_model(run):
+        lines.append(
+            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} --steps {experiment.sample_steps} "
+            f"--seeds 0-{experiment.num_samples - 1} --out {quote(f'{name}-samples')}"
+        )
+    else:
+        lines.append(f"{train} {quote(name)} --resume")
+    commands = "\n".join(lines)
+    return f"<p>In the folder that holds the run:</p>\n<pre><code>{escape(commands)}</code></pre>"
+
+
+def _has_model(run: Run) -> bool:
+    return (run.folder / "model").is_dir()
+
+
+def _facts(rows: Mapping[str, str]) -> str:
+    return table((), [(escape(name), escape(value)) for name, value in rows.items()], "facts")
+
+
+def _tile(x: "Tensor", alt: str) -> str:
+    from PIL import Image
+
+    from nidiff.report.grid import grid_pixels
+
+    pixels = grid_pixels(x[None]).numpy()
+    shown = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    return image(picture(shown, TILE_SIDE, TILE_BYTES), alt, "tile")
+
+
+def _value(value: Any) -> str:
+    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"<code>{escape(words)}</code>" if words else ""
+
+
+def _count(number: Any) -> str:
+    return f"{number:,}" if isinstance(number, int) else "not recorded"
+
+
+SECTIONS: dict[str, Callable[[Run], str]] = {
+    "Experiment": _experiment,
+    "Noise": _covariance,
+    "Training": _training,
+    "Samples over training": _samples,
+    "Denoising one image": _denoising,
+    "Quality": _metrics,
+    "How to repeat it": _repeat,
+}

@@ -1,0 +1,61 @@
+"""The log of a run and its picture."""
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LOGGED = ("step", "loss", "images_per_s")
+
+
+def read_log(path: Path) -> dict[str, list[float]]:
+    """Step, loss and speed of every whole line of a log.jsonl; empty columns where there are none yet."""
+    columns: dict[str, list[float]] = {name: [] for name in LOGGED}
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            values = [float(json.loads(line)[name]) for name in LOGGED]
+        except (ValueError, KeyError, TypeError):
+            continue  # the last line of a run that is still going may be cut short
+        if all(map(math.isfinite, values)):
+            for name, value in zip(LOGGED, values, strict=True):
+                columns[name].append(value)
+    return columns
+
+
+def smoothed(values: list[float]) -> np.ndarray:
+    """The mean over a window of a tenth of the values about each; at the ends over the part that exists."""
+    width = max(1, len(values) // 10) | 1  # odd, so that it has a middle
+    kernel = np.ones(width)
+    return (
+        np.convolve(values, kernel, "full")[width // 2 :][: len(values)]
+        / (np.convolve(np.ones(len(values)), kernel, "full")[width // 2 :][: len(values)])
+    )
+
+
+def loss_figure(log: dict[str, list[float]]) -> "Figure":
+    """Left: the loss of each line of the log, and smoothed. Right: the speed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.4), dpi=120, layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
+    left.plot(log["step"], log["loss"], ".", color="0.7", markersize=4, label="mean since the line before")
+    left.plot(log["step"], smoothed(log["loss"]), color="#0072b2", linewidth=1.8, label="smoothed")
+    if 0 < min(log["loss"]) < max(log["loss"]) / 2:
+        left.set_yscale("log")
+        left.yaxis.set_major_formatter("{x:g}")
+        left.yaxis.set_minor_formatter("{x:.2g}")
+        left.tick_params(axis="y", which="minor", labelsize=8)
+    left.set_title("loss", fontsize=10)
+    left.legend(fontsize=9, frameon=False)
+    right.plot(log["step"], log["images_per_s"], color="#d55e00", linewidth=1.2)
+    right.set_ylim(bottom=0)
+    right.set_title("images per second", fontsize=10)
+    for axes in (left, right):
+        axes.set_xlabel("step", fontsize=9)
+        axes.grid(color="0.9")
+    return figure

@@ -1,0 +1,127 @@
+"""The model card: README.md of a model folder, with the front matter the Hub reads."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.summary import summary
+from nidiff.errors import InputError
+from nidiff.experiment import Experiment, read_experiment
+
+FRONT = """---
+library_name: diffusers
+pipeline_tag: unconditional-image-generation
+tags:
+- diffusers
+- unconditional-image-generation
+- nidiff
+- non-isotropic-noise
+---
+"""
+
+COLOURED = """# A diffusion model with non-isotropic noise
+
+x = signal · x0 + sigma · Σ^½ · eps: the noise of this model is not white. Sampling has to start from N(0, Σ) and to add
+N(0, Σ), which `NonIsotropicPipeline` of the Python package nidiff does. A plain `DDPMPipeline` starts from white noise
+and does not sample this model.
+"""
+WHITE = """# A diffusion model
+
+x = signal · x0 + sigma · eps with white noise, the case Σ = I of the Python package nidiff.
+"""
+
+
+def model_card(
+    covariance: Covariance,
+    scheduler: Mapping[str, Any],
+    experiment: Experiment | None = None,
+    metrics: Sequence[Mapping[str, Any]] = (),
+    name: str = "PATH_OR_REPOSITORY",
+) -> str:
+    """Σ, data, schedule, prediction, metrics and how to sample; ``scheduler`` is the configuration of the scheduler,
+    ``metrics`` the results in a run's metrics.json and ``name`` what to open the model by."""
+    numbers = summary(covariance)
+    length = "beyond the image" if numbers.correlation_length is None else f"{numbers.correlation_length:.3g} pixels"
+    facts = {
+        "noise": f"N(0, Σ), Σ = `{covariance!r}` over {' × '.join(map(str, covariance.event_shape))}",
+        "condition number of Σ": f"{numbers.condition_number:.4g}",
+        "effective rank of Σ": f"{numbers.effective_rank:.4g} of {covariance.size}",
+        "correlation length": length,
+        "schedule": f"`{scheduler['schedule']}`",
+        "prediction": f"`{scheduler['prediction_type']}`",
+    }
+    if experiment is not None:
+        facts["data"] = f"{data_name(experiment.data)}{', mirrored at random' if experiment.flip else ''}"
+        facts["training"] = f"{experiment.steps} steps of {experiment.batch_size} images, seed {experiment.seed}"
+    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    return f"""{FRONT}
+{WHITE if numbers.condition_number == 1 else COLOURED}
+| | |
+|---|---|
+{rows}
+
+## How to sample
+
+```python
+from nidiff.interop import NonIsotropicPipeline
+
+pipeline = NonIsotropicPipeline.from_pretrained("{name}")
+images = pipeline(batch_size=4, num_inference_steps=50, seeds=range(4)).images
+```
+
+## Σ
+
+```json
+{json.dumps(covariance.to_config(), indent=2)}
+```
+{_metrics(metrics)}"""
+
+
+def run_card(model: Path, covariance: Covariance, scheduler: Mapping[str, Any], name: str) -> str | None:
+    """The card of a model that lies in a run directory, with the metrics of today; None if it lies elsewhere."""
+    run = model.resolve().parent
+    if not (run / "experiment.json").is_file():
+        return None
+    return model_card(covariance, scheduler, read_experiment(run), read_metrics(run), name)
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The results in RUN/metrics.json; none if there is no such file."""
+    file = run / "metrics.json"
+    if not file.is_file():
+        return []
+    try:
+        results = json.loads(file.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{str(file)!r} is damaged ({error}): run nidiff evaluate again, or remove it.") from error
+    if not isinstance(results, list):
+        raise InputError(f"{str(file)!r} is not a list of results: run nidiff evaluate again, or remove it.")
+    return results
+
+
+def data_name(data: str) -> str:
+    """What to call the data in public: a path is somebody's, its last part is a name."""
+    return data if data.startswith("hf:") else Path(data).name
+
+
+def _metrics(results: Sequence[Mapping[str, Any]]) -> str:
+    if not results:
+        return ""
+    names = list(dict.fromkeys(name for result in results for name in result["metrics"]))
+    lines = [["sampler", "steps", "images", *names]]
+    for result in results:
+        options = "".join(f", {key}={value}" for key, value in result.get("options", {}).items())
+        images = str(result.get("provenance", {}).get("num_generated", ""))
+        cells = [_cell(result["metrics"].get(name)) for name in names]
+        lines.append([result["sampler"] + options, str(result["steps"]), images, *cells])
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n## Metrics\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def _cell(metric: Mapping[str, Any] | None) -> str:
+    if metric is None:
+        return ""
+    error = "" if metric.get("error") is None else f" ± {metric['error']:.2g}"
+    return f"{metric['value']:.4g}{error}"

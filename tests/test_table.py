@@ -1,0 +1,216 @@
+"""``nidiff evaluate`` and ``nidiff table``: numbers to trust, each computed once, and where they come from."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from problems import normal, untrained_model
+
+import nidiff
+from nidiff.cli import main
+from nidiff.evaluation.features import load_features
+from nidiff.evaluation.frechet import frechet_distance
+from nidiff.evaluation.measure import Sample, measure
+
+METRICS = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
+FAST = ("--features", "pixels", "--bootstrap", "3", "--num-real", "50")
+FLAGS = (*FAST, "--data", "digits", "--seeds", "0-29", "--batch", "32")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIDIFF_DATA", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def untrained(tmp_path_factory) -> Path:
+    return untrained_model(tmp_path_factory.mktemp("untrained") / "noise")
+
+
+@pytest.fixture
+def model(untrained, tmp_path) -> Path:
+    return shutil.copytree(untrained, tmp_path / "noise")
+
+
+@pytest.fixture
+def nidiff_run(capsys):
+    def run(*arguments):
+        code = main([str(word) for word in arguments])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def digits_file(path: Path, split: str, rows: slice = slice(None)) -> Path:
+    pixels = nidiff.load_dataset("digits", split=split).pixels[rows]
+    np.savez(path, pixels.movedim(1, -1).numpy())
+    return path
+
+
+# evaluate --------------------------------------------------------------------------------------------------------
+
+
+def test_real_images_are_as_good_as_real_and_noise_is_not(nidiff_run, tmp_path):
+    flags = ("--data", "digits", "--features", "pixels", "--bootstrap", "0", "--json")
+    same = digits_file(tmp_path / "same.npz", "train")
+    held_out = digits_file(tmp_path / "held_out.npz", "test")
+    noise = np.random.default_rng(0).integers(0, 256, (299, 8, 8, 1), dtype=np.uint8)
+    np.savez(tmp_path / "noise.npz", noise)
+    found = {}
+    for file in (same, held_out, tmp_path / "noise.npz"):
+        code, out, _ = nidiff_run("evaluate", file, *flags)
+        assert code == 0
+        found[file.stem] = {name: pair["value"] for name, pair in json.loads(out)["metrics"].items()}
+    assert found["same"]["FD-pixels"] < 1e-8
+    assert found["same"]["precision"] == found["same"]["recall"] == 1
+    assert found["same"]["spectrum error"] == 0
+    assert found["same"]["KID-pixels"] < 0  # unbiased: it leaves out each image's pair with itself
+    for name in ("FD-pixels", "KID-pixels", "spectrum error"):
+        assert found["held_out"][name] < found["noise"][name] / 5
+    assert found["held_out"]["precision"] > 0.8
+    assert found["noise"]["precision"] == found["noise"]["recall"] == 0
+
+
+def test_a_result_says_what_it_depends_on(nidiff_run, model):
+    code, out, _ = nidiff_run("evaluate", model, *FLAGS, "--steps", "3", "--sampler", "ddim:eta=0.5", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert list(result["metrics"]) == METRICS
+    assert (result["sampler"], result["steps"], result["options"]) == ("ddim", 3, {"eta": 0.5})
+    assert result["seeds"] == "0-29"
+    provenance = result["provenance"]
+    assert (provenance["num_real"], provenance["num_generated"], provenance["k"]) == (50, 30, 3)
+    assert provenance["quantisation"] == "uint8"
+    assert provenance["features"] == "pixels"
+    assert provenance["nidiff"] == nidiff.__version__
+    assert len(provenance["model_sha256"]) == len(provenance["real_sha256"]) == 64
+    assert json.loads((model / "metrics.json").read_text()) == [result]
+
+
+def test_what_was_drawn_and_measured_is_not_drawn_or_measured_again(nidiff_run, model):
+    flags = ("evaluate", model, *FLAGS, "--steps", "3", "--json")
+    first = json.loads(nidiff_run(*flags)[1])
+    shutil.rmtree(model / "generated")
+    assert json.loads(nidiff_run(*flags)[1]) == first
+    assert not (model / "generated").exists()
+    other = json.loads(nidiff_run(*flags, "--num-real", "40")[1])  # another question
+    assert other["metrics"]["FD-pixels"] != first["metrics"]["FD-pixels"]
+    assert len(json.loads((model / "metrics.json").read_text())) == 2
+
+
+def test_sampled_first_and_evaluated_then_is_the_same(nidiff_run, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    nidiff_run("sample", model, "--seeds", "0-29", "--steps", "3")
+    drawn = (model / "generated" / "dpmpp_2m-3" / "samples.npz").read_bytes()
+    results = [json.loads(nidiff_run("evaluate", m, *FLAGS, "--steps", "3", "--json")[1]) for m in (model, other)]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    assert (other / "generated" / "dpmpp_2m-3" / "samples.npz").read_bytes() == drawn
+
+
+def test_the_bootstrap_says_how_much_other_samples_would_differ():
+    """Its mean over many sets is the spread of the distance over those sets, within the half."""
+    network = load_features("pixels")
+    pixels = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    real = Sample(pixels, normal(500, 3, seed=100).float())
+    sets = [normal(200, 3, seed=seed).float() + 0.5 for seed in range(40)]
+    spread = torch.tensor([frechet_distance(real.features, one) for one in sets]).std().item()
+    errors = [measure(real, Sample(pixels, one), network, bootstrap=30)["FD-pixels"].error for one in sets[:10]]
+    assert 0.5 * spread < sum(errors) / len(errors) < 1.5 * spread
+
+
+# table -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_is_filled_in_every_format_and_only_once(nidiff_run, model, tmp_path):
+    other = untrained_model(tmp_path / "other", num_levels=30)
+    flags = ("table", model, other, *FLAGS, "--samplers", "ancestral", "dpmpp_2m", "--steps", "6", "3")
+    code, text, log = nidiff_run(*flags, "--out", tmp_path / "table")
+    assert code == 0
+    results = json.loads((tmp_path / "table" / "table.json").read_text())
+    cells = [(r["run"], r["sampler"], r["steps"]) for r in results]
+    assert cells == [(m, s, n) for m in ("noise", "other") for s in ("ancestral", "dpmpp_2m") for n in (6, 3)]
+    assert all(name in text for name in METRICS)
+    assert "table.md" in log
+    with (tmp_path / "table" / "table.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 8
+    for name in ("table.md", "table.tex"):
+        assert (tmp_path / "table" / name).stat().st_size > 200
+    with Image.open(tmp_path / "table" / "table.png") as picture:
+        assert np.asarray(picture.convert("L")).std() > 5
+
+    # Stopped after some cells, the same command goes on: here one cell of eight is lost.
+    for folder in (model, other):
+        shutil.rmtree(folder / "generated")
+    known = json.loads((model / "metrics.json").read_text())
+    (model / "metrics.json").write_text(json.dumps(known[1:]))
+    code, again, _ = nidiff_run(*flags, "--out", tmp_path / "table")
+    assert code == 0
+    assert again == text
+    assert [path.name for path in (model / "generated").iterdir()] == ["ancestral-6"]
+    assert not (other / "generated").exists()
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--seeds", "0-2"), "3 generated images, and k=3 needs k + 1"),
+        (("--num-real", "3"), "3 real images, and k=3 needs k + 1"),
+        (("--num-real", "9999"), "num_real=9999 must be from 1 to 1498"),
+        (("--k", "0"), "k=0"),
+        (("--bootstrap", "1"), "bootstrap=1"),
+        (("--steps", "41"), "num_steps=41 must be an integer from 1 to 40"),
+        (("--features", "vgg"), "features='vgg' is unknown"),
+        (("--data", "nowhere"), "'nowhere' is neither"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+@pytest.mark.parametrize("command", ["evaluate", "table"])
+def test_bad_flags_exit_with_2_before_anything_is_drawn(nidiff_run, model, command, flags, message, tmp_path):
+    out = ("--out", tmp_path / "t") if command == "table" else ()
+    code, result, log = nidiff_run(command, model, *FLAGS, "--steps", "3", *flags, *out)
+    assert code == 2
+    assert message in log
+    assert result == ""
+    assert not (model / "generated").exists()
+    assert not (tmp_path / "t").exists()
+
+
+def test_images_of_another_size_are_refused(nidiff_run, model, tmp_path):
+    np.savez(tmp_path / "large.npz", np.zeros((20, 16, 16, 3), dtype=np.uint8))
+    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--data", tmp_path / "large.npz", "--num-real", "20")
+    assert code == 2
+    assert "images of 1 × 8 × 8" in log
+    assert "3 × 16 × 16" in log
+
+
+def test_constant_images_are_refused(nidiff_run, tmp_path):
+    np.savez(tmp_path / "grey.npz", np.full((20, 8, 8, 1), 128, dtype=np.uint8))
+    code, _, log = nidiff_run("evaluate", tmp_path / "grey.npz", "--data", "digits", *FAST)
+    assert code == 2
+    assert "generated images are constant" in log
+
+
+def test_a_model_folder_must_be_told_the_data_and_runs_need_names(nidiff_run, model, tmp_path):
+    code, _, log = nidiff_run("evaluate", model, *FAST, "--steps", "3")
+    assert code == 2
+    assert "data is missing" in log
+    twin = shutil.copytree(model, tmp_path / "twin" / "noise")
+    code, _, log = nidiff_run("table", model, twin, *FLAGS, "--steps", "3", "--out", tmp_path / "t")
+    assert code == 2
+    assert "different names" in log
+
+
+def test_a_damaged_metrics_file_is_named_and_left(nidiff_run, model):
+    (model / "metrics.json").write_text('[{"run": ')
+    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--steps", "3")
+    assert code == 2
+    assert "metrics.json" in log
+    assert (model / "metrics.json").read_text() == '[{"run": '
