@@ -11,7 +11,17 @@ from nidiff.sampling.sampler import SAMPLERS
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/extending.md", "docs/training.md"])
+@pytest.mark.parametrize(
+    "page",
+    [
+        "README.md",
+        "docs/concepts.md",
+        "docs/diffusers.md",
+        "docs/evaluation.md",
+        "docs/extending.md",
+        "docs/training.md",
+    ],
+)
 def test_the_python_of_a_page_runs(page, tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

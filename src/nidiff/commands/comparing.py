@@ -80,6 +80,7 @@ def evaluate_cell(
     Every process draws; the main one computes, and has the result.
     """
     from nidiff.evaluation.bench import same_question
+    from nidiff.report.results import known_results
     from nidiff.sampling.folder import SampleFolder
     from nidiff.sampling.job import run_job
 
@@ -107,11 +108,3 @@ def evaluate_cell(
         replace_text(model.path / "metrics.json", json.dumps([*before, result], indent=2) + "\n")
     state.wait_for_everyone()
     return result
-
-
-def known_results(run: Path) -> "list[Result]":
-    """What is in metrics.json of a run."""
-    from nidiff.report.results import read_results
-
-    file = run / "metrics.json"
-    return read_results(file) if file.exists() else []

@@ -16,7 +16,7 @@ from nidiff.errors import InputError, one_of
 from nidiff.interop.arrays import DOWNLOAD
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.training.card import model_card, run_card
+from nidiff.report.card import model_card, run_card
 from nidiff.training.model import check_same_covariance
 
 FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")

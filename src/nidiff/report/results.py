@@ -61,6 +61,12 @@ def read_results(path: Path) -> list[Result]:
     return results
 
 
+def known_results(run: Path) -> list[Result]:
+    """What is in RUN/metrics.json; nothing if there is no such file."""
+    file = run / "metrics.json"
+    return read_results(file) if file.exists() else []
+
+
 def metric_names(results: Sequence[Result]) -> list[str]:
     """The metrics of all results, in the order in which they first occur."""
     return union(result["metrics"] for result in results)

@@ -18,7 +18,7 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
 from nidiff.errors import InputError, one_of
 from nidiff.experiment import Experiment
-from nidiff.training.card import model_card
+from nidiff.report.card import model_card
 
 ARRAYS = "covariance.safetensors"  # what the "covariance" of the scheduler's configuration refers to, if anything
 CONFIG = "scheduler_config.json"

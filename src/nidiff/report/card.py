@@ -7,8 +7,9 @@ from typing import Any
 
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.summary import summary
-from nidiff.errors import InputError
 from nidiff.experiment import Experiment, read_experiment
+from nidiff.report.quality import markdown
+from nidiff.report.results import known_results
 
 FRONT = """---
 library_name: diffusers
@@ -76,7 +77,7 @@ images = pipeline(batch_size=4, num_inference_steps=50, seeds=range(4)).images
 ```json
 {json.dumps(covariance.to_config(), indent=2)}
 ```
-{_metrics(metrics)}"""
+{f"{chr(10)}## Metrics{chr(10)}{chr(10)}{markdown(metrics)}" if metrics else ""}"""
 
 
 def run_card(model: Path, covariance: Covariance, scheduler: Mapping[str, Any], name: str) -> str | None:
@@ -84,44 +85,9 @@ def run_card(model: Path, covariance: Covariance, scheduler: Mapping[str, Any], 
     run = model.resolve().parent
     if not (run / "experiment.json").is_file():
         return None
-    return model_card(covariance, scheduler, read_experiment(run), read_metrics(run), name)
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The results in RUN/metrics.json; none if there is no such file."""
-    file = run / "metrics.json"
-    if not file.is_file():
-        return []
-    try:
-        results = json.loads(file.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(f"{str(file)!r} is damaged ({error}): run nidiff evaluate again, or remove it.") from error
-    if not isinstance(results, list):
-        raise InputError(f"{str(file)!r} is not a list of results: run nidiff evaluate again, or remove it.")
-    return results
+    return model_card(covariance, scheduler, read_experiment(run), known_results(run), name)
 
 
 def data_name(data: str) -> str:
     """What to call the data in public: a path is somebody's, its last part is a name."""
     return data if data.startswith("hf:") else Path(data).name
-
-
-def _metrics(results: Sequence[Mapping[str, Any]]) -> str:
-    if not results:
-        return ""
-    names = list(dict.fromkeys(name for result in results for name in result["metrics"]))
-    lines = [["sampler", "steps", "images", *names]]
-    for result in results:
-        options = "".join(f", {key}={value}" for key, value in result.get("options", {}).items())
-        images = str(result.get("provenance", {}).get("num_generated", ""))
-        cells = [_cell(result["metrics"].get(name)) for name in names]
-        lines.append([result["sampler"] + options, str(result["steps"]), images, *cells])
-    lines.insert(1, ["---"] * len(lines[0]))
-    return "\n## Metrics\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
-
-
-def _cell(metric: Mapping[str, Any] | None) -> str:
-    if metric is None:
-        return ""
-    error = "" if metric.get("error") is None else f" ± {metric['error']:.2g}"
-    return f"{metric['value']:.4g}{error}"

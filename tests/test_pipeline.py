@@ -1,0 +1,294 @@
+"""The pipeline: what nidiff train leaves opens in diffusers, gives the same images, and only under its own Σ."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard, RepoUrl
+from safetensors.torch import load_file
+
+import nidiff
+from nidiff.cli import main
+from nidiff.experiment import Experiment
+from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
+from nidiff.network import unet
+from nidiff.randomness import generators_from_seeds
+from nidiff.training.model import load_model, same_covariance, save_model
+
+GFF = nidiff.gaussian_free_field((8, 8))
+RESULT = {
+    "run": "r",
+    "sampler": "ddim",
+    "steps": 10,
+    "options": {"eta": 0.5},
+    "seeds": "0-99",
+    "metrics": {"FD-pixels": {"value": 7.0123, "error": 0.12}, "recall": {"value": 0.5, "error": None}},
+    "provenance": {"num_generated": 100},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """What ``nidiff train`` leaves after two steps, with a Σ that is arrays."""
+    out = tmp_path_factory.mktemp("runs") / "r"
+    flags = [
+        "--widths",
+        "8",
+        "--attention",
+        "--batch-size",
+        "8",
+        "--precision",
+        "fp32",
+        "--steps",
+        "2",
+        "--warmup",
+        "0",
+    ]
+    flags += ["--cooldown", "0", "--num-samples", "1", "--sample-steps", "2", "--schedule", "ddpm_linear:num_levels=50"]
+    assert main(["train", "--out", str(out), "--covariance", "from_data:average=modes", *flags]) == 0
+    return out
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    return unet((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
+
+
+def opened(path, **options) -> NonIsotropicPipeline:
+    pipeline = NonIsotropicPipeline.from_pretrained(path, **options)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def in_unit_range(x: torch.Tensor) -> torch.Tensor:
+    return (x / 2 + 0.5).clamp(0, 1)
+
+
+# One model, two ways to open it ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["ddpm", "ddim", "dpmsolver++"])
+def test_a_trained_model_gives_the_same_images_in_both_worlds(run, algorithm):
+    pipeline = opened(run / "model")
+    pipeline.scheduler = NonIsotropicScheduler.from_config(pipeline.scheduler.config, algorithm=algorithm)
+    images = pipeline(batch_size=3, num_inference_steps=7, output_type="pt", seeds=[4, 5, 6]).images
+    again = pipeline(3, generators_from_seeds([4, 5, 6]), 7, "pt").images
+    sampler = {"ddpm": "ancestral", "ddim": "ddim", "dpmsolver++": "dpmpp_2m"}[algorithm]
+    rows = pipeline.scheduler.timesteps.tolist()
+    denoiser = nidiff.load_model(run, clip=1.0)
+    expected = nidiff.sample(denoiser, (3, 1, 8, 8), sampler=sampler, rows=rows, seeds=[4, 5, 6])
+    assert torch.equal(images, in_unit_range(expected))
+    assert torch.equal(images, again)
+    if algorithm == "ddpm":  # and the default calls are the same, too
+        assert torch.equal(images, in_unit_range(nidiff.sample(denoiser, (3, 1, 8, 8), num_steps=7, seeds=[4, 5, 6])))
+    other = nidiff.sample(denoiser, (3, 1, 8, 8), sampler=sampler, rows=rows, seeds=[4, 5, 7])
+    assert not torch.equal(images, in_unit_range(other))
+
+
+def test_the_core_knows_nothing_of_it():
+    code = "import sys, nidiff.training.model; print([m for m in sys.modules if 'interop' in m or m == 'diffusers'])"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
+
+
+def test_a_run_directory_opens_as_its_model_does(run):
+    assert same_covariance(opened(run).scheduler.covariance, load_model(run).process.covariance)
+    assert len(opened(run)(output_type="np").images) == 1  # all 50 levels
+
+
+def test_a_pipeline_is_saved_and_opened(run, tmp_path):
+    first = opened(run)
+    first.save_pretrained(tmp_path / "m")
+    index = json.loads((tmp_path / "m" / "model_index.json").read_text())
+    ours = json.loads((run / "model" / "model_index.json").read_text())
+    assert {k: v for k, v in index.items() if k[0] != "_"} == {k: v for k, v in ours.items() if k[0] != "_"}
+    assert index["_class_name"] == ours["_class_name"] == "NonIsotropicPipeline"
+    second = opened(tmp_path / "m")
+    a, b = (p(2, torch.Generator().manual_seed(1), 5, "np").images for p in (first, second))
+    assert np.array_equal(a, b)
+    # and nidiff opens what diffusers saved
+    assert same_covariance(load_model(tmp_path / "m").process.covariance, first.scheduler.covariance)
+
+
+def test_images_come_as_pil_numpy_or_tensors(network):
+    pipeline = NonIsotropicPipeline(network, NonIsotropicScheduler(GFF, "ddpm_linear:num_levels=5"))
+    pipeline.set_progress_bar_config(disable=True)
+    array = pipeline(2, output_type="np", seeds=[0, 1]).images
+    tensor = pipeline(2, output_type="pt", seeds=[0, 1], return_dict=False)[0]
+    picture = pipeline(2, seeds=[0, 1]).images[1]
+    assert array.shape == (2, 8, 8, 1)
+    assert np.array_equal(array.transpose(0, 3, 1, 2), tensor.numpy())
+    assert np.abs(np.asarray(picture) / 255 - array[1, ..., 0]).max() <= 0.5 / 255 + 1e-6
+
+
+def test_the_network_may_be_in_half_precision(network):
+    pipeline = NonIsotropicPipeline(network, NonIsotropicScheduler(GFF, "ddpm_linear:num_levels=5"))
+    pipeline.set_progress_bar_config(disable=True)
+    images = pipeline.to(torch.bfloat16)(2, output_type="np").images
+    assert np.isfinite(images).all()
+
+
+# Only under its own Σ --------------------------------------------------------------------------------------------
+
+
+def test_another_covariance_is_refused(run):
+    own = load_model(run).process.covariance
+    assert same_covariance(opened(run, covariance=own).scheduler.covariance, own)
+    with pytest.raises(ValueError, match="was trained with"):
+        opened(run, covariance=GFF)
+    with pytest.raises(ValueError, match="was trained with"):
+        opened(run, scheduler=NonIsotropicScheduler(GFF))
+    pipeline = opened(run)
+    pipeline.scheduler = NonIsotropicScheduler(GFF)
+    with pytest.raises(ValueError, match="was trained with"):
+        pipeline()
+    pipeline.scheduler = diffusers.DDIMScheduler()
+    with pytest.raises(ValueError, match="whitened"):
+        pipeline()
+
+
+def test_the_same_covariance_in_another_scheduler_is_welcome(run):
+    own = load_model(run).process.covariance
+    faster = NonIsotropicScheduler(own, "ddpm_linear:num_levels=50", algorithm="dpmsolver++")
+    assert opened(run, scheduler=faster)(num_inference_steps=3, output_type="np").images.shape == (1, 8, 8, 1)
+
+
+@pytest.mark.filterwarnings("ignore:Expected types")
+def test_a_plain_ddpm_pipeline_warns_of_its_white_start(run):
+    """It finds our scheduler in the index, and the scheduler sees what it is started from."""
+    plain = diffusers.DDPMPipeline.from_pretrained(run / "model")
+    plain.set_progress_bar_config(disable=True)
+    with pytest.warns(UserWarning, match="init_noise"):
+        plain(batch_size=16, num_inference_steps=2, output_type="np", generator=torch.Generator().manual_seed(0))
+
+
+def test_the_generic_pipeline_class_fails_by_name(run):
+    """diffusers looks for the class among its own, and would take another only as remote code."""
+    with pytest.raises(AttributeError, match="NonIsotropicPipeline"):
+        diffusers.DiffusionPipeline.from_pretrained(run / "model")
+
+
+def test_bad_parts_and_arguments_are_refused(network, tmp_path):
+    with pytest.raises(ValueError, match=r"images \(1, 8, 8\)"):
+        NonIsotropicPipeline(network, NonIsotropicScheduler(nidiff.gaussian_free_field((16, 16))))
+    with pytest.raises(ValueError, match="NonIsotropicScheduler"):
+        NonIsotropicPipeline(network, diffusers.DDPMScheduler())
+    pipeline = NonIsotropicPipeline(network, NonIsotropicScheduler(GFF))
+    with pytest.raises(ValueError, match="output_type"):
+        pipeline(output_type="latent")
+    with pytest.raises(ValueError, match="batch_size=2"):
+        pipeline(batch_size=2, seeds=[1])
+    with pytest.raises(ValueError, match="from 1 to 1000"):
+        pipeline(num_inference_steps=1001)
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "experiment.json").write_text("{}")
+    with pytest.raises(OSError, match="--resume"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "r")
+    with pytest.raises(OSError, match="does not exist"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "nowhere")
+
+
+def test_a_missing_spectrum_is_an_os_error(run, tmp_path):
+    shutil.copytree(run / "model", tmp_path / "m")
+    (tmp_path / "m" / "scheduler" / "covariance.safetensors").unlink()
+    with pytest.raises(OSError, match="covariance.safetensors"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+
+
+def test_every_target_of_training_has_a_word_in_diffusers(network, tmp_path):
+    for target in ("eps", "noise", "x0", "v", "score"):
+        save_model(tmp_path / target, network, GFF, Experiment(target=target, schedule="ddpm_linear:num_levels=5"))
+        images = opened(tmp_path / target)(output_type="pt", seeds=[3]).images
+        expected = nidiff.sample(load_model(tmp_path / target, clip=1.0), (1, 1, 8, 8), seeds=[3])
+        assert torch.equal(images, in_unit_range(expected))
+
+
+# The card and the Hub --------------------------------------------------------------------------------------------
+
+
+def test_the_card_states_what_the_model_is(run, tmp_path):
+    text = (run / "model" / "README.md").read_text()
+    front = ModelCard(text).data
+    assert front.library_name == "diffusers"
+    assert "unconditional-image-generation" in front.tags
+    for fact in ("Fourier", "8 × 8", "digits", "ddpm_linear:num_levels=50", "epsilon", "NonIsotropicPipeline"):
+        assert fact in text
+    assert "Metrics" not in text
+    shutil.copytree(run, tmp_path / "r")
+    (tmp_path / "r" / "metrics.json").write_text(json.dumps([RESULT]))
+    opened(tmp_path / "r").save_pretrained(tmp_path / "shared")
+    shared = (tmp_path / "shared" / "README.md").read_text()
+    assert "| r | ddim, eta=0.5 | 10 | 7.01 ± 0.12 | 0.5 |" in shared
+    (tmp_path / "shared" / "README.md").write_text("edited by hand")
+    opened(tmp_path / "shared").save_pretrained(tmp_path / "further")
+    assert (tmp_path / "further" / "README.md").read_text() == "edited by hand"
+    opened(run).save_pretrained(tmp_path / "shared")
+    assert (tmp_path / "shared" / "README.md").read_text() == "edited by hand"
+
+
+def test_the_card_of_a_white_model_does_not_claim_otherwise(network, tmp_path):
+    save_model(tmp_path / "m", network, nidiff.Identity((8, 8)), Experiment())
+    assert "not white" not in (tmp_path / "m" / "README.md").read_text()
+    save_model(tmp_path / "m", network, GFF, Experiment())
+    assert "not white" in (tmp_path / "m" / "README.md").read_text()
+
+
+def test_the_card_does_not_tell_where_the_data_lay(network, tmp_path):
+    save_model(tmp_path / "m", network, GFF, Experiment(data="/home/me/private/cats"))
+    text = (tmp_path / "m" / "README.md").read_text()
+    assert "cats" in text
+    assert "private" not in text
+
+
+def test_the_cards_python_runs(run, tmp_path, monkeypatch):
+    opened(run).save_pretrained(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    code = (tmp_path / "mine" / "README.md").read_text().split("```python\n")[1].split("```")[0]
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert len(names["images"]) == 4
+
+
+@pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks`")  # diffusers' own, for any scheduler of the Hub
+def test_a_model_of_the_hub_opens_from_the_cache(run, tmp_path):
+    """The layout of the Hub's cache, so that nothing is fetched: the arrays of Σ and the card come along."""
+    repository = tmp_path / "cache" / "models--me--digits"
+    commit = "0123456789" * 4
+    shutil.copytree(run / "model", repository / "snapshots" / commit)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    offline = {"cache_dir": tmp_path / "cache", "local_files_only": True}
+    pipeline = opened("me/digits", **offline)
+    own = load_model(run).process.covariance
+    assert same_covariance(pipeline.scheduler.covariance, own)
+    alone = NonIsotropicScheduler.from_pretrained("me/digits", subfolder="scheduler", **offline)
+    assert same_covariance(alone.covariance, own)
+    pipeline.save_pretrained(tmp_path / "copy")
+    card = (run / "model" / "README.md").read_text()
+    assert (tmp_path / "copy" / "README.md").read_text() == card.replace('"PATH_OR_REPOSITORY"', '"copy"')
+    (repository / "snapshots" / commit / "scheduler" / "covariance.safetensors").unlink()
+    with pytest.raises(OSError, match="covariance.safetensors"):
+        NonIsotropicScheduler.from_pretrained("me/digits", subfolder="scheduler", **offline)
+
+
+def test_what_is_pushed_is_the_model_with_its_card(run, tmp_path, monkeypatch):
+    """The Hub itself is out of reach of a test: its two calls are caught where diffusers makes them."""
+    from diffusers.utils import hub_utils
+
+    monkeypatch.setattr(hub_utils, "create_repo", lambda name, **_: RepoUrl(f"https://huggingface.co/{name}"))
+    monkeypatch.setattr(hub_utils, "load_or_create_model_card", lambda *_, **__: ModelCard("---\n{}\n---\nempty"))
+    monkeypatch.setattr(
+        hub_utils, "upload_folder", lambda folder_path, **_: shutil.copytree(folder_path, tmp_path / "hub")
+    )
+    opened(run).push_to_hub("me/digits")
+    assert 'from_pretrained("me/digits")' in (tmp_path / "hub" / "README.md").read_text()
+    assert "digits" in (tmp_path / "hub" / "README.md").read_text()
+    assert load_file(tmp_path / "hub" / "scheduler" / "covariance.safetensors").keys()
+    assert opened(tmp_path / "hub")(num_inference_steps=2, output_type="np").images.shape == (1, 8, 8, 1)

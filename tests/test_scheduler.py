@@ -1,0 +1,430 @@
+"""The scheduler: with Σ = I diffusers' own, with any Σ nidiff.sample, and what diffusers promises of schedulers."""
+
+import copy
+import itertools
+import json
+
+import diffusers
+import pytest
+import torch
+from problems import normal, smooth_net
+
+import nidiff
+from nidiff.diffusion.target import TARGETS
+from nidiff.interop import NonIsotropicScheduler
+from nidiff.interop.scheduler import ALGORITHMS
+from nidiff.interop.timesteps import SPACINGS
+from nidiff.randomness import generators_from_seeds
+from nidiff.training.model import PREDICTIONS, same_covariance
+
+SHAPE = (2, 1, 4, 4)
+GFF = nidiff.gaussian_free_field((4, 4))
+FITTED = nidiff.from_data(normal(50, 4, 4), average="modes")  # a Σ that is arrays
+SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}, "dpmsolver++": {}}
+
+
+def scheduler(covariance=GFF, **options):
+    options = {"schedule": "ddpm_linear:num_levels=100,beta_max=0.2", "clip_sample": False, **options}
+    return NonIsotropicScheduler(covariance, **options)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def loop(ours, net, x, generator=None, **options):
+    for t in ours.timesteps:
+        x = ours.step(net(ours.scale_model_input(x, t), t.expand(len(x))), t, x, generator, **options).prev_sample
+    return x
+
+
+# Σ = I is diffusers ----------------------------------------------------------------------------------------------
+
+PEERS = {
+    "ddpm": ("ddpm", {}, diffusers.DDPMScheduler, {}, {}),
+    "ddpm, large variance": (
+        "ddpm",
+        {"variance_type": "fixed_large"},
+        diffusers.DDPMScheduler,
+        {"variance_type": "fixed_large"},
+        {},
+    ),
+    "ddim": ("ddim", {}, diffusers.DDIMScheduler, {}, {}),
+    "ddim, eta": ("ddim", {}, diffusers.DDIMScheduler, {}, {"eta": 0.7}),
+    "dpmsolver++": ("dpmsolver++", {}, diffusers.DPMSolverMultistepScheduler, {}, {}),
+}
+
+
+def in_float64(peer):
+    """The tables of a diffusers scheduler, which are float32, in float64; call after set_timesteps."""
+    remaining = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
+    peer.alphas_cumprod = remaining
+    if hasattr(peer, "sigmas"):
+        sigmas = ((1 - remaining) / remaining).sqrt()[peer.timesteps]
+        peer.sigmas = torch.cat([sigmas, torch.zeros(1, dtype=torch.float64)])
+
+
+# Left out: where diffusers' DDIM steps to t − 1000 // n, which is not the next of its linspace timesteps, and where its
+# DDPM adds noise of variance β to the final image because its last timestep is not 0.
+CASES = [
+    (name, spacing)
+    for name, spacing in itertools.product(PEERS, SPACINGS)
+    if not (name.startswith("ddim") and spacing == "linspace")
+    and not (name == "ddpm, large variance" and spacing == "trailing")
+]
+
+
+@pytest.mark.parametrize(("name", "spacing"), CASES)
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_with_white_noise_each_step_is_diffusers(name, spacing, prediction):
+    algorithm, options, peer_class, settings, arguments = PEERS[name]
+    clip = {} if algorithm == "dpmsolver++" else {"clip_sample": False}
+    peer = peer_class(prediction_type=prediction, timestep_spacing=spacing, **settings, **clip)
+    ours = scheduler(
+        nidiff.Identity((4, 4)),
+        schedule="ddpm_linear:num_levels=1000",
+        prediction_type=prediction,
+        algorithm=algorithm,
+        timestep_spacing=spacing,
+        **options,
+    )
+    peer.set_timesteps(20)
+    ours.set_timesteps(20)
+    in_float64(peer)
+    assert ours.timesteps.tolist() == peer.timesteps.tolist()
+    net = smooth_net((4, 4))
+    x = ours.init_noise(SHAPE, seeded(), dtype=torch.float64)
+    generators = seeded(1), seeded(1)
+    for t in ours.timesteps:
+        output = net(x, t.expand(2))
+        theirs = peer.step(output, t, x, generator=generators[0], **arguments)
+        mine = ours.step(output, t, x, generators[1], **arguments)
+        scale = max(1.0, theirs.prev_sample.abs().max().item())
+        assert (mine.prev_sample - theirs.prev_sample).abs().max() <= 1e-6 * scale
+        if hasattr(theirs, "pred_original_sample"):
+            assert torch.allclose(mine.pred_original_sample, theirs.pred_original_sample, rtol=1e-6, atol=1e-6)
+        x = theirs.prev_sample.double()
+
+
+@pytest.mark.parametrize("algorithm", ["ddpm", "ddim"])
+def test_clipping_is_diffusers_too(algorithm):
+    """DDIM's with use_clipped_model_output: the noise direction follows the clipped image."""
+    peer = {"ddpm": diffusers.DDPMScheduler, "ddim": diffusers.DDIMScheduler}[algorithm](clip_sample_range=0.8)
+    ours = NonIsotropicScheduler(nidiff.Identity((4, 4)), algorithm=algorithm, clip_sample_range=0.8)
+    for each in (peer, ours):
+        each.set_timesteps(10)
+    in_float64(peer)
+    extra = {"use_clipped_model_output": True} if algorithm == "ddim" else {}
+    x, output = normal(*SHAPE), normal(*SHAPE, seed=1)
+    theirs = peer.step(output, 500, x, generator=seeded(), **extra)
+    mine = ours.step(output, 500, x, generator=seeded())
+    assert mine.pred_original_sample.abs().max() == 0.8
+    assert torch.allclose(mine.prev_sample, theirs.prev_sample, rtol=0, atol=1e-6)
+
+
+def test_add_noise_and_velocity_with_white_noise_are_diffusers():
+    peer, ours = diffusers.DDPMScheduler(), NonIsotropicScheduler(nidiff.Identity((4, 4)))
+    x0, noise, t = normal(*SHAPE), normal(*SHAPE, seed=1), torch.tensor([3, 700])
+    in_float64(peer)
+    assert torch.allclose(ours.add_noise(x0, noise, t), peer.add_noise(x0, noise, t), rtol=0, atol=1e-12)
+    assert torch.allclose(ours.get_velocity(x0, noise, t), peer.get_velocity(x0, noise, t), rtol=0, atol=1e-12)
+    assert torch.allclose(ours.alphas_cumprod, peer.alphas_cumprod.float())
+
+
+# Any Σ is nidiff.sample ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "schedule", ["ddpm_cosine:num_levels=100", "smld_geometric:num_levels=100,sigma_max=9,sigma_min=0.02"]
+)
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_it_is_nidiff_sample_to_the_bit(algorithm, prediction, schedule):
+    ours = scheduler(FITTED, schedule=schedule, prediction_type=prediction, algorithm=algorithm, clip_sample=True)
+    net = smooth_net((4, 4))
+    ours.set_timesteps(12)
+    generators = generators_from_seeds([5, 6])
+    x = ours.init_noise(SHAPE, generators, dtype=torch.float64)
+    x = loop(ours, net, x, generators)
+    denoiser = nidiff.Denoiser(net, ours.process, PREDICTIONS[prediction], clip=1.0)
+    rows = ours.timesteps.tolist()
+    options = {"rows": rows, "sampler": ALGORITHMS[algorithm].sampler, **SAMPLER_OPTIONS[algorithm]}
+    expected = nidiff.sample(denoiser, SHAPE, seeds=[5, 6], dtype=torch.float64, **options)
+    assert torch.equal(x, expected)
+    white = nidiff.Denoiser(
+        net, nidiff.Process(ours.process.schedule, nidiff.Identity((4, 4))), PREDICTIONS[prediction]
+    )
+    other = nidiff.sample(white.clipped(1.0), SHAPE, seeds=[5, 6], dtype=torch.float64, **options)
+    assert not torch.allclose(other, expected, atol=1e-3)
+
+
+def test_noise_is_given_white_and_coloured_inside():
+    ours = scheduler()
+    ours.set_timesteps(10)
+    x, output, z = GFF.sqrt(normal(*SHAPE)), normal(*SHAPE, seed=1), normal(*SHAPE, seed=2)
+    without = ours.step(output, 50, x, variance_noise=torch.zeros_like(z)).prev_sample
+    added = ours.step(output, 50, x, variance_noise=z).prev_sample - without
+    assert torch.allclose(added / added.std(), GFF.sqrt(z) / GFF.sqrt(z).std(), atol=1e-6)
+    level = ours.process.schedule.level(30)
+    noisy = ours.add_noise(output, z, torch.tensor([30, 30]))
+    assert torch.allclose(noisy, level.signal * output + level.sigma * GFF.sqrt(z), atol=1e-12)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_the_targets_of_a_training_script_lead_back_to_the_image(prediction):
+    """noise, the image or get_velocity(image, noise): what a diffusers script compares the output with."""
+    ours = scheduler(prediction_type=prediction)
+    ours.set_timesteps(100)
+    x0, noise, t = normal(*SHAPE), normal(*SHAPE, seed=1), torch.tensor([40])
+    targets = {"epsilon": noise, "sample": x0, "v_prediction": ours.get_velocity(x0, noise, t)}
+    x = ours.add_noise(x0, noise, t)
+    assert torch.allclose(ours.step(targets[prediction], 40, x).pred_original_sample, x0, atol=1e-10)
+
+
+def test_the_exact_network_of_one_image_is_sampled_to_that_image():
+    x0 = normal(1, 1, 4, 4)
+    ours = scheduler(algorithm="ddim", timestep_spacing="trailing")
+    ours.set_timesteps(100)
+
+    def exact(x, label):  # what training on one image converges to: eps = Σ^-½ (x − signal · x0) / sigma
+        level = ours.process.schedule.level(label[0].item())
+        return TARGETS["eps"].invert(x0.expand_as(x), x, level, GFF)
+
+    x = ours.init_noise((3, 1, 4, 4), seeded(), dtype=torch.float64)
+    assert torch.allclose(loop(ours, exact, x), x0.expand(3, -1, -1, -1), atol=1e-8)
+
+
+# diffusers' promises about schedulers ----------------------------------------------------------------------------
+
+every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+@every_algorithm
+@pytest.mark.parametrize("covariance", [GFF, FITTED, nidiff.Channels(torch.eye(1) * 2, FITTED)], ids=repr)
+def test_a_saved_scheduler_is_the_same(algorithm, covariance, tmp_path):
+    options = {
+        "algorithm": algorithm,
+        "prediction_type": "v_prediction",
+        "variance_type": "fixed_large",
+        "timestep_spacing": "trailing",
+        "clip_sample_range": 0.7,
+        "clip_sample": True,
+    }
+    first = scheduler(covariance, **options)
+    first.save_pretrained(tmp_path / "s")
+    assert (tmp_path / "s" / "covariance.safetensors").exists() == bool(covariance.tensors())
+    second = NonIsotropicScheduler.from_pretrained(tmp_path / "s")
+    third = NonIsotropicScheduler.from_config(copy.deepcopy(first.config))  # no file in between
+    nested = NonIsotropicScheduler.from_pretrained(tmp_path, subfolder="s")
+    x, output = first.init_noise(SHAPE, seeded(), dtype=torch.float64), normal(*SHAPE)
+    for other in (second, third, nested):
+        assert {k: v for k, v in other.config.items() if k[0] != "_"} == {
+            k: v for k, v in first.config.items() if k[0] != "_"
+        }
+        assert same_covariance(other.covariance, covariance)
+        for each in (first, other):
+            each.set_timesteps(7)
+        t = first.timesteps[0]
+        a, b = (each.step(output, t, x, generator=seeded()).prev_sample for each in (first, other))
+        assert torch.equal(a, b)
+
+
+def test_a_configuration_can_be_changed_on_the_way():
+    other = NonIsotropicScheduler.from_config(scheduler(FITTED).config, algorithm="ddim")
+    assert other.config.algorithm == "ddim"
+    assert same_covariance(other.covariance, FITTED)
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@every_algorithm
+def test_timesteps_fall_within_the_schedule(algorithm, spacing):
+    ours = scheduler(algorithm=algorithm, timestep_spacing=spacing)
+    assert ours.timesteps.tolist() == list(range(99, -1, -1))
+    for steps in (1, 2, 3, 7, 33, 49, 98):
+        ours.set_timesteps(steps)
+        rows = ours.timesteps.tolist()
+        assert len(rows) == steps == ours.num_inference_steps
+        assert all(a > b for a, b in itertools.pairwise(rows))
+        assert rows[0] <= 99
+        assert rows[-1] >= 0
+    ours.set_timesteps(timesteps=[90, 50, 3])
+    assert ours.timesteps.tolist() == [90, 50, 3]
+
+
+@every_algorithm
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_stays_finite_and_keeps_its_type(algorithm, dtype):
+    ours = NonIsotropicScheduler(
+        FITTED, "ddpm_cosine:num_levels=1000", algorithm=algorithm, timestep_spacing="trailing"
+    )
+    ours.set_timesteps(10)
+    x = ours.init_noise(SHAPE, seeded(), dtype=dtype)
+    x = loop(ours, lambda x, t: x.tanh(), x, seeded(1))
+    assert x.dtype == dtype
+    assert bool(x.isfinite().all())
+    noisy = ours.add_noise(x, torch.randn(SHAPE, generator=seeded()).to(dtype), torch.tensor([0, 999]))
+    assert noisy.dtype == dtype
+    assert bool(noisy.isfinite().all())
+
+
+@every_algorithm
+def test_a_generator_decides_everything(algorithm):
+    def draw(*generators):
+        ours = scheduler(algorithm=algorithm)
+        ours.set_timesteps(10)
+        eta = {"eta": 1.0} if algorithm == "ddim" else {}
+        source = list(generators) if len(generators) > 1 else generators[0]
+        return loop(ours, smooth_net((4, 4)), ours.init_noise(SHAPE, source, dtype=torch.float64), source, **eta)
+
+    assert torch.equal(draw(seeded(3)), draw(seeded(3)))
+    assert not torch.equal(draw(seeded(3)), draw(seeded(4)))
+    assert torch.allclose(draw(seeded(3), seeded(4))[0], draw(seeded(3), seeded(5))[0], rtol=0, atol=1e-12)
+
+
+@every_algorithm
+def test_a_step_returns_what_diffusers_users_unpack(algorithm):
+    ours = scheduler(algorithm=algorithm)
+    ours.set_timesteps(10)
+    x, output = ours.init_noise(SHAPE, seeded()), torch.zeros(SHAPE)
+    result = ours.step(output, ours.timesteps[0], x, seeded())
+    pair = ours.step(output, int(ours.timesteps[0]), x, seeded(), return_dict=False)
+    assert result.prev_sample.shape == result.pred_original_sample.shape == x.shape
+    assert torch.equal(result[0], pair[0])
+    assert torch.equal(result["pred_original_sample"], pair[1])
+    assert ours.scale_model_input(x, 3) is x
+    assert len(ours) == ours.config.num_train_timesteps == 100
+    assert ours.order == 1
+    assert ours.compatibles == []  # a scheduler for white noise is not
+
+
+def test_a_second_run_knows_nothing_of_the_first():
+    ours = scheduler(algorithm="dpmsolver++")
+    net, x = smooth_net((4, 4)), ours.init_noise(SHAPE, seeded(), dtype=torch.float64)
+    ours.set_timesteps(8)
+    first = loop(ours, net, x)
+    assert torch.equal(loop(ours, net, x), first)  # without set_timesteps in between
+    ours.set_timesteps(5)
+    loop(ours, net, x)
+    ours.set_timesteps(8)
+    assert torch.equal(loop(ours, net, x), first)
+
+
+# The classic mistake ---------------------------------------------------------------------------------------------
+
+GUARDED = {
+    "gff": (nidiff.gaussian_free_field((8, 8)), "ddpm_linear"),
+    "steep": (nidiff.gaussian_free_field((16, 16), gamma=2.0), "ddpm_cosine"),
+    "blue": (nidiff.power_law((16, 16), -1.0), "ddpm_linear"),
+    "smld": (nidiff.gaussian_free_field((8, 8)), "smld_geometric:num_levels=20,sigma_max=9,sigma_min=0.02"),
+    "white smld": (nidiff.Identity((8, 8)), "smld_geometric:num_levels=20,sigma_max=9,sigma_min=0.02"),
+}
+
+
+@pytest.mark.parametrize("case", GUARDED)
+def test_a_white_start_is_warned_of_and_a_right_one_is_not(case):
+    covariance, schedule = GUARDED[case]
+    ours = NonIsotropicScheduler(covariance, schedule)
+    ours.set_timesteps(10)
+    t, shape = ours.timesteps[0], (4, 3, *covariance.event_shape)
+    for seed in range(50):  # warnings are errors here
+        x = ours.init_noise(shape, seeded(seed))
+        ours.step(torch.zeros(shape), t, x, seeded())
+        ours.step(torch.zeros(shape), t, x.half(), seeded())
+    ours.step(torch.zeros(shape), ours.timesteps[1], torch.randn(shape, generator=seeded()), seeded())  # not the first
+    with pytest.warns(UserWarning, match="init_noise"):
+        ours.step(torch.zeros(shape), t, torch.randn(shape, generator=seeded()), seeded())
+    with pytest.warns(UserWarning, match="init_noise"):
+        ours.step(torch.zeros(shape), t, torch.zeros(shape), seeded())
+
+
+def test_with_white_noise_a_white_start_is_right():
+    ours = NonIsotropicScheduler(nidiff.Identity((8, 8)))
+    ours.set_timesteps(10)
+    ours.step(torch.zeros(1, 1, 8, 8), ours.timesteps[0], torch.randn(1, 1, 8, 8, generator=seeded()), seeded())
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+def ready(**options):
+    ours = scheduler(**options)
+    ours.set_timesteps(10)
+    return ours
+
+
+X = torch.zeros(SHAPE)
+BAD = {
+    "family": (lambda: scheduler({"covariance": "gausian_free_field", "shape": [4, 4]}), "gaussian_free_field"),
+    "not a covariance": (lambda: scheduler("gff"), "to_config"),
+    "a field of Σ": (lambda: scheduler({"covariance": "gaussian_free_field", "shape": [4, 4], "gama": 1}), "gama"),
+    "arrays of Σ": (lambda: scheduler(dict(FITTED.to_config())), "safetensors"),
+    "singular Σ": (lambda: scheduler(nidiff.gaussian_free_field((4, 4), zero_mode="zero")), "zero_mode"),
+    "schedule": (lambda: scheduler(schedule="ddpm_liner"), "ddpm_linear"),
+    "levels": (lambda: scheduler(num_train_timesteps=1000), "num_levels=1000"),
+    "prediction": (lambda: scheduler(prediction_type="eps"), "epsilon"),
+    "algorithm": (lambda: scheduler(algorithm="dpmsolver"), "dpmsolver++"),
+    "variance": (lambda: scheduler(variance_type="learned"), "fixed_small"),
+    "spacing": (lambda: scheduler(timestep_spacing="even"), "leading"),
+    "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "positive"),
+    "unknown field": (
+        lambda: NonIsotropicScheduler.from_config({**scheduler().config, "beta": 1}),
+        "unknown field 'beta'",
+    ),
+    "a DDPM config": (
+        lambda: NonIsotropicScheduler.from_config(diffusers.DDPMScheduler().config, covariance=GFF),
+        "beta_min",
+    ),
+    "no covariance": (lambda: NonIsotropicScheduler.from_config({}), "covariance="),
+    "too many steps": (lambda: scheduler().set_timesteps(101), "from 1 to 100"),
+    "a level twice": (lambda: scheduler(algorithm="dpmsolver++").set_timesteps(100), "use fewer"),
+    "no steps": (lambda: scheduler().set_timesteps(0), "from 1 to 100"),
+    "half a step": (lambda: scheduler().set_timesteps(1.5), "integer"),
+    "neither": (lambda: scheduler().set_timesteps(), "one of the two"),
+    "rising timesteps": (lambda: scheduler().set_timesteps(timesteps=[3, 50]), "must fall"),
+    "timesteps beyond": (lambda: scheduler().set_timesteps(timesteps=[100, 50]), "0 … 99"),
+    "step too early": (lambda: scheduler().step(X, 3, X), "set_timesteps"),
+    "another timestep": (lambda: ready().step(X, 3, X), "scheduler.timesteps"),
+    "shape of Σ": (lambda: ready().step(X[..., :3], 50, X[..., :3]), "(4, 4)"),
+    "shape of Σ, sample": (
+        lambda: ready(prediction_type="sample").step(X[..., :3], 50, X[..., :3]),
+        "(4, 4)",
+    ),
+    "shape of the output": (lambda: ready().step(X[:1], 50, X), "make them equal"),
+    "both noises": (lambda: ready().step(X, 50, X, seeded(), variance_noise=X), "one of the two"),
+    "eta of ddpm": (lambda: ready().step(X, 50, X, eta=0.5), "ddim"),
+    "generators": (lambda: ready().step(X, 50, X, [seeded()]), "one per image"),
+    "noise beyond": (lambda: scheduler().add_noise(X, X, torch.tensor([3, 100])), "0 … 99"),
+    "noise before": (lambda: scheduler().add_noise(X, X, torch.tensor([-1])), "0 … 99"),
+    "noise count": (lambda: scheduler().add_noise(X, X, torch.tensor([1, 2, 3])), "one per image"),
+    "integer images": (lambda: scheduler().add_noise(X.int(), X, torch.tensor([1])), "floats"),
+    "velocity": (lambda: scheduler().get_velocity(X, X[:1], torch.tensor([1])), "make them equal"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_a_value_error_that_says_what_to_do(case):
+    act, words = BAD[case]
+    with pytest.raises(ValueError, match=".") as caught:
+        act()
+    assert words in str(caught.value)
+
+
+def test_missing_and_damaged_files_are_os_errors(tmp_path):
+    scheduler(FITTED).save_pretrained(tmp_path)
+    arrays = tmp_path / "covariance.safetensors"
+    arrays.write_bytes(b"torn")
+    with pytest.raises(OSError, match="damaged"):
+        NonIsotropicScheduler.from_pretrained(tmp_path)
+    arrays.unlink()
+    with pytest.raises(OSError, match="covariance.safetensors.*save_pretrained"):
+        NonIsotropicScheduler.from_pretrained(tmp_path)
+    with pytest.raises(OSError, match="scheduler_config.json"):
+        NonIsotropicScheduler.from_pretrained(tmp_path / "..", subfolder="nowhere")
+
+
+def test_an_unknown_field_in_a_file_is_refused(tmp_path):
+    scheduler(FITTED).save_pretrained(tmp_path)
+    file = tmp_path / "scheduler_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "gamma": 1}))
+    with pytest.raises(ValueError, match="unknown field 'gamma'"):
+        NonIsotropicScheduler.from_pretrained(tmp_path)

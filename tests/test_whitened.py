@@ -1,0 +1,205 @@
+"""Any diffusers scheduler on y = Σ^-½ x; and those that add no noise on x itself, from a coloured start."""
+
+import diffusers
+import pytest
+import torch
+from problems import Gaussian, normal, smooth_net
+from torch import Tensor
+
+import nidiff
+from nidiff.diffusion.denoiser import as_tensor
+from nidiff.interop import NonIsotropicScheduler, whitened
+from nidiff.network import unet
+from nidiff.training.model import PREDICTIONS
+
+COV = nidiff.gaussian_free_field((4, 4))
+SHAPE = (2, 1, 4, 4)
+DETERMINISTIC = {
+    "DDIM": lambda **o: diffusers.DDIMScheduler(clip_sample=False, **o),
+    "DPM++": lambda **o: diffusers.DPMSolverMultistepScheduler(**o),
+    "UniPC": lambda **o: diffusers.UniPCMultistepScheduler(**o),
+    "DEIS": lambda **o: diffusers.DEISMultistepScheduler(**o),
+    "Heun": lambda **o: diffusers.HeunDiscreteScheduler(**o),
+    "Euler": lambda **o: diffusers.EulerDiscreteScheduler(**o),
+}
+STOCHASTIC = {
+    "DDPM": lambda **o: diffusers.DDPMScheduler(clip_sample=False, **o),
+    "Euler ancestral": lambda **o: diffusers.EulerAncestralDiscreteScheduler(**o),
+    "SDE-DPM++": lambda **o: diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++", **o),
+}
+
+
+class Smooth(torch.nn.Module):
+    """A nonlinear network of (x, timestep) as diffusers calls one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = smooth_net((4, 4))
+
+    def forward(self, x: Tensor, timestep: Tensor, return_dict: bool = True) -> Tensor:
+        label = torch.as_tensor(timestep, dtype=torch.float64).reshape(-1).expand(len(x))
+        return self.net(x.double(), label).to(x.dtype)
+
+
+def run(scheduler, net, start, steps=20, generator=None) -> Tensor:
+    """The loop of a diffusers pipeline from N(0, I)-like ``start``."""
+    scheduler.set_timesteps(steps)
+    x = start * scheduler.init_noise_sigma
+    for t in scheduler.timesteps:
+        options = {} if isinstance(scheduler, NO_GENERATOR) else {"generator": generator}
+        x = scheduler.step(as_tensor(net(scheduler.scale_model_input(x, t), t)), t, x, **options).prev_sample
+    return x
+
+
+NO_GENERATOR = (
+    diffusers.UniPCMultistepScheduler,
+    diffusers.DEISMultistepScheduler,
+    diffusers.HeunDiscreteScheduler,
+)
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# The finding -----------------------------------------------------------------------------------------------------
+
+
+def both_spaces(make, generators=(None, None)) -> tuple[Tensor, Tensor]:
+    """Σ^½ y of the scheduler run on y, and x of the scheduler run on x from a coloured start with coloured noise."""
+    net, white = Smooth(), normal(*SHAPE)
+    network = whitened(net, COV)
+    y = run(make(), network, white, generator=generators[0])
+    x = run(make(), lambda x, t: COV.sqrt(net(x, t)), COV.sqrt(white), generator=generators[1])
+    return network.colour(y), x
+
+
+@pytest.mark.parametrize("name", DETERMINISTIC)
+def test_without_noise_only_the_start_has_to_be_coloured(name):
+    coloured, x = both_spaces(DETERMINISTIC[name])
+    assert (coloured - x).abs().max() <= 1e-5 * x.abs().max()
+    white_start = run(DETERMINISTIC[name](), lambda x, t: COV.sqrt(Smooth()(x, t)), normal(*SHAPE))
+    assert (white_start - x).abs().max() > 0.1 * x.abs().max()
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_with_noise_the_two_spaces_part(name):
+    """The negative control: what a scheduler adds is white, which is right in y and wrong in x."""
+    coloured, x = both_spaces(STOCHASTIC[name], (seeded(), seeded()))
+    assert (coloured - x).abs().max() > 0.1 * x.abs().max()
+
+
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_on_y_the_noise_of_a_scheduler_leads_to_the_law_of_the_data(name):
+    """Gaussian data whose covariance does not commute with Σ; the same scheduler on x ends elsewhere."""
+    cov = nidiff.Dense(torch.tensor([[1.7, 0.65], [0.65, 0.3]]))
+    problem = Gaussian(cov, mean_scale=0.0)
+    schedule = nidiff.ddpm_linear(1000)
+
+    class Exact(torch.nn.Module):
+        def forward(self, x: Tensor, timestep: Tensor, **_: object) -> Tensor:
+            level = schedule.level(float(timestep))
+            x0 = problem.denoise(x.double(), level)
+            return cov.inv_sqrt((x.double() - level.signal * x0) / level.sigma).to(x.dtype)
+
+    def error(x: Tensor) -> float:
+        return ((x.T.double().cov() - problem.matrix).norm() / problem.matrix.norm()).item()
+
+    white = torch.randn(5000, 2, generator=seeded(), dtype=torch.float64)
+    make, exact = STOCHASTIC[name], Exact()
+    network = whitened(exact, cov)
+    right = network.colour(run(make(), network, white, 250, seeded(1)))
+    wrong = run(make(), lambda x, t: cov.sqrt(exact(x, t)), cov.sqrt(white), 250, seeded(1))
+    assert error(right) < 0.1
+    assert error(wrong) > 1
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_ddpm_on_y_is_our_scheduler_on_x_path_by_path(prediction):
+    peer = diffusers.DDPMScheduler(clip_sample=False, prediction_type=prediction, timestep_spacing="trailing")
+    ours = NonIsotropicScheduler(COV, prediction_type=prediction, timestep_spacing="trailing", clip_sample=False)
+    peer.alphas_cumprod = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
+    for each in (peer, ours):
+        each.set_timesteps(20)
+    net = Smooth()
+    network = whitened(net, COV, prediction_type=prediction)
+    y = normal(*SHAPE)
+    x = network.colour(y)
+    for i, t in enumerate(ours.timesteps):
+        z = torch.randn(SHAPE, generator=seeded(i), dtype=torch.float64)
+        y = peer.step(network(y, t).sample, t, y, generator=seeded(i)).prev_sample
+        x = ours.step(net(x, t), t, x, variance_noise=z).prev_sample
+        assert (network.colour(y) - x).abs().max() <= 1e-8 * x.abs().max()
+
+
+# What it predicts, and clipping ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prediction", PREDICTIONS)
+def test_every_prediction_becomes_its_own_kind_in_y(prediction):
+    """The encoder of the target, for white noise and y0 = Σ^-½ x0, says what is right."""
+    from nidiff.diffusion.target import TARGETS
+
+    target = TARGETS[PREDICTIONS[prediction]]
+    schedule = nidiff.ddpm_linear(1000)
+    level = schedule.level(400)
+    x0, eps = normal(*SHAPE), normal(*SHAPE, seed=1)
+
+    class Oracle(torch.nn.Module):
+        def forward(self, x: Tensor, timestep: int) -> Tensor:
+            return target.encode(x0, eps, level, COV)
+
+    network = whitened(Oracle(), COV, prediction_type=prediction, clip=10.0, scheduler=schedule)
+    y0 = network.whiten(x0)
+    y = level.signal * y0 + level.sigma * eps
+    expected = target.encode(y0, eps, level, nidiff.Identity((4, 4)))
+    assert torch.allclose(network(y, 400).sample, expected, atol=1e-8)
+    assert torch.equal(network(y, 400, return_dict=False)[0], network(y, 400).sample)
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+def test_clipping_is_done_in_pixels(prediction):
+    peer = diffusers.DDIMScheduler(clip_sample=False, prediction_type=prediction)
+    network = whitened(Smooth(), COV, prediction_type=prediction, clip=0.5, scheduler=peer)
+    peer.set_timesteps(10)
+    y = normal(*SHAPE)
+    clean = network.colour(peer.step(network(y, 700).sample, 700, y).pred_original_sample)
+    assert clean.abs().max() <= 0.5 + 1e-4
+    free = whitened(Smooth(), COV, prediction_type=prediction)
+    assert network.colour(peer.step(free(y, 700).sample, 700, y).pred_original_sample).abs().max() > 0.6
+
+
+# At home in diffusers --------------------------------------------------------------------------------------------
+
+
+def test_it_passes_for_the_unet_it_wraps():
+    net = unet((1, 8, 8), widths=(8,), layers=1, attention=())
+    network = whitened(net, nidiff.gaussian_free_field((8, 8)))
+    assert network.config.sample_size == (8, 8)
+    assert network.dtype == torch.float32
+    assert network.device == net.device
+    assert not network.eval().unet.training
+    pipeline = diffusers.DDPMPipeline(network, diffusers.DDPMScheduler(clip_sample=False))
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline(num_inference_steps=2, output_type="np").images.shape == (1, 8, 8, 1)
+    half = network.to(torch.bfloat16)(torch.randn(1, 1, 8, 8, generator=seeded()).bfloat16(), 3).sample
+    assert half.dtype == torch.bfloat16
+    with pytest.raises(AttributeError, match="nothing_of_the_kind"):
+        network.nothing_of_the_kind  # noqa: B018
+
+
+BAD = {
+    "singular Σ": ({"covariance": nidiff.gaussian_free_field((4, 4), zero_mode="zero")}, "zero_mode"),
+    "clip": ({"clip": -1.0}, "positive"),
+    "clip without levels": ({"clip": 1.0}, "scheduler="),
+    "clip in y": ({"clip": 1.0, "scheduler": diffusers.DDPMScheduler()}, "clip_sample=True"),
+    "prediction": ({"prediction_type": "eps"}, "epsilon"),
+    "a scheduler without levels": ({"clip": 1.0, "scheduler": object()}, "alphas_cumprod"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused(case):
+    options, words = BAD[case]
+    with pytest.raises(ValueError, match=words):
+        whitened(Smooth(), **{"covariance": COV, **options})
