@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format bench clean
+.PHONY: demo test format docs bench clean
 
 demo: .venv/installed
 	$(BIN)/nidiff noise --out out/noise.png
@@ -18,12 +18,18 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: .venv/installed
+	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 bench: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/training.py
 	$(BIN)/python benchmarks/calibration.py
+	$(BIN)/python benchmarks/sampling.py
+	$(BIN)/python benchmarks/scaling.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -1,7 +1,12 @@
-"""The examples run."""
+"""The examples are short, run, and show what they say."""
 
 import importlib.util
 from pathlib import Path
+
+import pytest
+import torch
+
+import nidiff
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -13,7 +18,86 @@ def load(name: str):
     return module
 
 
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short_and_listed(path):
+    assert len(path.read_text().splitlines()) <= 50
+    assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
+
+
 def test_smld_digits(tmp_path):
-    named = load("smld_digits").main(tmp_path, steps=4, count=8)
+    named = load("smld_digits").main(tmp_path, steps=4, count=2)
     assert named.keys() == {"cas", "als"}
     assert (tmp_path / "smld_digits.png").exists()
+
+
+def test_points_come_nearer_to_the_moons_than_their_prior(tmp_path):
+    found = load("toy_2d").main(tmp_path, steps=300, count=300)
+    assert found["samples"] < found["prior"] / 3
+    assert (tmp_path / "toy_2d.png").exists()
+
+
+def test_samples_of_the_plain_loop_look_like_digits_on_average(tmp_path):
+    samples = load("gff_loop").main(tmp_path, steps=20, count=16)
+    digits = nidiff.load_dataset("digits")
+    real = digits.batch(torch.arange(len(digits)))
+    noise = nidiff.gaussian_free_field((8, 8)).sample(samples.shape, torch.Generator().manual_seed(0))
+    alike, control = (
+        torch.corrcoef(torch.stack([real.mean(0).flatten(), x.mean(0).flatten()]))[0, 1] for x in (samples, noise)
+    )
+    assert alike > 0.7 > control.abs()
+    assert (tmp_path / "gff_loop.png").exists()
+
+
+def test_the_spectrum_of_signals_is_nearer_to_the_data_than_pink_noise(tmp_path):
+    found = load("pink_noise_1d").main(tmp_path, steps=100, count=100)
+    assert found["more data"] < found["samples"] < found["noise"] / 2
+    assert (tmp_path / "pink_noise_1d.png").exists()
+
+
+def test_the_spectrum_of_fields_is_nearer_to_the_data_than_the_noise():
+    example, shape = load("matern_3d"), (6, 6, 6)
+    example.SHAPE, example.FIELD = shape, nidiff.matern(shape, length_scale=2.0)
+    example.NOISE = nidiff.matern(shape, length_scale=1.0, smoothness=0.5)
+    found = example.main(steps=250, count=40)
+    assert found["samples"][0] < 0.85 * found["noise"][0]
+    assert found["samples"][1] > 0.4 > abs(found["noise"][1])  # the data are skewed, noise is not
+
+
+def test_digits_are_likelier_than_shuffled_ones():
+    found = load("likelihood").main(steps=20, count=8)
+    for noise in ("white", "GFF"):
+        gain = found[noise, "shuffled"] - found[noise, "held out"]
+        assert gain.mean() > 2 * gain.std() / 8**0.5
+
+
+def test_white_sampling_of_an_offset_model_narrows_the_brightness(tmp_path):
+    found = load("offset_noise").main(tmp_path, steps=40, count=50)
+    (narrow, error), (own, _) = found["trained offset, sampled white"], found["own Σ in both"]
+    assert narrow + 3 * error < 0.75 * own
+    assert (tmp_path / "offset_noise.png").exists()
+
+
+def test_two_changed_lines_train_a_pipeline_that_keeps_its_covariance(tmp_path):
+    from nidiff.interop import NonIsotropicPipeline
+
+    load("diffusers_training").main(tmp_path / "model", epochs=1, count=4)
+    cov = nidiff.gaussian_free_field((8, 8))
+    assert torch.equal(
+        NonIsotropicPipeline.from_pretrained(tmp_path / "model").scheduler.covariance.dense(), cov.dense()
+    )
+    with pytest.raises(ValueError, match="covariance"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "model", covariance=nidiff.Identity((8, 8)))
+    source = (EXAMPLES / "diffusers_training.py").read_text()
+    assert source.count("# changed") == 2
+
+
+def test_a_folder_becomes_a_pipeline_with_the_covariance_of_its_images(tmp_path):
+    from nidiff.interop import NonIsotropicPipeline
+
+    error = load("pipeline_from_folder").main(tmp_path, steps=2, count=4)
+    assert error > 0
+    digits = nidiff.load_dataset("digits")
+    fitted = nidiff.from_data(digits.batch(torch.arange(len(digits))))
+    own = NonIsotropicPipeline.from_pretrained(tmp_path / "run" / "model").scheduler.covariance
+    torch.testing.assert_close(own.dense(), fitted.dense())
+    assert (tmp_path / "samples.png").exists()

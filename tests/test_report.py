@@ -17,7 +17,7 @@ import tyro
 from PIL import Image
 
 import nidiff
-from nidiff.cli import COMMANDS, main
+from nidiff.cli import main
 from nidiff.commands.report import Report
 from nidiff.errors import InputError
 from nidiff.experiment import Experiment
@@ -27,6 +27,7 @@ from nidiff.report.html import SECTIONS, write_report
 from nidiff.report.loss import loss_figure, read_log, smoothed
 from nidiff.report.quality import MARKDOWN, csv_text, latex, markdown, number, quality_figure, text
 from nidiff.report.results import read_results
+from nidiff.sampling.sampler import SAMPLERS
 
 HOSTILE = '" onload=alert(1) <img src=x onerror=alert(1)>&"\'|$\\frac_%#{}~^`*[a](b)'
 
@@ -34,8 +35,9 @@ HOSTILE = '" onload=alert(1) <img src=x onerror=alert(1)>&"\'|$\\frac_%#{}~^`*[a
 def result(run="a", sampler="ddim", steps=10, metrics=None, provenance=None, **others):
     """One result; a metric is its value, or (value, error)."""
     pairs = {name: v if isinstance(v, tuple) else (v, 0.01) for name, v in (metrics or {"FD-pixels": 7.0}).items()}
+    usual = SAMPLERS[sampler].spacing if sampler in SAMPLERS else "uniform"
     return {
-        **{"run": run, "sampler": sampler, "steps": steps, "spacing": "uniform", "options": {}},
+        **{"run": run, "sampler": sampler, "steps": steps, "spacing": usual, "options": {}},
         **{"seeds": "0-999", "clip": 1.0},
         "metrics": {name: {"value": value, "error": error} for name, (value, error) in pairs.items()},
         "provenance": {
@@ -498,8 +500,7 @@ def test_the_page_is_the_same_when_it_is_written_again_and_the_old_one_stays_if_
 # The command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_each_page_and_prints_its_path(bare, capsys, monkeypatch):
-    monkeypatch.setitem(COMMANDS, "report", Report)
+def test_the_command_writes_each_page_and_prints_its_path(bare, capsys):
     run, other = bare, Path(shutil.copytree(bare, bare.with_name("other")))
     assert main(["report", str(run), str(other)]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n{other / 'report.html'}\n"
@@ -507,11 +508,11 @@ def test_the_command_writes_each_page_and_prints_its_path(bare, capsys, monkeypa
 
 
 @pytest.mark.parametrize("bad", ["nowhere", "empty", "file"])
-def test_what_is_not_a_run_is_refused_before_anything_is_written(bare, tmp_path, capsys, monkeypatch, bad):
-    monkeypatch.setitem(COMMANDS, "report", Report)
+def test_what_is_not_a_run_is_refused_before_anything_is_written(bare, tmp_path, capsys, bad):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("precious")
     run = bare
+    (run / "report.html").unlink()  # that of nidiff train
     assert main(["report", str(run), str(tmp_path / bad)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

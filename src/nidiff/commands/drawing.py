@@ -56,12 +56,12 @@ class Drawing:
         from nidiff.sampling.tile import tile_size
 
         name, options = parse_call("sampler", sampler)
-        one_of("sampler", name, SAMPLERS)
+        usual = SAMPLERS[one_of("sampler", name, SAMPLERS)].spacing
         return Job(
             model=model.sha256,
             sampler=name,
             steps=len(model.denoiser.process.schedule) if steps is None else steps,
-            spacing=str(options.pop("spacing", "uniform")),
+            spacing=str(options.pop("spacing", usual)),
             options=options,
             clip=self.clip,
             tile=tile_size(*model.shape[-2:]) if self.tile is None else self.tile,
@@ -116,5 +116,8 @@ def seeds_text(seeds: list[int]) -> str:
 
 def cell_name(job: "Job") -> str:
     """A readable name for the folder of a job."""
-    options = {**({} if job.spacing == "uniform" else {"spacing": job.spacing}), **job.options}
+    from nidiff.sampling.sampler import SAMPLERS
+
+    usual = job.spacing == SAMPLERS[job.sampler].spacing
+    options = ({} if usual else {"spacing": job.spacing}) | job.options
     return "-".join([job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.steps)])

@@ -89,8 +89,12 @@ def group_lines(results: Sequence[Result]) -> list[Line]:
 
 def _sampler(result: Result) -> str:
     """The sampler and those of its settings that are not the usual ones."""
-    spacing, clip = result.get("spacing", "uniform"), result.get("clip", 1.0)
-    parts = [result["sampler"], *([] if spacing == "uniform" else [spacing])]
+    from nidiff.sampling.sampler import SAMPLERS
+
+    known = SAMPLERS.get(result["sampler"])
+    usual = known.spacing if known else "uniform"
+    spacing, clip = result.get("spacing", usual), result.get("clip", 1.0)
+    parts = [result["sampler"], *([] if spacing == usual else [spacing])]
     parts += [f"{key}={value}" for key, value in (result.get("options") or {}).items()]
     parts += [] if clip == 1.0 else [f"clip={clip}"]
     return _one_line(", ".join(map(str, parts)))

@@ -20,9 +20,11 @@ from nidiff.sampling.step import Run, Step
 
 
 class Sampler(NamedTuple):
-    """How to get from one level to the next; one that ``settles`` also takes its step at the last level, to stay."""
+    """How to get from one level to the next, and which levels to visit if nothing is said; one that ``settles`` also
+    takes its step at the last level, to stay."""
 
     step: Step
+    spacing: str = "uniform"
     settles: bool = False
 
 
@@ -44,7 +46,7 @@ def sample(
     sampler: str = "ancestral",
     num_steps: int | None = None,
     seeds: Sequence[int] | None = None,
-    spacing: str = "uniform",
+    spacing: str | None = None,
     rows: Sequence[int] | None = None,
     initial: Tensor | None = None,
     denoise: bool = True,
@@ -57,7 +59,8 @@ def sample(
 
     Args:
         sampler: a name in `SAMPLERS`; its own options (``variance``, ``eta``, …) go in ``options``.
-        num_steps: how many levels are visited (default: all); ``spacing`` says which, a name in `SPACINGS`.
+        num_steps: how many levels are visited (default: all).
+        spacing: which, a name in `SPACINGS`. Default: the sampler's own.
         rows: the levels themselves instead, as falling rows of the schedule.
         seeds: one per image: an image is then the same in a batch of any size. Default: torch's global generator.
         initial: the state at the first level instead of a draw from the prior.
@@ -65,9 +68,9 @@ def sample(
             False returns the state at the last level, noise included.
         callback: called with a `Progress` at each level.
     """
-    (step, settles), shape = _sampler(sampler, options), tuple(shape)
+    (step, usual, settles), shape = _sampler(sampler, options), tuple(shape)
     schedule = denoiser.process.schedule
-    levels = [schedule.level(row) for row in _rows(schedule, num_steps, spacing, rows)]
+    levels = [schedule.level(row) for row in _rows(schedule, num_steps, spacing or usual, rows)]
     levels += levels[-1:] if settles else []
     source: Generators = None
     if seeds is not None:
@@ -176,7 +179,11 @@ SPACINGS: dict[str, Callable[[Schedule, int], list[int]]] = {
     "logsnr": _uniform_logsnr,
     "karras": _karras,
 }
-SAMPLERS: dict[str, Sampler] = {name: Sampler(step) for name, step in PREDICTORS.items()} | {
+# A solver of the ODE gains nothing from a last level so near the clean image that x̂0 there is x.
+SAMPLERS: dict[str, Sampler] = {
+    name: Sampler(step, "trailing" if name in ("ddim", "euler", "heun", "dpmpp_2m") else "uniform")
+    for name, step in PREDICTORS.items()
+} | {
     "als": Sampler(als, settles=True),
     "cas": Sampler(cas),
     "pc": Sampler(predictor_corrector),
