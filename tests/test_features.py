@@ -404,7 +404,7 @@ def test_a_users_reference_that_is_refused(tmp_path):
     mu, sigma = load_statistics(tmp_path / "good.npz")
     assert mu.dtype == sigma.dtype == torch.float64
     cases = {
-        "lacks an array: give an npz with mu, sigma": {"mu": np.zeros(3)},
+        "lacks one of the arrays mu, sigma: give a whole npz": {"mu": np.zeros(3)},
         r"give \[D\] and \[D, D\]": {"mu": np.zeros(2), "sigma": eye},
         "not of finite floats": {"mu": np.full(3, np.nan), "sigma": eye},
         "cannot be read as an npz": {"mu": np.array([object()] * 3), "sigma": eye},

@@ -244,7 +244,7 @@ def test_a_truncated_npz_is_named_and_left(sample, tmp_path):
     (tmp_path / "t" / "samples.npz").write_bytes(whole[:700])
     code, _, log = sample(tmp_path / "t")
     assert code == 2
-    assert "samples.npz' is damaged" in log
+    assert "samples.npz' cannot be read" in log
     assert (tmp_path / "t" / "samples.npz").read_bytes() == whole[:700]
 
 

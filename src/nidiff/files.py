@@ -1,4 +1,4 @@
-"""Files that are the old one or the new one, never half of it."""
+"""Files that are the old one or the new one, never half of it; and arrays that are read only if they are whole."""
 
 import contextlib
 import os
@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from nidiff.errors import InputError
+
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 
 ASIDE = ".tmp-"  # how the name of a file begins while it is written; after a kill, rubbish
@@ -45,3 +47,16 @@ def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
         for name, array in arrays.items():
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def read_npz(file: Path, names: list[str], remedy: str) -> "dict[str, NDArray[Any]]":
+    """The arrays ``names`` of an npz. Its members have checksums, so what is read is what was written."""
+    import numpy as np
+
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:  # numpy leaves a bad zip open
+            return {name: content[name] for name in names}
+    except KeyError as error:
+        raise InputError(f"{str(file)!r} lacks one of the arrays {', '.join(names)}: {remedy}.") from error
+    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): {remedy}.") from error

@@ -1,10 +1,8 @@
 """Reference features, computed once and kept: an npz with the ``mu`` and ``sigma`` that other FID tools read."""
 
 import hashlib
-import os
 import re
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +16,8 @@ from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.features import FeatureNetwork, compute_features
 from nidiff.evaluation.frechet import check_features, statistics
+from nidiff.files import read_npz, replace_npz
+from nidiff.report.progress import progress_bar
 
 CHUNK = 256  # images at a time
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
@@ -68,7 +68,8 @@ def reference_features(
         except InputError:
             print(f"{file} is damaged: its features are computed again", file=sys.stderr)
     _make_folder(folder)
-    features = _with_bar(network, images, f"{network.name} features of {name}", batch)
+    with progress_bar(f"{network.name} features of {name}", "images") as progress:
+        features = compute_features(network, images, batch=batch, progress=progress)
     if features.shape[1] > LARGEST:
         raise InputError(
             f"features {network.name!r} have {features.shape[1]} dimensions, too many for their covariance: "
@@ -76,13 +77,16 @@ def reference_features(
         )
     mu, sigma = statistics(features)
     arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
-    _write(file, arrays | {key: np.array(text) for key, text in identity.items()})
+    try:
+        replace_npz(file, arrays | {key: np.array(text) for key, text in identity.items()})
+    except OSError as error:
+        raise _unwritable(file.parent, error) from error
     return Reference(features, mu, sigma, data, file)
 
 
 def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
     """``mu`` [D] and ``sigma`` [D, D] in float64 of an npz that any FID tool wrote."""
-    found = _arrays(Path(path), ["mu", "sigma"])
+    found = read_npz(Path(path), ["mu", "sigma"], "give a whole npz with both")
     mu, sigma = found["mu"], found["sigma"]
     if mu.ndim != 1 or mu.size == 0 or sigma.shape != (mu.size, mu.size):
         raise InputError(f"{str(path)!r} has mu of shape {mu.shape} and sigma of {sigma.shape}: give [D] and [D, D].")
@@ -101,31 +105,13 @@ def pixels_sha256(images: Images | Stream | Tensor) -> str:
     return digest.hexdigest()
 
 
-def _with_bar(network: FeatureNetwork, images: Images | Stream | Tensor, title: str, batch: int | None) -> Tensor:
-    from tqdm import tqdm
-
-    with tqdm(total=len(images), desc=title, unit=" images", leave=False, disable=None) as bar:
-        return compute_features(network, images, batch=batch, progress=lambda done, _: bar.update(done - bar.n))
-
-
 def _read(file: Path, identity: dict[str, str]) -> Reference:
-    found = _arrays(file, ["features", "mu", "sigma", *identity])
+    found = read_npz(file, ["features", "mu", "sigma", *identity], "remove it")
     if any(found[key].shape != () or str(found[key]) != text for key, text in identity.items()):
         raise InputError(f"{str(file)!r} holds other features: remove it.")
     features, mu, sigma = (torch.from_numpy(found[key]) for key in ("features", "mu", "sigma"))
     check_features(features, "features")
     return Reference(features, mu, sigma, identity["data_sha256"], file)
-
-
-def _arrays(file: Path, names: list[str]) -> dict[str, Array]:
-    """The arrays ``names`` of an npz. Its members have checksums, so what is read is what was written."""
-    try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:
-            return {name: content[name] for name in names}
-    except KeyError as error:
-        raise InputError(f"{str(file)!r} lacks an array: give an npz with {', '.join(names)}.") from error
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
-        raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): give a whole one.") from error
 
 
 def _make_folder(folder: Path) -> None:
@@ -134,21 +120,6 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(folder, error) from error
-
-
-def _write(file: Path, arrays: dict[str, Array]) -> None:
-    """Aside, synced and renamed, so that the file is whole or not there."""
-    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
-    try:
-        with aside.open("wb") as out:
-            np.savez(out, **arrays)  # type: ignore[arg-type]
-            out.flush()
-            os.fsync(out.fileno())
-        aside.replace(file)
-    except OSError as error:
-        raise _unwritable(file.parent, error) from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _unwritable(folder: Path, error: OSError) -> InputError:

@@ -9,12 +9,11 @@ grid.png       the first of them
 
 import json
 import shutil
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from nidiff import __version__
 from nidiff.data.images import quantise
 from nidiff.errors import InputError, one_of
-from nidiff.files import ASIDE, replace_npz, replace_text, replacing
+from nidiff.files import ASIDE, read_npz, replace_npz, replace_text, replacing
 from nidiff.report.grid import save_grid
 
 if TYPE_CHECKING:
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
 FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}}
 SHOWN = 64  # in grid.png
-
-Arrays = dict[str, np.ndarray[Any, Any]]
+REMEDY = "delete it, and its images are drawn again"
 
 
 class SampleFolder:
@@ -71,7 +69,7 @@ class SampleFolder:
     def missing(self, seeds: Sequence[int]) -> list[int]:
         """Those of ``seeds`` still to be drawn, rising."""
         if "npz" in self.kinds:
-            have = {int(seed) for file in self._files() for seed in _read(file, ["seeds"])["seeds"]}
+            have = {int(seed) for file in self._files() for seed in read_npz(file, ["seeds"], REMEDY)["seeds"]}
         else:
             have = {seed for seed in seeds if self._picture(seed).exists()}
         return sorted(set(seeds) - have)
@@ -95,7 +93,7 @@ class SampleFolder:
         """Put the parts together, write the pictures of ``seeds``, and remove what is no longer needed."""
         with self._writing():
             if "npz" in self.kinds and self.parts.exists():
-                merged = [_read(file, ["arr_0", "seeds"]) for file in self._files()]
+                merged = [read_npz(file, ["arr_0", "seeds"], REMEDY) for file in self._files()]
                 arrays = {name: np.concatenate([part[name] for part in merged]) for name in ("arr_0", "seeds")}
                 _, order = np.unique(arrays["seeds"], return_index=True)
                 replace_npz(self.archive, {name: array[order] for name, array in arrays.items()})
@@ -115,7 +113,7 @@ class SampleFolder:
 
     def read(self, seeds: Sequence[int]) -> Tensor:
         """The images [N, C, H, W] of ``seeds``, as they are stored in samples.npz."""
-        stored = _read(self.archive, ["arr_0", "seeds"])
+        stored = read_npz(self.archive, ["arr_0", "seeds"], REMEDY)
         place = {int(seed): row for row, seed in enumerate(stored["seeds"])}
         rows = [place[seed] for seed in seeds]
         return torch.from_numpy(stored["arr_0"][rows]).movedim(-1, 1)
@@ -141,14 +139,6 @@ class SampleFolder:
                 f"out={str(self.path)!r} cannot be written ({error.strerror or error}): make room or choose another; "
                 "the same command goes on with the images that are there."
             ) from error
-
-
-def _read(file: Path, names: list[str]) -> Arrays:
-    try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:  # numpy leaves a bad zip open
-            return {name: stored[name] for name in names}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise InputError(f"{str(file)!r} is damaged ({error}): delete it, and its images are drawn again.") from error
 
 
 def _opened(file: Path) -> Tensor:
