@@ -19,7 +19,6 @@ format: .venv/installed
 	$(BIN)/ruff check --fix .
 
 docs: .venv/installed
-	$(BIN)/pip install -q -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: .venv/installed
