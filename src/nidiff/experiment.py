@@ -113,6 +113,19 @@ class Experiment:
             raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
         one_of("precision", self.precision, PRECISIONS)
 
+    def load_data(self, **options: Any) -> "Images":
+        """The images, fitted as the fields say; ``options`` are the others of `load_dataset`, such as split."""
+        from nidiff.data.dataset import load_dataset
+
+        return load_dataset(
+            self.data,
+            data_dir=self.data_dir,
+            size=self.size,
+            channels=self.channels,
+            skip_corrupt=self.skip_corrupt,
+            **options,
+        )
+
     def build_schedule(self) -> "Schedule":
         from nidiff.diffusion.schedule import SCHEDULES
 

@@ -1,5 +1,6 @@
 """What ``nidiff evaluate`` and ``nidiff table`` share: the real images, the metrics, and one cell of the table."""
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from tyro.conf import arg
 
 from nidiff.commands.drawing import Drawing, Model, cell_name, seeds_text
 from nidiff.errors import InputError
-from nidiff.experiment import read_experiment
+from nidiff.experiment import Experiment, read_experiment
 from nidiff.files import replace_text
 
 if TYPE_CHECKING:
@@ -43,27 +44,25 @@ class Comparing:
     bootstrap: int = 20
     """Resamples of the generated images for the errors of the Fréchet distance and the spectrum; 0: no errors."""
 
-    def bench(self, run: Path, shape: tuple[int, ...]) -> "Bench":
-        """The real images, fitted to ``shape`` [C, H, W] as those of ``run`` were, and the settings."""
+    def bench(self, run: Path) -> "Bench":
+        """The real images, fitted as those of ``run`` were, and the settings."""
         import torch
 
-        from nidiff.data.dataset import load_dataset
         from nidiff.data.images import quantise
         from nidiff.evaluation.bench import Bench
         from nidiff.evaluation.features import load_features
 
         network = load_features(self.features, file=self.features_file)
-        trained = read_experiment(run) if (run / "experiment.json").is_file() else None
-        if self.data is None and trained is None:
+        has_experiment = (run / "experiment.json").is_file()
+        if self.data is None and not has_experiment:
             raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")
-        if self.data is None and trained is not None:
-            data, data_dir, size, channels = trained.data, self.data_dir or trained.data_dir, trained.size, shape[0]
-        else:
-            data, data_dir, size, channels = str(self.data), self.data_dir, None, None
-        images = load_dataset(
-            data, split=self.split, data_dir=data_dir, size=size, channels=channels, memory_limit=None
-        )
-        pixels, name = images.pixels, data if self.split == "train" else f"{data}, {self.split}"
+        source = read_experiment(run) if has_experiment else Experiment()
+        if self.data is not None:
+            source = dataclasses.replace(source, data=self.data, data_dir=self.data_dir)
+        elif self.data_dir is not None:
+            source = dataclasses.replace(source, data_dir=self.data_dir)
+        pixels = source.load_data(split=self.split, memory_limit=None).pixels
+        name = source.data if self.split == "train" else f"{source.data}, {self.split}"
         assert isinstance(pixels, torch.Tensor)  # without a limit
         if self.num_real is not None:
             if not 1 <= self.num_real <= len(pixels):

@@ -51,7 +51,7 @@ class Evaluate:
         model = open_model(path, state)
         steps = min(20, len(model.denoiser.process.schedule)) if self.steps is None else self.steps
         job = self.drawing.job(model, self.sampler, steps)
-        bench = self.comparing.bench(path, model.shape)
+        bench = self.comparing.bench(path)
         bench.check(model.shape, len(seeds))
         result = evaluate_cell(model, job, bench, seeds, self.drawing, state)
         if state.is_main_process and (path / "experiment.json").is_file():
@@ -66,7 +66,7 @@ class Evaluate:
 
         images = load_dataset(path, memory_limit=None)
         assert isinstance(images.pixels, torch.Tensor)  # without a limit
-        bench = self.comparing.bench(path, images.shape)
+        bench = self.comparing.bench(path)
         bench.check(images.shape, len(images))
         metrics = bench.metrics(quantise(images.pixels), features=None)
         provenance = bench.provenance(len(images))

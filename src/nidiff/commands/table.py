@@ -54,7 +54,7 @@ class Table:
             for sampler in self.samplers
             for steps in self.steps
         ]
-        benches = {model.name: self.comparing.bench(model.path, model.shape) for model in models}
+        benches = {model.name: self.comparing.bench(model.path) for model in models}
         for model, job in jobs:  # all of them, before the first takes hours
             benches[model.name].check(model.shape, len(seeds))
             rehearse(model.denoiser, model.shape, **job.arguments)

@@ -193,20 +193,11 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
     """The first image of the training data, or a sample if they are not where they were."""
     import torch
 
-    from nidiff.data.dataset import load_dataset
     from nidiff.sampling.sampler import sample
 
     experiment, size = run.experiment, denoiser.process.covariance.event_shape
     try:
-        images = load_dataset(
-            experiment.data,
-            data_dir=experiment.data_dir,
-            size=experiment.size,
-            channels=experiment.channels,
-            skip_corrupt=experiment.skip_corrupt,
-            memory_limit=0,  # one image is wanted: do not decode all
-            progress=False,
-        )
+        images = experiment.load_data(memory_limit=0, progress=False)  # one is wanted: do not decode all
         if images.shape[1:] == size and list(images.shape) == run.facts.get("image_shape", list(images.shape)):
             return images.batch(torch.tensor([0]))[0], "the first image of the training data"
     except InputError:

@@ -14,7 +14,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nidiff.covariance.operator import Covariance
-from nidiff.data.dataset import load_dataset
 from nidiff.data.images import Images
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
@@ -65,14 +64,7 @@ def build(experiment: Experiment, covariance: Covariance | None = None, progress
         raise InputError(
             f"batch_size={experiment.batch_size} must be a multiple of processes × accumulation = {per_pass}."
         )
-    images = load_dataset(
-        experiment.data,
-        data_dir=experiment.data_dir,
-        size=experiment.size,
-        channels=experiment.channels,
-        skip_corrupt=experiment.skip_corrupt,
-        progress=progress and accelerator.is_main_process,
-    )
+    images = experiment.load_data(progress=progress and accelerator.is_main_process)
     torch.manual_seed(mixed_seed(experiment.seed))
     net = unet(
         images.shape,
