@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from huggingface_hub import ModelCard, RepoUrl
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import nidiff
 from nidiff.cli import main
@@ -138,7 +138,7 @@ def test_the_network_may_be_in_half_precision(network):
 # Only under its own Σ --------------------------------------------------------------------------------------------
 
 
-def test_another_covariance_is_refused(run):
+def test_another_covariance_is_refused(run, tmp_path):
     own = load_model(run).process.covariance
     assert same_covariance(opened(run, covariance=own).scheduler.covariance, own)
     with pytest.raises(ValueError, match="was trained with"):
@@ -149,9 +149,14 @@ def test_another_covariance_is_refused(run):
     pipeline.scheduler = NonIsotropicScheduler(GFF)
     with pytest.raises(ValueError, match="was trained with"):
         pipeline()
+    with pytest.raises(ValueError, match="was trained with"):
+        pipeline.save_pretrained(tmp_path / "m")
     pipeline.scheduler = diffusers.DDIMScheduler()
     with pytest.raises(ValueError, match="whitened"):
         pipeline()
+    with pytest.raises(ValueError, match="whitened"):
+        pipeline.save_pretrained(tmp_path / "m")
+    assert not (tmp_path / "m").exists()
 
 
 def test_the_same_covariance_in_another_scheduler_is_welcome(run):
@@ -167,6 +172,32 @@ def test_a_plain_ddpm_pipeline_warns_of_its_white_start(run):
     plain.set_progress_bar_config(disable=True)
     with pytest.warns(UserWarning, match="init_noise"):
         plain(batch_size=16, num_inference_steps=2, output_type="np", generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.filterwarnings("ignore:Expected types")
+def test_a_pipeline_that_brings_its_own_scheduler_fails_by_name(run):
+    """DDIMPipeline makes a DDIMScheduler of whatever it finds."""
+    with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
+        diffusers.DDIMPipeline.from_pretrained(run / "model")
+
+
+def test_a_model_of_diffusers_opens_with_white_noise_only(network, tmp_path):
+    peer = diffusers.DDPMPipeline(network, diffusers.DDPMScheduler())
+    peer.set_progress_bar_config(disable=True)
+    peer.save_pretrained(tmp_path / "plain")
+    white = NonIsotropicScheduler(nidiff.Identity((8, 8)), "ddpm_linear:num_levels=1000")
+    ours = opened(tmp_path / "plain", scheduler=white)
+    a, b = (p(2, torch.Generator().manual_seed(1), 5, output_type="np").images for p in (ours, peer))
+    assert np.abs(a - b).max() <= 1e-4
+    ours.save_pretrained(tmp_path / "ours")
+    assert same_covariance(opened(tmp_path / "ours").scheduler.covariance, nidiff.Identity((8, 8)))
+    for other in (GFF, 2.0 * nidiff.Identity((8, 8))):
+        with pytest.raises(ValueError, match="was trained with Identity"):
+            opened(tmp_path / "plain", scheduler=NonIsotropicScheduler(other))
+    with pytest.raises(ValueError, match="was trained with Identity"):
+        opened(tmp_path / "plain", scheduler=white, covariance=GFF)
+    with pytest.raises(ValueError, match="give a NonIsotropicScheduler"):
+        opened(tmp_path / "plain")
 
 
 def test_the_generic_pipeline_class_fails_by_name(run):
@@ -193,6 +224,8 @@ def test_bad_parts_and_arguments_are_refused(network, tmp_path):
         NonIsotropicPipeline.from_pretrained(tmp_path / "r")
     with pytest.raises(OSError, match="does not exist"):
         NonIsotropicPipeline.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(OSError, match="neither a folder here nor within reach on the Hub"):
+        NonIsotropicPipeline.from_pretrained("runs/digits", cache_dir=tmp_path, local_files_only=True)
 
 
 def test_a_missing_spectrum_is_an_os_error(run, tmp_path):
@@ -200,6 +233,74 @@ def test_a_missing_spectrum_is_an_os_error(run, tmp_path):
     (tmp_path / "m" / "scheduler" / "covariance.safetensors").unlink()
     with pytest.raises(OSError, match="covariance.safetensors"):
         NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+
+
+@pytest.mark.parametrize("spacing", ["leading", "linspace", "trailing"])
+@pytest.mark.parametrize("algorithm", ["ddpm", "ddim", "dpmsolver++"])
+def test_by_default_every_level_is_visited(network, algorithm, spacing):
+    options = {"algorithm": algorithm, "timestep_spacing": spacing}
+    pipeline = NonIsotropicPipeline(network, NonIsotropicScheduler(GFF, "ddpm_linear:num_levels=5", **options))
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline(output_type="np")
+    assert pipeline.scheduler.timesteps.tolist() == [4, 3, 2, 1, 0]
+
+
+# Damaged folders -------------------------------------------------------------------------------------------------
+
+
+def rewrite(file, **values):
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+
+def weights(folder):
+    return folder / "unet" / "diffusion_pytorch_model.safetensors"
+
+
+def without_one(file):
+    tensors = load_file(file)
+    tensors.pop("conv_out.bias")
+    save_file(tensors, file)
+
+
+SCHEDULER, SPECTRUM = "scheduler_config.json", "covariance.safetensors"
+LARGER = {"covariance": "gaussian_free_field", "shape": [16, 16], "gamma": 1.0}
+DAMAGES = {  # what happens to the file of scheduler/ or to the folder, and what the message names
+    "no JSON": (lambda c, _: c.write_text("{"), SCHEDULER),
+    "not a configuration": (lambda c, _: c.write_text("[]"), SCHEDULER),
+    "not text": (lambda c, _: c.write_bytes(b"\xff\xfe\xff"), SCHEDULER),
+    "no Σ": (lambda c, _: rewrite(c, covariance=None), SCHEDULER),
+    "a word for Σ": (lambda c, _: rewrite(c, covariance="gff"), SCHEDULER),
+    "family of Σ": (lambda c, _: rewrite(c, covariance={"covariance": "gff", "shape": [8, 8]}), SCHEDULER),
+    "shape of Σ": (lambda c, _: rewrite(c, covariance=LARGER), r"images \(1, 8, 8\)"),
+    "unknown field": (lambda c, _: rewrite(c, beta_start=0.1), f"{SCHEDULER}.*'beta_start'"),
+    "algorithm": (lambda c, _: rewrite(c, algorithm="unipc"), f"{SCHEDULER}.*'unipc'"),
+    "schedule": (lambda c, _: rewrite(c, schedule=5), SCHEDULER),
+    "levels": (lambda c, _: rewrite(c, num_train_timesteps=7), "num_levels=7"),
+    "prediction": (lambda c, _: rewrite(c, prediction_type=["epsilon"]), SCHEDULER),
+    "clip": (lambda c, _: rewrite(c, clip_sample_range="a"), SCHEDULER),
+    "no arrays": (lambda c, _: c.with_name(SPECTRUM).unlink(), SPECTRUM),
+    "damaged arrays": (lambda c, _: c.with_name(SPECTRUM).write_bytes(b"torn"), SPECTRUM),
+    "other arrays": (lambda c, _: save_file({"a": torch.zeros(3)}, c.with_name(SPECTRUM)), "'spectrum'"),
+    "no network": (lambda _, folder: shutil.rmtree(folder / "unet"), "unet"),
+    "no weights": (lambda _, folder: weights(folder).unlink(), "unet"),
+    "damaged weights": (lambda _, folder: weights(folder).write_bytes(b"torn"), "unet"),
+    "a weight less": (lambda _, folder: without_one(weights(folder)), "conv_out.bias"),
+    "weights of another network": (lambda _, folder: rewrite(folder / "unet" / "config.json", in_channels=3), "unet"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_folder_is_bad_input_and_named(run, case, tmp_path, capsys):
+    shutil.copytree(run / "model", tmp_path / "m")
+    damage, words = DAMAGES[case]
+    assert load_model(tmp_path / "m")
+    damage(tmp_path / "m" / "scheduler" / SCHEDULER, tmp_path / "m")
+    with pytest.raises(nidiff.InputError, match=words) as caught:
+        load_model(tmp_path / "m")
+    assert str(tmp_path / "m") in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert main(["sample", str(tmp_path / "m"), "--out", str(tmp_path / "out")]) == 2
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_every_target_of_training_has_a_word_in_diffusers(network, tmp_path):
@@ -216,7 +317,8 @@ def test_every_target_of_training_has_a_word_in_diffusers(network, tmp_path):
 def test_the_card_states_what_the_model_is(run, tmp_path):
     text = (run / "model" / "README.md").read_text()
     front = ModelCard(text).data
-    assert front.library_name == "diffusers"
+    assert front.library_name == "nidiff"
+    assert "diffusers" in front.tags
     assert "unconditional-image-generation" in front.tags
     for fact in ("Fourier", "8 × 8", "digits", "ddpm_linear:num_levels=50", "epsilon", "NonIsotropicPipeline"):
         assert fact in text
@@ -231,6 +333,42 @@ def test_the_card_states_what_the_model_is(run, tmp_path):
     assert (tmp_path / "further" / "README.md").read_text() == "edited by hand"
     opened(run).save_pretrained(tmp_path / "shared")
     assert (tmp_path / "shared" / "README.md").read_text() == "edited by hand"
+
+
+def test_another_model_in_the_same_folder_has_its_own_card(network, tmp_path):
+    folder, card = tmp_path / "m", tmp_path / "m" / "README.md"
+    white = NonIsotropicPipeline(network, NonIsotropicScheduler(nidiff.Identity((8, 8))))
+    coloured = NonIsotropicPipeline(network, NonIsotropicScheduler(GFF))
+    fitted = [nidiff.from_data(torch.randn(9, 8, 8, generator=torch.Generator().manual_seed(i))) for i in (0, 1)]
+    for pipeline in (white, coloured, *(NonIsotropicPipeline(network, NonIsotropicScheduler(f)) for f in fitted)):
+        pipeline.save_pretrained(folder)
+        assert card.read_text() != "edited by hand"
+        card.write_text("edited by hand")
+    coloured.save_pretrained(folder)
+    assert "gaussian_free_field" in card.read_text()
+    card.write_text("edited by hand")
+    again = opened(folder)
+    again.scheduler = NonIsotropicScheduler.from_config(again.scheduler.config, algorithm="ddim")
+    again.save_pretrained(folder)  # the same model, sampled otherwise
+    assert card.read_text() == "edited by hand"
+    again.scheduler = NonIsotropicScheduler.from_config(again.scheduler.config, schedule="ddpm_cosine:num_levels=9")
+    again.save_pretrained(folder)
+    assert "ddpm_cosine:num_levels=9" in card.read_text()
+
+
+def test_a_readme_that_is_no_card_stays(network, tmp_path):
+    (tmp_path / "README.md").write_text("my project")
+    NonIsotropicPipeline(network, NonIsotropicScheduler(GFF)).save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text() == "my project"
+
+
+def test_the_card_names_the_folder_it_is_saved_in(run, tmp_path, monkeypatch):
+    pipeline = opened(run / "model")
+    for name in ("here", "a\\1b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        pipeline.save_pretrained(".")
+        assert f'from_pretrained("{name}")' in (tmp_path / name / "README.md").read_text()
 
 
 def test_the_card_of_a_white_model_does_not_claim_otherwise(network, tmp_path):

@@ -42,7 +42,12 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
         assert main(arguments) == 0, capfd.readouterr().err
     written = ["matern.png", "fitted.png", "out/table/table.tex", "runs/digits/report.html"]
     assert all(Path(name).stat().st_size > 100 for name in written)
-    assert len(list(Path("runs/digits/generated/dpmpp_2m-10/png").iterdir())) == 64
+    assert len(list(Path("runs/digits/generated").glob("dpmpp_2m-10-*/png/*"))) == 64
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_nothing_is_left_to_fill_in(page):
+    assert not re.findall(r"^[A-Z_]{6,}$|TO FILL|TODO", (ROOT / page).read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md", "examples/README.md", "benchmarks/README.md"])

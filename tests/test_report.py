@@ -43,7 +43,7 @@ def result(run="a", sampler="ddim", steps=10, metrics=None, provenance=None, **o
         "provenance": {
             **{"features": "pixels", "features_sha256": "0123456789abcdef", "preprocessing": "none", "k": 3},
             **{"real": "digits, split test", "num_real": 299, "num_generated": 1000, "quantisation": "uint8"},
-            **{"nidiff": "0.1.0", "commit": None, "torch": "2", "model_sha256": run},
+            **{"nidiff": "0.1.0", "commit": None, "torch": "2"},
             **(provenance or {}),
         },
         **others,
@@ -447,7 +447,7 @@ def test_a_run_that_is_still_going_has_a_page_that_says_what_is_missing(run):
         "2 of 4 steps, not ended",
         "has not ended",
         "samples/ has no pictures yet",
-        "there is no metrics.json",
+        "there are no results of this model yet",
     ):
         assert words in page.words
     assert page.words.count("Not shown") == 3

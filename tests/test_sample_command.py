@@ -195,6 +195,19 @@ def test_two_processes_draw_the_same_images(model, straight, tmp_path):
     assert (tmp_path / "p" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
 
 
+def test_two_jobs_may_draw_into_one_folder(model, straight, tmp_path):
+    """As in a cluster's array of jobs, each with seeds of its own; neither loses what the other has drawn."""
+    children = []
+    for seeds in ("0-9", "10-19"):
+        if (pid := os.fork()) == 0:
+            flags = [*FLAGS, "--seeds", seeds, "--batch", "1"]
+            os._exit(main(["sample", str(model), "--out", str(tmp_path / "a"), *flags]))
+        children.append(pid)
+    assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+    assert main(["sample", str(model), "--out", str(tmp_path / "a"), *FLAGS]) == 0
+    assert (tmp_path / "a" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
+
+
 # Bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -203,7 +216,9 @@ def test_two_processes_draw_the_same_images(model, straight, tmp_path):
     [
         (("--steps", "41"), "num_steps=41 must be an integer from 1 to 40"),
         (("--seeds", "5-2"), "seeds='5-2' cannot be read"),
-        (("--seeds", "0-99999999999"), "more than 100 million"),
+        (("--seeds", "0-99999999999"), "more than 10,000,000"),
+        (("--sampler", "ddim:eta=x"), "eta='x', which is not of its type"),
+        (("--tile", "1000000"), "tile=1000000"),
         (("--sampler", "ddmi"), "did you mean 'ddim'"),
         (("--sampler", "ddim:eta=2"), "eta=2"),
         (("--sampler", "ddim:spacing=cubic"), "spacing='cubic'"),

@@ -12,10 +12,12 @@ from problems import normal, smooth_net
 import nidiff
 from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicScheduler
-from nidiff.interop.scheduler import ALGORITHMS
+from nidiff.interop.scheduler import OPTIONS
 from nidiff.interop.timesteps import SPACINGS
 from nidiff.randomness import generators_from_seeds
-from nidiff.training.model import PREDICTIONS, same_covariance
+from nidiff.training import model_config
+from nidiff.training.model import same_covariance
+from nidiff.training.model_config import ALGORITHMS, PREDICTIONS
 
 SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))
@@ -131,6 +133,11 @@ def test_add_noise_and_velocity_with_white_noise_are_diffusers():
     assert torch.allclose(ours.alphas_cumprod, peer.alphas_cumprod.float())
 
 
+def test_the_words_of_a_configuration_are_those_of_the_scheduler():
+    assert OPTIONS.keys() == model_config.ALGORITHMS.keys()
+    assert set(SPACINGS) == set(model_config.SPACINGS)
+
+
 # Any Σ is nidiff.sample ------------------------------------------------------------------------------------------
 
 
@@ -148,7 +155,7 @@ def test_it_is_nidiff_sample_to_the_bit(algorithm, prediction, schedule):
     x = loop(ours, net, x, generators)
     denoiser = nidiff.Denoiser(net, ours.process, PREDICTIONS[prediction], clip=1.0)
     rows = ours.timesteps.tolist()
-    options = {"rows": rows, "sampler": ALGORITHMS[algorithm].sampler, **SAMPLER_OPTIONS[algorithm]}
+    options = {"rows": rows, "sampler": ALGORITHMS[algorithm], **SAMPLER_OPTIONS[algorithm]}
     expected = nidiff.sample(denoiser, SHAPE, seeds=[5, 6], dtype=torch.float64, **options)
     assert torch.equal(x, expected)
     white = nidiff.Denoiser(
@@ -230,9 +237,35 @@ def test_a_saved_scheduler_is_the_same(algorithm, covariance, tmp_path):
 
 
 def test_a_configuration_can_be_changed_on_the_way():
-    other = NonIsotropicScheduler.from_config(scheduler(FITTED).config, algorithm="ddim")
+    config = scheduler(FITTED).config
+    other = NonIsotropicScheduler.from_config(config, algorithm="ddim")
     assert other.config.algorithm == "ddim"
     assert same_covariance(other.covariance, FITTED)
+    assert same_covariance(NonIsotropicScheduler.from_config(config, covariance=GFF).covariance, GFF)
+    shorter = NonIsotropicScheduler.from_config(config, schedule="ddpm_linear:num_levels=30")
+    assert len(shorter) == shorter.config.num_train_timesteps == 30
+    assert NonIsotropicScheduler.from_config(config, return_unused_kwargs=True, foo=1)[1]["foo"] == 1
+
+
+def test_a_saved_scheduler_is_opened_with_its_own_covariance_only(tmp_path):
+    scheduler(FITTED).save_pretrained(tmp_path)
+    opened = NonIsotropicScheduler.from_pretrained(tmp_path, covariance=FITTED, algorithm="ddim")
+    assert opened.config.algorithm == "ddim"
+    for other in (GFF, GFF.to_config()):
+        with pytest.raises(ValueError, match="was trained with"):
+            NonIsotropicScheduler.from_pretrained(tmp_path, covariance=other)
+
+
+@pytest.mark.parametrize("name", ["DDPM", "DDIM", "DPMSolverMultistep", "EulerDiscrete", "UniPCMultistep"])
+def test_a_scheduler_of_diffusers_refuses_our_configuration(name, tmp_path):
+    """It would drop Σ and take its own betas; instead it names the class that is needed."""
+    peer, ours = getattr(diffusers, f"{name}Scheduler"), scheduler()
+    ours.save_pretrained(tmp_path)
+    with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
+        peer.from_config(ours.config)
+    with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
+        peer.from_pretrained(tmp_path)
+    assert isinstance(peer.from_config(peer().config), peer)
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
@@ -309,6 +342,30 @@ def test_a_second_run_knows_nothing_of_the_first():
     assert torch.equal(loop(ours, net, x), first)
 
 
+def test_dpmsolver_looks_back_only_at_the_step_that_led_here():
+    """Of second order in one run; another batch in between, or a start half way, is not mixed with it."""
+    ours = scheduler(algorithm="dpmsolver++", timestep_spacing="trailing")
+    net = smooth_net((4, 4))
+    ours.set_timesteps(10)
+
+    def run(x, rows):
+        for t in ours.timesteps[rows]:
+            x = ours.step(net(x, t.expand(len(x))), t, x).prev_sample
+        return x
+
+    x, other = (ours.init_noise(SHAPE, seeded(seed), dtype=torch.float64) for seed in (0, 1))
+    middle = run(x, slice(0, 5))
+    second_order = run(middle, slice(5, 6))
+    run(other, slice(0, 5))
+    first_order = run(middle, slice(5, 6))
+    assert (first_order - second_order).abs().max() > 1e-6
+    ours.set_timesteps(10)
+    assert torch.equal(run(middle, slice(5, 6)), first_order)  # as if it began there
+    run(x, slice(0, 5))
+    rounded = run(middle.float().double(), slice(5, 6))
+    assert torch.allclose(rounded, second_order, atol=1e-5 * second_order.abs().max())
+
+
 # The classic mistake ---------------------------------------------------------------------------------------------
 
 GUARDED = {
@@ -343,6 +400,38 @@ def test_with_white_noise_a_white_start_is_right():
     ours.step(torch.zeros(1, 1, 8, 8), ours.timesteps[0], torch.randn(1, 1, 8, 8, generator=seeded()), seeded())
 
 
+def test_a_start_from_an_image_is_no_mistake():
+    """Image to image: the first of the chosen timesteps is not the noisiest, so nobody starts from the prior there."""
+    board = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1
+    ours = NonIsotropicScheduler(nidiff.gaussian_free_field((16, 16)), algorithm="ddim")
+    x0 = board.expand(4, 1, 16, 16)
+    x = ours.add_noise(x0, torch.randn(x0.shape, generator=seeded()), torch.tensor([300]))
+    ours.set_timesteps(timesteps=[300, 100])
+    ours.step(torch.zeros_like(x), 300, x)  # warnings are errors here
+    ours.set_timesteps(timesteps=[999, 300])
+    with pytest.warns(UserWarning, match="init_noise"):
+        ours.step(torch.zeros_like(x), 999, x)
+
+
+# What makes a Σ the same -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 3.0])
+def test_a_difference_in_one_mode_is_seen(gamma):
+    """The largest mode, the smallest, and one in between."""
+    cov = nidiff.gaussian_free_field((32, 32), gamma=gamma)
+    again = nidiff.gaussian_free_field((32, 32), gamma=gamma)
+    assert same_covariance(cov, again)
+    for mode in ((0, 1), (16, 16), (4, 7)):
+        spectrum = cov.eigenvalues.clone()
+        spectrum[mode] *= 1.5
+        spectrum[-mode[0], -mode[1]] = spectrum[mode]
+        assert not same_covariance(cov, nidiff.Fourier((32, 32), spectrum))
+    singular = [nidiff.gaussian_free_field((32, 32), gamma=gamma, zero_mode="zero") for _ in range(2)]
+    assert same_covariance(*singular)
+    assert not same_covariance(singular[0], cov)
+
+
 # Bad input -------------------------------------------------------------------------------------------------------
 
 
@@ -365,7 +454,25 @@ BAD = {
     "algorithm": (lambda: scheduler(algorithm="dpmsolver"), "dpmsolver++"),
     "variance": (lambda: scheduler(variance_type="learned"), "fixed_small"),
     "spacing": (lambda: scheduler(timestep_spacing="even"), "leading"),
+    "schedule, a number": (lambda: scheduler(schedule=5), "NAME:key=value"),
     "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "positive"),
+    "clip, none": (lambda: scheduler(clip_sample=True, clip_sample_range=None), "positive"),
+    "clip, a word": (lambda: scheduler(clip_sample=True, clip_sample_range="a"), "positive"),
+    "clip or not": (lambda: scheduler(clip_sample="no"), "True or False"),
+    "unknown option": (
+        lambda: NonIsotropicScheduler.from_config(scheduler().config, algoritm="ddim"),
+        "unknown field 'algoritm'",
+    ),
+    "betas of diffusers": (
+        lambda: NonIsotropicScheduler.from_config(scheduler().config, beta_schedule="linear"),
+        "ddpm_linear",
+    ),
+    "levels of another schedule": (
+        lambda: NonIsotropicScheduler.from_config(
+            scheduler().config, schedule="ddpm_linear:num_levels=30", num_train_timesteps=100
+        ),
+        "num_levels=100",
+    ),
     "unknown field": (
         lambda: NonIsotropicScheduler.from_config({**scheduler().config, "beta": 1}),
         "unknown field 'beta'",
@@ -384,6 +491,11 @@ BAD = {
     "timesteps beyond": (lambda: scheduler().set_timesteps(timesteps=[100, 50]), "0 … 99"),
     "step too early": (lambda: scheduler().step(X, 3, X), "set_timesteps"),
     "another timestep": (lambda: ready().step(X, 3, X), "scheduler.timesteps"),
+    "between two timesteps": (lambda: ready().step(X, 50.7, X), "scheduler.timesteps"),
+    "many timesteps": (lambda: ready().step(X, torch.tensor([50, 50]), X), "one number"),
+    "eta for a generator": (lambda: ready(algorithm="ddim").step(X, 50, X, 0.5), "give eta by name"),
+    "a seed for a generator": (lambda: ready().step(X, 50, X, 0), "torch.Generator"),
+    "seeds for generators": (lambda: scheduler().init_noise(SHAPE, [0, 1]), "torch.Generator"),
     "shape of Σ": (lambda: ready().step(X[..., :3], 50, X[..., :3]), "(4, 4)"),
     "shape of Σ, sample": (
         lambda: ready(prediction_type="sample").step(X[..., :3], 50, X[..., :3]),

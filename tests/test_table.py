@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from problems import normal, untrained_model
 import nidiff
 from nidiff.cli import main
 from nidiff.evaluation.features import load_features
-from nidiff.evaluation.frechet import frechet_distance
 from nidiff.evaluation.measure import Sample, measure
+from nidiff.experiment import Experiment
+from nidiff.report.results import known_results, read_results, remember
 
 METRICS = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
 FAST = ("--features", "pixels", "--bootstrap", "3", "--num-real", "50")
@@ -106,21 +108,25 @@ def test_what_was_drawn_and_measured_is_not_drawn_or_measured_again(nidiff_run, 
 def test_sampled_first_and_evaluated_then_is_the_same(nidiff_run, model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     nidiff_run("sample", model, "--seeds", "0-29", "--steps", "3")
-    drawn = (model / "generated" / "dpmpp_2m-3" / "samples.npz").read_bytes()
+    (drawn,) = (model / "generated").glob("dpmpp_2m-3-*/samples.npz")
+    before = drawn.stat().st_mtime_ns
     results = [json.loads(nidiff_run("evaluate", m, *FLAGS, "--steps", "3", "--json")[1]) for m in (model, other)]
     assert results[0]["metrics"] == results[1]["metrics"]
-    assert (other / "generated" / "dpmpp_2m-3" / "samples.npz").read_bytes() == drawn
+    assert drawn.stat().st_mtime_ns == before
+    assert (other / drawn.relative_to(model)).read_bytes() == drawn.read_bytes()
 
 
-def test_the_bootstrap_says_how_much_other_samples_would_differ():
-    """Its mean over many sets is the spread of the distance over those sets, within the half."""
+def test_the_errors_say_how_much_other_samples_would_differ():
+    """Their mean over many sets is the spread of the metric over those sets, within the half."""
     network = load_features("pixels")
     pixels = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     real = Sample(pixels, normal(500, 3, seed=100).float())
-    sets = [normal(200, 3, seed=seed).float() + 0.5 for seed in range(40)]
-    spread = torch.tensor([frechet_distance(real.features, one) for one in sets]).std().item()
-    errors = [measure(real, Sample(pixels, one), network, bootstrap=30)["FD-pixels"].error for one in sets[:10]]
-    assert 0.5 * spread < sum(errors) / len(errors) < 1.5 * spread
+    sets = [normal(200, 3, seed=seed).float() + 0.5 for seed in range(30)]
+    found = [measure(real, Sample(pixels, one), network, bootstrap=20) for one in sets]
+    for name in ("FD-pixels", "KID-pixels"):
+        spread = torch.tensor([one[name].value for one in found]).std().item()
+        error = sum(one[name].error for one in found) / len(found)
+        assert 0.5 * spread < error < 1.5 * spread, name
 
 
 # table -----------------------------------------------------------------------------------------------------------
@@ -151,8 +157,48 @@ def test_the_table_is_filled_in_every_format_and_only_once(nidiff_run, model, tm
     code, again, _ = nidiff_run(*flags, "--out", tmp_path / "table")
     assert code == 0
     assert again == text
-    assert [path.name for path in (model / "generated").iterdir()] == ["ancestral-6"]
+    assert [path.name.rpartition("-")[0] for path in (model / "generated").iterdir()] == ["ancestral-6"]
     assert not (other / "generated").exists()
+
+
+def test_a_cell_asked_for_twice_is_one_cell(nidiff_run, model, tmp_path):
+    flags = ("--samplers", "ddim", "ddim", "--steps", "3", "3", "--json", "--out", tmp_path / "t")
+    assert len(json.loads(nidiff_run("table", model, *FLAGS, *flags)[1])) == 1
+
+
+def test_another_model_in_the_same_run_is_measured_anew_and_alone(nidiff_run, model, tmp_path):
+    """A run that was trained further: what is known of the old weights is kept, and shown no more."""
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "model")
+    (run / "experiment.json").write_text(json.dumps(Experiment().to_json()))
+    first = json.loads(nidiff_run("evaluate", run, *FLAGS, "--steps", "3", "--json")[1])
+    shutil.rmtree(run / "model")
+    untrained_model(run / "model", num_levels=30)
+    second = json.loads(nidiff_run("evaluate", run / "model", *FLAGS, "--steps", "3", "--json")[1])
+    assert first["metrics"] != second["metrics"]
+    assert read_results(run / "metrics.json") == [first, second]
+    assert known_results(run) == [second]
+
+
+def test_jobs_with_other_settings_do_not_get_in_each_others_way(nidiff_run, model):
+    flags = ("evaluate", model, *FLAGS, "--steps", "3", "--json")
+    for others in ((), ("--clip", "None"), ("--tile", "0")):
+        assert nidiff_run(*flags, *others)[0] == 0
+    nidiff_run("sample", model, "--seeds", "0-29", "--steps", "3", "--floats")
+    assert len(list((model / "generated").iterdir())) == 4
+
+
+def test_results_of_many_at_once_are_all_kept(tmp_path):
+    result = {"run": "a", "sampler": "ddim", "metrics": {}, "provenance": {}}
+    children = []
+    for child in range(4):
+        if (pid := os.fork()) == 0:
+            for steps in range(5):
+                remember(tmp_path, {**result, "steps": 10 * child + steps})
+            os._exit(0)
+        children.append(pid)
+    assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
+    assert len(read_results(tmp_path / "metrics.json")) == 20
 
 
 # Bad input -------------------------------------------------------------------------------------------------------
@@ -187,7 +233,7 @@ def test_images_of_another_size_are_refused(nidiff_run, model, tmp_path):
     np.savez(tmp_path / "large.npz", np.zeros((20, 16, 16, 3), dtype=np.uint8))
     code, _, log = nidiff_run("evaluate", model, *FLAGS, "--data", tmp_path / "large.npz", "--num-real", "20")
     assert code == 2
-    assert "images of 1 × 8 × 8" in log
+    assert "compare are 1 × 8 × 8" in log
     assert "3 × 16 × 16" in log
 
 
@@ -214,3 +260,31 @@ def test_a_damaged_metrics_file_is_named_and_left(nidiff_run, model):
     assert code == 2
     assert "metrics.json" in log
     assert (model / "metrics.json").read_text() == '[{"run": '
+
+
+def test_images_take_no_flags_of_drawing_and_must_be_there(nidiff_run, tmp_path):
+    file = digits_file(tmp_path / "some.npz", "test")
+    code, _, log = nidiff_run("evaluate", file, "--data", "digits", *FAST, "--steps", "3")
+    assert code == 2
+    assert "leave out the flags of drawing" in log
+    code, _, log = nidiff_run("evaluate", "digits", "--data", "digits", *FAST)  # no such path: not the data set
+    assert code == 2
+    assert "'digits' does not exist" in log
+
+
+def test_a_feature_module_that_does_not_fit_is_refused_before_drawing(nidiff_run, model, tmp_path):
+    class Fixed(torch.nn.Module):
+        def forward(self, x):
+            return (x.float().flatten(1) @ torch.ones(3 * 32 * 32, 2)).contiguous()
+
+    path = tmp_path / "fixed.pt2"
+    torch.export.save(
+        torch.export.export(
+            Fixed(), (torch.zeros(2, 3, 32, 32, dtype=torch.uint8),), dynamic_shapes=({0: torch.export.Dim("n")},)
+        ),
+        path,
+    )
+    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--steps", "3", "--features", path)
+    assert code == 2
+    assert "failed on uint8 [16, 3, 8, 8]" in log
+    assert not (model / "generated").exists()

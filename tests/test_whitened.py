@@ -1,5 +1,7 @@
 """Any diffusers scheduler on y = Σ^-½ x; and those that add no noise on x itself, from a coloured start."""
 
+import pickle
+
 import diffusers
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import Tensor
 import nidiff
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.interop import NonIsotropicScheduler, whitened
+from nidiff.interop.whitened import ON_Y
 from nidiff.network import unet
-from nidiff.training.model import PREDICTIONS
+from nidiff.training.model_config import PREDICTIONS
 
 COV = nidiff.gaussian_free_field((4, 4))
 SHAPE = (2, 1, 4, 4)
@@ -135,7 +138,7 @@ def test_ddpm_on_y_is_our_scheduler_on_x_path_by_path(prediction):
 # What it predicts, and clipping ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prediction", PREDICTIONS)
+@pytest.mark.parametrize("prediction", ON_Y)
 def test_every_prediction_becomes_its_own_kind_in_y(prediction):
     """The encoder of the target, for white noise and y0 = Σ^-½ x0, says what is right."""
     from nidiff.diffusion.target import TARGETS
@@ -188,12 +191,50 @@ def test_it_passes_for_the_unet_it_wraps():
         network.nothing_of_the_kind  # noqa: B018
 
 
+def test_it_is_called_and_pickled_as_the_unet_is():
+    net = unet((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
+    network = whitened(net, nidiff.gaussian_free_field((8, 8)), clip=1.0, scheduler=nidiff.vp())
+    y = torch.randn(2, 1, 8, 8, generator=seeded())
+    with torch.no_grad():
+        result = network(y, 3).sample
+        for pair in (network(y, 3, return_dict=False), network(y, 3, None, False)):  # class_labels, return_dict
+            assert isinstance(pair, tuple)
+            assert torch.equal(pair[0], result)
+        assert torch.equal(pickle.loads(pickle.dumps(network))(y, 3).sample, result)
+
+
+def test_without_clipping_no_noise_levels_are_asked_for():
+    for scheduler in (diffusers.EDMEulerScheduler(), diffusers.DDIMScheduler(**ZERO_SNR)):
+        prediction = scheduler.config.prediction_type
+        assert whitened(Smooth(), COV, prediction_type=prediction, scheduler=scheduler).schedule is None
+
+
+ZERO_SNR = {"rescale_betas_zero_snr": True, "clip_sample": False, "prediction_type": "v_prediction"}
+
+
+def levels(prediction):
+    return diffusers.DDIMScheduler(clip_sample=False, prediction_type=prediction)
+
+
+def test_a_network_of_coloured_noise_is_one_of_epsilon_on_y():
+    assert whitened(Smooth(), COV, prediction_type="noise", scheduler=levels("epsilon")).prediction_type == "noise"
+
+
 BAD = {
     "singular Σ": ({"covariance": nidiff.gaussian_free_field((4, 4), zero_mode="zero")}, "zero_mode"),
     "clip": ({"clip": -1.0}, "positive"),
     "clip without levels": ({"clip": 1.0}, "scheduler="),
     "clip in y": ({"clip": 1.0, "scheduler": diffusers.DDPMScheduler()}, "clip_sample=True"),
+    "clip, a word": ({"clip": "1", "scheduler": nidiff.ddpm_linear()}, "positive"),
     "prediction": ({"prediction_type": "eps"}, "epsilon"),
+    "score": ({"prediction_type": "score"}, "NonIsotropicScheduler"),
+    "the scheduler's prediction": ({"scheduler": levels("v_prediction")}, "prediction_type='epsilon'"),
+    "coloured noise in y": ({"prediction_type": "noise", "scheduler": levels("sample")}, "prediction_type='epsilon'"),
+    "a level of pure noise": (
+        {"clip": 1.0, "prediction_type": "v_prediction", "scheduler": diffusers.DDIMScheduler(**ZERO_SNR)},
+        "rescale_betas_zero_snr",
+    ),
+    "not a covariance": ({"covariance": {"covariance": "gff"}}, "must be a covariance"),
     "a scheduler without levels": ({"clip": 1.0, "scheduler": object()}, "alphas_cumprod"),
 }
 

@@ -182,7 +182,7 @@ class Experiment:
         for key in given:
             one_of(f"the key of {source}", key, known)
         for key, kind in get_type_hints(Experiment).items():
-            if key in given and not _fits(given[key], kind):
+            if key in given and not fits(given[key], kind):
                 raise InputError(f"{source} has {key}={given[key]!r}, which is not of its type: correct it.")
         for key in ("widths", "attention"):
             if key in given:
@@ -215,16 +215,16 @@ def read_experiment(path: Path) -> Experiment:
     return Experiment.from_json(values, str(file))
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def fits(value: Any, kind: Any) -> bool:
     """Whether a value read from JSON can be a field of the annotated type."""
     if kind == tuple[int, ...]:
-        return isinstance(value, list) and all(_fits(entry, int) for entry in value)
+        return isinstance(value, list) and all(fits(entry, int) for entry in value)
     if kind in (int, float):
         return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
     if kind in (str, bool):
         return isinstance(value, kind)
     return value is None or any(
-        _fits(value, str if part is Path else part) for part in get_args(kind) if part is not type(None)
+        fits(value, str if part is Path else part) for part in get_args(kind) if part is not type(None)
     )
 
 

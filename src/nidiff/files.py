@@ -1,6 +1,7 @@
 """Files that are the old one or the new one, never half of it; and arrays that are read only if they are whole."""
 
 import contextlib
+import hashlib
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -8,6 +9,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from nidiff.errors import InputError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -32,6 +38,22 @@ def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process at a time: for what reads a file of ``folder`` and replaces it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -60,3 +82,15 @@ def read_npz(file: Path, names: list[str], remedy: str) -> "dict[str, NDArray[An
         raise InputError(f"{str(file)!r} lacks one of the arrays {', '.join(names)}: {remedy}.") from error
     except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
         raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): {remedy}.") from error
+
+
+def file_sha256(path: Path) -> str:
+    """The checksum of a file."""
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                digest.update(part)
+    except OSError as error:
+        raise InputError(f"file={str(path)!r} cannot be read ({error.strerror}): give a file that exists.") from error
+    return digest.hexdigest()

@@ -61,7 +61,8 @@ def random_index(
 
 def _check_one_per_image(generator: Sequence[torch.Generator], shape: Sequence[int]) -> None:
     if len(shape) == 0 or len(generator) != shape[0] or len(generator) == 0:
-        raise InputError(f"generator is a list of {len(generator)} for the shape {tuple(shape)}: give one per image.")
+        images = shape[0] if len(shape) else 1
+        raise InputError(f"generator is a list of {len(generator)} for {images} images: give one per image.")
 
 
 def permutation(count: int, generator: torch.Generator | None = None) -> Tensor:

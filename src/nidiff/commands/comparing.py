@@ -1,7 +1,6 @@
 """What ``nidiff evaluate`` and ``nidiff table`` share: the real images, the metrics, and one cell of the table."""
 
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +10,6 @@ from tyro.conf import arg
 from nidiff.commands.drawing import Drawing, Model, cell_name, seeds_text
 from nidiff.errors import InputError
 from nidiff.experiment import Experiment, read_experiment
-from nidiff.files import replace_text
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -79,7 +77,7 @@ def evaluate_cell(
     Every process draws; the main one computes, and has the result.
     """
     from nidiff.evaluation.bench import same_question
-    from nidiff.report.results import known_results
+    from nidiff.report.results import known_results, remember
     from nidiff.sampling.folder import SampleFolder
     from nidiff.sampling.job import run_job
 
@@ -93,10 +91,11 @@ def evaluate_cell(
         "clip": job.clip,
         "provenance": bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile},
     }
-    before = known_results(model.path)
-    for known in before:
+    for known in known_results(model.path):
         if same_question(known, question):
             return known
+    if state.is_main_process:
+        bench.real  # noqa: B018 - what is wrong with the real images or the features shows before hours of drawing
     folder = SampleFolder(model.path / "generated" / cell_name(job))
     title = f"{model.name}, {job.sampler} {job.steps}"
     run_job(job, model.denoiser, model.shape, folder, seeds, batch=drawing.batch, state=state, title=title)
@@ -104,6 +103,6 @@ def evaluate_cell(
     if state.is_main_process:
         metrics = bench.metrics(folder.read(seeds), features=folder.path / "features")
         result = {**question, "metrics": metrics}
-        replace_text(model.path / "metrics.json", json.dumps([*before, result], indent=2) + "\n")
+        remember(model.path, result)
     state.wait_for_everyone()
     return result

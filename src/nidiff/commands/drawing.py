@@ -1,15 +1,17 @@
 """What the commands that draw images from a model share: flags, seeds, samplers by name, and the model itself."""
 
+import hashlib
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
 
 from tyro.conf import arg
 
 from nidiff.errors import InputError
-from nidiff.experiment import parse_call
+from nidiff.experiment import fits, parse_call
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from nidiff.diffusion.denoiser import Denoiser
     from nidiff.sampling.job import Job
 
+MOST_SEEDS = 10_000_000
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
 
 
@@ -56,7 +59,12 @@ class Drawing:
         from nidiff.sampling.tile import tile_size
 
         name, options = parse_call("sampler", sampler)
-        usual = SAMPLERS[one_of("sampler", name, SAMPLERS)].spacing
+        step, usual, _ = SAMPLERS[one_of("sampler", name, SAMPLERS)]
+        for key, kind in get_type_hints(step).items():
+            if key in options and not fits(options[key], kind):
+                raise InputError(
+                    f"sampler={sampler!r} has {key}={options[key]!r}, which is not of its type: correct it."
+                )
         return Job(
             model=model.sha256,
             sampler=name,
@@ -82,6 +90,8 @@ def open_model(path: Path, state: "PartialState") -> Model:
     from nidiff.evaluation.provenance import model_sha256
     from nidiff.training.model import load_model
 
+    if path.name == "model" and (path.parent / "experiment.json").is_file():
+        path = path.parent  # results belong to the run
     denoiser = load_model(path)
     net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
     shape = (net.config.in_channels, *denoiser.process.covariance.event_shape[-2:])
@@ -97,8 +107,8 @@ def parse_seeds(words: str) -> list[int]:
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
         if last < first:
             raise InputError(f"seeds={words!r} cannot be read: give numbers and ranges such as 0-49999 or 0,3,10-20.")
-        if len(seeds) + last - first >= 10**8:
-            raise InputError(f"seeds={words!r} are more than 100 million: give fewer at a time.")
+        if len(seeds) + last - first >= MOST_SEEDS:
+            raise InputError(f"seeds={words!r} are more than {MOST_SEEDS:,}: give fewer at a time.")
         seeds.update(range(first, last + 1))
     return sorted(seeds)
 
@@ -115,9 +125,10 @@ def seeds_text(seeds: list[int]) -> str:
 
 
 def cell_name(job: "Job") -> str:
-    """A readable name for the folder of a job."""
+    """A name for the folder of a job: readable, and different for different jobs."""
     from nidiff.sampling.sampler import SAMPLERS
 
     usual = job.spacing == SAMPLERS[job.sampler].spacing
     options = ({} if usual else {"spacing": job.spacing}) | job.options
-    return "-".join([job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.steps)])
+    digest = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
+    return "-".join([job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.steps), digest[:8]])

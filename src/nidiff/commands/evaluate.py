@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.comparing import Comparing, evaluate_cell
 from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
+from nidiff.errors import InputError
 
 if TYPE_CHECKING:
     from nidiff.report.results import Result
@@ -51,23 +52,30 @@ class Evaluate:
         model = open_model(path, state)
         steps = min(20, len(model.denoiser.process.schedule)) if self.steps is None else self.steps
         job = self.drawing.job(model, self.sampler, steps)
-        bench = self.comparing.bench(path)
+        bench = self.comparing.bench(model.path)
         bench.check(model.shape, len(seeds))
         result = evaluate_cell(model, job, bench, seeds, self.drawing, state)
-        if state.is_main_process and (path / "experiment.json").is_file():
-            print(f"wrote {write_report(path)}", file=sys.stderr)
+        if state.is_main_process and (model.path / "experiment.json").is_file():
+            print(f"wrote {write_report(model.path)}", file=sys.stderr)
         return result if state.is_main_process else None
 
-    def _of_images(self, path: Path) -> "Result":
-        import torch
+    def _of_images(self, path: Path) -> "Result | None":
+        from torch import Tensor
 
-        from nidiff.data.dataset import load_dataset
-        from nidiff.data.images import quantise
+        from nidiff.data.images import open_images, quantise
 
-        images = load_dataset(path, memory_limit=None)
-        assert isinstance(images.pixels, torch.Tensor)  # without a limit
+        if (self.drawing, self.sampler, self.steps) != (Drawing(), "dpmpp_2m", None):
+            raise InputError(
+                f"{str(path)!r} has images, which are measured as they are: leave out the flags of drawing."
+            )
+        state = process_state()
+        file = path / "samples.npz"
+        pixels = open_images(file if file.exists() else path, memory_limit=None, progress=True).pixels
+        assert isinstance(pixels, Tensor)  # without a limit
         bench = self.comparing.bench(path)
-        bench.check(images.shape, len(images))
-        metrics = bench.metrics(quantise(images.pixels), features=None)
-        provenance = bench.provenance(len(images))
+        bench.check(tuple(pixels.shape[1:]), len(pixels))
+        if not state.is_main_process:
+            return None
+        metrics = bench.metrics(quantise(pixels), features=None)
+        provenance = bench.provenance(len(pixels))
         return {"run": path.name, "sampler": "-", "steps": 0, "metrics": metrics, "provenance": provenance}

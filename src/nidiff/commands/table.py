@@ -51,13 +51,17 @@ class Table:
         jobs = [
             (model, self.drawing.job(model, sampler, steps))
             for model in models
-            for sampler in self.samplers
-            for steps in self.steps
+            for sampler in dict.fromkeys(self.samplers)
+            for steps in dict.fromkeys(self.steps)
         ]
         benches = {model.name: self.comparing.bench(model.path) for model in models}
         for model, job in jobs:  # all of them, before the first takes hours
             benches[model.name].check(model.shape, len(seeds))
             rehearse(model.denoiser, model.shape, **job.arguments)
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._unwritable(error) from error
         results: list[Result] = []
         for model, job in jobs:
             result = evaluate_cell(model, job, benches[model.name], seeds, self.drawing, state)
@@ -85,5 +89,8 @@ class Table:
             }.items():
                 replace_text(self.out / f"table.{suffix}", words)
         except OSError as error:
-            raise InputError(f"out={str(self.out)!r} cannot be written ({error.strerror}): choose another.") from error
+            raise self._unwritable(error) from error
         save_figure(quality_figure(results), self.out / "table.png")
+
+    def _unwritable(self, error: OSError) -> InputError:
+        return InputError(f"out={str(self.out)!r} cannot be written ({error.strerror}): choose another.")

@@ -171,9 +171,11 @@ def magnitude(components: list[Tensor]) -> Tensor:
 
 
 def radial_mean(power: Tensor, shell: Tensor) -> Tensor:
-    """Mean of ``power`` over the modes of each shell 0, 1, …; NaN for a shell without modes."""
-    total = torch.zeros(int(shell.max()) + 1, dtype=torch.float64, device="cpu")
-    return total.index_add_(0, shell.flatten(), power.flatten().double()) / torch.bincount(shell.flatten())
+    """Mean of ``power`` [..., *modes] over the modes of each shell 0, 1, …; NaN for a shell without modes."""
+    leading = power.shape[: power.ndim - shell.ndim]
+    total = torch.zeros(*leading, int(shell.max()) + 1, dtype=torch.float64, device="cpu")
+    flat = power.double().reshape(*leading, -1)
+    return total.index_add_(-1, shell.flatten(), flat) / torch.bincount(shell.flatten())
 
 
 def _dct_matrix(n: int) -> Tensor:

@@ -12,9 +12,8 @@ import nidiff
 from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork
-from nidiff.evaluation.measure import Sample, check_counts, measure
+from nidiff.evaluation.measure import Sample, check_counts, check_varied, measure
 from nidiff.evaluation.provenance import commit
-from nidiff.report.progress import progress_bar
 from nidiff.report.results import Result
 
 VERSIONS = ("nidiff", "commit", "torch")  # they do not decide whether a result must be computed again
@@ -35,8 +34,8 @@ class Bench:
         """Refuse images that cannot be compared, before they are drawn."""
         if tuple(self.pixels.shape[1:]) != tuple(shape):
             raise InputError(
-                f"the model gives images of {_size(shape)} and {self.name} has {_size(self.pixels.shape[1:])}: "
-                "give data of that shape, or size and channels."
+                f"the images to compare are {_size(shape)} and those of {self.name} {_size(self.pixels.shape[1:])}: "
+                "give data of that shape."
             )
         if self.bootstrap < 0 or self.bootstrap == 1:
             raise InputError(f"bootstrap={self.bootstrap} gives no error: use 2 resamples or more, or 0 for none.")
@@ -45,6 +44,7 @@ class Bench:
     @cached_property
     def real(self) -> Sample:
         found = reference_features(self.pixels, self.network, name=self.name, cache=self.cache)
+        check_varied(found.features, "real")
         return Sample(self.pixels, found.features)
 
     @cached_property
@@ -71,15 +71,8 @@ class Bench:
     def metrics(self, generated: Tensor, features: Path | None) -> dict[str, Any]:
         """The metrics of uint8 images; their features are kept in the folder ``features``."""
         found = reference_features(generated, self.network, name="generated", cache=features)
-        with progress_bar("precision and recall", "pairs") as progress:
-            measured = measure(
-                self.real,
-                Sample(generated, found.features),
-                self.network,
-                k=self.k,
-                bootstrap=self.bootstrap,
-                progress=progress,
-            )
+        generated_set = Sample(generated, found.features)
+        measured = measure(self.real, generated_set, self.network, k=self.k, bootstrap=self.bootstrap)
         return {name: one._asdict() for name, one in measured.items()}
 
 

@@ -20,7 +20,6 @@ from nidiff.files import read_npz, replace_npz
 from nidiff.report.progress import progress_bar
 
 CHUNK = 256  # images at a time
-LARGEST = 2**14  # dimensions: a covariance of 2 GiB
 Array = np.ndarray[Any, Any]
 
 
@@ -70,11 +69,6 @@ def reference_features(
     _make_folder(folder)
     with progress_bar(f"{network.name} features of {name}", "images") as progress:
         features = compute_features(network, images, batch=batch, progress=progress)
-    if features.shape[1] > LARGEST:
-        raise InputError(
-            f"features {network.name!r} have {features.shape[1]} dimensions, too many for their covariance: "
-            f"give smaller images or another feature network, with at most {LARGEST}."
-        )
     mu, sigma = statistics(features)
     arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
     try:

@@ -1,6 +1,5 @@
 """Feature networks: what turns uint8 images into the points [N, D] that the metrics compare."""
 
-import hashlib
 import os
 import pickle
 import warnings
@@ -17,6 +16,7 @@ from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.distance import Progress
 from nidiff.errors import InputError
+from nidiff.files import file_sha256
 
 # A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
 INCEPTION = Remote(
@@ -29,6 +29,7 @@ LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 SCRIPTED, EXPORTED = (".pt", ".ts", ".torchscript"), (".pt2",)
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
+LARGEST = 2**14  # dimensions: a covariance of 2 GiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,23 +128,12 @@ def compute_features(
         part = images.pixels.index_select(0, rows)
         found = network(quantise(part) if isinstance(pixels, Images) else part)
         if start == 0:
+            _check_dimension(network, found.shape[1])
             features = torch.empty(len(images), found.shape[1])
         features[rows] = found
         if progress is not None:
             progress(start + len(rows), len(images))
     return features
-
-
-def file_sha256(path: Path) -> str:
-    """The checksum of a file."""
-    digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-    except OSError as error:
-        raise InputError(f"file={str(path)!r} cannot be read ({error.strerror}): give a file that exists.") from error
-    return digest.hexdigest()
 
 
 def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTION) -> FeatureNetwork:
@@ -196,16 +186,19 @@ def _module(path: Path, device: torch.device) -> FeatureNetwork:
         raise InputError(f"features={str(path)!r} has the name of a network that is known: rename the file.")
     digest = file_sha256(path)
     module = _load(path, device)
-    network = FeatureNetwork(path.stem, digest, f"{GREY}; the rest is inside {path.name}", device, module)
-    try:
-        network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
-    except InputError:
-        raise
-    except Exception as error:  # whatever a user's code raises
-        reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-        raise InputError(
-            f"features={str(path)!r} failed on uint8 [2, 3, 32, 32] ({reason[0]}): give a module for any N, H and W."
-        ) from error
+
+    def forward(pixels: Tensor) -> Tensor:
+        try:
+            return module(pixels)
+        except Exception as error:  # whatever a user's code raises
+            reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
+            raise InputError(
+                f"features={str(path)!r} failed on uint8 {list(pixels.shape)} ({reason[0]}): "
+                "give a module for any N, H and W."
+            ) from error
+
+    network = FeatureNetwork(path.stem, digest, f"{GREY}; the rest is inside {path.name}", device, forward)
+    network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
     return network
 
 
@@ -215,9 +208,8 @@ def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
         if exported:
             return _load_exported(path).to(device)
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", DeprecationWarning
-            )  # TorchScript is; the network of FID is in no other form
+            # TorchScript is deprecated; the network of FID is in no other form.
+            warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(path, map_location=device).eval()
     except Exception as error:  # torch raises nearly anything when a file is broken
         raise InputError(
@@ -240,6 +232,14 @@ def _load_exported(path: Path) -> torch.nn.Module:
             del os.environ[ONLY_TENSORS]
         else:
             os.environ[ONLY_TENSORS] = before
+
+
+def _check_dimension(network: FeatureNetwork, size: int) -> None:
+    if size > LARGEST:
+        raise InputError(
+            f"features {network.name!r} have {size} dimensions, too many for their covariance: "
+            f"give smaller images or another feature network, with at most {LARGEST}."
+        )
 
 
 def _check_sha256(path: Path, expected: str) -> None:

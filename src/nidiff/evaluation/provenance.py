@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import nidiff
-from nidiff.evaluation.features import file_sha256
+from nidiff.files import file_sha256
 
 
 def model_sha256(folder: Path) -> str:

@@ -20,55 +20,57 @@ def spectrum_error(real_images: Tensor, generated_images: Tensor) -> float:
     corner of the spectrum: 0.1 is about 10 % of power at each. No mean image is removed, since generated images must
     have the right one; but wavenumber 0, the brightness of each channel, is left out.
     """
-    return spectrum_to(real_images)(generated_images)
+    _check_images(real_images, "real_images")
+    _check_images(generated_images, "generated_images")
+    if generated_images.shape[1:] != real_images.shape[1:]:
+        raise InputError(
+            f"generated_images are {tuple(generated_images.shape[1:])} and real_images "
+            f"{tuple(real_images.shape[1:])}: give images of one shape."
+        )
+    real = log_spectrum(radial_powers(real_images), "real_images")
+    return _difference(real, log_spectrum(radial_powers(generated_images), "generated_images"))
 
 
 @torch.no_grad()
 def spectrum_to(real_images: Tensor) -> Callable[[Tensor], float]:
-    """``spectrum_error(real_images, ·)``, with what depends on the real images alone computed once."""
-    _check_images(real_images, "real_images")
-    real, shape = _log_power(real_images, "real_images"), real_images.shape[1:]
-
-    def error(generated_images: Tensor) -> float:
-        _check_images(generated_images, "generated_images")
-        if generated_images.shape[1:] != shape:
-            raise InputError(
-                f"generated_images are {tuple(generated_images.shape[1:])} and real_images {tuple(shape)}: "
-                "give images of one shape."
-            )
-        return (_log_power(generated_images, "generated_images") - real).square().mean().sqrt().item()
-
-    return error
+    """`spectrum_error` as a function of the `radial_powers` of generated images: resampling them needs no transform."""
+    real = log_spectrum(radial_powers(real_images), "real_images")
+    return lambda powers: _difference(real, log_spectrum(powers, "generated_images"))
 
 
 @torch.no_grad()
-def radial_power(images: Tensor) -> Tensor:
-    """|FFT|² of images [N, C, H, W], float64: the mean over images, channels and the modes of each rounded |k|.
+def radial_powers(images: Tensor) -> Tensor:
+    """|FFT|² of images [N, C, H, W], float64 [N, K]: the mean over channels and the modes of each rounded |k|.
 
     |k| = 0, 1, … is in cycles per longer side, and NaN stands for one without modes. The FFT is orthonormal, so white
     noise of variance 1 has power 1. uint8 becomes [-1, 1], floats stay.
     """
-    height, width = images.shape[-2:]
-    power = torch.zeros(height, width, dtype=torch.float64)
-    for chunk in images.split(CHUNK):
-        modes = torch.fft.fft2(as_pixels(chunk).double(), norm="ortho")
-        power += modes.abs().square().sum((0, 1)).cpu()
-    shell = wavenumber(Fourier, (height, width)).round().long()
-    return radial_mean(power / (images.shape[0] * images.shape[1]), shell)
+    shell = wavenumber(Fourier, tuple(images.shape[-2:])).round().long()
+    spectra = (torch.fft.fft2(as_pixels(chunk).double(), norm="ortho").abs().square() for chunk in images.split(CHUNK))
+    return torch.cat([radial_mean(spectrum.mean(1).cpu(), shell) for spectrum in spectra])
 
 
-def _log_power(images: Tensor, name: str) -> Tensor:
-    power = radial_power(images)
+def radial_power(images: Tensor) -> Tensor:
+    """The mean of `radial_powers` over the images."""
+    return radial_powers(images).mean(0)
+
+
+def log_spectrum(powers: Tensor, name: str) -> Tensor:
+    """The logarithm of the mean power, of the wavenumbers above 0 that have modes."""
+    power = powers.mean(0)
     has_modes = ~power.isnan()
     has_modes[0] = False
     # What the FFT leaves of a constant is 1e-32 of its power.
-    scale = sum(as_pixels(chunk).double().square().sum().item() for chunk in images.split(CHUNK)) / images.numel()
-    empty = (has_modes & (power <= 1e-24 * scale)).nonzero().flatten().tolist()
+    empty = (has_modes & (power <= 1e-24 * power.nan_to_num().max())).nonzero().flatten().tolist()
     if empty:
         raise InputError(
             f"{name} have no power at wavenumber {empty[0]}: give images that are not constant or cut off there."
         )
     return power[has_modes].log()
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    return (one - other).square().mean().sqrt().item()
 
 
 def _check_images(images: Tensor, name: str) -> None:

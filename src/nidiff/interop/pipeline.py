@@ -10,14 +10,16 @@ import torch
 from diffusers.models.unets.unet_2d import UNet2DModel
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
 from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError
 
+from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError, one_of
-from nidiff.interop.arrays import DOWNLOAD
+from nidiff.interop.config import DOWNLOAD
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.report.card import model_card, run_card
-from nidiff.training.model import check_same_covariance
+from nidiff.training.model import ARRAYS, CONFIG, FileError, check_same_covariance, image_shape, names_arrays, read_json
 
 FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")
 
@@ -32,16 +34,9 @@ class NonIsotropicPipeline(DiffusionPipeline):
     def __init__(self, unet: UNet2DModel, scheduler: NonIsotropicScheduler) -> None:
         super().__init__()
         _check_scheduler(scheduler)
-        size = unet.config["sample_size"]
-        if size is None:
-            raise InputError("unet has no sample_size in its configuration: build it with sample_size=(height, width).")
-        shape = (unet.config["in_channels"], *((size, size) if isinstance(size, int) else size))
-        event = scheduler.covariance.event_shape
-        if shape[-len(event) :] != event:
-            raise InputError(f"covariance is over {event}, but the U-Net makes images {shape}: build Σ for that shape.")
+        self._image_shape = image_shape(unet, scheduler.covariance)
         self.register_modules(unet=unet, scheduler=scheduler)
         self._covariance = scheduler.covariance
-        self._image_shape = shape
 
     @torch.no_grad()
     def __call__(
@@ -65,16 +60,15 @@ class NonIsotropicPipeline(DiffusionPipeline):
             seeds: instead of a generator, one seed per image: the images of `nidiff.sample` with these seeds.
         """
         one_of("output_type", output_type, ("pil", "np", "pt"))
-        _check_scheduler(self.scheduler)
-        check_same_covariance(self._covariance, self.scheduler.covariance)
+        self._check_own()
         if seeds is not None:
             if generator is not None or len(seeds) != batch_size:
                 raise InputError(
                     f"seeds has {len(seeds)} entries: give batch_size={batch_size} of them and no generator."
                 )
             generator = generators_from_seeds(seeds)
-        steps = len(self.scheduler) if num_inference_steps is None else num_inference_steps
-        self.scheduler.set_timesteps(steps, device=self._execution_device)
+        every = range(len(self.scheduler) - 1, -1, -1) if num_inference_steps is None else None
+        self.scheduler.set_timesteps(num_inference_steps, self._execution_device, every)
         shape = (batch_size, *self._image_shape)
         images = self.scheduler.init_noise(shape, generator, self._execution_device, self.unet.dtype)
         for t in self.progress_bar(self.scheduler.timesteps):
@@ -99,7 +93,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
     ) -> "NonIsotropicPipeline":
         """Open a model folder, a run directory of `nidiff train` or a Hub repository.
 
-        ``covariance`` only says what you expect: another than the model's own is refused, in ``scheduler`` too.
+        ``covariance`` only says what you expect: another than the model's own is refused, in ``scheduler`` too. A model
+        of diffusers, trained with white noise, opens with a ``scheduler`` whose Σ is I.
         """
         name = str(pretrained_model_name_or_path)
         folder = Path(name)
@@ -111,11 +106,15 @@ class NonIsotropicPipeline(DiffusionPipeline):
             raise OSError(f"{name!r} does not exist: give a model folder, a run directory or a Hub repository.")
         if not folder.exists():
             folder = Path(cls.download(name, **kwargs))  # here, so that the card comes along when it is saved again
+        if scheduler is not None:
+            _check_scheduler(scheduler)
+            if _is_white(folder):
+                check_same_covariance(Identity(scheduler.covariance.event_shape), scheduler.covariance)
+                kwargs["scheduler"] = scheduler
         kwargs.setdefault("use_safetensors", True)  # nothing is unpickled
         pipeline: NonIsotropicPipeline = super().from_pretrained(str(folder), **kwargs)
         check_same_covariance(pipeline.scheduler.covariance, covariance)
         if scheduler is not None:
-            _check_scheduler(scheduler)
             check_same_covariance(pipeline.scheduler.covariance, scheduler.covariance)
             pipeline.scheduler = scheduler
         return pipeline
@@ -124,28 +123,50 @@ class NonIsotropicPipeline(DiffusionPipeline):
     def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
         """Fetch the files from the Hub: diffusers' own takes a scheduler/ with arrays for weights it does not know."""
         chosen = {key: kwargs[key] for key in DOWNLOAD if kwargs.get(key) is not None}
-        return snapshot_download(pretrained_model_name, allow_patterns=list(FILES), **chosen)
+        try:
+            return snapshot_download(pretrained_model_name, allow_patterns=list(FILES), **chosen)
+        except (HfHubHTTPError, OSError, ValueError) as error:
+            raise OSError(
+                f"{pretrained_model_name!r} is neither a folder here nor within reach on the Hub: give a model folder, "
+                "a run directory or a Hub repository."
+            ) from error
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write the model, its scheduler with Σ and, if there is none yet, a model card."""
+        """Write the model, its scheduler with Σ and a model card. A README.md that is there stays, unless it came with
+        another model."""
+        self._check_own()
+        folder = Path(save_directory)
+        card, before, origin = folder / "README.md", _described(folder), _described(self._origin())
         super().save_pretrained(save_directory, *args, **kwargs)
-        card = Path(save_directory) / "README.md"
-        if not card.exists():
-            self._write_card(card, card.parent.name)
+        now = _described(folder)
+        if not card.exists() or before not in (None, now):
+            self._write_card(card, folder.resolve().name, origin == now)
 
     def _upload_folder(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """The last act of ``push_to_hub``: our card goes in the place of diffusers' empty one."""
-        self._write_card(Path(working_dir) / "README.md", repo_id)
+        folder = Path(working_dir)
+        self._write_card(folder / "README.md", repo_id, _described(self._origin()) == _described(folder))
         return super()._upload_folder(working_dir, repo_id, *args, **kwargs)
 
-    def _write_card(self, file: Path, name: str) -> None:
-        """The card of the run that the model came from, else the card it came with, else one of what is known."""
-        opened = Path(getattr(self, "name_or_path", None) or os.devnull)
+    def _check_own(self) -> None:
+        """The scheduler is an attribute: it may have been replaced."""
+        _check_scheduler(self.scheduler)
+        check_same_covariance(self._covariance, self.scheduler.covariance)
+
+    def _origin(self) -> Path:
+        """The folder that the model was opened from."""
+        return Path(getattr(self, "name_or_path", None) or os.devnull)
+
+    def _write_card(self, file: Path, name: str, unchanged: bool) -> None:
+        """The card of the run that the model came from, else the card it came with if it is ``unchanged``, else one of
+        what is known."""
+        origin = self._origin()
         known = self.scheduler.covariance, self.scheduler.config
-        text = run_card(opened, *known, name) if opened.is_dir() else None
-        if text is None and (opened / "README.md").is_file():
-            card = (opened / "README.md").read_text(encoding="utf-8")
-            text = re.sub(r'(NonIsotropicPipeline\.from_pretrained)\("[^"]*"\)', rf'\1("{name}")', card)
+        text = run_card(origin, *known, name) if origin.is_dir() else None
+        if text is None and unchanged and (origin / "README.md").is_file():
+            card = (origin / "README.md").read_text(encoding="utf-8")
+            opening = re.compile(r'NonIsotropicPipeline\.from_pretrained\("[^"]*"\)')
+            text = opening.sub(lambda _: f'NonIsotropicPipeline.from_pretrained("{name}")', card)
         file.write_text(text or model_card(*known, name=name), encoding="utf-8")
 
 
@@ -155,3 +176,24 @@ def _check_scheduler(scheduler: Any) -> None:
             f"scheduler is a {type(scheduler).__name__}, which knows no Σ: give a NonIsotropicScheduler, or run it in "
             "whitened coordinates (nidiff.interop.whitened)."
         )
+
+
+def _is_white(folder: Path) -> bool:
+    """Whether the folder holds a model with a scheduler of diffusers, which has been trained with white noise."""
+    index = folder / "model_index.json"
+    named = read_json(index).get("scheduler") if index.is_file() else None
+    return isinstance(named, list) and named[-1:] != [NonIsotropicScheduler.__name__]
+
+
+def _described(folder: Path) -> list[object] | None:
+    """What a card says of the model in the folder: Σ, schedule and prediction; None if there is no model."""
+    file = folder / "scheduler" / CONFIG
+    if not file.is_file():
+        return None
+    try:
+        config = read_json(file)
+    except FileError:
+        return []
+    arrays = file.with_name(ARRAYS)
+    said = [config.get(key) for key in ("covariance", "schedule", "prediction_type")]
+    return [*said, arrays.read_bytes() if names_arrays(config.get("covariance")) and arrays.is_file() else None]

@@ -1,15 +1,12 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import signature
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from diffusers.configuration_utils import ConfigMixin, register_to_config
-from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from diffusers.configuration_utils import register_to_config
+from diffusers.schedulers.scheduling_utils import SchedulerMixin  # noqa: F401  diffusers looks for it in this module
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
@@ -18,14 +15,21 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level
 from nidiff.diffusion.target import TARGETS
-from nidiff.errors import InputError, one_of
-from nidiff.interop.arrays import Recipe, describe, names_arrays, read_arrays
-from nidiff.interop.guard import warn_if_white
-from nidiff.interop.timesteps import SPACINGS, checked, spaced
+from nidiff.errors import InputError
+from nidiff.interop.config import ConfiguredScheduler, as_covariance, describe
+from nidiff.interop.guard import check_generator, warn_if_white
+from nidiff.interop.timesteps import checked, spaced
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.step import Run
-from nidiff.training.model import PREDICTIONS, build_schedule, save_arrays
+from nidiff.training.model_config import (
+    ALGORITHMS,
+    BETA_SCHEDULE,
+    PREDICTIONS,
+    VARIANCES,
+    check_config,
+    schedule_of,
+)
 
 
 @dataclass
@@ -36,21 +40,29 @@ class NonIsotropicSchedulerOutput(BaseOutput):
     pred_original_sample: Tensor
 
 
-class Algorithm(NamedTuple):
-    """A sampler of nidiff under the name of its diffusers scheduler."""
+class Past(NamedTuple):
+    """What a step leaves for a multistep method: its place, level and x̂0, and the sample it returned."""
 
-    sampler: str
-    spare: int  # levels that diffusers lays out beyond those it visits, see `spaced`
-    options: Callable[[Mapping[str, Any], float], dict[str, object]]  # of the configuration and eta
+    place: int
+    level: Level
+    x0: Tensor
+    returned: Tensor
+
+    def leads_to(self, place: int, x: Tensor) -> bool:
+        """Whether x came from that step, up to rounding: not if it is another batch, or the start of another run."""
+        if self.place != place - 1 or self.returned.shape != x.shape:
+            return False
+        return bool((x.detach() - self.returned).norm() <= 0.01 * self.returned.norm())
 
 
-class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
+class NonIsotropicScheduler(ConfiguredScheduler):
     """DDPM, DDIM and DPM-Solver++(2M) for x = signal · x0 + sigma · Σ^½ · eps.
 
     Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
     too and is coloured inside, so a training script stays as it is; the initial sample comes from `init_noise`. With
     Σ = I this is `DDPMScheduler`, `DDIMScheduler` (``use_clipped_model_output=True`` where x̂0 is clipped) and
-    `DPMSolverMultistepScheduler`, step by step. The last step always gives x̂0, as `nidiff.sample` does.
+    `DPMSolverMultistepScheduler` (``clip_sample=False``), step by step. The last step always gives x̂0, as in
+    `nidiff.sample`.
 
     Args:
         covariance: Σ, or what its ``to_config()`` returned.
@@ -79,35 +91,24 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         timestep_spacing: str = "leading",
         num_train_timesteps: int | None = None,
     ) -> None:
-        if not isinstance(covariance, Covariance | Mapping):
-            raise InputError(
-                f"covariance={covariance!r} must be a covariance of nidiff or what its to_config() returned."
-            )
-        if isinstance(covariance, Mapping):
-            covariance = Covariance.from_config(covariance, getattr(covariance, "tensors", {}))
-        table = build_schedule(schedule)
-        if num_train_timesteps not in (None, len(table)):
-            raise InputError(
-                f"num_train_timesteps={num_train_timesteps} is not the {len(table)} levels of schedule={schedule!r}: "
-                f"write it there, as num_levels={num_train_timesteps}."
-            )
-        if clip_sample and not clip_sample_range > 0:
-            raise InputError(f"clip_sample_range={clip_sample_range} must be positive, or clip_sample=False.")
-        one_of("variance_type", variance_type, VARIANCES)
-        one_of("timestep_spacing", timestep_spacing, SPACINGS)
-        one_of("algorithm", algorithm, ALGORITHMS)
-        target = PREDICTIONS[one_of("prediction_type", prediction_type, PREDICTIONS)]
-        self.covariance = covariance
-        self.process = Process(table, covariance)
-        self._target, self._clip = target, clip_sample_range if clip_sample else None
+        check_config(self.config)
+        table = schedule_of(self.config)
+        self.covariance = as_covariance(covariance)
+        self.process = Process(table, self.covariance)
+        self._target, self._clip = PREDICTIONS[prediction_type], clip_sample_range if clip_sample else None
         # diffusers counts positional arguments among the defaults, which `from_config` then leaves out.
-        self.register_to_config(covariance=describe(covariance), num_train_timesteps=len(table), _use_default_values=[])
+        self.register_to_config(
+            covariance=describe(self.covariance),
+            num_train_timesteps=len(table),
+            beta_schedule=BETA_SCHEDULE,
+            _use_default_values=[],
+        )
         self.init_noise_sigma = table.prior_scale
         self.alphas_cumprod = torch.sigmoid(table.logsnr).float()  # signal² / (signal² + sigma²): the SNR for scripts
         self.num_inference_steps: int | None = None
         self.timesteps = torch.arange(len(table) - 1, -1, -1)
         self._levels: list[Level] = []
-        self._previous: tuple[int, Level, Tensor] | None = None
+        self._past: Past | None = None
 
     def __len__(self) -> int:
         return len(self.process.schedule)
@@ -134,6 +135,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
+        check_generator(generator)
         return self.process.prior(shape, generator, dtype=dtype, device=device)
 
     # The reverse process -----------------------------------------------------------------------------------------
@@ -144,18 +146,20 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         device: torch.device | str | None = None,
         timesteps: Sequence[int] | None = None,
     ) -> None:
-        """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves."""
+        """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves, which
+        may begin below the noisiest one (image to image)."""
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
         if timesteps is not None:
             rows = checked(len(self), timesteps)
         else:
-            spare = ALGORITHMS[self.config["algorithm"]].spare
+            spare = 1 if self.config["algorithm"] == "dpmsolver++" else 0
             rows = spaced(len(self), num_inference_steps, self.config["timestep_spacing"], spare)  # type: ignore[arg-type]
         self.num_inference_steps = len(rows)
         self.timesteps = torch.tensor(rows, device=device)
         self._levels = [self.process.schedule.level(row) for row in rows]
-        self._previous = None
+        self._from_prior = timesteps is None or rows[0] == len(self) - 1
+        self._past = None
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
         """The network sees the sample as it is."""
@@ -174,6 +178,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     ) -> NonIsotropicSchedulerOutput | tuple[Tensor, Tensor]:
         """From the level ``timestep`` to the next one, given what the network says at ``sample``.
 
+        dpmsolver++ is of second order where ``sample`` is what the step before returned, and else of first.
+
         Args:
             generator: the source of fresh noise: one, or a list of one per image.
             variance_noise: **white** noise to use instead.
@@ -182,18 +188,17 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         index = self._index(timestep)
         self._check("sample", sample)
         self._check("model_output", model_output, sample)
+        check_generator(generator)
         if variance_noise is not None:
             self._check("variance_noise", variance_noise, sample)
             if generator is not None:
                 raise InputError("step takes a generator or variance_noise: give one of the two.")
-        algorithm = ALGORITHMS[self.config["algorithm"]]
-        if eta and algorithm.sampler != "ddim":
-            raise InputError(
-                f"eta={eta} is an option of algorithm='ddim', not of {self.config['algorithm']!r}: leave it out."
-            )
+        algorithm = self.config["algorithm"]
+        if eta and algorithm != "ddim":
+            raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
         here, x, output = self._levels[index], sample.to(work), model_output.to(work)
-        if index == 0:
+        if index == 0 and self._from_prior:
             warn_if_white(self.process, x)
 
         def noise() -> Tensor:
@@ -203,27 +208,30 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
 
         denoiser = Denoiser(lambda x, label: output, self.process, self._target, self._clip)  # it has answered already
         x0 = denoiser(x, here)
-        previous = self._previous
-        self._previous = (index, here, x0)
+        past = self._past
         if index + 1 == len(self._levels):
             x = x0
         else:
             run = Run(denoiser, noise)
-            if previous is not None and previous[0] == index - 1 and previous[2].shape == x0.shape:
-                run.previous = previous[1:]
-            step = SAMPLERS[algorithm.sampler].step
-            x = step(run, x, x0, here, self._levels[index + 1], **algorithm.options(self.config, eta))
+            if past is not None and past.leads_to(index, x):
+                run.previous = past.level, past.x0
+            step = SAMPLERS[ALGORITHMS[algorithm]].step
+            x = step(run, x, x0, here, self._levels[index + 1], **OPTIONS[algorithm](self.config, eta))
+        self._past = Past(index, here, x0, x.detach())
         result = x.to(sample.dtype), x0.to(sample.dtype)
         return NonIsotropicSchedulerOutput(*result) if return_dict else result
 
     def _index(self, timestep: int | Tensor) -> int:
         if self.num_inference_steps is None:
             raise InputError("step was called before set_timesteps: call set_timesteps(num_inference_steps) first.")
-        row = int(timestep)
+        try:
+            row = float(timestep)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"timestep={timestep!r} must be one number: give one of scheduler.timesteps.") from error
         for index, level in enumerate(self._levels):
             if level.label == row:
                 return index
-        raise InputError(f"timestep={row} is not one that set_timesteps chose: give one of scheduler.timesteps.")
+        raise InputError(f"timestep={row:g} is not one that set_timesteps chose: give one of scheduler.timesteps.")
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
         rows = torch.as_tensor(timesteps).reshape(-1).cpu()
@@ -239,45 +247,10 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if like is not None and x.shape != like.shape:
             raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
 
-    # Configuration -----------------------------------------------------------------------------------------------
 
-    @classmethod
-    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """The scheduler of a configuration; unlike diffusers' own, a field that it does not have is refused."""
-        if isinstance(config, Mapping):
-            known = list(signature(cls.__init__).parameters)[1:]
-            for field in config:
-                if not field.startswith("_") and field not in known:
-                    raise InputError(
-                        f"the configuration has the unknown field {field!r}: known are {', '.join(known)} "
-                        "(betas are written as schedule='ddpm_linear:num_levels=…,beta_min=…,beta_max=…')."
-                    )
-            if "covariance" not in {**config, **kwargs}:
-                raise InputError("the configuration has no covariance: pass covariance=, a covariance of nidiff.")
-        return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
-
-    @classmethod
-    def load_config(  # type: ignore[override]
-        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
-    ) -> Any:
-        """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it."""
-        result = super().load_config(pretrained_model_name_or_path, **kwargs)
-        config = result[0] if isinstance(result, tuple) else result
-        if names_arrays(config.get("covariance")):
-            arrays = read_arrays(str(pretrained_model_name_or_path), kwargs)
-            config["covariance"] = Recipe(config["covariance"], arrays)
-        return result
-
-    def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
-        os.makedirs(save_directory, exist_ok=True)
-        save_arrays(self.covariance.tensors(), Path(save_directory))
-        super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
-
-
-VARIANCES = {"fixed_small": "posterior", "fixed_large": "beta"}  # diffusers': ours
-ALGORITHMS: dict[str, Algorithm] = {
-    "ddpm": Algorithm("ancestral", 0, lambda config, eta: {"variance": VARIANCES[config["variance_type"]]}),
-    "ddim": Algorithm("ddim", 0, lambda config, eta: {"eta": eta}),
-    "dpmsolver++": Algorithm("dpmpp_2m", 1, lambda config, eta: {}),
+# What the step of an algorithm is told, of the configuration and eta.
+OPTIONS: dict[str, Callable[[Mapping[str, Any], float], dict[str, object]]] = {
+    "ddpm": lambda config, eta: {"variance": VARIANCES[config["variance_type"]]},
+    "ddim": lambda config, eta: {"eta": eta},
+    "dpmsolver++": lambda config, eta: {},
 }

@@ -16,7 +16,11 @@ from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError, one_of
-from nidiff.training.model import PREDICTIONS
+from nidiff.training.model_config import PREDICTIONS, is_positive
+
+# What a network predicts on x, and the word for what the scheduler is then told on y. A score is nothing that a
+# scheduler of diffusers takes.
+ON_Y = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v_prediction", "noise": "epsilon"}
 
 
 class Whitened(torch.nn.Module):
@@ -33,20 +37,23 @@ class Whitened(torch.nn.Module):
         super().__init__()
         self.unet = unet
         self.covariance = covariance
-        self.target = TARGETS[PREDICTIONS[one_of("prediction_type", prediction_type, PREDICTIONS)]]
+        self.prediction_type = prediction_type
         self.clip = clip
         self.schedule = schedule
 
     def forward(self, sample: Tensor, timestep: Any, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
-        x = self.colour(sample)
-        output = as_tensor(self.unet(x, timestep, *args, **kwargs))
+        x, target = self.colour(sample), TARGETS[PREDICTIONS[self.prediction_type]]
+        answer = self.unet(x, timestep, *args, **kwargs)
+        if isinstance(answer, tuple):  # return_dict=False stood among the arguments without a name
+            answer, return_dict = answer[0], False
+        output = as_tensor(answer)
         if self.clip is not None and self.schedule is not None:
             level = self.schedule.level(torch.as_tensor(timestep, dtype=torch.float64).cpu().reshape(-1))
             work = torch.promote_types(x.dtype, torch.float32)
-            x0 = self.target.decode(output.to(work), x.to(work), level, self.covariance).clamp(-self.clip, self.clip)
-            output = self.target.invert(x0, x.to(work), level, self.covariance).to(output.dtype)
-        power = self.target.power - 0.5
+            x0 = target.decode(output.to(work), x.to(work), level, self.covariance).clamp(-self.clip, self.clip)
+            output = target.invert(x0, x.to(work), level, self.covariance).to(output.dtype)
+        power = target.power - 0.5
         output = self.covariance.power(output, power) if power else output
         return UNet2DOutput(sample=output) if return_dict else (output,)
 
@@ -85,24 +92,42 @@ def whitened(
             acts on y, where it is wrong, and must be off.
         scheduler: the diffusers scheduler that will be used, or a `nidiff.Schedule`.
     """
+    if not isinstance(covariance, Covariance):
+        raise InputError(
+            f"covariance={covariance!r} must be a covariance of nidiff, such as Covariance.from_config(…)."
+        )
     covariance._refuse_singular("a whitened network")
-    if clip is not None and not clip > 0:
-        raise InputError(f"clip={clip} must be positive, or None for no clipping.")
+    if prediction_type == "score":
+        raise InputError("prediction_type='score' has no scheduler in diffusers: use NonIsotropicScheduler for it.")
+    on_y = ON_Y[one_of("prediction_type", prediction_type, ON_Y)]
+    if clip is not None and not is_positive(clip):
+        raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
     if clip is not None and scheduler is None:
         raise InputError("clip needs the noise levels: pass scheduler=, the one that will be used.")
     config = getattr(scheduler, "config", {})
     for option in ("clip_sample", "thresholding"):
         if config.get(option):
             raise InputError(f"scheduler has {option}=True, which acts on y: turn it off and pass clip= here.")
-    return Whitened(unet, covariance, prediction_type, clip, _schedule(scheduler))
+    if config.get("prediction_type", on_y) != on_y:
+        raise InputError(
+            f"scheduler has prediction_type={config['prediction_type']!r}, but on y a network of {prediction_type!r} "
+            f"says {on_y!r}: give the scheduler prediction_type={on_y!r}."
+        )
+    return Whitened(unet, covariance, prediction_type, clip, None if clip is None else _schedule(scheduler))
 
 
-def _schedule(scheduler: Any) -> Schedule | None:
-    if scheduler is None or isinstance(scheduler, Schedule):
-        return scheduler
+def _schedule(scheduler: Any) -> Schedule:
+    """The table of noise levels, without what cannot be pickled."""
+    if isinstance(scheduler, Schedule):
+        return Schedule(scheduler.logsnr, scheduler.keeps)
     remaining = getattr(scheduler, "alphas_cumprod", None)
     if remaining is None:
         raise InputError(
             f"scheduler={type(scheduler).__name__} has no alphas_cumprod: pass the nidiff.Schedule instead."
+        )
+    if not bool((remaining > 0).all()):
+        raise InputError(
+            "scheduler has a level of pure noise (rescale_betas_zero_snr=True), where clip cannot be applied: leave "
+            "one of the two out."
         )
     return Schedule(torch.logit(remaining.double()), "variance")

@@ -12,7 +12,7 @@ from nidiff.report.quality import markdown
 from nidiff.report.results import known_results
 
 FRONT = """---
-library_name: diffusers
+library_name: nidiff
 pipeline_tag: unconditional-image-generation
 tags:
 - diffusers

@@ -211,11 +211,11 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
 
 def _metrics(run: Run) -> str:
     from nidiff.report.quality import HTML, cells, notes, quality_figure
-    from nidiff.report.results import read_results
+    from nidiff.report.results import known_results
 
-    results = read_results(run.folder / "metrics.json")
+    results = known_results(run.folder)
     if not results:
-        raise InputError("metrics.json has no results yet: measure the run with nidiff evaluate.")
+        raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
     head, *rows = cells(results, HTML)
     said = "".join(f"<p>{note}</p>\n" for note in notes(results, HTML))
     drawn = plot(quality_figure(results))

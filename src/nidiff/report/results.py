@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nidiff.errors import InputError
+from nidiff.evaluation.provenance import model_sha256
+from nidiff.files import locked, replace_text
 
 Result = Mapping[str, Any]
 HIGHER = ("precision", "recall")  # is better; all other metrics are distances or errors
@@ -57,14 +59,30 @@ def read_results(path: Path) -> list[Result]:
         raise InputError(f"there is no {path.name}: measure the run with nidiff evaluate.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise InputError(f"{str(path)!r} is not a list of results ({reason}): write it anew with evaluate.") from error
+        raise InputError(f"{str(path)!r} is not a list of results ({reason}): delete it to measure anew.") from error
     return results
 
 
 def known_results(run: Path) -> list[Result]:
-    """What is in RUN/metrics.json; nothing if there is no such file."""
+    """What is in RUN/metrics.json of the model that is there now; the run may have been trained further since."""
     file = run / "metrics.json"
-    return read_results(file) if file.exists() else []
+    results = read_results(file) if file.exists() else []
+    folder = run / "model" if (run / "model").is_dir() else run
+    if not results or not (folder / "unet").is_dir():
+        return results
+    today = model_sha256(folder)
+    return [result for result in results if result["provenance"].get("model_sha256", today) == today]
+
+
+def remember(run: Path, result: Result) -> None:
+    """Add a result to RUN/metrics.json."""
+    file = run / "metrics.json"
+    try:
+        with locked(run):
+            before = read_results(file) if file.exists() else []
+            replace_text(file, json.dumps([*before, result], indent=2) + "\n")
+    except OSError as error:
+        raise InputError(f"{str(file)!r} cannot be written ({error.strerror}): make room and give it again.") from error
 
 
 def metric_names(results: Sequence[Result]) -> list[str]:
@@ -81,8 +99,9 @@ def group_lines(results: Sequence[Result]) -> list[Line]:
         key = (_one_line(result["run"]), _sampler(result), mark)
         groups.setdefault(key, []).append(result)
     runs = list(dict.fromkeys(key[0] for key in groups))
+    latest = {key: {result["steps"]: result for result in found}.values() for key, found in groups.items()}
     return [
-        Line(*key, sorted(groups[key], key=lambda result: -result["steps"]))
+        Line(*key, sorted(latest[key], key=lambda result: -result["steps"]))
         for key in sorted(groups, key=lambda key: runs.index(key[0]))
     ]
 

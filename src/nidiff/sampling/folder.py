@@ -23,7 +23,7 @@ from torch import Tensor
 from nidiff import __version__
 from nidiff.data.images import quantise
 from nidiff.errors import InputError, one_of
-from nidiff.files import ASIDE, read_npz, replace_npz, replace_text, replacing
+from nidiff.files import ASIDE, locked, read_npz, replace_npz, replace_text, replacing
 from nidiff.report.grid import save_grid
 
 if TYPE_CHECKING:
@@ -44,8 +44,9 @@ class SampleFolder:
 
     def check(self, job: "Job") -> None:
         """Refuse a folder that holds anything else; nothing is written."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"out={str(self.path)!r} is a file: choose another directory.")
+        for place in (self.path, *self.path.parents):
+            if place.exists() and not place.is_dir():
+                raise InputError(f"out={str(self.path)!r} cannot be made, {str(place)!r} is a file: choose another.")
         if job.floats and "npz" not in self.kinds:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
         try:
@@ -84,7 +85,8 @@ class SampleFolder:
         with self._writing():
             if "npz" in self.kinds:
                 arrays = {"arr_0": images.movedim(1, -1).numpy(), "seeds": np.array(seeds, dtype=np.int64)}
-                replace_npz(self.parts / f"{seeds[0]}-{len(seeds)}.npz", arrays)
+                with locked(self.path):
+                    replace_npz(self.parts / f"{seeds[0]}-{len(seeds)}.npz", arrays)
             else:
                 for seed, image in zip(seeds, images, strict=True):
                     self._save_picture(seed, image)
@@ -92,14 +94,10 @@ class SampleFolder:
     def finish(self, seeds: Sequence[int]) -> None:
         """Put the parts together, write the pictures of ``seeds``, and remove what is no longer needed."""
         with self._writing():
-            if "npz" in self.kinds and self.parts.exists():
-                merged = [read_npz(file, ["arr_0", "seeds"], REMEDY) for file in self._files()]
-                arrays = {name: np.concatenate([part[name] for part in merged]) for name in ("arr_0", "seeds")}
-                _, order = np.unique(arrays["seeds"], return_index=True)
-                replace_npz(self.archive, {name: array[order] for name, array in arrays.items()})
-                shutil.rmtree(self.parts)
             first = list(seeds[:SHOWN])
             if "npz" in self.kinds:
+                with locked(self.path):
+                    self._merge()
                 shown = self.read(seeds if "png" in self.kinds else first)
                 if "png" in self.kinds:
                     for seed, image in zip(seeds, shown, strict=True):
@@ -109,7 +107,26 @@ class SampleFolder:
                 shown = torch.stack([_opened(self._picture(seed)) for seed in first])
             save_grid(shown[:SHOWN], self.path / "grid.png")
             for rubbish in [*self.path.glob(f"{ASIDE}*"), *self.png.glob(f"{ASIDE}*")]:
-                rubbish.unlink()
+                rubbish.unlink(missing_ok=True)
+
+    def _merge(self) -> None:
+        """All parts into samples.npz, by seed; then they are removed. Another job may be adding to the folder."""
+        files = self._files()
+        if files in ([], [self.archive]):
+            return
+        seeds = {file: read_npz(file, ["seeds"], REMEDY)["seeds"] for file in files}
+        rising = np.unique(np.concatenate(list(seeds.values())))
+        merged = None
+        for file in files:
+            images = read_npz(file, ["arr_0"], REMEDY)["arr_0"]
+            merged = np.empty((len(rising), *images.shape[1:]), images.dtype) if merged is None else merged
+            merged[np.searchsorted(rising, seeds[file])] = images
+        assert merged is not None
+        replace_npz(self.archive, {"arr_0": merged, "seeds": rising})
+        for file in files:
+            if file != self.archive:
+                file.unlink()
+        shutil.rmtree(self.parts)
 
     def read(self, seeds: Sequence[int]) -> Tensor:
         """The images [N, C, H, W] of ``seeds``, as they are stored in samples.npz."""

@@ -16,6 +16,8 @@ from nidiff.sampling.folder import SampleFolder
 from nidiff.sampling.sampler import Progress, rehearse, sample
 from nidiff.sampling.tile import Tiled
 
+MOST_TILE = 4096
+
 
 @dataclass(frozen=True)
 class Job:
@@ -55,8 +57,8 @@ def run_job(
     """Draw the images [C, H, W] = ``shape`` of ``seeds`` that the folder lacks, ``batch`` at a time on each process."""
     if batch < 1:
         raise InputError(f"batch={batch} must be 1 or more.")
-    if job.tile < 0:
-        raise InputError(f"tile={job.tile} must be 1 or more, or 0 for none.")
+    if not 0 <= job.tile <= MOST_TILE:
+        raise InputError(f"tile={job.tile} must be from 1 to {MOST_TILE}, or 0 for none.")
     ready = denoiser.clipped(job.clip)
     rehearse(ready, shape, **job.arguments)
     if job.tile and isinstance(ready.net, torch.nn.Module):

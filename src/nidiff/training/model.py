@@ -4,26 +4,30 @@ of the two and a model card. `nidiff.interop` reads the same files; nothing of i
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Schedule
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError
 from nidiff.experiment import Experiment
 from nidiff.report.card import model_card
+from nidiff.training.model_config import PREDICTIONS, check_config, schedule_of, scheduler_config
 
 ARRAYS = "covariance.safetensors"  # what the "covariance" of the scheduler's configuration refers to, if anything
 CONFIG = "scheduler_config.json"
-# diffusers' word for what a network predicts, and ours.
-PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v", "noise": "noise", "score": "score"}
+
+
+class FileError(InputError, OSError):
+    """A file of a model is missing or damaged: bad input, and the OSError that diffusers' users know."""
 
 
 def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Experiment) -> None:
@@ -52,53 +56,111 @@ def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Expe
     shutil.rmtree(old, ignore_errors=True)
 
 
-def scheduler_config(covariance: Covariance, experiment: Experiment) -> dict[str, Any]:
-    """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample the model as `nidiff.sample` does, x̂0 clipped
-    to the range of images."""
-    words = {ours: theirs for theirs, ours in PREDICTIONS.items()}
-    return {
-        "_class_name": "NonIsotropicScheduler",
-        "covariance": covariance.to_config(),
-        "schedule": experiment.schedule,
-        "prediction_type": words[one_of("target", experiment.target, words)],
-        "algorithm": "ddpm",
-        "timestep_spacing": "linspace",
-        "clip_sample": True,
-        "clip_sample_range": 1.0,
-    }
-
-
 def load_model(path: str | Path, covariance: Covariance | None = None, clip: float | None = None) -> Denoiser:
     """The denoiser in a run directory or a model folder. A ``covariance`` other than the model's own is refused."""
+    folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
+    file = folder / "scheduler" / CONFIG
+    if not file.is_file() and (Path(path) / "experiment.json").is_file():
+        raise InputError(f"path={str(path)!r} is a run that has not ended: go on with it by nidiff train --resume.")
+    if not file.is_file():
+        raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {file.name}.")
+    config = read_json(file)
+    for key in ("covariance", "schedule", "prediction_type"):
+        if key not in config:
+            raise InputError(f"path={str(path)!r} has no {key!r} in its {file.name}: train it with this version.")
+    arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(config["covariance"]) else {}
+    with _naming(file):
+        check_config(config)
+        process = Process(schedule_of(config), Covariance.from_config(config["covariance"], arrays))
+    check_same_covariance(process.covariance, covariance)
+    unet = _read_unet(folder / "unet")
+    with _naming(file):
+        image_shape(unet, process.covariance)
+    return Denoiser(unet, process, target=PREDICTIONS[config["prediction_type"]], clip=clip)
+
+
+def _read_unet(folder: Path) -> Any:
     from diffusers import UNet2DModel
 
-    folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
-    config = folder / "scheduler" / CONFIG
-    if not config.is_file() and (Path(path) / "experiment.json").is_file():
-        raise InputError(f"path={str(path)!r} is a run that has not ended: go on with it by nidiff train --resume.")
-    if not config.is_file():
-        raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {config.name}.")
-    values = json.loads(config.read_text())
-    for key in ("covariance", "schedule", "prediction_type"):
-        if key not in values:
-            raise InputError(f"path={str(path)!r} has no {key!r} in its {config.name}: train it with this version.")
-    arrays = config.with_name(ARRAYS)
-    own = Covariance.from_config(values["covariance"], load_file(arrays) if arrays.exists() else {})
-    check_same_covariance(own, covariance)
-    unet = UNet2DModel.from_pretrained(folder / "unet", use_safetensors=True).eval()
-    target = PREDICTIONS[one_of("prediction_type", values["prediction_type"], PREDICTIONS)]
-    return Denoiser(unet, Process(build_schedule(values["schedule"]), own), target=target, clip=clip)
+    again = "copy it again from where the model was saved."
+    if not folder.is_dir():
+        raise FileError(f"{str(folder)!r} is missing, which holds the network: {again}")
+    local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+    try:
+        unet, info = UNet2DModel.from_pretrained(folder, **local)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FileError(f"{str(folder)!r} is damaged ({_first_line(error)}): {again}") from error
+    if info["missing_keys"]:
+        raise FileError(f"{str(folder)!r} has no weights for {info['missing_keys'][0]!r}: {again}")
+    return unet.eval()
 
 
-def build_schedule(text: str) -> Schedule:
-    """The schedule written as NAME:key=value,…"""
-    return Experiment(schedule=text).build_schedule()
+def image_shape(unet: Any, covariance: Covariance) -> tuple[int, ...]:
+    """The shape (channels, height, width) that the U-Net makes; a Σ that is over another is refused."""
+    size = unet.config["sample_size"]
+    if size is None:
+        raise InputError("unet has no sample_size in its configuration: build it with sample_size=(height, width).")
+    shape = (unet.config["in_channels"], *((size, size) if isinstance(size, int) else size))
+    event = covariance.event_shape
+    if shape[-len(event) :] != event:
+        raise InputError(f"covariance is over {event}, but the U-Net makes images {shape}: build Σ for that shape.")
+    return shape
+
+
+# The files of a scheduler ----------------------------------------------------------------------------------------
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{str(file)!r} cannot be read ({error}): copy it again from where it was saved.") from error
+    if not isinstance(values, dict):
+        raise FileError(f"{str(file)!r} does not hold a configuration: copy it again from where it was saved.")
+    return values
+
+
+def names_arrays(config: Any) -> bool:
+    """Whether the configuration of a Σ refers to arrays."""
+    if not isinstance(config, Mapping):
+        return False
+    return "tensor" in config or any(names_arrays(value) for value in config.values())
+
+
+def read_arrays(file: Path) -> dict[str, torch.Tensor]:
+    """What `save_arrays` wrote."""
+    if not file.is_file():
+        raise FileError(
+            f"{str(file)!r} is missing, which holds the arrays of Σ: copy it from where the model was saved, or "
+            "save it again by save_pretrained."
+        )
+    try:
+        return dict(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{str(file)!r} is damaged ({error}): copy it again from where the model was saved.") from error
 
 
 def save_arrays(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Write the arrays of a Σ, where it has any, beside the configuration that names them."""
     if tensors:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ARRAYS)
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Put the name of the file before what is wrong with its contents."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{str(file)!r} cannot be used: {error}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# Only under its own Σ --------------------------------------------------------------------------------------------
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
@@ -108,8 +170,14 @@ def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
 
 
 def same_covariance(a: Covariance, b: Covariance) -> bool:
-    """Whether two covariances do the same to a vector that has a part in every mode."""
-    if a.event_shape != b.event_shape:
+    """Whether Σ, and Σ⁻¹ where there is one, do the same to a vector that has a part in every mode: the former shows
+    the large modes, the latter the small ones."""
+    if a.event_shape != b.event_shape or a.is_singular != b.is_singular:
         return False
     probe = torch.linspace(1, 2, a.size, dtype=torch.float64).square().sin().reshape(a.event_shape)
-    return torch.allclose(a.matmul(probe), b.matmul(probe), rtol=1e-9, atol=1e-9)
+    if not torch.allclose(a.matmul(probe), b.matmul(probe), rtol=1e-9, atol=1e-9):
+        return False
+    if a.is_singular:
+        return True
+    mine, other = a.solve(probe), b.solve(probe)
+    return bool((mine - other).abs().max() <= 1e-6 * mine.abs().max())

@@ -1,0 +1,107 @@
+"""Σ in a diffusers configuration: a dictionary, and its arrays in a file beside it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from diffusers.configuration_utils import ConfigMixin
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance
+from nidiff.training.model import ARRAYS, check_same_covariance, names_arrays, read_arrays, save_arrays
+from nidiff.training.model_config import FIELDS, check_config
+
+# Options of ``from_pretrained`` that are about fetching from the Hub.
+DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision")
+
+
+class Recipe(dict[str, Any]):
+    """Σ as JSON that has its arrays at hand, so that ``from_config(scheduler.config)`` needs no file."""
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(config)
+        self.tensors = tensors
+
+
+def describe(covariance: Covariance) -> Recipe:
+    return Recipe(covariance.to_config(), covariance.tensors())
+
+
+def as_covariance(covariance: Covariance | Mapping[str, Any]) -> Covariance:
+    """Σ itself, or of what its ``to_config()`` returned."""
+    if isinstance(covariance, Covariance):
+        return covariance
+    return Covariance.from_config(covariance, getattr(covariance, "tensors", {}))
+
+
+class ConfiguredScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
+    """A scheduler with a ``covariance``, whose configuration is checked, saved and read with the arrays of Σ."""
+
+    covariance: Covariance
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """The scheduler of a configuration; unlike diffusers' own, a field that it does not have is refused."""
+        if isinstance(config, Mapping):
+            config = dict(config)
+            asked = {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs}
+            check_config(config | asked)
+            if "schedule" in kwargs:
+                config.pop("num_train_timesteps", None)  # it was that of the other schedule
+            for given in (config, kwargs):
+                given.pop("beta_schedule", None)  # no argument: it is always the same
+        return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        subfolder: str | None = None,
+        return_unused_kwargs: bool = False,
+        *,
+        covariance: Covariance | Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """The scheduler in a folder or on the Hub. ``covariance`` only says what you expect: another is refused."""
+        result = super().from_pretrained(pretrained_model_name_or_path, subfolder, return_unused_kwargs, **kwargs)
+        scheduler = result[0] if isinstance(result, tuple) else result
+        if covariance is not None:
+            check_same_covariance(scheduler.covariance, as_covariance(covariance))
+        return result
+
+    @classmethod
+    def load_config(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], **kwargs: Any
+    ) -> Any:
+        """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it."""
+        result = super().load_config(pretrained_model_name_or_path, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        if names_arrays(config.get("covariance")):
+            file = _arrays_file(str(pretrained_model_name_or_path), kwargs)
+            config["covariance"] = Recipe(config["covariance"], read_arrays(file))
+        return result
+
+    def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
+        os.makedirs(save_directory, exist_ok=True)
+        save_arrays(self.covariance.tensors(), Path(save_directory))
+        super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
+
+
+def _arrays_file(source: str, options: Mapping[str, Any]) -> Path:
+    """Where the arrays beside scheduler_config.json of the folder or the Hub repository ``source`` are; ``options`` are
+    those of ``from_pretrained``."""
+    subfolder, place = options.get("subfolder"), Path(source)
+    if place.exists():
+        folder = place if place.is_dir() else place.parent
+        inner = folder / (subfolder or "") / ARRAYS
+        return inner if inner.is_file() else folder / ARRAYS
+    chosen = {key: options[key] for key in DOWNLOAD if options.get(key) is not None}
+    try:
+        return Path(hf_hub_download(source, ARRAYS, subfolder=subfolder, **chosen))
+    except (HfHubHTTPError, OSError) as error:
+        raise OSError(f"{source} gives no {ARRAYS}, the arrays of its Σ ({error}): look for it there.") from error
