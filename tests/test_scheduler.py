@@ -400,6 +400,15 @@ def test_with_white_noise_a_white_start_is_right():
     ours.step(torch.zeros(1, 1, 8, 8), ours.timesteps[0], torch.randn(1, 1, 8, 8, generator=seeded()), seeded())
 
 
+@pytest.mark.parametrize("covariance", [nidiff.offset((64, 64), 0.1), GFF], ids=repr)
+def test_a_white_start_passes_where_hardly_a_number_tells(covariance):
+    """The limits of the warning, as documented: few modes that differ from white noise, or few numbers in all."""
+    ours = NonIsotropicScheduler(covariance)
+    ours.set_timesteps(10)
+    x = torch.randn(1, 1, *covariance.event_shape, generator=seeded())
+    ours.step(torch.zeros_like(x), ours.timesteps[0], x, seeded())  # warnings are errors here
+
+
 def test_a_start_from_an_image_is_no_mistake():
     """Image to image: the first of the chosen timesteps is not the noisiest, so nobody starts from the prior there."""
     board = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1

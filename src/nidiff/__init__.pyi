@@ -32,6 +32,7 @@ from .evaluation.precision_recall import precision_recall as precision_recall
 from .evaluation.spectrum import spectrum_error as spectrum_error
 from .interop.pipeline import NonIsotropicPipeline as NonIsotropicPipeline
 from .interop.scheduler import NonIsotropicScheduler as NonIsotropicScheduler
+from .interop.whitened import Whitened as Whitened
 from .interop.whitened import whitened as whitened
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
