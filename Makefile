@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format docs bench clean
+.PHONY: demo test format docs wheel bench clean
 
 demo: .venv/installed
 	$(BIN)/nidiff noise --out out/noise.png
@@ -20,6 +20,15 @@ format: .venv/installed
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel, installed in an environment of its own, runs the demo.
+wheel: .venv/installed
+	rm -rf dist out/wheel
+	$(BIN)/python -m build
+	$(PYTHON) -m venv out/wheel
+	out/wheel/bin/pip install -q -c constraints.txt torch
+	out/wheel/bin/pip install -q -c constraints.txt dist/*.whl
+	cd out/wheel && bin/nidiff demo --steps 20 --num-samples 20 --out demo
 
 bench: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"

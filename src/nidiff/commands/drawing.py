@@ -68,7 +68,7 @@ class Drawing:
         return Job(
             model=model.sha256,
             sampler=name,
-            steps=len(model.denoiser.process.schedule) if steps is None else steps,
+            steps=min(20, len(model.denoiser.process.schedule)) if steps is None else steps,
             spacing=str(options.pop("spacing", usual)),
             options=options,
             clip=self.clip,

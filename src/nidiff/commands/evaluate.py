@@ -50,8 +50,7 @@ class Evaluate:
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
         model = open_model(path, state)
-        steps = min(20, len(model.denoiser.process.schedule)) if self.steps is None else self.steps
-        job = self.drawing.job(model, self.sampler, steps)
+        job = self.drawing.job(model, self.sampler, self.steps)
         bench = self.comparing.bench(model.path)
         bench.check(model.shape, len(seeds))
         result = evaluate_cell(model, job, bench, seeds, self.drawing, state)

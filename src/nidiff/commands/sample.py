@@ -41,8 +41,7 @@ class Sample:
         seeds = parse_seeds(self.drawing.seeds)
         state = process_state()
         model = open_model(self.model, state)
-        steps = min(20, len(model.denoiser.process.schedule)) if self.steps is None else self.steps
-        job = self.drawing.job(model, self.sampler, steps, self.floats)
+        job = self.drawing.job(model, self.sampler, self.steps, self.floats)
         folder = SampleFolder(self.out or model.path / "generated" / cell_name(job), self.format)
         run_job(job, model.denoiser, model.shape, folder, seeds, batch=self.drawing.batch, state=state)
         if state.is_main_process:

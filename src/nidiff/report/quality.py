@@ -174,7 +174,8 @@ def _draw_metric(axes: "Axes", name: str, lines: Sequence[Line]) -> None:
             axes.errorbar(
                 [step * aside for step in steps], values, yerr=errors, capsize=2.5, elinewidth=1, **_look(index)
             )
-            low, high, ticks = min(low, *values), max(high, *values), ticks | {*steps}
+            bottoms = [value - error for value, error in zip(values, errors, strict=True)]
+            low, high, ticks = min(low, *bottoms), max(high, *values), ticks | {*steps}
     axes.set_xscale("log")
     if 0 < low < high / 8:
         axes.set_yscale("log")
