@@ -214,7 +214,7 @@ def test_two_jobs_may_draw_into_one_folder(model, straight, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", "41"), "num_steps=41 must be an integer from 1 to 40"),
+        (("--steps", "41"), "steps=41 must be from 1 to 40"),
         (("--seeds", "5-2"), "seeds='5-2' cannot be read"),
         (("--seeds", "0-99999999999"), "more than 10,000,000"),
         (("--sampler", "ddim:eta=x"), "eta='x', which is not of its type"),

@@ -212,7 +212,7 @@ def test_results_of_many_at_once_are_all_kept(tmp_path):
         (("--num-real", "9999"), "num_real=9999 must be from 1 to 1498"),
         (("--k", "0"), "k=0"),
         (("--bootstrap", "1"), "bootstrap=1"),
-        (("--steps", "41"), "num_steps=41 must be an integer from 1 to 40"),
+        (("--steps", "41"), "steps=41 must be from 1 to 40"),
         (("--features", "vgg"), "features='vgg' is unknown"),
         (("--data", "nowhere"), "'nowhere' is neither"),
     ],

@@ -65,10 +65,13 @@ class Drawing:
                 raise InputError(
                     f"sampler={sampler!r} has {key}={options[key]!r}, which is not of its type: correct it."
                 )
+        levels = len(model.denoiser.process.schedule)
+        if steps is not None and not 1 <= steps <= levels:
+            raise InputError(f"steps={steps} must be from 1 to {levels}, the levels of the model's schedule.")
         return Job(
             model=model.sha256,
             sampler=name,
-            steps=min(20, len(model.denoiser.process.schedule)) if steps is None else steps,
+            steps=min(20, levels) if steps is None else steps,
             spacing=str(options.pop("spacing", usual)),
             options=options,
             clip=self.clip,
