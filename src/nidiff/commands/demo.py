@@ -25,8 +25,8 @@ class Demo:
 
     out: Annotated[Path, arg(metavar="DIR")] = Path("out/demo")
     """Where the two runs, the picture and the table go. Runs that are there already are gone on with."""
-    steps: int = 0
-    """Optimiser steps of each; 0: the preset's."""
+    steps: int = 1000
+    """Optimiser steps of each, the second half with a falling learning rate."""
     num_samples: int = 500
     """Images sampled from each model for the table."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -52,9 +52,7 @@ class Demo:
         panels = {"real": test}
         for title, preset in RUNS.items():
             folder = self.out / preset
-            experiment = PRESETS[preset]
-            if self.steps:
-                experiment = dataclasses.replace(experiment, steps=self.steps)
+            experiment = dataclasses.replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
             print(f"training {title} ({experiment.covariance})", file=sys.stderr)
             Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
             denoiser = load_model(folder, clip=1.0)
