@@ -140,7 +140,7 @@ def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTI
     """The 2048 features before the last layer."""
     path = file or cache_folder() / remote.url.rpartition("/")[2]
     if file is None and not path.exists():
-        download(remote, path, remedy="give file, where that network is")
+        download(remote, path, remedy="give file (--features-file), where that network is")
     _check_sha256(path, remote.sha256)
     network = _load(path, device)
     text = f"{GREY}; then inside the network: bilinear to 299×299 without antialias, (value − 128) / 128"
