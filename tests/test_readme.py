@@ -40,9 +40,9 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
     for program, *arguments in commands:
         assert program == "nidiff"
         assert main(arguments) == 0, capfd.readouterr().err
-    written = ["matern.png", "fitted.png", "out/table/table.tex", "runs/digits/report.html"]
+    written = ["matern.png", "fitted.png", "out/table/table.tex", "runs/try/report.html"]
     assert all(Path(name).stat().st_size > 100 for name in written)
-    assert len(list(Path("runs/digits/generated").glob("dpmpp_2m-10-*/png/*"))) == 64
+    assert len(list(Path("runs/try/generated").glob("dpmpp_2m-10-*/png/*"))) == 64
 
 
 @pytest.mark.parametrize("page", PAGES)
