@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from timing import Row, at_shape, compare, interleave, log, report, summary, warn_if_busy
+from timing import Row, at_shape, compare, interleave, log, parse, report, summary
 from torch import Tensor
 
 import nidiff
@@ -165,15 +165,7 @@ def scaling(rounds: int) -> list[Row]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=80, help="rounds of the quickest pairs; slower ones get a share")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    arguments = parser.parse_args()
-    if arguments.rounds < 60:
-        parser.error("--rounds must be at least 60, so that the slowest peer gets 3: quartiles of fewer say nothing")
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    warn_if_busy()
+    arguments = parse(parser, 80, "rounds of the quickest pairs; slower ones get a share", least=60)
 
     rounds = arguments.rounds
     sections: dict[str, list[Row]] = {}

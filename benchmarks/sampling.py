@@ -8,7 +8,7 @@ import time
 
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler
-from timing import at_shape, compare, interleave, log, report, summary, warn_if_busy
+from timing import at_shape, compare, interleave, log, parse, report, summary
 from training_step import unet
 
 import nidiff
@@ -35,16 +35,8 @@ class Timed(torch.nn.Module):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of one call each")
     parser.add_argument("--steps", type=int, default=10, help="ancestral steps of a call")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    arguments = parser.parse_args()
-    if arguments.rounds < 3:
-        parser.error("--rounds must be at least 3: quartiles of fewer say nothing")
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    warn_if_busy()
+    arguments = parse(parser, 15, "rounds of one call each")
 
     torch.manual_seed(0)
     net, steps = unet().eval(), arguments.steps

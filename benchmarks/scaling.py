@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from timing import Row, at_shape, compare, interleave, log, report, warn_if_busy
+from timing import Row, at_shape, compare, interleave, log, parse, report
 from torch.utils.flop_counter import FlopCounterMode
 
 import nidiff
@@ -125,15 +125,7 @@ def si(x: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=20, help="rounds of each pair; those with a network get a fifth")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the tables")
-    arguments = parser.parse_args()
-    if arguments.rounds < 10:
-        parser.error("--rounds must be at least 10, so that the network gets 2")
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    warn_if_busy()
+    arguments = parse(parser, 20, "rounds of each pair; those with a network get a fifth", least=10)
 
     counts = [counted(case) for case in CASES]
     sections: dict[str, list[Row]] = {}

@@ -1,5 +1,6 @@
 """What the benchmarks share: things timed side by side in one process, and the median of their ratio."""
 
+import argparse
 import gc
 import json
 import os
@@ -25,6 +26,20 @@ class Row(NamedTuple):
     bound: float | None = None
     milliseconds: float | None = None
     note: str = ""
+
+
+def parse(parser: argparse.ArgumentParser, rounds: int, what: str, least: int = 3) -> argparse.Namespace:
+    """The arguments of a benchmark: its own, --rounds of ``what``, --threads and --json. Sets the number of threads."""
+    parser.add_argument("--rounds", type=int, default=rounds, help=what)
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
+    arguments = parser.parse_args()
+    if arguments.rounds < least:
+        parser.error(f"--rounds must be at least {least}: the quartiles of fewer say nothing")
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    warn_if_busy()
+    return arguments
 
 
 def interleave(calls: dict[str, Callable[[], object]], rounds: int) -> Times:

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable
 
 import torch
-from timing import at_shape, compare, interleave, log, report, warn_if_busy
+from timing import at_shape, compare, interleave, log, parse, report
 from torch import Tensor
 
 import nidiff
@@ -57,15 +57,7 @@ def noising(process: nidiff.Process, images: Tensor, generator: torch.Generator)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30, help="pairs of steps")
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (default: torch's own choice)")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
-    arguments = parser.parse_args()
-    if arguments.rounds < 3:
-        parser.error("--rounds must be at least 3: quartiles of fewer say nothing")
-    if arguments.threads is not None:
-        torch.set_num_threads(arguments.threads)
-    warn_if_busy()
+    arguments = parse(parser, 30, "pairs of steps")
 
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)

@@ -91,15 +91,15 @@ def process_state() -> "PartialState":
 def open_model(path: Path, state: "PartialState") -> Model:
     """The model of a run directory, or a model folder."""
     from nidiff.evaluation.provenance import model_sha256
-    from nidiff.training.model import load_model
+    from nidiff.training.model import image_shape, load_model
+    from nidiff.training.model_config import model_folder
 
     if path.name == "model" and (path.parent / "experiment.json").is_file():
         path = path.parent  # results belong to the run
     denoiser = load_model(path)
     net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
-    shape = (net.config.in_channels, *denoiser.process.covariance.event_shape[-2:])
-    folder = path / "model" if (path / "model").is_dir() else path
-    return Model(path, denoiser, shape, model_sha256(folder))
+    shape = image_shape(net, denoiser.process.covariance)
+    return Model(path, denoiser, shape, model_sha256(model_folder(path)))
 
 
 def parse_seeds(words: str) -> list[int]:

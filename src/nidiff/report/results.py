@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from nidiff.errors import InputError
 from nidiff.evaluation.provenance import model_sha256
 from nidiff.files import locked, replace_text
+from nidiff.training.model_config import model_folder
 
 Result = Mapping[str, Any]
 HIGHER = ("precision", "recall")  # is better; all other metrics are distances or errors
@@ -67,7 +68,7 @@ def known_results(run: Path) -> list[Result]:
     """What is in RUN/metrics.json of the model that is there now; the run may have been trained further since."""
     file = run / "metrics.json"
     results = read_results(file) if file.exists() else []
-    folder = run / "model" if (run / "model").is_dir() else run
+    folder = model_folder(run)
     if not results or not (folder / "unet").is_dir():
         return results
     today = model_sha256(folder)

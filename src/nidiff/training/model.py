@@ -20,7 +20,7 @@ from nidiff.diffusion.process import Process
 from nidiff.errors import InputError
 from nidiff.experiment import Experiment
 from nidiff.report.card import model_card
-from nidiff.training.model_config import PREDICTIONS, check_config, schedule_of, scheduler_config
+from nidiff.training.model_config import PREDICTIONS, check_config, model_folder, schedule_of, scheduler_config
 
 ARRAYS = "covariance.safetensors"  # what the "covariance" of the scheduler's configuration refers to, if anything
 CONFIG = "scheduler_config.json"
@@ -58,7 +58,7 @@ def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Expe
 
 def load_model(path: str | Path, covariance: Covariance | None = None, clip: float | None = None) -> Denoiser:
     """The denoiser in a run directory or a model folder. A ``covariance`` other than the model's own is refused."""
-    folder = Path(path) / "model" if (Path(path) / "model").is_dir() else Path(path)
+    folder = model_folder(Path(path))
     file = folder / "scheduler" / CONFIG
     if not file.is_file() and (Path(path) / "experiment.json").is_file():
         raise InputError(f"path={str(path)!r} is a run that has not ended: go on with it by nidiff train --resume.")

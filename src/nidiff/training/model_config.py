@@ -1,6 +1,7 @@
 """What scheduler_config.json of a model may hold. `load_model` and the scheduler of `nidiff.interop` both ask here."""
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from nidiff.covariance.operator import Covariance
@@ -25,6 +26,11 @@ WORDS: dict[str, Collection[str]] = {
     "timestep_spacing": SPACINGS,
 }
 FIELDS = ("covariance", "schedule", *WORDS, "clip_sample", "clip_sample_range", "num_train_timesteps", "beta_schedule")
+
+
+def model_folder(path: Path) -> Path:
+    """The model's folder in a run directory, or ``path`` itself."""
+    return path / "model" if (path / "model").is_dir() else path
 
 
 def scheduler_config(covariance: Covariance, experiment: Experiment) -> dict[str, Any]:
