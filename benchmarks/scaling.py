@@ -15,7 +15,7 @@ from timing import Row, at_shape, compare, interleave, log, parse, report
 from torch.utils.flop_counter import FlopCounterMode
 
 import nidiff
-from nidiff.network import unet
+from nidiff.model.network import unet
 
 
 class Case(NamedTuple):

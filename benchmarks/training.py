@@ -15,8 +15,8 @@ from diffusers.training_utils import EMAModel
 from timing import Row, compare, interleave, log, report, summary, warn_if_busy
 
 from nidiff.data.dataset import load_dataset
-from nidiff.experiment import Experiment
-from nidiff.network import unet
+from nidiff.model.network import unet
+from nidiff.training.experiment import Experiment
 from nidiff.training.loop import Trainer, build, step_batches, train_step
 
 OURS, THEIRS = "step of nidiff train", "step of a plain diffusers loop, float32"

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import nidiff
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
-from nidiff.network import unet
+from nidiff.model.network import unet
 
 
 def main(out: Path = Path("out/diffusers"), epochs: int = 60, count: int = 300) -> float:

@@ -6,8 +6,8 @@ import torch
 
 import nidiff
 from nidiff.evaluation.classifier import recognised, train_classifier
-from nidiff.network import unet
-from nidiff.report.grid import save_panels
+from nidiff.model.network import unet
+from nidiff.report.panels import save_panels
 
 
 def main(out: Path = Path("out"), steps: int = 800, count: int = 500) -> torch.Tensor:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import nidiff
-from nidiff.network import unet
+from nidiff.model.network import unet
 
 GREY = 2 / 16  # the distance between two of the 17 grey values of a pixel; knowing nothing costs log2(17) = 4.09 bits
 

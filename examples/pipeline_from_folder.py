@@ -11,9 +11,9 @@ from PIL import Image
 
 import nidiff
 from nidiff.commands.train import Train
-from nidiff.experiment import PRESETS
+from nidiff.data.pictures import save_grid
 from nidiff.interop import NonIsotropicPipeline
-from nidiff.report.grid import save_grid
+from nidiff.training.experiment import PRESETS
 
 
 def write_images(folder: Path) -> None:

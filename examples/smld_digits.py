@@ -12,8 +12,8 @@ import torch
 import nidiff
 from nidiff.commands.train import Train
 from nidiff.evaluation.classifier import recognised, train_classifier
-from nidiff.experiment import PRESETS
-from nidiff.report.grid import save_panels
+from nidiff.report.panels import save_panels
+from nidiff.training.experiment import PRESETS
 
 
 def main(out: Path, steps: int, count: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from nidiff.cli import ABOUT, COMMANDS
-from nidiff.experiment import PRESETS, Experiment
+from nidiff.training.experiment import PRESETS, Experiment
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 # What tyro puts at the end of a help text; "required" and "optional" have no default.

@@ -234,9 +234,9 @@ def slope(steps: list[int], errors: list[float]) -> float:
 
 def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
     """A model folder with a small network that was never trained: its images are noise, but a function of the seed."""
-    from nidiff.experiment import Experiment
-    from nidiff.network import unet
-    from nidiff.training.model import save_model
+    from nidiff.model.folder import save_model
+    from nidiff.model.network import unet
+    from nidiff.training.experiment import Experiment
 
     torch.manual_seed(0)
     network = unet(shape, widths=(8, 16), layers=1, attention=(1,))

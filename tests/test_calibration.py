@@ -13,7 +13,14 @@ from tqdm import tqdm
 
 import nidiff
 from nidiff import distance
-from nidiff.calibration import (
+from nidiff.calibration.distance import (
+    batch_whitened_distance,
+    max_whitened_distance,
+    quantile_whitened_distance,
+    sampled_distances,
+)
+from nidiff.calibration.paper import LEVELS, SIGMA_N, _without_mean, initial_scales, paper_constants
+from nidiff.calibration.scales import (
     CLASSIC_RATIO,
     Calibration,
     calibrate,
@@ -25,14 +32,7 @@ from nidiff.calibration import (
     variance_ratio,
 )
 from nidiff.cli import main
-from nidiff.distance import (
-    batch_whitened_distance,
-    max_whitened_distance,
-    quantile_whitened_distance,
-    sampled_distances,
-)
 from nidiff.errors import InputError
-from nidiff.report.paper import LEVELS, SIGMA_N, _without_mean, initial_scales, paper_constants
 from nidiff.sampling.langevin import best_eta
 
 SHAPE = (6, 5)

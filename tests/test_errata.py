@@ -31,7 +31,8 @@ from nidiff import (
     ve,
     vp,
 )
-from nidiff.calibration import (
+from nidiff.calibration.distance import max_whitened_distance
+from nidiff.calibration.scales import (
     CLASSIC_RATIO,
     cas_interval,
     langevin_epsilon,
@@ -41,7 +42,6 @@ from nidiff.calibration import (
     variance_ratio,
 )
 from nidiff.diffusion.target import TARGETS
-from nidiff.distance import max_whitened_distance
 from nidiff.sampling.ancestral import ancestral, ddim, jump_variances, mix
 from nidiff.sampling.langevin import cas, langevin
 from nidiff.sampling.step import Run

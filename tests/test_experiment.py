@@ -8,8 +8,8 @@ import torch
 
 import nidiff
 from nidiff.data.dataset import load_dataset
-from nidiff.experiment import PRESETS, Experiment, parse_call, read_experiment
-from nidiff.network import unet
+from nidiff.model.network import unet
+from nidiff.training.experiment import PRESETS, Experiment, parse_call, read_experiment
 
 
 @pytest.mark.parametrize("name", PRESETS)

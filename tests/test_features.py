@@ -17,11 +17,11 @@ from nidiff import InputError
 from nidiff.data.download import Remote
 from nidiff.data.encoded import Encoded, read_encoded
 from nidiff.data.images import Images, quantise
+from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation import features as features_module
 from nidiff.evaluation.cache import load_statistics, pixels_sha256, reference_features
 from nidiff.evaluation.features import FEATURES, INCEPTION, FeatureNetwork, compute_features, load_features
 from nidiff.evaluation.frechet import frechet_distance
-from nidiff.report.grid import grid_pixels
 
 
 def photographs(count, channels=3, seed=0, side=32):

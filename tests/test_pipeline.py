@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 
 import nidiff
 from nidiff.cli import main
-from nidiff.experiment import Experiment
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
-from nidiff.network import unet
+from nidiff.model.folder import load_model, same_covariance, save_model
+from nidiff.model.network import unet
 from nidiff.randomness import generators_from_seeds
-from nidiff.training.model import load_model, same_covariance, save_model
+from nidiff.training.experiment import Experiment
 
 GFF = nidiff.gaussian_free_field((8, 8))
 RESULT = {
@@ -93,7 +93,7 @@ def test_a_trained_model_gives_the_same_images_in_both_worlds(run, algorithm):
 
 
 def test_the_core_knows_nothing_of_it():
-    code = "import sys, nidiff.training.model; print([m for m in sys.modules if 'interop' in m or m == 'diffusers'])"
+    code = "import sys, nidiff.model.folder; print([m for m in sys.modules if 'interop' in m or m == 'diffusers'])"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
 

@@ -20,14 +20,15 @@ import nidiff
 from nidiff.cli import main
 from nidiff.commands.report import Report
 from nidiff.errors import InputError
-from nidiff.experiment import Experiment
+from nidiff.evaluation.results import read_results
+from nidiff.evaluation.table import MARKDOWN, csv_text, latex, markdown, number, text
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.denoising import denoise_levels, visible_rows
 from nidiff.report.html import SECTIONS, write_report
 from nidiff.report.loss import loss_figure, read_log, smoothed
-from nidiff.report.quality import MARKDOWN, csv_text, latex, markdown, number, quality_figure, text
-from nidiff.report.results import read_results
+from nidiff.report.quality import quality_figure
 from nidiff.sampling.sampler import SAMPLERS
+from nidiff.training.experiment import Experiment
 
 HOSTILE = '" onload=alert(1) <img src=x onerror=alert(1)>&"\'|$\\frac_%#{}~^`*[a](b)'
 

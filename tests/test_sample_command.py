@@ -17,9 +17,9 @@ import nidiff
 from nidiff.cli import main
 from nidiff.commands.drawing import parse_seeds, seeds_text
 from nidiff.data.images import quantise
-from nidiff.experiment import Experiment
-from nidiff.sampling.tile import Tiled, tile_size
-from nidiff.training.model import save_model
+from nidiff.generation.tile import Tiled, tile_size
+from nidiff.model.folder import save_model
+from nidiff.training.experiment import Experiment
 
 FLAGS = ("--seeds", "0-19", "--steps", "4", "--tile", "8")
 
@@ -137,7 +137,7 @@ KILLED = """
 import os, signal, sys
 import torch
 from nidiff.cli import main
-import nidiff.sampling.job, nidiff.training.model, diffusers, accelerate
+import nidiff.generation.job, nidiff.model.folder, diffusers, accelerate
 torch.set_num_threads(1)
 replace, calls = os.replace, 0
 

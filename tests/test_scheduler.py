@@ -14,10 +14,10 @@ from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicScheduler
 from nidiff.interop.scheduler import OPTIONS
 from nidiff.interop.timesteps import SPACINGS
+from nidiff.model.config import ALGORITHMS, PREDICTIONS
+from nidiff.model.folder import same_covariance
 from nidiff.randomness import generators_from_seeds
 from nidiff.training import model_config
-from nidiff.training.model import same_covariance
-from nidiff.training.model_config import ALGORITHMS, PREDICTIONS
 
 SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))

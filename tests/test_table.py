@@ -16,8 +16,8 @@ import nidiff
 from nidiff.cli import main
 from nidiff.evaluation.features import load_features
 from nidiff.evaluation.measure import Sample, measure
-from nidiff.experiment import Experiment
-from nidiff.report.results import known_results, read_results, remember
+from nidiff.evaluation.results import known_results, read_results, remember
+from nidiff.training.experiment import Experiment
 
 METRICS = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
 FAST = ("--features", "pixels", "--bootstrap", "3", "--num-real", "50")

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 import nidiff
 from nidiff.cli import main
+from nidiff.model.folder import load_model, same_covariance
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
-from nidiff.training.model import load_model, same_covariance
 
 TINY = [
     *("--widths", "8", "--attention", "--layers", "1", "--batch-size", "16", "--precision", "fp32"),

@@ -12,8 +12,8 @@ import nidiff
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.interop import NonIsotropicScheduler, whitened
 from nidiff.interop.whitened import ON_Y
-from nidiff.network import unet
-from nidiff.training.model_config import PREDICTIONS
+from nidiff.model.config import PREDICTIONS
+from nidiff.model.network import unet
 
 COV = nidiff.gaussian_free_field((4, 4))
 SHAPE = (2, 1, 4, 4)

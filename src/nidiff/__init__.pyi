@@ -1,5 +1,5 @@
-from .calibration import Calibration as Calibration
-from .calibration import calibrate as calibrate
+from .calibration.scales import Calibration as Calibration
+from .calibration.scales import calibrate as calibrate
 from .covariance.fields import from_data as from_data
 from .covariance.fields import gaussian_free_field as gaussian_free_field
 from .covariance.fields import matern as matern
@@ -34,9 +34,9 @@ from .interop.pipeline import NonIsotropicPipeline as NonIsotropicPipeline
 from .interop.scheduler import NonIsotropicScheduler as NonIsotropicScheduler
 from .interop.whitened import Whitened as Whitened
 from .interop.whitened import whitened as whitened
+from .model.folder import load_model as load_model
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.sampler import sample as sample
-from .training.model import load_model as load_model
 
 __version__: str

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from nidiff.aligned import aligned
 from nidiff.commands.field_flags import NOISE_FIELDS, given_flags
 from nidiff.errors import InputError, one_of
-from nidiff.report.progress import progress_bar
-from nidiff.report.table import aligned
+from nidiff.progress import progress_bar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nidiff.calibration import Calibration
+    from nidiff.calibration.paper import Constant
+    from nidiff.calibration.scales import Calibration
     from nidiff.covariance.operator import Covariance
-    from nidiff.report.paper import Constant
 
 ALWAYS = ("data", "data_dir", "seed", "out", "json", "paper", "printed")
 RANGES = {"symmetric": "[-1, 1]", "unit": "[0, 1]"}
@@ -90,7 +90,7 @@ class Calibrate:
     def _run_data(self) -> None:
         import torch
 
-        from nidiff.calibration import calibrate
+        from nidiff.calibration.scales import calibrate
         from nidiff.report.calibration import calibration_figure
         from nidiff.report.noise import check_suffix, save_figure
 
@@ -129,7 +129,7 @@ class Calibrate:
             print(aligned([(name, values[name], formula) for name, formula in formulas.items()]))
 
     def _run_paper(self) -> None:
-        from nidiff.report.paper import initial_scales, paper_constants
+        from nidiff.calibration.paper import initial_scales, paper_constants
 
         given_flags(self, "--paper", (), ALWAYS)
         constants = paper_constants()

@@ -9,14 +9,14 @@ from tyro.conf import arg
 
 from nidiff.commands.drawing import Drawing, Model, cell_name, seeds_text
 from nidiff.errors import InputError
-from nidiff.experiment import Experiment, read_experiment
+from nidiff.training.experiment import Experiment, read_experiment
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
     from nidiff.evaluation.bench import Bench
-    from nidiff.report.results import Result
-    from nidiff.sampling.job import Job
+    from nidiff.evaluation.results import Result
+    from nidiff.generation.job import Job
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,9 @@ def evaluate_cell(
     Every process draws; the main one computes, and has the result.
     """
     from nidiff.evaluation.bench import same_question
-    from nidiff.report.results import known_results, remember
-    from nidiff.sampling.folder import SampleFolder
-    from nidiff.sampling.job import run_job
+    from nidiff.evaluation.results import known_results, remember
+    from nidiff.generation.folder import SampleFolder
+    from nidiff.generation.job import run_job
 
     question: dict[str, Any] = {
         "run": model.name,

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from nidiff.experiment import PRESETS
-from nidiff.report.table import aligned
+from nidiff.aligned import aligned
+from nidiff.training.experiment import PRESETS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,10 +38,10 @@ class Demo:
         from nidiff.commands.train import Train
         from nidiff.data.dataset import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
+        from nidiff.model.folder import load_model
         from nidiff.randomness import generators_from_seeds
-        from nidiff.report.grid import save_panels
+        from nidiff.report.panels import save_panels
         from nidiff.sampling.sampler import sample
-        from nidiff.training.model import load_model
 
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
 from tyro.conf import arg
 
 from nidiff.errors import InputError
-from nidiff.experiment import fits, parse_call
+from nidiff.notation import fits, parse_call
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
     from nidiff.diffusion.denoiser import Denoiser
-    from nidiff.sampling.job import Job
+    from nidiff.generation.job import Job
 
 MOST_SEEDS = 10_000_000
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
@@ -54,9 +54,9 @@ class Drawing:
     def job(self, model: Model, sampler: str, steps: int | None, floats: bool = False) -> "Job":
         """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler."""
         from nidiff.errors import one_of
-        from nidiff.sampling.job import Job
+        from nidiff.generation.job import Job
+        from nidiff.generation.tile import tile_size
         from nidiff.sampling.sampler import SAMPLERS
-        from nidiff.sampling.tile import tile_size
 
         name, options = parse_call("sampler", sampler)
         step, usual, _ = SAMPLERS[one_of("sampler", name, SAMPLERS)]
@@ -91,8 +91,8 @@ def process_state() -> "PartialState":
 def open_model(path: Path, state: "PartialState") -> Model:
     """The model of a run directory, or a model folder."""
     from nidiff.evaluation.provenance import model_sha256
-    from nidiff.training.model import image_shape, load_model
-    from nidiff.training.model_config import model_folder
+    from nidiff.model.config import model_folder
+    from nidiff.model.folder import image_shape, load_model
 
     if path.name == "model" and (path.parent / "experiment.json").is_file():
         path = path.parent  # results belong to the run

@@ -13,7 +13,7 @@ from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_st
 from nidiff.errors import InputError
 
 if TYPE_CHECKING:
-    from nidiff.report.results import Result
+    from nidiff.evaluation.results import Result
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Evaluate:
     """Print JSON, with all that the numbers depend on."""
 
     def run(self) -> None:
-        from nidiff.report.quality import text
+        from nidiff.evaluation.table import text
 
         path = self.run_or_images
         has_model = any((path / name).exists() for name in ("experiment.json", "model", "scheduler"))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from nidiff.aligned import aligned
 from nidiff.commands.field_flags import NOISE_FIELDS, given_flags
 from nidiff.errors import InputError, one_of
-from nidiff.report.table import aligned
 
 if TYPE_CHECKING:
     from nidiff.covariance.operator import Covariance

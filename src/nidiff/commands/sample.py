@@ -35,8 +35,8 @@ class Sample:
     """Print JSON instead of the directory."""
 
     def run(self) -> None:
-        from nidiff.sampling.folder import SampleFolder
-        from nidiff.sampling.job import run_job
+        from nidiff.generation.folder import SampleFolder
+        from nidiff.generation.job import run_job
 
         seeds = parse_seeds(self.drawing.seeds)
         state = process_state()

@@ -14,7 +14,7 @@ from nidiff.errors import InputError
 from nidiff.files import replace_text
 
 if TYPE_CHECKING:
-    from nidiff.report.results import Result
+    from nidiff.evaluation.results import Result
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Table:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        from nidiff.evaluation.table import text
         from nidiff.report.html import write_report
-        from nidiff.report.quality import text
         from nidiff.sampling.sampler import rehearse
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
@@ -77,8 +77,9 @@ class Table:
 
     def _write(self, results: "list[Result]") -> None:
         """What there is so far, in every form."""
+        from nidiff.evaluation.table import csv_text, latex, markdown
         from nidiff.report.noise import save_figure
-        from nidiff.report.quality import csv_text, latex, markdown, quality_figure
+        from nidiff.report.quality import quality_figure
 
         try:
             for suffix, words in {

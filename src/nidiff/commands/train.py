@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from nidiff.errors import InputError, one_of
-from nidiff.experiment import PRESETS, Experiment, read_experiment
+from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 
 if TYPE_CHECKING:
     from nidiff.training.loop import Trainer

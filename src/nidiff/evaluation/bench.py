@@ -14,7 +14,7 @@ from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork
 from nidiff.evaluation.measure import Sample, check_counts, check_varied, measure
 from nidiff.evaluation.provenance import commit
-from nidiff.report.results import Result
+from nidiff.evaluation.results import Result
 
 VERSIONS = ("nidiff", "commit", "torch")  # they do not decide whether a result must be computed again
 

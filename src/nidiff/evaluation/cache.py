@@ -17,7 +17,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.features import FeatureNetwork, compute_features
 from nidiff.evaluation.frechet import check_features, statistics
 from nidiff.files import read_npz, replace_npz
-from nidiff.report.progress import progress_bar
+from nidiff.progress import progress_bar
 
 CHUNK = 256  # images at a time
 Array = np.ndarray[Any, Any]

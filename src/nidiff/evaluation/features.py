@@ -14,9 +14,9 @@ from torch import Tensor
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
-from nidiff.distance import Progress
 from nidiff.errors import InputError
 from nidiff.files import file_sha256
+from nidiff.progress import Progress
 
 # A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
 INCEPTION = Remote(

@@ -12,8 +12,8 @@ from nidiff.evaluation.frechet import frechet_to
 from nidiff.evaluation.kernel_distance import kernel_distance
 from nidiff.evaluation.precision_recall import precision_recall
 from nidiff.evaluation.spectrum import radial_powers, spectrum_to
+from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
-from nidiff.report.progress import progress_bar
 
 SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
 

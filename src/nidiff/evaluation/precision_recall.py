@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.distance import Progress
 from nidiff.errors import InputError
 from nidiff.evaluation.frechet import check_pair, feature_mean
+from nidiff.progress import Progress
 
 CHUNK = 1024  # points at a time
 ROUNDING = 1e-13  # of a squared distance, over the squared norms of its points

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nidiff.calibration.distance import as_pixels
 from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
-from nidiff.distance import as_pixels
 from nidiff.errors import InputError
 
 CHUNK = 256  # images at a time

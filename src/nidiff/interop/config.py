@@ -12,8 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.training.model import ARRAYS, check_same_covariance, names_arrays, read_arrays, save_arrays
-from nidiff.training.model_config import FIELDS, check_config
+from nidiff.model.config import FIELDS, check_config
+from nidiff.model.folder import ARRAYS, check_same_covariance, names_arrays, read_arrays, save_arrays
 
 # Options of ``from_pretrained`` that are about fetching from the Hub.
 DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision")

@@ -17,9 +17,9 @@ from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError, one_of
 from nidiff.interop.config import DOWNLOAD
 from nidiff.interop.scheduler import NonIsotropicScheduler
+from nidiff.model.card import model_card, run_card
+from nidiff.model.folder import ARRAYS, CONFIG, FileError, check_same_covariance, image_shape, names_arrays, read_json
 from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.report.card import model_card, run_card
-from nidiff.training.model import ARRAYS, CONFIG, FileError, check_same_covariance, image_shape, names_arrays, read_json
 
 FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")
 

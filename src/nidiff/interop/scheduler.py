@@ -19,10 +19,7 @@ from nidiff.errors import InputError
 from nidiff.interop.config import ConfiguredScheduler, as_covariance, describe
 from nidiff.interop.guard import check_generator, warn_if_white
 from nidiff.interop.timesteps import checked, spaced
-from nidiff.randomness import Generators
-from nidiff.sampling.sampler import SAMPLERS
-from nidiff.sampling.step import Run
-from nidiff.training.model_config import (
+from nidiff.model.config import (
     ALGORITHMS,
     BETA_SCHEDULE,
     PREDICTIONS,
@@ -30,6 +27,9 @@ from nidiff.training.model_config import (
     check_config,
     schedule_of,
 )
+from nidiff.randomness import Generators
+from nidiff.sampling.sampler import SAMPLERS
+from nidiff.sampling.step import Run
 
 
 @dataclass

@@ -16,7 +16,7 @@ from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError, one_of
-from nidiff.training.model_config import PREDICTIONS, is_positive
+from nidiff.model.config import PREDICTIONS, is_positive
 
 # What a network predicts on x, and the word for what the scheduler is then told on y. A score is nothing that a
 # scheduler of diffusers takes.

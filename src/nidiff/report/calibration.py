@@ -6,11 +6,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
-from nidiff.calibration import Calibration
+from nidiff.calibration.distance import as_pixels, random_subset, sampled_distances
+from nidiff.calibration.scales import Calibration
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
-from nidiff.distance import as_pixels, random_subset, sampled_distances
 from nidiff.errors import one_of
 from nidiff.report.spectrum import mode_power
 

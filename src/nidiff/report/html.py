@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import nidiff
 from nidiff.errors import InputError
-from nidiff.experiment import Experiment, read_experiment
 from nidiff.report.page import figure, image, page, picture, plot, table
+from nidiff.training.experiment import Experiment, read_experiment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,8 +165,8 @@ def _grid(step: int, file: Path) -> str:
 
 
 def _denoising(run: Run) -> str:
+    from nidiff.model.folder import load_model
     from nidiff.report.denoising import denoise_levels
-    from nidiff.training.model import load_model
 
     denoiser = load_model(run.folder, clip=1.0)
     x0, origin = _image_to_denoise(run, denoiser)
@@ -210,8 +210,9 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
 
 
 def _metrics(run: Run) -> str:
-    from nidiff.report.quality import HTML, cells, notes, quality_figure
-    from nidiff.report.results import known_results
+    from nidiff.evaluation.results import known_results
+    from nidiff.evaluation.table import HTML, cells, notes
+    from nidiff.report.quality import quality_figure
 
     results = known_results(run.folder)
     if not results:
@@ -248,7 +249,7 @@ def _facts(rows: Mapping[str, str]) -> str:
 def _tile(x: "Tensor", alt: str) -> str:
     from PIL import Image
 
-    from nidiff.report.grid import grid_pixels
+    from nidiff.data.pictures import grid_pixels
 
     pixels = grid_pixels(x[None]).numpy()
     shown = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)

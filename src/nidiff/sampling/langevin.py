@@ -11,11 +11,11 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from nidiff.calibration import langevin_epsilon
 from nidiff.covariance.matrix import Identity
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
 from nidiff.sampling.ancestral import ancestral, ddim
+from nidiff.sampling.annealing import langevin_epsilon
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
 from nidiff.sampling.step import Run, Step
 

@@ -19,14 +19,14 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
 from nidiff.diffusion.process import Process
 from nidiff.errors import InputError, Interrupted, one_of
-from nidiff.experiment import PRECISIONS, Experiment
-from nidiff.network import unet
+from nidiff.model.folder import save_model
+from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import SAMPLERS, rehearse
 from nidiff.training.checkpoint import Checkpoint, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
+from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.memory import keep_freed_memory
-from nidiff.training.model import save_model
 from nidiff.training.run import Run
 
 # The images of one forward and backward pass, and a generator for each.

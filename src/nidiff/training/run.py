@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from nidiff.covariance.operator import Covariance
+from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.experiment import Experiment, read_experiment
 from nidiff.files import replace_text
-from nidiff.report.grid import save_grid
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import list_checkpoints
+from nidiff.training.experiment import Experiment, read_experiment
 
 OURS = (
     "experiment.json",

@@ -6,13 +6,13 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from nidiff.errors import InputError, one_of
+from nidiff.notation import call, fits, parse_call
 
 if TYPE_CHECKING:
     from nidiff.covariance.operator import Covariance
@@ -133,7 +133,7 @@ class Experiment:
         shift = arguments.pop("shift", 0.0)
         if not isinstance(shift, int | float):
             raise InputError(f"schedule={self.schedule!r}: shift must be a number.")
-        schedule = _call("schedule", name, arguments, SCHEDULES)
+        schedule = call("schedule", name, arguments, SCHEDULES)
         return schedule.shifted(shift) if shift else schedule
 
     def build_covariance(self, images: "Images") -> "Covariance":
@@ -150,8 +150,8 @@ class Experiment:
             spread = torch.linspace(
                 0, len(images) - 1, count, dtype=torch.float64
             ).long()  # not the first: often one class
-            return _call("covariance", name, arguments, {name: from_data}, images.batch(spread))
-        return _call("covariance", name, arguments, {"white": Identity, **FIELDS, "from_data": from_data}, shape)
+            return call("covariance", name, arguments, {name: from_data}, images.batch(spread))
+        return call("covariance", name, arguments, {"white": Identity, **FIELDS, "from_data": from_data}, shape)
 
     def resolved(self) -> "Experiment":
         """The same with ``precision`` "auto" replaced by what it means on this machine."""
@@ -213,53 +213,6 @@ def read_experiment(path: Path) -> Experiment:
     if not isinstance(values, dict):
         raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
     return Experiment.from_json(values, str(file))
-
-
-def fits(value: Any, kind: Any) -> bool:
-    """Whether a value read from JSON can be a field of the annotated type."""
-    if kind == tuple[int, ...]:
-        return isinstance(value, list) and all(fits(entry, int) for entry in value)
-    if kind in (int, float):
-        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
-    if kind in (str, bool):
-        return isinstance(value, kind)
-    return value is None or any(
-        fits(value, str if part is Path else part) for part in get_args(kind) if part is not type(None)
-    )
-
-
-def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """``name:key=value,…`` as the name and its keyword arguments; values are numbers, true, false or words."""
-    name, _, rest = text.partition(":")
-    arguments: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
-            raise InputError(f"{argument}={text!r}: write it as NAME:key=value,key=value.")
-        arguments[key.strip()] = _literal(value.strip())
-    return name.strip(), arguments
-
-
-def _literal(text: str) -> Any:
-    try:
-        number = float(text)
-    except ValueError:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    return int(text) if text.lstrip("+-").isdigit() else number
-
-
-def _call(
-    argument: str, name: str, arguments: dict[str, Any], known: Mapping[str, Callable[..., Any]], *first: Any
-) -> Any:
-    function = known[one_of(argument, name, known)]
-    accepted = list(signature(function).parameters)[len(first) :]
-    for key in arguments:
-        if key not in accepted:
-            raise InputError(f"{argument}={name}:… has no {key!r}: it takes {', '.join(accepted) or 'nothing'}.")
-    try:
-        return function(*first, **arguments)
-    except TypeError as error:
-        raise InputError(f"{argument}={name!r} cannot be built ({error}): it takes {', '.join(accepted)}.") from error
 
 
 POSITIVE = {

@@ -7,7 +7,7 @@ from typing import Any
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Schedule
 from nidiff.errors import InputError, one_of
-from nidiff.experiment import Experiment
+from nidiff.training.experiment import Experiment
 
 # diffusers' words, and ours.
 PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v", "noise": "noise", "score": "score"}

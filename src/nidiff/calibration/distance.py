@@ -1,7 +1,6 @@
 """Distances between images in whitened coordinates, ‖Σ^-½ (x_i − x_j)‖: the initial noise scale (appendix E.8, E29)."""
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,14 +8,11 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError
+from nidiff.progress import Progress
 from nidiff.randomness import white_noise
 
 CHUNK = 1024  # images at a time
 SUBSET = 2048  # images whose pairs stand for all pairs
-
-
-Progress = Callable[[int, int], object]
-"""Called now and then with the number of pairs done and in all."""
 
 
 class Farthest(NamedTuple):

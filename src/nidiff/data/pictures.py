@@ -1,7 +1,6 @@
-"""Grids of images as a PNG."""
+"""Images as PNG files."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -18,20 +17,6 @@ def save_grid(images: Tensor, path: Path, columns: int | None = None, enlarge: i
     pixels = pixels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels.squeeze(-1).numpy() if pixels.shape[-1] == 1 else pixels.numpy()).save(path)
-
-
-def save_panels(path: Path, panels: Mapping[str, Tensor], side: int = 8) -> None:
-    """A row of titled grids of side × side images each, from [N, C, H, W] in [-1, 1]."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.2 * len(panels), 3.5), dpi=120, layout="constrained")
-    for axes, (title, images) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
-        pixels = grid_pixels(images[: side * side], side).numpy()
-        axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray", vmin=0, vmax=255)
-        axes.set_title(title)
-        axes.axis("off")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
 
 
 def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:

@@ -6,13 +6,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.calibration import CLASSIC_RATIO, langevin_epsilon, num_levels, overlap, overlap_ratio
+from nidiff.calibration.distance import batch_whitened_distance, max_whitened_distance
+from nidiff.calibration.scales import CLASSIC_RATIO, num_levels, overlap, overlap_ratio
 from nidiff.covariance.fields import gaussian_free_field
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import Fourier
-from nidiff.distance import Progress, batch_whitened_distance, max_whitened_distance
 from nidiff.errors import InputError
+from nidiff.progress import Progress
+from nidiff.sampling.annealing import langevin_epsilon
 
 SIGMA_N = {
     2: 0.39528470752104744,

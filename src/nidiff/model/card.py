@@ -7,9 +7,9 @@ from typing import Any
 
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.summary import summary
-from nidiff.experiment import Experiment, read_experiment
-from nidiff.report.quality import markdown
-from nidiff.report.results import known_results
+from nidiff.evaluation.results import known_results
+from nidiff.evaluation.table import markdown
+from nidiff.training.experiment import Experiment, read_experiment
 
 FRONT = """---
 library_name: nidiff

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from nidiff.errors import InputError
 from nidiff.evaluation.provenance import model_sha256
 from nidiff.files import locked, replace_text
-from nidiff.training.model_config import model_folder
+from nidiff.model.config import model_folder
 
 Result = Mapping[str, Any]
 HIGHER = ("precision", "recall")  # is better; all other metrics are distances or errors

@@ -18,9 +18,9 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.errors import InputError
-from nidiff.experiment import Experiment
-from nidiff.report.card import model_card
-from nidiff.training.model_config import PREDICTIONS, check_config, model_folder, schedule_of, scheduler_config
+from nidiff.model.card import model_card
+from nidiff.model.config import PREDICTIONS, check_config, model_folder, schedule_of, scheduler_config
+from nidiff.training.experiment import Experiment
 
 ARRAYS = "covariance.safetensors"  # what the "covariance" of the scheduler's configuration refers to, if anything
 CONFIG = "scheduler_config.json"

@@ -22,12 +22,12 @@ from torch import Tensor
 
 from nidiff import __version__
 from nidiff.data.images import quantise
+from nidiff.data.pictures import save_grid
 from nidiff.errors import InputError, one_of
 from nidiff.files import ASIDE, locked, read_npz, replace_npz, replace_text, replacing
-from nidiff.report.grid import save_grid
 
 if TYPE_CHECKING:
-    from nidiff.sampling.job import Job
+    from nidiff.generation.job import Job
 
 FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}}
 SHOWN = 64  # in grid.png

@@ -12,9 +12,9 @@ from tqdm import tqdm
 from nidiff.data.images import quantise
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
-from nidiff.sampling.folder import SampleFolder
+from nidiff.generation.folder import SampleFolder
+from nidiff.generation.tile import Tiled
 from nidiff.sampling.sampler import Progress, rehearse, sample
-from nidiff.sampling.tile import Tiled
 
 MOST_TILE = 4096
 

@@ -1,7 +1,10 @@
-"""A bar for functions that report (done, total)."""
+"""How long work tells how far it is, and the bar that shows it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+Progress = Callable[[int, int], object]
+"""Called now and then with how much is done and how much there is in all."""
 
 
 @contextmanager

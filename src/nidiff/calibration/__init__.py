@@ -1,0 +1,1 @@
+"""Noise scales from data: distances between images, the levels of SMLD, the Langevin step."""

@@ -1,0 +1,1 @@
+"""From seeds to files: sampling jobs, the folders they fill, tiles of fixed size."""

@@ -1,0 +1,55 @@
+"""How Σ, schedules and samplers are written in one line of text: ``NAME:key=value,…``."""
+
+from collections.abc import Callable, Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any, get_args
+
+from nidiff.errors import InputError, one_of
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value read from JSON can be a field of the annotated type."""
+    if kind == tuple[int, ...]:
+        return isinstance(value, list) and all(fits(entry, int) for entry in value)
+    if kind in (int, float):
+        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
+    if kind in (str, bool):
+        return isinstance(value, kind)
+    return value is None or any(
+        fits(value, str if part is Path else part) for part in get_args(kind) if part is not type(None)
+    )
+
+
+def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
+    """``name:key=value,…`` as the name and its keyword arguments; values are numbers, true, false or words."""
+    name, _, rest = text.partition(":")
+    arguments: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"{argument}={text!r}: write it as NAME:key=value,key=value.")
+        arguments[key.strip()] = _literal(value.strip())
+    return name.strip(), arguments
+
+
+def _literal(text: str) -> Any:
+    try:
+        number = float(text)
+    except ValueError:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return int(text) if text.lstrip("+-").isdigit() else number
+
+
+def call(
+    argument: str, name: str, arguments: dict[str, Any], known: Mapping[str, Callable[..., Any]], *first: Any
+) -> Any:
+    function = known[one_of(argument, name, known)]
+    accepted = list(signature(function).parameters)[len(first) :]
+    for key in arguments:
+        if key not in accepted:
+            raise InputError(f"{argument}={name}:… has no {key!r}: it takes {', '.join(accepted) or 'nothing'}.")
+    try:
+        return function(*first, **arguments)
+    except TypeError as error:
+        raise InputError(f"{argument}={name!r} cannot be built ({error}): it takes {', '.join(accepted)}.") from error
