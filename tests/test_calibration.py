@@ -12,7 +12,7 @@ import torch
 from tqdm import tqdm
 
 import nidiff
-from nidiff import distance
+from nidiff.calibration import distance
 from nidiff.calibration.distance import (
     batch_whitened_distance,
     max_whitened_distance,
@@ -20,19 +20,10 @@ from nidiff.calibration.distance import (
     sampled_distances,
 )
 from nidiff.calibration.paper import LEVELS, SIGMA_N, _without_mean, initial_scales, paper_constants
-from nidiff.calibration.scales import (
-    CLASSIC_RATIO,
-    Calibration,
-    calibrate,
-    cas_interval,
-    langevin_epsilon,
-    num_levels,
-    overlap,
-    overlap_ratio,
-    variance_ratio,
-)
+from nidiff.calibration.scales import CLASSIC_RATIO, Calibration, calibrate, num_levels, overlap, overlap_ratio
 from nidiff.cli import main
 from nidiff.errors import InputError
+from nidiff.sampling.annealing import cas_interval, langevin_epsilon, variance_ratio
 from nidiff.sampling.langevin import best_eta
 
 SHAPE = (6, 5)

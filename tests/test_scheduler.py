@@ -14,10 +14,10 @@ from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicScheduler
 from nidiff.interop.scheduler import OPTIONS
 from nidiff.interop.timesteps import SPACINGS
+from nidiff.model import config as model_config
 from nidiff.model.config import ALGORITHMS, PREDICTIONS
 from nidiff.model.folder import same_covariance
 from nidiff.randomness import generators_from_seeds
-from nidiff.training import model_config
 
 SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))
