@@ -59,7 +59,7 @@ class Drawing:
         from nidiff.sampling.sampler import SAMPLERS
 
         name, options = parse_call("sampler", sampler)
-        step, usual, _ = SAMPLERS[one_of("sampler", name, SAMPLERS)]
+        step, usual, *_ = SAMPLERS[one_of("sampler", name, SAMPLERS)]
         for key, kind in get_type_hints(step).items():
             if key in options and not fits(options[key], kind):
                 raise InputError(
