@@ -168,7 +168,7 @@ def _denoising(run: Run) -> str:
     from nidiff.model.folder import load_model
     from nidiff.report.denoising import denoise_levels
 
-    denoiser = load_model(run.folder, clip=1.0)
+    denoiser = load_model(run.folder)
     x0, origin = _image_to_denoise(run, denoiser)
     found = denoise_levels(denoiser, x0)
     at = [f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}" for step in found]

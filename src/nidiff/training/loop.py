@@ -18,6 +18,7 @@ from nidiff.data.images import Images
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
 from nidiff.diffusion.process import Process
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.model.folder import save_model
 from nidiff.model.network import unet
@@ -85,7 +86,7 @@ def build(experiment: Experiment, covariance: Covariance | None = None, progress
     steps = min(experiment.sample_steps, len(process.schedule))
     rehearse(Denoiser(net, process, experiment.target), images.shape, sampler=experiment.sampler, num_steps=steps)
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
-    denoiser = Denoiser(model, process, target=experiment.target)
+    denoiser = Denoiser(model, process, experiment.target, clip=1.0, scaling=PIXELS)
     return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
 
 
@@ -127,7 +128,7 @@ def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: --resume goes on with {run.folder}.")
     if main:
         with averaged_weights(trainer), run.writing():
-            save_model(run.folder / "model", trainer.net, trainer.covariance, experiment)
+            save_model(trainer.denoiser.with_net(trainer.net), run.folder / "model", experiment.about)
     accelerator.wait_for_everyone()
 
 
