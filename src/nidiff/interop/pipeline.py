@@ -51,7 +51,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         _check_scheduler(scheduler)
         self._image_shape = _shape(unet, scheduler.covariance, image_shape)
         self.register_modules(unet=unet, scheduler=scheduler)
-        self.register_to_config(image_shape=None if image_shape is None else list(self._image_shape))
+        if image_shape is not None:
+            self.register_to_config(image_shape=list(self._image_shape))
         self._covariance = scheduler.covariance
 
     @torch.no_grad()
