@@ -86,6 +86,7 @@ class ConfiguredScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  #
             config = dict(config) if "schedule" in config else translated(config)
             asked = {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs}
             check_config(config | asked)
+            config.pop("_use_default_values", None)  # the fields that diffusers would leave out
             if "schedule" in kwargs:
                 config.pop("num_train_timesteps", None)  # it was that of the other schedule
             for given in (config, kwargs):
