@@ -123,7 +123,8 @@ def image_shape(net: Any, covariance: Covariance) -> tuple[int, ...]:
     shape = _own_shape(net, covariance)
     if shape is None:
         raise InputError(
-            f"{type(net).__name__} does not say what shape it makes: give it a config with in_channels and sample_size."
+            f"{type(net).__name__} does not say what shape it makes: pass image_shape=, such as (3, 32, 32), or give "
+            "it a config with in_channels and sample_size."
         )
     event = covariance.event_shape
     if shape[-len(event) :] != event:
