@@ -8,13 +8,14 @@ from decimal import Decimal
 import numpy as np
 import pytest
 import torch
-from problems import COVARIANCES, even_spectrum, normal, random_matrix
+from problems import COVARIANCES, even_spectrum
 from torch import Tensor
 
 import nidiff
 from nidiff.covariance.config import as_covariance, describe, save_arrays
 from nidiff.covariance.fields import FAMILIES, FIELDS, named
 from nidiff.randomness import generators_from_seeds, white_noise
+from nidiff.testing.problems import normal, random_matrix
 
 every_covariance = pytest.mark.parametrize("make", COVARIANCES.values(), ids=COVARIANCES.keys())
 

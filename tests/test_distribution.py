@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from problems import random_matrix
 
 import nidiff
+from nidiff.testing.problems import random_matrix
 
 
 @pytest.fixture(autouse=True)

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from problems import normal, untrained_model
+from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
 from nidiff.evaluation.features import load_features
 from nidiff.evaluation.measure import Sample, measure
 from nidiff.evaluation.results import known_results, read_results, remember
+from nidiff.testing.problems import normal
 from nidiff.training.experiment import Experiment
 
 METRICS = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
