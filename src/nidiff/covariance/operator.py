@@ -36,7 +36,10 @@ class Covariance(ABC):
         if args or kwargs:  # not when copied or unpickled
             called = call_arguments(cls, args, kwargs)
             if cls.arguments is Covariance.arguments:
-                self._built_with = called
+                self._built_with = {
+                    name: value.detach().clone() if isinstance(value, Tensor) else value
+                    for name, value in called.items()
+                }
         return self
 
     def __init__(
@@ -390,5 +393,5 @@ def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
         elif getattr(value, "ndim", None) == 0:
             arguments[name] = value.item()
         else:
-            arguments[name] = value.detach().clone() if isinstance(value, Tensor) else value
+            arguments[name] = value
     return arguments
