@@ -646,6 +646,11 @@ BAD = {
     "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
     "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),
     "integer noise": (lambda: nidiff.Identity((2,)).sample((2, 2), dtype=torch.int64), "dtype"),
+    "eigenvalues of another shape": (lambda: nidiff.offset((2,)).with_eigenvalues(torch.ones(3)), "eigenvalues has"),
+    "negative eigenvalues": (lambda: nidiff.offset((2,)).with_eigenvalues([1, -1]), "eigenvalue of -1"),
+    "no matrix": (lambda: nidiff.Dense(torch.ones(0, 0)), "shape"),
+    "endless length": (lambda: nidiff.matern((4,), 1e200, aliased=True), "length_scale"),
+    "list for a config": (lambda: nidiff.Covariance.from_config([1]), "config"),
     "scaled to infinity": (lambda: 1e300 * (1e300 * nidiff.Identity((2,))), "float64"),
     "config without an argument": (lambda: nidiff.Covariance.from_config({"covariance": "matern"}), "length_scale"),
     "unknown name": (

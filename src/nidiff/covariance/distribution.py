@@ -74,7 +74,7 @@ class GaussianField(Distribution):
         if self._validate_args:
             self._validate_sample(value)
         own = value.shape[: value.ndim - axes]
-        each = self.covariance.log_prob(value.reshape(-1, *self.event_shape)).reshape(own)
+        each = self.covariance.log_prob(value.reshape(own.numel(), *self.event_shape)).reshape(own)
         return each.expand(torch.broadcast_shapes(own, self.batch_shape))
 
     def entropy(self) -> Tensor:

@@ -159,9 +159,9 @@ def from_data(
 ) -> Covariance:
     """The stationary Σ fitted to ``data`` [N, ..., *event]: its mean power per mode over the last ``event_axes`` axes.
 
-    Data [N, L] have one such axis and images [N, C, H, W] two; of others say it. The mean over the N items is removed
-    first. ``average`` is "radial" (modes with the same rounded |k| share one
-    power) or "modes" (each mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum to white: (1 − ρ) λ + ρ mean λ.
+    Data [N, L] have one such axis and images [N, C, H, W] two; for anything else, say how many. The mean over the N
+    items is removed first. ``average`` is "radial" (modes with the same rounded |k| share one power) or "modes" (each
+    mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum towards white: (1 − ρ) λ + ρ mean λ.
     """
     _check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize})
     one_of("average", average, ("radial", "modes"))
@@ -214,11 +214,12 @@ def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float)
     (a + w²)^-p = ∫ t^(p−1) exp(−(a + w²) t) dt / Γ(p), and the sum of exp(−|ω + 2πm|² t) over m is a product over axes.
     The integrand is analytic and bell-shaped in log t, so a plain sum over a grid of log t is exact to rounding.
     """
-    power, rate = smoothness + len(omega) / 2, 2 * smoothness / length_scale**2
+    power, log_rate = smoothness + len(omega) / 2, math.log(2 * smoothness) - 2 * math.log(length_scale)
     step = 0.2 / math.sqrt(max(1.0, power))
-    low, high = math.log(min(1e-3, 1e-17 / rate)), math.log((2 * power + 80) / rate)
+    low, high = min(math.log(1e-3), math.log(1e-17) - log_rate), math.log(2 * power + 80) - log_rate
     log_t = low + step * torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device="cpu")
-    log_weight = power * (log_t - 2 * math.log(length_scale)) - rate * log_t.exp() + math.log(step) - math.lgamma(power)
+    log_weight = power * (log_t - 2 * math.log(length_scale)) - (log_t + log_rate).exp()
+    log_weight += math.log(step) - math.lgamma(power)
     # Below the grid the integrand is t^ν: its values there are a geometric series that begins with the first.
     log_weight[0] -= math.log(-math.expm1(-smoothness * step))
     product = log_weight.exp().unsqueeze(-1)

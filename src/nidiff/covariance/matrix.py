@@ -178,7 +178,7 @@ def symmetric_eigen(matrix: Any, argument: str, shape: Sequence[int] | None = No
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"{argument} has shape {tuple(matrix.shape)}: a covariance matrix is square.")
     size = len(matrix)
-    event = (size,) if shape is None else check_shape(shape)
+    event = check_shape((size,) if shape is None else shape)
     if math.prod(event) != size:
         raise InputError(f"{argument} is {size}×{size}, but shape={event} has another number of entries.")
     if not bool(torch.isfinite(matrix).all()):
