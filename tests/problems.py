@@ -27,16 +27,21 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "fourier, any even spectrum": lambda: nidiff.Fourier((6, 5), even_spectrum((6, 5))),
     "cosine, any spectrum": lambda: nidiff.Cosine((4, 7), normal(4, 7).square() + 0.1),
     "matern": lambda: nidiff.matern((8, 6), length_scale=1.5, smoothness=0.5),
+    "matern aliased": lambda: nidiff.matern((5, 6), length_scale=2.0, smoothness=0.5, aliased=True),
     "matern 3-D reflecting": lambda: nidiff.matern((4, 3, 5), length_scale=1.0, boundary="reflecting"),
     "pink 1-D": lambda: nidiff.power_law((20,), 1.0),
     "blue": lambda: nidiff.power_law((6, 7), -1.0),
     "offset": lambda: nidiff.offset((6, 5), strength=0.5),
     "pyramid": lambda: nidiff.pyramid((8, 6)),
+    "pyramid compounded": lambda: nidiff.pyramid((7, 8), sizes="compounded"),
+    "dense, even along one axis": lambda: nidiff.Dense(
+        torch.kron(torch.tensor([[2.0, 0.7], [0.7, 2.0]], device="cpu"), random_matrix(5)), (2, 5)
+    ),
     "channels of gff": lambda: nidiff.Channels(random_matrix(3), nidiff.gaussian_free_field((5, 6))),
     "channels of dense": lambda: nidiff.Channels(random_matrix(2), nidiff.Dense(random_matrix(6), (2, 3))),
     "channels of cosine": lambda: nidiff.Channels(random_matrix(2), nidiff.Cosine((4, 3), normal(4, 3).square() + 0.1)),
     "from data": lambda: nidiff.from_data(normal(50, 2, 6, 8)),
-    "from data, per mode": lambda: nidiff.from_data(normal(50, 6, 5), average="modes", boundary="reflecting"),
+    "from data, per mode": lambda: nidiff.from_data(normal(50, 6, 5), 2, average="modes", boundary="reflecting"),
     "sum": lambda: nidiff.gaussian_free_field((6, 6)) + 0.5 * nidiff.Identity((6, 6)),
     "channels in white noise": lambda: (
         nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))) + 0.3 * nidiff.Identity((2, 4, 4))

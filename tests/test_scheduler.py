@@ -21,7 +21,7 @@ from nidiff.testing.problems import normal, smooth_net
 
 SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))
-FITTED = nidiff.from_data(normal(50, 4, 4), average="modes")  # a Σ that is arrays
+FITTED = nidiff.from_data(normal(50, 1, 4, 4), average="modes")  # a Σ that is arrays
 SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}, "dpmsolver++": {}}
 
 
