@@ -3,37 +3,31 @@
 import functools
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Sequence
 from typing import ParamSpec
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
-from nidiff.covariance.operator import Covariance, as_numbers, call_arguments, check_shape
+from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
+from nidiff.recipe import call_arguments, check_kinds, remembered
 
 P = ParamSpec("P")
 
 
 def named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
-    """Let the covariance remember the call that made it, so that its configuration is that call and not an array.
-
-    Arguments annotated as numbers or as true or false are checked to be that.
-    """
+    """Let the covariance remember the call that made it, so that its configuration is that call and not an array."""
+    build = remembered(function)
 
     @functools.wraps(function)
-    def build(*args: P.args, **kwargs: P.kwargs) -> Covariance:
+    def build_for_shape(*args: P.args, **kwargs: P.kwargs) -> Covariance:
         arguments = call_arguments(function, args, kwargs)
-        arguments["shape"] = check_shape(arguments["shape"])
-        _check_kinds(function, arguments)
-        covariance = function(**arguments)  # type: ignore[call-arg]
-        covariance.recipe = (function.__name__, arguments)
-        return covariance
+        return build(**arguments | {"shape": check_shape(arguments["shape"])})  # type: ignore[call-arg]
 
-    return build
+    return build_for_shape
 
 
 @named
@@ -163,7 +157,7 @@ def from_data(
     items is removed first. ``average`` is "radial" (modes with the same rounded |k| share one power) or "modes" (each
     mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum towards white: (1 − ρ) λ + ρ mean λ.
     """
-    _check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize})
+    check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize})
     one_of("average", average, ("radial", "modes"))
     if not 0 <= shrinkage <= 1:
         raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
@@ -254,20 +248,6 @@ def _linear_upsampling(coarse: int, fine: int) -> Tensor:
     """The fine × coarse matrix of linear interpolation as torch does it (half-pixel centres, edges held)."""
     unit = torch.eye(coarse, dtype=torch.float64, device="cpu").unsqueeze(0)
     return torch.nn.functional.interpolate(unit, size=fine, mode="linear", align_corners=False)[0].T
-
-
-def _check_kinds(function: Callable[..., object], arguments: Mapping[str, object]) -> None:
-    """Refuse an argument that is not of the kind its annotation says: a number, a whole number, or true or false."""
-    parameters = signature(function).parameters
-    for name, value in arguments.items():
-        kind = parameters[name].annotation if name in parameters else None
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if kind is float and not number:
-            raise InputError(f"{name}={value!r} must be a finite number.")
-        if kind is int and not (number and isinstance(value, int)):
-            raise InputError(f"{name}={value!r} must be a whole number.")
-        if kind is bool and not isinstance(value, bool):
-            raise InputError(f"{name}={value!r} must be true or false.")
 
 
 def _check_positive(argument: str, value: float) -> None:

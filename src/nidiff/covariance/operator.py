@@ -5,7 +5,6 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from nidiff.errors import InputError
 from nidiff.randomness import Generators, white_noise
+from nidiff.recipe import call_arguments
 
 if TYPE_CHECKING:
     from nidiff.covariance.distribution import GaussianField
@@ -380,22 +380,3 @@ def as_numbers(values: Any, argument: str) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{argument} must be a tensor of real numbers, or lists of equal length of them.") from error
-
-
-def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included; numbers of numpy and torch as Python's own."""
-    known = signature(function).parameters
-    try:
-        call = signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        raise InputError(f"{function.__name__}: {error}; it takes {', '.join(known)}.") from error
-    call.apply_defaults()
-    arguments: dict[str, Any] = {}
-    for name, value in call.arguments.items():
-        if known[name].kind is Parameter.VAR_KEYWORD:
-            arguments |= value
-        elif getattr(value, "ndim", None) == 0:
-            arguments[name] = value.item()
-        else:
-            arguments[name] = value
-    return arguments
