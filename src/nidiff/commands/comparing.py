@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from nidiff.commands.drawing import Drawing, Model, cell_name, seeds_text
+from nidiff.commands.drawing import Drawing
 from nidiff.errors import InputError
 from nidiff.training.experiment import Experiment, read_experiment
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nidiff.evaluation.bench import Bench
     from nidiff.evaluation.results import Result
     from nidiff.generation.job import Job
+    from nidiff.generation.opened import Model
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Comparing:
 
 
 def evaluate_cell(
-    model: Model, job: "Job", bench: "Bench", seeds: list[int], drawing: Drawing, state: "PartialState"
+    model: "Model", job: "Job", bench: "Bench", seeds: list[int], drawing: Drawing, state: "PartialState"
 ) -> "Result | None":
     """The result of one model, sampler and number of steps: found in the run's metrics.json, or computed and put there.
 
@@ -80,11 +81,12 @@ def evaluate_cell(
     from nidiff.evaluation.results import known_results, remember
     from nidiff.generation.folder import SampleFolder
     from nidiff.generation.job import run_job
+    from nidiff.generation.opened import cell_name, seeds_text
 
     question: dict[str, Any] = {
         "run": model.name,
         "sampler": job.sampler,
-        "steps": job.steps,
+        "steps": job.num_steps,
         "spacing": job.spacing,
         "options": job.options,
         "seeds": seeds_text(seeds),
@@ -97,7 +99,7 @@ def evaluate_cell(
     if state.is_main_process:
         _ = bench.real  # what is wrong with the real images or the features shows before hours of drawing
     folder = SampleFolder(model.path / "generated" / cell_name(job))
-    title = f"{model.name}, {job.sampler} {job.steps}"
+    title = f"{model.name}, {job.sampler} {job.num_steps}"
     run_job(job, model.denoiser, model.shape, folder, seeds, batch=drawing.batch, state=state, title=title)
     result = None
     if state.is_main_process:

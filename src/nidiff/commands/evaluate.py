@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from nidiff.commands.comparing import Comparing, evaluate_cell
-from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
+from nidiff.commands.drawing import Drawing, parse_seeds
 from nidiff.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Evaluate:
             print(json.dumps(result, indent=2) if self.json else text([result]))
 
     def _of_model(self, path: Path) -> "Result | None":
+        from nidiff.generation.opened import open_model, process_state
         from nidiff.report.html import write_report
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
@@ -61,7 +62,9 @@ class Evaluate:
     def _of_images(self, path: Path) -> "Result | None":
         from torch import Tensor
 
+        from nidiff.data.fit import Reading
         from nidiff.data.images import open_images, quantise
+        from nidiff.generation.opened import process_state
 
         if (self.drawing, self.sampler, self.steps) != (Drawing(), "dpmpp_2m", None):
             raise InputError(
@@ -69,7 +72,7 @@ class Evaluate:
             )
         state = process_state()
         file = path / "samples.npz"
-        pixels = open_images(file if file.exists() else path, memory_limit=None, progress=True).pixels
+        pixels = open_images(file if file.exists() else path, Reading(memory_limit=None, progress=True)).pixels
         assert isinstance(pixels, Tensor)  # without a limit
         bench = self.comparing.bench(path)
         bench.check(tuple(pixels.shape[1:]), len(pixels))

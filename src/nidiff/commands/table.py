@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, arg
 
 from nidiff.commands.comparing import Comparing, evaluate_cell
-from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
+from nidiff.commands.drawing import Drawing, parse_seeds
 from nidiff.errors import InputError
 from nidiff.files import replace_text
 
@@ -39,6 +39,7 @@ class Table:
 
     def run(self) -> None:
         from nidiff.evaluation.table import text
+        from nidiff.generation.opened import open_model, process_state
         from nidiff.report.html import write_report
         from nidiff.sampling.sampler import rehearse
 

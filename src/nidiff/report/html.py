@@ -149,7 +149,7 @@ def _samples(run: Run) -> str:
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     shown = "".join(_grid(step, file) for step, file in chosen)
     experiment = run.experiment
-    settings = f"{experiment.sampler}, {experiment.sample_steps} steps, the same seeds in every grid."
+    settings = f"{experiment.sampler}, {experiment.num_steps} steps, the same seeds in every grid."
     return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
 
 
@@ -203,7 +203,7 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
     except InputError:
         pass
     shape = (1, *run.facts.get("image_shape", (1, *size)))
-    steps = min(experiment.sample_steps, len(denoiser.process.schedule))
+    steps = min(experiment.num_steps, len(denoiser.process.schedule))
     with torch.inference_mode():
         drawn = sample(denoiser, shape, sampler=experiment.sampler, num_steps=steps, seeds=[0])
     return drawn[0], "a sample of seed 0, for the training data cannot be loaded here"
@@ -229,7 +229,7 @@ def _repeat(run: Run) -> str:
     lines = [f"{train} {quote(f'{name}-again')}"]
     if _has_model(run):
         lines.append(
-            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} --steps {experiment.sample_steps} "
+            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} --steps {experiment.num_steps} "
             f"--seeds 0-{experiment.num_samples - 1} --out {quote(f'{name}-samples')}"
         )
     else:
