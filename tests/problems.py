@@ -51,6 +51,9 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "from data": lambda: nidiff.from_data(normal(50, 2, 6, 8)),
     "from data, per mode": lambda: nidiff.from_data(normal(50, 6, 5), average="modes", boundary="reflecting"),
     "sum": lambda: nidiff.gaussian_free_field((6, 6)) + 0.5 * nidiff.Identity((6, 6)),
+    "channels in white noise": lambda: (
+        nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))) + 0.3 * nidiff.Identity((2, 4, 4))
+    ),
     "scaled": lambda: 3.0 * nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))),
 }
 

@@ -1,14 +1,19 @@
 """Every covariance is its dense matrix, whatever the family, the shape, the dtype and the mode it is used in."""
 
+import copy
 import json
+import pickle
+from decimal import Decimal
 
+import numpy as np
 import pytest
 import torch
 from problems import COVARIANCES, even_spectrum, normal, random_matrix
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.fields import FAMILIES, FIELDS
+from nidiff.covariance.config import as_covariance, describe, save_arrays
+from nidiff.covariance.fields import FAMILIES, FIELDS, named
 from nidiff.randomness import generators_from_seeds, white_noise
 
 every_covariance = pytest.mark.parametrize("make", COVARIANCES.values(), ids=COVARIANCES.keys())
@@ -61,9 +66,9 @@ def test_logdet_and_log_prob_are_those_of_the_dense_matrix(make):
 def test_samples_have_exactly_this_covariance(make):
     """`sample` is linear in its white numbers; pushing unit vectors through it gives A, and A Aᵀ must be Σ."""
     cov = make()
-    count = torch.Size(cov._white_shape).numel()
-    unit = torch.eye(count, dtype=torch.float64).reshape(count, *cov._white_shape)
-    response = cov._colour(unit).reshape(count, -1)
+    count = torch.Size(cov.white_shape).numel()
+    unit = torch.eye(count, dtype=torch.float64).reshape(count, *cov.white_shape)
+    response = cov.colour(unit).reshape(count, -1)
     assert (response.T @ response - cov.dense()).abs().max() <= 1e-10
 
 
@@ -72,8 +77,8 @@ def test_sample_is_that_linear_map_of_the_white_numbers(make):
     cov = make()
     shape = (3, 2, *cov.event_shape)
     drawn = cov.sample(shape, torch.Generator().manual_seed(5), dtype=torch.float64)
-    numbers = white_noise((3, 2, *cov._white_shape), torch.Generator().manual_seed(5), dtype=torch.float64)
-    assert torch.equal(drawn, cov._colour(numbers))
+    numbers = white_noise((3, 2, *cov.white_shape), torch.Generator().manual_seed(5), dtype=torch.float64)
+    assert torch.equal(drawn, cov.colour(numbers))
     assert (drawn.reshape(6, -1) != 0).any()
 
 
@@ -228,6 +233,7 @@ def test_sums_and_scalings_add_the_matrices():
     assert torch.allclose((eye + eye).dense(), 2 * torch.eye(20, dtype=torch.float64))
     dense = nidiff.Dense(random_matrix(20), (4, 5))
     assert torch.allclose((dense + 0.5 * dense).dense(), 1.5 * dense.dense(), atol=1e-12)
+    assert torch.allclose((dense + copy.deepcopy(dense)).dense(), 2 * dense.dense(), atol=1e-12)
     assert (a + b).normalized().eigenvalues.mean() == pytest.approx(1.0)
     singular = nidiff.gaussian_free_field((4, 5), zero_mode="zero")
     assert not (singular + eye).is_singular
@@ -239,13 +245,148 @@ def test_sums_and_scalings_add_the_matrices():
         lambda: (nidiff.gaussian_free_field((4, 5)), nidiff.gaussian_free_field((5, 4))),
         lambda: (nidiff.gaussian_free_field((4, 4)), nidiff.gaussian_free_field((4, 4), boundary="reflecting")),
         lambda: (nidiff.Dense(random_matrix(4)), nidiff.Dense(random_matrix(4, seed=1))),
-        lambda: (nidiff.Channels(random_matrix(2), nidiff.Identity((3,))), nidiff.Identity((2, 3))),
+        lambda: tuple(nidiff.Channels(random_matrix(2, seed), nidiff.Identity((3,))) for seed in (0, 1)),
     ],
 )
 def test_a_sum_without_a_common_basis_is_refused(pair):
     a, b = pair()
     with pytest.raises(nidiff.InputError, match="do not share a basis"):
         a + b
+
+
+# A family of one's own -------------------------------------------------------------------------------------------
+
+
+class Haar(nidiff.Covariance):
+    """Sum and difference of each pair of neighbours, which have variances ``smooth`` and ``rough`` · ``weights``."""
+
+    def __init__(self, shape, smooth, rough=0.5, *, weights=1.0):
+        pair = torch.full(shape, float(smooth)), torch.full(shape, rough) * torch.as_tensor(weights)
+        super().__init__(shape, torch.stack(pair, -1)[..., ::2, :])
+
+    def to_basis(self, x):
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack([a + b, a - b], -1).flatten(-2) / 2**0.5
+
+    def from_basis(self, coefficients):
+        return self.to_basis(coefficients)
+
+
+@pytest.fixture
+def _registered(monkeypatch):
+    monkeypatch.setitem(FAMILIES, "haar", Haar)
+
+
+OWN = {
+    "as built": lambda: Haar((3, 4), 2.0),
+    "with an array": lambda: Haar((3, 4), torch.tensor(2.0), weights=normal(3, 4).square() + 0.1),
+    "with an array of numpy": lambda: Haar(shape=(np.int64(3), 4), smooth=2, weights=normal(3, 4).square().numpy()),
+    "scaled": lambda: 3.0 * Haar((3, 4), 2.0),
+    "in white noise": lambda: 0.3 * nidiff.Identity((3, 4)) + Haar((3, 4), 2.0),
+    "between channels": lambda: nidiff.Channels(random_matrix(2), 2.0 * Haar((3, 4), 1.0)),
+}
+
+
+@pytest.mark.parametrize("make", OWN.values(), ids=OWN.keys())
+@pytest.mark.usefixtures("_registered")
+def test_a_family_needs_three_methods_and_a_name(make, tmp_path):
+    """`nidiff.covariance.fields.FAMILIES[name] = family`, and it fulfils the contract, saving and loading included."""
+    test_dense_is_symmetric_and_has_the_eigenvalues(make)
+    test_powers_are_those_of_the_dense_matrix(make, -0.5)
+    test_logdet_and_log_prob_are_those_of_the_dense_matrix(make)
+    test_samples_have_exactly_this_covariance(make)
+    test_configuration_survives_json_and_safetensors(make, tmp_path)
+    assert torch.equal(pickle.loads(pickle.dumps(make())).dense(), make().dense())
+
+
+@pytest.mark.usefixtures("_registered")
+def test_a_covariance_keeps_the_numbers_it_was_built_from():
+    weights = torch.ones(3, 4)
+    cov = Haar((3, 4), 2.0, weights=weights)
+    weights *= 7
+    assert torch.equal(nidiff.Covariance.from_config(cov.to_config(), cov.tensors()).dense(), cov.dense())
+
+
+def test_what_could_not_be_loaded_is_not_saved(tmp_path, monkeypatch):
+    cov = Haar((3, 4), 2.0)
+    with pytest.raises(nidiff.InputError, match=r'FAMILIES\["Haar"\] = Haar'):
+        cov.save(tmp_path / "new")
+    monkeypatch.setitem(FAMILIES, "Haar", Haar)
+    with pytest.raises(nidiff.InputError, match="Haar.*smooth"):
+        Haar((3, 4), Decimal(2)).save(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    cov.save(tmp_path / "new")
+    monkeypatch.delitem(FAMILIES, "Haar")
+    with pytest.raises(nidiff.InputError, match="'Haar' is unknown"):
+        nidiff.Covariance.load(tmp_path / "new")
+
+
+def test_a_field_of_ones_own_is_saved_as_its_call(monkeypatch):
+    """A function in FIELDS is found by name; with `named` the configuration is the call, without it the array."""
+
+    def flat(shape, level: float = 1.0):
+        return nidiff.Diagonal(torch.full(shape, level), normalize=False)
+
+    assert named(flat)((2, 3), 2.0).to_config()["covariance"] == "Diagonal"
+    monkeypatch.setitem(FIELDS, "flat", named(flat))
+    cov = as_covariance("flat:level=2.0", (2, 3))
+    assert cov.to_config() == {"covariance": "flat", "shape": [2, 3], "level": 2.0}
+    assert torch.equal(nidiff.Covariance.from_config(cov.to_config()).dense(), 2 * torch.eye(6, dtype=torch.float64))
+    with pytest.raises(nidiff.InputError, match="level='high' must be a finite number"):
+        as_covariance("flat:level=high", (2, 3))
+
+
+# One way to write Σ ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("gff", lambda: nidiff.gaussian_free_field((6, 8))),
+        ("gff:gamma=0.5,normalize=false", lambda: nidiff.gaussian_free_field((6, 8), 0.5, normalize=False)),
+        ("matern: length_scale=2, boundary=reflecting", lambda: nidiff.matern((6, 8), 2, boundary="reflecting")),
+        ("white", lambda: nidiff.Identity((6, 8))),
+        ("Identity", lambda: nidiff.Identity((6, 8))),
+        ("pyramid:num_levels=2,discount=8e-1", lambda: nidiff.pyramid((6, 8), 0.8, 2)),
+        ("from_data:average=modes", lambda: nidiff.from_data(normal(9, 2, 6, 8), average="modes")),
+    ],
+)
+def test_a_text_is_the_call_it_names(text, make):
+    cov = as_covariance(text, (6, 8), data=lambda: normal(9, 2, 6, 8))
+    assert torch.equal(cov.dense(), make().dense())
+    assert cov.to_config() == make().to_config()
+
+
+def test_a_covariance_and_its_configuration_name_themselves():
+    cov = nidiff.Dense(random_matrix(4))
+    assert as_covariance(cov) is cov
+    assert torch.allclose(as_covariance(describe(cov)).dense(), cov.dense(), atol=1e-12)
+    assert as_covariance(nidiff.offset((3,)).to_config()).event_shape == (3,)
+
+
+@pytest.mark.parametrize("place", ["", "scheduler", "model/scheduler"])
+def test_a_folder_that_holds_a_covariance_names_it(tmp_path, place, monkeypatch):
+    """A scheduler's, a model's or a run's: there Σ is a key of the scheduler's configuration."""
+    cov = nidiff.Dense(random_matrix(4))
+    folder = tmp_path / "saved" / place
+    save_arrays(cov.tensors(), folder)
+    (folder / "scheduler_config.json").write_text(json.dumps({"schedule": "vp", "covariance": cov.to_config()}))
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "saved", str(tmp_path / "saved"), "saved", "./saved"):
+        assert torch.allclose(as_covariance(path).dense(), cov.dense(), atol=1e-12)
+    (folder / "covariance.safetensors").unlink()
+    with pytest.raises(nidiff.InputError, match="covariance.safetensors.*missing"):
+        nidiff.Covariance.load("saved")
+    (folder / "scheduler_config.json").write_text("{}")
+    with pytest.raises(nidiff.InputError, match="scheduler_config.json.*covariance"):
+        nidiff.Covariance.load("saved")
+
+
+def test_saving_again_leaves_the_new_one_whole(tmp_path):
+    nidiff.Dense(random_matrix(4)).save(tmp_path)
+    nidiff.offset((3,)).save(tmp_path)
+    assert nidiff.Covariance.load(tmp_path).event_shape == (3,)
+    assert {file.name for file in tmp_path.iterdir()} == {"covariance.json", "covariance.safetensors"}
 
 
 # Randomness ------------------------------------------------------------------------------------------------------
@@ -378,12 +519,33 @@ BAD = {
     "negative seed": (lambda: generators_from_seeds([-1]), "seeds"),
     "duplicate seed": (lambda: generators_from_seeds([3, 4, 3]), "seeds contains 3 twice"),
     "unknown family": (lambda: nidiff.Covariance.from_config({"covariance": "Wavelet"}), "'Fourier'"),
-    "unknown key": (lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}), "unknown key 'size'"),
+    "unknown key": (lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}), "no .size."),
     "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
     "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),
     "integer noise": (lambda: nidiff.Identity((2,)).sample((2, 2), dtype=torch.int64), "dtype"),
     "scaled to infinity": (lambda: 1e300 * (1e300 * nidiff.Identity((2,))), "float64"),
-    "config without an argument": (lambda: nidiff.Covariance.from_config({"covariance": "matern"}), "not whole"),
+    "config without an argument": (lambda: nidiff.Covariance.from_config({"covariance": "matern"}), "length_scale"),
+    "unknown name": (
+        lambda: as_covariance("gaussian_fre_field", (4,)),
+        "covariance='gaussian_fre_field'.*mean",
+    ),
+    "unknown argument": (lambda: as_covariance("gff:alpha=1", (4,)), "'alpha'.*gamma"),
+    "argument left out": (lambda: as_covariance("matern", (4,)), "matern.*length_scale"),
+    "argument twice": (lambda: as_covariance("gff:gamma=1,gamma=2", (4,)), "'gamma' twice"),
+    "no value": (lambda: as_covariance("gff:gamma=", (4,)), "NAME:key=value"),
+    "word for a number": (lambda: as_covariance("gff:gamma=big", (4,)), "gamma='big' must be a finite number"),
+    "number for true or false": (lambda: as_covariance("gff:normalize=2", (4,)), "normalize=2 must be true or false"),
+    "part of a level": (lambda: as_covariance("pyramid:num_levels=2.5", (4,)), "num_levels=2.5 must be a whole number"),
+    "text without a shape": (lambda: as_covariance("gff"), "shape"),
+    "text without data": (lambda: as_covariance("from_data", (4,)), "data"),
+    "neither text nor covariance": (lambda: as_covariance(3.0), "covariance=3.0"),
+    "two lengths": (lambda: nidiff.matern((4, 4), (4, 8)), "length_scale=.4, 8. must be a finite number"),
+    "tensor of lengths": (lambda: nidiff.matern((4, 4), torch.ones(2)), "length_scale=.* must be a finite number"),
+    "channels without a spatial part": (lambda: nidiff.Channels([[1.0]]), "Channels.*'spatial'"),
+    "channels of a number": (lambda: nidiff.Channels([[1.0]], 3), "spatial=3"),
+    "channels of a ragged list": (lambda: nidiff.Channels([[1.0], [1, 2]], nidiff.Identity((2,))), "matrix must be"),
+    "channels of a row": (lambda: nidiff.Channels([1.0, 2.0], nidiff.Identity((2,))), "matrix has shape"),
+    "singular channels": (lambda: nidiff.Channels(torch.ones(2, 2), nidiff.Identity((2,))), "matrix is singular"),
     "missing folder": (lambda: nidiff.Covariance.load("nowhere"), "nowhere"),
 }
 

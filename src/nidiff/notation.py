@@ -1,6 +1,7 @@
 """How Σ, schedules and samplers are written in one line of text: ``NAME:key=value,…``."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from typing import Any, get_args
@@ -22,32 +23,36 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """``name:key=value,…`` as the name and its keyword arguments; values are numbers, true, false or words."""
+    """``NAME:key=value,…`` as the name and its keyword arguments; values are numbers, true, false or words."""
     name, _, rest = text.partition(":")
     arguments: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
-        if not equals:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
             raise InputError(f"{argument}={text!r}: write it as NAME:key=value,key=value.")
-        arguments[key.strip()] = _literal(value.strip())
+        if key in arguments:
+            raise InputError(f"{argument}={text!r} gives {key!r} twice: leave one out.")
+        arguments[key] = _literal(value)
     return name.strip(), arguments
 
 
-def _literal(text: str) -> Any:
-    try:
-        number = float(text)
-    except ValueError:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    return int(text) if text.lstrip("+-").isdigit() else number
+def _literal(text: str) -> int | float | bool | str:
+    with suppress(ValueError):
+        return int(text)
+    with suppress(ValueError):
+        return float(text)
+    return {"true": True, "false": False}.get(text.lower(), text)
 
 
 def call(
-    argument: str, name: str, arguments: dict[str, Any], known: Mapping[str, Callable[..., Any]], *first: Any
+    argument: str, name: str, arguments: Mapping[str, Any], known: Mapping[str, Callable[..., Any]], *first: Any
 ) -> Any:
+    """``known[name](*first, **arguments)``, or an `InputError` that says what it takes."""
     function = known[one_of(argument, name, known)]
-    accepted = list(signature(function).parameters)[len(first) :]
+    parameters = [*signature(function).parameters.values()][len(first) :]
+    accepted = [parameter.name for parameter in parameters]
     for key in arguments:
-        if key not in accepted:
+        if key not in accepted and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             raise InputError(f"{argument}={name}:… has no {key!r}: it takes {', '.join(accepted) or 'nothing'}.")
     try:
         return function(*first, **arguments)

@@ -1,81 +1,201 @@
-"""Σ as JSON, with its arrays beside it as safetensors."""
+"""Σ as a configuration: JSON with its arrays beside it, a folder that holds one, or a line of text.
+
+This is the one place where the arrays of Σ are written and read.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from nidiff.covariance.fields import COVARIANCES
+from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError, one_of
+from nidiff.files import replace_text, replacing
+from nidiff.notation import call, parse_call
+
+ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any
+# Where a folder may hold Σ: one of its own, a scheduler's, a model's, a run's.
+SCHEDULER = "scheduler_config.json"
+PLACES = ("covariance.json", SCHEDULER, f"scheduler/{SCHEDULER}", f"model/scheduler/{SCHEDULER}")
 
 
-def describe(covariance: Covariance, prefix: str = "") -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The call that makes ``covariance`` as JSON, and the arrays it names as ``{"tensor": name}``."""
-    name, arguments = covariance.recipe()
-    config: dict[str, Any] = {"covariance": name}
+class FileError(InputError, OSError):
+    """A file is missing or damaged: bad input, and the OSError that diffusers' users know."""
+
+
+class Config(dict[str, Any]):
+    """Σ as JSON that has its arrays at hand, in ``tensors``."""
+
+    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        super().__init__(config)
+        self.tensors = tensors
+
+
+# To JSON and back ------------------------------------------------------------------------------------------------
+
+
+def describe(covariance: Covariance, prefix: str = "") -> Config:
+    """The call that makes ``covariance`` as JSON; arrays are named in it as ``{"tensor": name}``."""
+    name, arguments = _recipe(covariance)
     tensors: dict[str, Tensor] = {}
+    config = Config({"covariance": name}, tensors)
     for key, value in arguments.items():
         if isinstance(value, Covariance):
-            config[key], inner = describe(value, f"{prefix}{key}.")
-            tensors |= inner
-        elif isinstance(value, Tensor):
-            tensors[prefix + key] = value
+            inner = describe(value, f"{prefix}{key}.")
+            config[key] = dict(inner)
+            tensors |= inner.tensors
+        elif isinstance(value, Tensor | np.ndarray):
+            tensors[prefix + key] = torch.as_tensor(value)
             config[key] = {"tensor": prefix + key}
         else:
-            config[key] = list(value) if isinstance(value, tuple) else value
-    return config, tensors
+            try:
+                config[key] = json.loads(json.dumps(value, allow_nan=False, default=lambda number: number.item()))
+            except (AttributeError, TypeError, ValueError) as error:
+                raise InputError(
+                    f"{name} cannot be saved with {key}={value!r}: build it from numbers, words, tensors and "
+                    "covariances, or give it a method arguments() that returns such."
+                ) from error
+    return config
+
+
+def _recipe(covariance: Covariance) -> tuple[str, Mapping[str, Any]]:
+    """The name and the arguments of the call that makes this Σ: a field's own, else that of its family."""
+    if covariance.recipe and covariance.recipe[0] in FIELDS:
+        return covariance.recipe
+    for name, family in FAMILIES.items():
+        if family is type(covariance):
+            return name, covariance.arguments()
+    name = type(covariance).__name__
+    raise InputError(
+        f"{name} is not a registered covariance, so what is saved could not be loaded: "
+        f'add it by nidiff.covariance.fields.FAMILIES["{name}"] = {name}.'
+    )
 
 
 def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covariance:
     """The covariance that `describe` described."""
     if "covariance" not in config:
         raise InputError('config has no key "covariance": give what to_config() returned.')
-    make = COVARIANCES[one_of('config["covariance"]', config["covariance"], COVARIANCES)]
-    known = signature(make).parameters
+    name = one_of('config["covariance"]', config["covariance"], COVARIANCES)
     arguments: dict[str, Any] = {}
     for key, value in config.items():
-        if key == "covariance":
-            continue
-        if key not in known:
-            raise InputError(f"config has the unknown key {key!r} for {config['covariance']}: known are {[*known]}.")
-        if isinstance(value, Mapping):
-            if "tensor" in value and value["tensor"] not in tensors:
+        if isinstance(value, Mapping) and "tensor" in value:
+            if value["tensor"] not in tensors:
                 raise InputError(
                     f"tensors has no {value['tensor']!r}, which config asks for: load its safetensors file."
                 )
-            value = tensors[value["tensor"]] if "tensor" in value else build(value, tensors)
-        arguments[key] = tuple(value) if isinstance(value, list) else value
-    try:
-        return make(**arguments)
-    except TypeError as error:
-        raise InputError(
-            f"config of {config['covariance']} is not whole ({error}): give what to_config() returned."
-        ) from error
+            arguments[key] = tensors[value["tensor"]]
+        elif isinstance(value, Mapping) and "covariance" in value:
+            arguments[key] = build(value, tensors)
+        elif key != "covariance":
+            arguments[key] = tuple(value) if isinstance(value, list) else value
+    eigenvalues = arguments.pop("with_eigenvalues", None)
+    covariance: Covariance = call("config", name, arguments, COVARIANCES)
+    return covariance if eigenvalues is None else covariance.with_eigenvalues(eigenvalues)
+
+
+# To files and back -----------------------------------------------------------------------------------------------
 
 
 def save(covariance: Covariance, folder: Path) -> None:
     """Write covariance.json and, where there are arrays, covariance.safetensors."""
-    config, tensors = describe(covariance)
-    folder.mkdir(parents=True, exist_ok=True)
+    config = describe(covariance)
+    save_arrays(config.tensors, folder)
+    replace_text(folder / PLACES[0], json.dumps(config, indent=2) + "\n")
+
+
+def save_arrays(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Write the arrays of a Σ, where it has any, beside the configuration that names them (and that comes after)."""
     if tensors:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "covariance.safetensors")
-    (folder / "covariance.json").write_text(json.dumps(config, indent=2) + "\n")
+        with replacing(folder / ARRAYS) as file:
+            file.write(to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
+
+
+def names_arrays(config: Any) -> bool:
+    """Whether the configuration of a Σ refers to arrays."""
+    if not isinstance(config, Mapping):
+        return False
+    return "tensor" in config or any(names_arrays(value) for value in config.values())
+
+
+def read_arrays(file: Path) -> dict[str, Tensor]:
+    """The arrays in the file that `save_arrays` wrote."""
+    again = "copy it again from where it was saved, or save it again"
+    if not file.is_file():
+        raise FileError(f"{str(file)!r}, which holds the arrays of Σ, is missing: {again}.")
+    try:
+        return dict(load_file(file))
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{str(file)!r} is damaged ({error}): {again}.") from error
 
 
 def load(folder: Path) -> Covariance:
-    """Read what `save` wrote."""
-    if not (folder / "covariance.json").is_file():
-        raise InputError(f"folder={str(folder)!r} has no covariance.json: give a folder that Covariance.save wrote.")
-    arrays = folder / "covariance.safetensors"
+    """Read Σ from a folder: what `save` wrote, a model or its scheduler, or a run."""
+    file = next((folder / place for place in PLACES if (folder / place).is_file()), None)
+    if file is None:
+        raise InputError(f"folder={str(folder)!r} holds no covariance: give a saved covariance, model or run.")
     try:
-        config = json.loads((folder / "covariance.json").read_text())
-        tensors = load_file(arrays) if arrays.exists() else {}
-    except (UnicodeDecodeError, json.JSONDecodeError, SafetensorError) as error:
-        raise InputError(f"folder={str(folder)!r} holds a damaged covariance ({error}): save it again.") from error
-    return build(config, tensors)
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if file.name == SCHEDULER:
+            config = config["covariance"]
+        return build(config, read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {})
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"{str(file)!r} does not hold a covariance that can be used: {error}") from error
+
+
+# Whatever names one ----------------------------------------------------------------------------------------------
+
+
+def as_covariance(
+    value: Covariance | Mapping[str, Any] | str | Path,
+    shape: Sequence[int] | None = None,
+    data: Tensor | Callable[[], Tensor] | None = None,
+) -> Covariance:
+    """Σ itself, or of its configuration, of a folder that `load` knows, or of a text ``NAME:key=value,…``.
+
+    A text is the call of a field, or of a family that is built from a shape, for the event ``shape``; "gff" and "white"
+    are short for gaussian_free_field and Identity. ``from_data:…`` is fitted to ``data`` [N, C, *event], or to what
+    ``data()`` returns. A name wins over a folder of that name: write ./NAME for the folder.
+    """
+    if isinstance(value, Covariance):
+        return value
+    if isinstance(value, Mapping):
+        return build(value, getattr(value, "tensors", {}))
+    if isinstance(value, Path):
+        return load(value)
+    if not isinstance(value, str):
+        raise InputError(
+            f"covariance={value!r} must be a covariance, its configuration, a folder, or NAME:key=value,…."
+        )
+    name = value.partition(":")[0].strip()
+    known = {**FIELDS, **{name: family for name, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
+    known |= {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
+    if name not in (*known, "from_data") and ("/" in value or Path(value).is_dir()):
+        return load(Path(value))
+    name, arguments = parse_call("covariance", value)
+    if name == "from_data":
+        if data is None:
+            raise InputError(f"covariance={value!r} is fitted to data, and there are none here: name another field.")
+        data = data() if callable(data) else data
+        arguments = {"event_axes": data.ndim - 2, **arguments}
+        return call("covariance", name, arguments, {name: from_data}, data)
+    one_of("covariance", name, [*known, "from_data"])
+    if shape is None:
+        raise InputError(f"covariance={value!r} needs the shape of the event: give shape=, such as (32, 32).")
+    return call("covariance", name, arguments, known, shape)
+
+
+def _is_built_from_a_shape(family: Callable[..., Covariance]) -> bool:
+    first, *others = signature(family).parameters.values()
+    return first.name == "shape" and not any(other.annotation is Tensor for other in others)

@@ -22,7 +22,7 @@ class GaussianField(Distribution):
     has_rsample = True
 
     def __init__(self, covariance: Covariance, channels: int | None = None) -> None:
-        covariance._refuse_singular("the density of N(0, Σ)")
+        covariance.require_invertible("the density of N(0, Σ)")
         self.covariance = covariance
         self._channels = 1 if channels is None else check_shape((channels,), "channels")[0]
         front = () if channels is None else (self._channels,)

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import ParamSpec
 
@@ -10,32 +11,32 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
-from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.covariance.operator import Covariance, call_arguments, check_shape
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
 
 P = ParamSpec("P")
 
 
-def _named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
-    """Let the covariance remember the call that made it, so that its configuration is that call and not an array."""
+def named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
+    """Let the covariance remember the call that made it, so that its configuration is that call and not an array.
+
+    Arguments annotated as numbers or as true or false are checked to be that.
+    """
 
     @functools.wraps(function)
     def build(*args: P.args, **kwargs: P.kwargs) -> Covariance:
-        call = signature(function).bind(*args, **kwargs)
-        call.apply_defaults()
-        call.arguments["shape"] = check_shape(call.arguments["shape"])
-        for name, value in call.arguments.items():
-            if hasattr(value, "item"):  # a number of numpy or torch
-                call.arguments[name] = value.item()
-        covariance = function(*call.args, **call.kwargs)
-        covariance._recipe = (function.__name__, dict(call.arguments))
+        arguments = call_arguments(function, args, kwargs)
+        arguments["shape"] = check_shape(arguments["shape"])
+        _check_kinds(function, arguments)
+        covariance = function(**arguments)  # type: ignore[call-arg]
+        covariance.recipe = (function.__name__, arguments)
         return covariance
 
     return build
 
 
-@_named
+@named
 def gaussian_free_field(
     shape: Sequence[int],
     gamma: float = 1.0,
@@ -50,11 +51,10 @@ def gaussian_free_field(
     paper's constants do, and Σ is then singular (E4). |k| is in cycles per longest side, so that on a non-square shape
     the field has the same correlation in pixels along every axis.
     """
-    _check_number("gamma", gamma)
     return _power_law(shape, 2.0 * gamma, zero_mode, boundary, normalize, f"gamma={gamma}")
 
 
-@_named
+@named
 def power_law(
     shape: Sequence[int],
     exponent: float,
@@ -63,11 +63,10 @@ def power_law(
     normalize: bool = True,
 ) -> Covariance:
     """Power spectrum ∝ |k|^-exponent: 0 white, 1 pink, 2 brown (red), −1 blue, −2 violet. See `gaussian_free_field`."""
-    _check_number("exponent", exponent)
     return _power_law(shape, exponent, zero_mode, boundary, normalize, f"exponent={exponent}")
 
 
-@_named
+@named
 def matern(
     shape: Sequence[int],
     length_scale: float,
@@ -79,8 +78,8 @@ def matern(
 
     The spectral density of the Matérn kernel at the modes of the grid: its periodic (or reflected) version.
     """
-    _check_number("length_scale", length_scale, positive=True)
-    _check_number("smoothness", smoothness, positive=True)
+    _check_positive("length_scale", length_scale)
+    _check_positive("smoothness", smoothness)
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
     omega = 2 * torch.pi * magnitude(family.frequencies(shape))
     spectrum = (2 * smoothness + (length_scale * omega).square()).pow(-(smoothness + len(shape) / 2))
@@ -88,17 +87,16 @@ def matern(
     return family(shape, spectrum, normalize=normalize)
 
 
-@_named
+@named
 def offset(shape: Sequence[int], strength: float = 0.1, normalize: bool = True) -> Covariance:
     """Offset noise as what it is: Σ = I + strength²·11ᵀ, the law of ``randn(C, H, W) + strength · randn(C, 1, 1)``."""
-    _check_number("strength", strength)
     spectrum = torch.ones(*shape, dtype=torch.float64, device="cpu")
     spectrum[(0,) * len(shape)] += strength * strength * spectrum.numel()
     _check_spectrum(spectrum, f"strength={strength}")
     return Fourier(shape, spectrum, normalize=normalize)
 
 
-@_named
+@named
 def pyramid(
     shape: Sequence[int],
     discount: float = 0.9,
@@ -113,8 +111,7 @@ def pyramid(
     divides by the batch's standard deviation: a mixture of such Gaussians. Here the ratio is fixed, and Σ with it.
     U_i does not commute with shifts, so this is a `Dense` covariance: for up to 4096 pixels.
     """
-    _check_number("discount", discount, positive=True)
-    _check_number("ratio", ratio)
+    _check_positive("discount", discount)
     if ratio <= 1:
         raise InputError(f"ratio={ratio} must be above 1: each level is that much coarser.")
     if num_levels < 1:
@@ -152,7 +149,6 @@ def from_data(
     power) or "modes" (each mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum to white: (1 − ρ) λ + ρ mean λ.
     """
     one_of("average", average, ("radial", "modes"))
-    _check_number("shrinkage", shrinkage)
     if not 0 <= shrinkage <= 1:
         raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
     if not 1 <= event_axes < data.ndim:
@@ -207,9 +203,22 @@ def _linear_upsampling(coarse: int, fine: int) -> Tensor:
     return torch.nn.functional.interpolate(unit, size=fine, mode="linear", align_corners=False)[0].T
 
 
-def _check_number(argument: str, value: float, positive: bool = False) -> None:
-    if not math.isfinite(value) or (positive and value <= 0):
-        raise InputError(f"{argument}={value} must be a {'positive' if positive else 'finite'} number.")
+def _check_kinds(function: Callable[..., object], arguments: Mapping[str, object]) -> None:
+    """Refuse an argument that is not of the kind its annotation says: a number, a whole number, or true or false."""
+    for name, parameter in signature(function).parameters.items():
+        value, kind = arguments[name], parameter.annotation
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if kind is float and not number:
+            raise InputError(f"{name}={value!r} must be a finite number.")
+        if kind is int and not (number and isinstance(value, int)):
+            raise InputError(f"{name}={value!r} must be a whole number.")
+        if kind is bool and not isinstance(value, bool):
+            raise InputError(f"{name}={value!r} must be true or false.")
+
+
+def _check_positive(argument: str, value: float) -> None:
+    if value <= 0:
+        raise InputError(f"{argument}={value} must be a positive number.")
 
 
 def _check_spectrum(spectrum: Tensor, argument: str) -> None:
@@ -238,4 +247,5 @@ FIELDS: dict[str, Callable[..., Covariance]] = {
     "offset": offset,
     "pyramid": pyramid,
 }
-COVARIANCES = FAMILIES | FIELDS
+COVARIANCES = ChainMap(FIELDS, FAMILIES)  # a view: what is added to either is seen here
+ALIASES = {"gff": "gaussian_free_field", "white": "Identity"}

@@ -1,17 +1,20 @@
 """Covariances given entry by entry: Identity, Diagonal, Dense, and Channels, a C×C factor in front of a spatial Σ."""
 
+import hashlib
 from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.errors import InputError
 
 
 class Identity(Covariance):
     """Σ = I: white noise, the isotropic case."""
+
+    basis = "pixels"
 
     def __init__(self, shape: Sequence[int]) -> None:
         shape = check_shape(shape)
@@ -27,22 +30,20 @@ class Identity(Covariance):
     def marginal_variance(self) -> Tensor:
         return self.eigenvalues
 
-    @property
-    def _basis(self) -> Hashable:
-        return "pixels"
-
-    def _with_eigenvalues(self, eigenvalues: Tensor) -> Covariance:
+    def with_eigenvalues(self, eigenvalues: Tensor) -> Covariance:
         return Diagonal(eigenvalues, normalize=False, allow_singular=True)
 
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {"shape": self.event_shape}
 
 
 class Diagonal(Covariance):
     """Independent entries with their own variances, e.g. a mask of where noise goes. The event has their shape."""
 
+    basis = "pixels"
+
     def __init__(self, variances: Tensor, *, normalize: bool = True, allow_singular: bool = False) -> None:
-        variances = torch.as_tensor(variances, dtype=torch.float64, device="cpu")
+        variances = as_numbers(variances, "variances")
         super().__init__(
             variances.shape, variances, argument="variances", normalize=normalize, allow_singular=allow_singular
         )
@@ -57,11 +58,7 @@ class Diagonal(Covariance):
     def marginal_variance(self) -> Tensor:
         return self.eigenvalues
 
-    @property
-    def _basis(self) -> Hashable:
-        return "pixels"
-
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {"variances": self.eigenvalues, "normalize": False, "allow_singular": self.is_singular}
 
 
@@ -79,9 +76,8 @@ class Dense(Covariance):
         normalize: bool = True,
         allow_singular: bool = False,
     ) -> None:
-        matrix = torch.as_tensor(matrix, dtype=torch.float64, device="cpu")
-        shape = check_shape(tuple(matrix.shape[-1:]) if shape is None else shape)
         values, self._vectors = symmetric_eigen(matrix, "matrix")
+        shape = check_shape((len(values),) if shape is None else shape)
         if torch.Size(shape).numel() != len(values):
             raise InputError(f"matrix is {len(values)}×{len(values)}, but shape={shape} has another number of entries.")
         super().__init__(shape, values, argument="matrix", normalize=normalize, allow_singular=allow_singular)
@@ -96,20 +92,20 @@ class Dense(Covariance):
     def marginal_variance(self) -> Tensor:
         return (self._vectors.square() @ self.eigenvalues.flatten()).reshape(self.event_shape)
 
-    def _rotate_white(self, numbers: Tensor) -> Tensor:
+    def rotate_white(self, numbers: Tensor) -> Tensor:
         return self.to_basis(numbers)
 
     def _flat(self, x: Tensor) -> Tensor:
         return x.flatten(x.ndim - len(self.event_shape))
 
     def _rotation(self, like: Tensor) -> Tensor:
-        return self._constant("eigenvectors", like, lambda: self._vectors)
+        return self.table("eigenvectors", like, lambda: self._vectors)
 
     @property
-    def _basis(self) -> Hashable:
-        return ("Dense", id(self._vectors))
+    def basis(self) -> Hashable:
+        return hashlib.sha256(self._vectors.contiguous().numpy().tobytes()).digest()
 
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return {
             "matrix": self.dense(),
             "shape": self.event_shape,
@@ -122,7 +118,11 @@ class Channels(Covariance):
     """matrix ⊗ Σ_spatial over [C, *spatial event]: a C×C covariance between channels, e.g. the colours of an image."""
 
     def __init__(self, matrix: Tensor, spatial: Covariance, *, normalize: bool = True) -> None:
-        values, self._vectors = symmetric_eigen(torch.as_tensor(matrix, dtype=torch.float64, device="cpu"), "matrix")
+        if not isinstance(spatial, Covariance):
+            raise InputError(f"spatial={spatial!r} must be a covariance, such as gaussian_free_field((32, 32)).")
+        values, self._vectors = symmetric_eigen(matrix, "matrix")
+        if values[0] == 0:
+            raise InputError("matrix is singular: add a small multiple of the identity to the covariance of channels.")
         self.spatial = spatial
         super().__init__(
             (len(values), *spatial.event_shape),
@@ -141,50 +141,38 @@ class Channels(Covariance):
 
     @property
     def marginal_variance(self) -> Tensor:
-        matrix, spatial = self._factor().diagonal(), self.spatial.marginal_variance
-        return matrix.reshape(-1, *[1] * spatial.ndim) * spatial
-
-    def _factor(self) -> Tensor:
-        """The channel matrix, scaled so that Σ = factor ⊗ Σ_spatial exactly."""
-        pick = self.spatial.eigenvalues.argmax()  # any positive mode tells
-        values = self.eigenvalues.flatten(1)[:, pick] / self.spatial.eigenvalues.flatten()[pick]
-        return self._vectors @ torch.diag(values) @ self._vectors.T
+        own = torch.stack([self.spatial.with_eigenvalues(values).marginal_variance for values in self.eigenvalues])
+        return torch.tensordot(self._vectors.square(), own, 1)
 
     def _mix(self, x: Tensor, matrix: Tensor) -> Tensor:
         axis = x.ndim - len(self.event_shape)
         return (matrix @ x.flatten(axis + 1)).reshape(x.shape)
 
     def _rotation(self, like: Tensor) -> Tensor:
-        return self._constant("eigenvectors", like, lambda: self._vectors)
+        return self.table("eigenvectors", like, lambda: self._vectors)
 
-    def _in_basis(self, eigenvalues: Tensor) -> Tensor:
-        return self.spatial._in_basis(eigenvalues)
+    def layout(self, eigenvalues: Tensor) -> Tensor:
+        return self.spatial.layout(eigenvalues)
 
     @property
-    def _white_shape(self) -> tuple[int, ...]:
-        return (self.event_shape[0], *self.spatial._white_shape)
+    def white_shape(self) -> tuple[int, ...]:
+        return (self.event_shape[0], *self.spatial.white_shape)
 
-    def _white_scale(self, eigenvalues: Tensor) -> Tensor:
-        return self.spatial._white_scale(eigenvalues)
+    def white_scale(self, eigenvalues: Tensor) -> Tensor:
+        return self.spatial.white_scale(eigenvalues)
 
-    def _rotate_white(self, numbers: Tensor) -> Tensor:
-        leading = numbers.ndim - len(self._white_shape)
+    def rotate_white(self, numbers: Tensor) -> Tensor:
+        leading = numbers.ndim - len(self.white_shape)
         mixed = (self._rotation(numbers).T @ numbers.flatten(leading + 1)).reshape(numbers.shape)
-        return self.spatial._rotate_white(mixed)
+        return self.spatial.rotate_white(mixed)
 
-    def _as_coefficients(self, numbers: Tensor) -> Tensor:
-        return self.spatial._as_coefficients(numbers)
-
-    @property
-    def _basis(self) -> None:
-        return None  # a sum of two Kronecker products is not one
-
-    def _arguments(self) -> dict[str, Any]:
-        return {"matrix": self._factor(), "spatial": self.spatial, "normalize": False}
+    def as_coefficients(self, numbers: Tensor) -> Tensor:
+        return self.spatial.as_coefficients(numbers)
 
 
-def symmetric_eigen(matrix: Tensor, argument: str) -> tuple[Tensor, Tensor]:
+def symmetric_eigen(matrix: Any, argument: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues and orthonormal eigenvectors of a symmetric positive semi-definite matrix, or an `InputError`."""
+    matrix = as_numbers(matrix, argument)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"{argument} has shape {tuple(matrix.shape)}: a covariance matrix is square.")
     if not bool(torch.isfinite(matrix).all()):

@@ -2,8 +2,10 @@
 
 import copy
 import math
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,23 +22,40 @@ if TYPE_CHECKING:
 class Covariance(ABC):
     """A covariance matrix Σ over the trailing axes ``event_shape`` of a tensor; any axes may stand in front.
 
-    A family supplies ``to_basis`` and ``from_basis`` (an orthonormal change of basis and its inverse) and hands its
-    eigenvalues to this constructor; a family whose coefficients are not laid out like the event (the half spectrum of a
-    real FFT) says so in the four small methods after them. Σ is applied outside autocast, in float32 or better, and the
-    result has the dtype of the argument. Everything is differentiable in x.
+    A family needs three methods: ``to_basis`` and ``from_basis``, an orthonormal change of basis and its inverse, and a
+    constructor that hands the eigenvalues to this one. Put into ``FAMILIES`` of `nidiff.covariance.fields`, it can also
+    be saved and loaded. Everything else in the first section below has a default. Σ is applied outside autocast, in
+    float32 or better, and the result has the dtype of the argument. Everything is differentiable in x.
     """
+
+    _built_with: Mapping[str, Any] = {}
+    _changed = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Covariance":
+        self = super().__new__(cls)
+        if args or kwargs:  # not when copied or unpickled
+            called = call_arguments(cls, args, kwargs)
+            if cls.arguments is Covariance.arguments:
+                self._built_with = called
+        return self
 
     def __init__(
         self,
         event_shape: Sequence[int],
         eigenvalues: Tensor,
         *,
-        argument: str,
+        argument: str = "eigenvalues",
         normalize: bool = True,
         allow_singular: bool = False,
     ) -> None:
-        self.event_shape = check_shape(event_shape)
-        values = eigenvalues.detach().to("cpu", torch.float64).reshape(self.event_shape)
+        self.event_shape = self.shape = check_shape(event_shape)
+        values = as_numbers(eigenvalues, argument).detach()
+        if values.numel() != self.size:
+            raise InputError(
+                f"{argument} has shape {tuple(values.shape)}, but the event has shape {self.event_shape}: "
+                "give one eigenvalue per entry."
+            )
+        values = values.reshape(self.event_shape)
         if not bool(torch.isfinite(values).all()):
             raise InputError(f"{argument} has NaN or infinite entries: every eigenvalue of Σ must be a finite number.")
         if bool((values < 0).any()) or not bool((values > 0).any()):
@@ -58,8 +77,8 @@ class Covariance(ABC):
         # Plain numbers, so that a compiled function need not look into a tensor.
         self.is_singular = len(positive) < values.numel()
         self.condition_number: float = (positive.max() / positive.min()).item()  # over the positive eigenvalues
-        self._constants: dict[Hashable, Tensor] = {}
-        self._recipe: tuple[str, dict[str, Any]] | None = None
+        self._tables: dict[Hashable, Tensor] = {}
+        self.recipe: tuple[str, dict[str, Any]] | None = None  # the call of a named field that made this Σ
 
     # What a family supplies --------------------------------------------------------------------------------------
 
@@ -72,38 +91,47 @@ class Covariance(ABC):
         """The inverse of `to_basis`."""
 
     @property
-    @abstractmethod
     def marginal_variance(self) -> Tensor:
         """The diagonal of Σ, float64, of shape event_shape."""
-
-    @abstractmethod
-    def _arguments(self) -> dict[str, Any]:
-        """Constructor arguments that rebuild this Σ."""
+        return self.dense().diagonal().reshape(self.event_shape)
 
     @property
-    @abstractmethod
-    def _basis(self) -> Hashable | None:
-        """Equal for two covariances that are diagonal in the same basis; None if Σ must keep its structure in sums."""
+    def basis(self) -> Hashable | None:
+        """Equal for two covariances that are diagonal in the same basis; None if no other one is known to be."""
+        return None
 
-    def _in_basis(self, eigenvalues: Tensor) -> Tensor:
+    def arguments(self) -> dict[str, Any]:
+        """What rebuilds this Σ: the arguments of its constructor, and under "with_eigenvalues" the eigenvalues if they
+        have changed since (`with_eigenvalues`). By default the arguments are those the constructor was called with."""
+        changed = {"with_eigenvalues": self._eigenvalues} if self._changed else {}
+        return {**self._built_with, **changed}
+
+    def with_eigenvalues(self, eigenvalues: Tensor) -> "Covariance":
+        """The Σ with these eigenvalues in the same basis."""
+        other = copy.copy(self)
+        other._set_eigenvalues(eigenvalues)
+        other._changed = True
+        return other
+
+    def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""
         return eigenvalues
 
     @property
-    def _white_shape(self) -> tuple[int, ...]:
+    def white_shape(self) -> tuple[int, ...]:
         """How many real normal numbers make one draw of the coefficients, and in which layout."""
         return self.event_shape
 
-    def _white_scale(self, eigenvalues: Tensor) -> Tensor:
+    def white_scale(self, eigenvalues: Tensor) -> Tensor:
         """The standard deviation of each of those numbers when the coefficients are those of N(0, Σ)."""
         return eigenvalues.sqrt()
 
-    def _rotate_white(self, numbers: Tensor) -> Tensor:
+    def rotate_white(self, numbers: Tensor) -> Tensor:
         """An orthogonal map of white numbers, where it takes one to make a draw not depend on which eigenvectors of an
         eigenspace were found."""
         return numbers
 
-    def _as_coefficients(self, numbers: Tensor) -> Tensor:
+    def as_coefficients(self, numbers: Tensor) -> Tensor:
         """Those numbers as coefficients for `from_basis`."""
         return numbers
 
@@ -124,7 +152,7 @@ class Covariance(ABC):
         """Σ^p x, with the symmetric power (E14: one root, the symmetric one, everywhere)."""
         self._check_event(x)
         if exponent < 0:
-            self._refuse_singular(f"Σ^{exponent:g}")
+            self.require_invertible(f"Σ^{exponent:g}")
         return self._outside_autocast(
             x, lambda work: self.from_basis(self.to_basis(work) * self._eigenvalue_power(exponent, work))
         )
@@ -147,7 +175,7 @@ class Covariance(ABC):
 
     def logdet(self) -> float:
         """log det Σ of one event (one channel): Σ_k log λ_k over all eigenvalues (E8)."""
-        self._refuse_singular("log det Σ")
+        self.require_invertible("log det Σ")
         return self._eigenvalues.log().sum().item()
 
     def log_prob(self, x: Tensor) -> Tensor:
@@ -175,15 +203,15 @@ class Covariance(ABC):
         half the transforms.
         """
         shape = tuple(shape)
-        self._check_trailing(shape, "shape")
+        self.check_trailing(shape, "shape")
         if not dtype.is_floating_point:
             raise InputError(f"dtype={dtype} cannot hold noise: use a floating-point type.")
         leading = shape[: len(shape) - len(self.event_shape)]
         if isinstance(generator, Sequence) and not leading:
             raise InputError(f"generator is a list, but shape={shape} is one event: put an axis of images in front.")
         work = torch.promote_types(dtype, torch.float32)
-        numbers = white_noise((*leading, *self._white_shape), generator, dtype=work, device=device)
-        return self._outside_autocast(numbers, self._colour).to(dtype)
+        numbers = white_noise((*leading, *self.white_shape), generator, dtype=work, device=device)
+        return self._outside_autocast(numbers, self.colour).to(dtype)
 
     def dense(self) -> Tensor:
         """The size × size matrix, float64: for tests and small problems."""
@@ -196,6 +224,34 @@ class Covariance(ABC):
 
         return GaussianField(self, channels)
 
+    # Questions and checks ----------------------------------------------------------------------------------------
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether Σ is a multiple of the identity."""
+        return bool((self._eigenvalues == self._eigenvalues.flatten()[0]).all())
+
+    def shares_basis(self, other: "Covariance") -> bool:
+        """Whether both are known to be diagonal in the same basis, with their eigenvalues in the same order."""
+        return self.event_shape == other.event_shape and self.basis is not None and self.basis == other.basis
+
+    def check_trailing(self, shape: Sequence[int], argument: str) -> None:
+        """Refuse a ``shape`` whose last axes are not the event."""
+        shape = tuple(shape)
+        if shape[max(0, len(shape) - len(self.event_shape)) :] != self.event_shape:
+            raise InputError(
+                f"{argument} has shape {shape}, but this Σ is over trailing axes {self.event_shape}: "
+                "reshape it or build Σ for its shape."
+            )
+
+    def require_invertible(self, what: str) -> None:
+        """Refuse a singular Σ, for ``what`` needs its inverse."""
+        if self.is_singular:
+            raise InputError(
+                f"{what} does not exist: Σ is singular ({self!r} has an eigenvalue of 0); for a Gaussian free field "
+                'use zero_mode="one", otherwise make every eigenvalue positive.'
+            )
+
     # Sums and scalings -------------------------------------------------------------------------------------------
 
     def __add__(self, other: "Covariance") -> "Covariance":
@@ -203,10 +259,11 @@ class Covariance(ABC):
         if not isinstance(other, Covariance):
             return NotImplemented
         if self.event_shape == other.event_shape:
-            if self._basis is not None and (self._basis == other._basis or other._is_constant):
-                return self._with_eigenvalues(self._eigenvalues + other._eigenvalues)
-            if other._basis is not None and self._is_constant:
-                return other._with_eigenvalues(self._eigenvalues + other._eigenvalues)
+            total = self._eigenvalues + other._eigenvalues
+            if other.is_constant or self.shares_basis(other):
+                return self.with_eigenvalues(total)
+            if self.is_constant:
+                return other.with_eigenvalues(total)
         raise InputError(
             f"{self!r} + {other!r}: these do not share a basis; build the sum as Dense(a.dense() + b.dense(), shape)."
         )
@@ -215,7 +272,7 @@ class Covariance(ABC):
         """c·Σ, c > 0. Not renormalised."""
         if not (math.isfinite(factor) and factor > 0):
             raise InputError(f"a covariance times {factor!r} is not a covariance: scale by a positive number.")
-        return self._with_eigenvalues(self._eigenvalues * factor)
+        return self.with_eigenvalues(self._eigenvalues * factor)
 
     __rmul__ = __mul__
 
@@ -229,13 +286,13 @@ class Covariance(ABC):
         """What rebuilds Σ, as JSON. Arrays are named in it as ``{"tensor": name}`` and found in `tensors`."""
         from nidiff.covariance.config import describe
 
-        return describe(self)[0]
+        return dict(describe(self))
 
     def tensors(self) -> dict[str, Tensor]:
         """The arrays `to_config` refers to, for safetensors. Empty for a field given by a formula."""
         from nidiff.covariance.config import describe
 
-        return describe(self)[1]
+        return dict(describe(self).tensors)
 
     @staticmethod
     def from_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> "Covariance":
@@ -252,33 +309,33 @@ class Covariance(ABC):
 
     @staticmethod
     def load(folder: str | Path) -> "Covariance":
-        """Read what `save` wrote."""
+        """Read Σ from a folder: what `save` wrote, a model or its scheduler, or a run."""
         from nidiff.covariance.config import load
 
         return load(Path(folder))
 
     def __repr__(self) -> str:
-        name, arguments = self._recipe or (type(self).__name__, {"shape": self.event_shape})
+        name, arguments = self.recipe or (type(self).__name__, {"shape": self.event_shape})
         return f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items() if not torch.is_tensor(v))})"
 
     # Inside ------------------------------------------------------------------------------------------------------
 
-    def _colour(self, numbers: Tensor) -> Tensor:
+    def colour(self, numbers: Tensor) -> Tensor:
         """White numbers as a draw of N(0, Σ), which they become in place."""
-        scale = self._constant("white scale", numbers, lambda: self._white_scale(self._eigenvalues))
-        return self.from_basis(self._as_coefficients(self._rotate_white(numbers).mul_(scale)))
+        scale = self.table("white scale", numbers, lambda: self.white_scale(self._eigenvalues))
+        return self.from_basis(self.as_coefficients(self.rotate_white(numbers).mul_(scale)))
 
     def _eigenvalue_power(self, exponent: float, like: Tensor) -> Tensor:
-        return self._constant(exponent, like, lambda: self._in_basis(self._eigenvalues).pow(exponent))
+        return self.table(exponent, like, lambda: self.layout(self._eigenvalues).pow(exponent))
 
-    def _constant(self, name: Hashable, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
+    def table(self, name: Hashable, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
         """A float64 table in the dtype and on the device of ``like``, made once."""
         key = (name, like.dtype, like.device)
-        if key not in self._constants:
+        if key not in self._tables:
             self._check_resolution(like.dtype)
             with torch.inference_mode(False):  # else a table first used while sampling could never train
-                self._constants[key] = make().to(dtype=like.dtype, device=like.device)
-        return self._constants[key]
+                self._tables[key] = make().to(dtype=like.dtype, device=like.device)
+        return self._tables[key]
 
     def _check_resolution(self, dtype: torch.dtype) -> None:
         """In Σ^½ x the smallest modes must stand above the rounding of the largest: λ_max/λ_min ≤ 1/eps²."""
@@ -293,42 +350,45 @@ class Covariance(ABC):
         with torch.autocast(x.device.type, enabled=False):
             return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
-    @property
-    def _is_constant(self) -> bool:
-        return bool((self._eigenvalues == self._eigenvalues.flatten()[0]).all())
-
-    def _with_eigenvalues(self, eigenvalues: Tensor) -> "Covariance":
-        other = copy.copy(self)
-        other._set_eigenvalues(eigenvalues)
-        return other
-
-    def recipe(self) -> tuple[str, dict[str, Any]]:
-        """The name and the arguments of the call that makes this Σ: a field's own, else that of its family."""
-        return self._recipe or (type(self).__name__, self._arguments())
-
     def _check_event(self, x: Tensor) -> None:
         if not x.is_floating_point():
             raise InputError(f"x has dtype {x.dtype}: Σ applies to real floating-point tensors; convert it first.")
-        self._check_trailing(tuple(x.shape), "x")
-
-    def _check_trailing(self, shape: tuple[int, ...], argument: str) -> None:
-        if shape[max(0, len(shape) - len(self.event_shape)) :] != self.event_shape:
-            raise InputError(
-                f"{argument} has shape {shape}, but this Σ is over trailing axes {self.event_shape}: "
-                "reshape it or build Σ for its shape."
-            )
-
-    def _refuse_singular(self, what: str) -> None:
-        if self.is_singular:
-            raise InputError(
-                f"{what} does not exist: Σ is singular ({self!r} has an eigenvalue of 0); for a Gaussian free field "
-                'use zero_mode="one", otherwise make every eigenvalue positive.'
-            )
+        self.check_trailing(tuple(x.shape), "x")
 
 
-def check_shape(shape: Sequence[int], argument: str = "shape") -> tuple[int, ...]:
+def check_shape(shape: Iterable[int] | int, argument: str = "shape") -> tuple[int, ...]:
     """``shape`` as a tuple of positive integers, at least one."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) else (shape,)
-    if not sizes or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+    try:
+        sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+    except TypeError:
+        sizes = ()
+    if not sizes or min(sizes) < 1 or shape is True:
         raise InputError(f"{argument}={shape!r} must be one or more positive integers, such as (32, 32).")
     return sizes
+
+
+def as_numbers(values: Any, argument: str) -> Tensor:
+    """``values``, which may be a list or an array of numpy, as a float64 tensor on the CPU."""
+    try:
+        return torch.as_tensor(values, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{argument} must be a tensor of real numbers, or lists of equal length of them.") from error
+
+
+def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, defaults included; numbers of numpy and torch as Python's own."""
+    known = signature(function).parameters
+    try:
+        call = signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        raise InputError(f"{function.__name__}: {error}; it takes {', '.join(known)}.") from error
+    call.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, value in call.arguments.items():
+        if known[name].kind is Parameter.VAR_KEYWORD:
+            arguments |= value
+        elif getattr(value, "ndim", None) == 0:
+            arguments[name] = value.item()
+        else:
+            arguments[name] = value.detach().clone() if isinstance(value, Tensor) else value
+    return arguments

@@ -1,13 +1,13 @@
 """Stationary covariances: diagonal in the Fourier basis (periodic) or the cosine basis (reflecting boundary)."""
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.errors import InputError
 
 
@@ -17,6 +17,8 @@ class Fourier(Covariance):
     ``spectrum`` has the layout of `torch.fft.fftn` and must be even (λ(k) = λ(−k)), or Σ would not be real. The
     coefficients are the half spectrum of the real FFT.
     """
+
+    basis = "Fourier"
 
     def __init__(
         self,
@@ -71,33 +73,29 @@ class Fourier(Covariance):
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.event_shape), 0))
 
-    def _in_basis(self, eigenvalues: Tensor) -> Tensor:
+    def layout(self, eigenvalues: Tensor) -> Tensor:
         return eigenvalues[..., : self.event_shape[-1] // 2 + 1]
 
     @property
-    def _white_shape(self) -> tuple[int, ...]:
+    def white_shape(self) -> tuple[int, ...]:
         return (*self.event_shape[:-1], self.event_shape[-1] // 2 + 1, 2)
 
-    def _white_scale(self, eigenvalues: Tensor) -> Tensor:
+    def white_scale(self, eigenvalues: Tensor) -> Tensor:
         # A coefficient with a conjugate partner outside the half spectrum is complex normal: ½λ in each part. In the
         # first column (and the last, n even) the partner is inside or the coefficient itself, and the inverse real
         # transform keeps only the Hermitian part of what stands there. That of a complex normal with λ in each part
         # is right in both cases: complex normal with ½λ in each part, or real with variance λ.
-        half = self._in_basis(eigenvalues)
+        half = self.layout(eigenvalues)
         share = torch.full((half.shape[-1],), 0.5, dtype=half.dtype, device=half.device)
         share[0] = 1.0
         if self.event_shape[-1] % 2 == 0:
             share[-1] = 1.0
         return (half * share).sqrt().unsqueeze(-1).expand(*half.shape, 2)
 
-    def _as_coefficients(self, numbers: Tensor) -> Tensor:
+    def as_coefficients(self, numbers: Tensor) -> Tensor:
         return torch.view_as_complex(numbers)
 
-    @property
-    def _basis(self) -> Hashable:
-        return "Fourier"
-
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return _spectral_arguments(self)
 
 
@@ -106,6 +104,8 @@ class Cosine(Covariance):
 
     Nothing wraps around the edges, so the marginal variance is not the same at every pixel: its mean is 1.
     """
+
+    basis = "Cosine"
 
     def __init__(
         self,
@@ -147,13 +147,9 @@ class Cosine(Covariance):
 
     def _cosines(self, n: int, like: Tensor) -> Tensor:
         # As a matrix: torch has no DCT, and a product of this size is as quick as one built of FFTs.
-        return self._constant(("cosines", n), like, lambda: _dct_matrix(n))
+        return self.table(("cosines", n), like, lambda: _dct_matrix(n))
 
-    @property
-    def _basis(self) -> Hashable:
-        return "Cosine"
-
-    def _arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         return _spectral_arguments(self)
 
 
@@ -187,7 +183,7 @@ def _dct_matrix(n: int) -> Tensor:
 
 
 def _check_spectrum(shape: Sequence[int], spectrum: Tensor) -> Tensor:
-    shape, spectrum = check_shape(shape), torch.as_tensor(spectrum, dtype=torch.float64, device="cpu")
+    shape, spectrum = check_shape(shape), as_numbers(spectrum, "spectrum")
     if tuple(spectrum.shape) != shape:
         raise InputError(
             f"spectrum has shape {tuple(spectrum.shape)}, but shape={shape}: give one eigenvalue per mode."

@@ -29,7 +29,7 @@ class Process:
     """
 
     def __init__(self, schedule: Schedule, covariance: Covariance) -> None:
-        covariance._refuse_singular("a diffusion with this Σ")
+        covariance.require_invertible("a diffusion with this Σ")
         self.schedule = schedule
         self.covariance = covariance
 

@@ -9,33 +9,14 @@ from diffusers.configuration_utils import ConfigMixin
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import HfHubHTTPError
-from torch import Tensor
 
+from nidiff.covariance.config import ARRAYS, Config, as_covariance, names_arrays, read_arrays, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.model.config import FIELDS, check_config
-from nidiff.model.folder import ARRAYS, check_same_covariance, names_arrays, read_arrays, save_arrays
+from nidiff.model.folder import check_same_covariance
 
 # Options of ``from_pretrained`` that are about fetching from the Hub.
 DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision")
-
-
-class Recipe(dict[str, Any]):
-    """Σ as JSON that has its arrays at hand, so that ``from_config(scheduler.config)`` needs no file."""
-
-    def __init__(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        super().__init__(config)
-        self.tensors = tensors
-
-
-def describe(covariance: Covariance) -> Recipe:
-    return Recipe(covariance.to_config(), covariance.tensors())
-
-
-def as_covariance(covariance: Covariance | Mapping[str, Any]) -> Covariance:
-    """Σ itself, or of what its ``to_config()`` returned."""
-    if isinstance(covariance, Covariance):
-        return covariance
-    return Covariance.from_config(covariance, getattr(covariance, "tensors", {}))
 
 
 class ConfiguredScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
@@ -82,7 +63,7 @@ class ConfiguredScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  #
         config = result[0] if isinstance(result, tuple) else result
         if names_arrays(config.get("covariance")):
             file = _arrays_file(str(pretrained_model_name_or_path), kwargs)
-            config["covariance"] = Recipe(config["covariance"], read_arrays(file))
+            config["covariance"] = Config(config["covariance"], read_arrays(file))
         return result
 
     def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:

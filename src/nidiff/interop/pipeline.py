@@ -12,13 +12,14 @@ from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineO
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
+from nidiff.covariance.config import ARRAYS, FileError, names_arrays
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError, one_of
 from nidiff.interop.config import DOWNLOAD
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.model.card import model_card, run_card
-from nidiff.model.folder import ARRAYS, CONFIG, FileError, check_same_covariance, image_shape, names_arrays, read_json
+from nidiff.model.folder import CONFIG, check_same_covariance, image_shape, read_json
 from nidiff.randomness import Generators, generators_from_seeds
 
 FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")

@@ -10,13 +10,14 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin  # noqa: F401  
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
+from nidiff.covariance.config import as_covariance, describe
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError
-from nidiff.interop.config import ConfiguredScheduler, as_covariance, describe
+from nidiff.interop.config import ConfiguredScheduler
 from nidiff.interop.guard import check_generator, warn_if_white
 from nidiff.interop.timesteps import checked, spaced
 from nidiff.model.config import (
@@ -243,7 +244,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
 
     def _check(self, argument: str, x: Tensor, like: Tensor | None = None) -> None:
         self.process.check_batch(argument, x)
-        self.covariance._check_trailing(tuple(x.shape), argument)
+        self.covariance.check_trailing(tuple(x.shape), argument)
         if like is not None and x.shape != like.shape:
             raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
 

@@ -96,7 +96,7 @@ def whitened(
         raise InputError(
             f"covariance={covariance!r} must be a covariance of nidiff, such as Covariance.from_config(…)."
         )
-    covariance._refuse_singular("a whitened network")
+    covariance.require_invertible("a whitened network")
     if prediction_type == "score":
         raise InputError("prediction_type='score' has no scheduler in diffusers: use NonIsotropicScheduler for it.")
     on_y = ON_Y[one_of("prediction_type", prediction_type, ON_Y)]

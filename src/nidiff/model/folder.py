@@ -4,16 +4,15 @@ of the two and a model card. `nidiff.interop` reads the same files; nothing of i
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
+from nidiff.covariance.config import ARRAYS, FileError, names_arrays, read_arrays, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
@@ -22,12 +21,7 @@ from nidiff.model.card import model_card
 from nidiff.model.config import PREDICTIONS, check_config, model_folder, schedule_of, scheduler_config
 from nidiff.training.experiment import Experiment
 
-ARRAYS = "covariance.safetensors"  # what the "covariance" of the scheduler's configuration refers to, if anything
 CONFIG = "scheduler_config.json"
-
-
-class FileError(InputError, OSError):
-    """A file of a model is missing or damaged: bad input, and the OSError that diffusers' users know."""
 
 
 def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Experiment) -> None:
@@ -119,32 +113,6 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise FileError(f"{str(file)!r} does not hold a configuration: copy it again from where it was saved.")
     return values
-
-
-def names_arrays(config: Any) -> bool:
-    """Whether the configuration of a Σ refers to arrays."""
-    if not isinstance(config, Mapping):
-        return False
-    return "tensor" in config or any(names_arrays(value) for value in config.values())
-
-
-def read_arrays(file: Path) -> dict[str, torch.Tensor]:
-    """What `save_arrays` wrote."""
-    if not file.is_file():
-        raise FileError(
-            f"{str(file)!r} is missing, which holds the arrays of Σ: copy it from where the model was saved, or "
-            "save it again by save_pretrained."
-        )
-    try:
-        return dict(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{str(file)!r} is damaged ({error}): copy it again from where the model was saved.") from error
-
-
-def save_arrays(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Write the arrays of a Σ, where it has any, beside the configuration that names them."""
-    if tensors:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / ARRAYS)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ def mode_power(covariance: Covariance, basis: Fourier | Cosine) -> Tensor:
 
     Elsewhere it is the sum over pixels j of |f_kᴴ Σ^½ e_j|², which costs N transforms.
     """
-    if covariance._basis == basis._basis or covariance._is_constant:
+    if covariance.basis == basis.basis or covariance.is_constant:
         return covariance.eigenvalues
     power = torch.zeros(covariance.event_shape, dtype=torch.float64)
     for pixels in torch.arange(covariance.size).split(BLOCK):
