@@ -195,6 +195,7 @@ def output_covariance(
         problem.denoiser(process),
         (batch, *problem.shape),
         sampler=name,
+        num_steps=len(schedule),
         denoise=False,
         dtype=torch.float64,
         **options,

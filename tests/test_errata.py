@@ -44,7 +44,7 @@ from nidiff.calibration.scales import (
 from nidiff.diffusion.target import TARGETS
 from nidiff.sampling.ancestral import ancestral, ddim, jump_variances, mix
 from nidiff.sampling.langevin import cas, langevin
-from nidiff.sampling.step import Run
+from nidiff.sampling.step import Chain
 
 # Listed in the source of the paper for n = 2, 4, ..., 128: the "standard deviation σ_N at resolution N".
 PAPER_SIGMA_N = {
@@ -495,8 +495,8 @@ def test_e17_each_reverse_variance_is_exact_for_one_kind_of_data():
 
     def covariance_after(variance: str) -> Tensor:
         def moved(x: Tensor, noise: Tensor) -> Tensor:
-            run = Run(Denoiser(lambda x, label: x, process, target="x0"), lambda: noise)
-            return ancestral(run, x, here.signal * x, here, there, variance=variance)
+            chain = Chain(Denoiser(lambda x, label: x, process, target="x0"), lambda: noise)
+            return ancestral(chain, x, here.signal * x, here, there, variance=variance)
 
         of_x = as_matrix(lambda x: moved(x, zeros()))
         of_noise = as_matrix(lambda eps: moved(zeros(), process.covariance.sqrt(eps)))
@@ -511,7 +511,8 @@ def test_e17_no_noise_is_added_at_the_last_step(variance):
     process = make_process()
     denoiser = Denoiser(lambda x, label: torch.sin(x), process)
     x = vectors(11).reshape(-1, *SHAPE)
-    last = sample(denoiser, x.shape, variance=variance, rows=[0], initial=x, seeds=range(3), dtype=torch.float64)
+    ancestral = {"sampler": "ancestral", "variance": variance}
+    last = sample(denoiser, x.shape, **ancestral, rows=[0], initial=x, seeds=range(3), dtype=torch.float64)
     assert close(last, denoiser(x, process.schedule.level(0)), 0.0)
 
 
@@ -522,7 +523,7 @@ def test_e19_ddim_keeps_the_marginals_for_every_eta(eta):
     cov = process.covariance.dense()
 
     def moved(x: Tensor, x0: Tensor, noise: Tensor) -> Tensor:
-        return ddim(Run(Denoiser(lambda x, label: x, process), lambda: noise), x, x0, here, there, eta=eta)
+        return ddim(Chain(Denoiser(lambda x, label: x, process), lambda: noise), x, x0, here, there, eta=eta)
 
     of_x = as_matrix(lambda x: moved(x, zeros(), zeros()))
     of_x0 = as_matrix(lambda x0: moved(zeros(), x0, zeros()))
@@ -601,7 +602,7 @@ def test_e23_without_sigma_before_the_score_langevin_leaves_the_law():
 
     def change(preconditioned: bool, eta: float) -> Tensor:
         def moved(x: Tensor, noise: Tensor) -> Tensor:
-            return langevin(Run(denoiser, lambda: noise), x, denoiser(x, level), level, eta, preconditioned)
+            return langevin(Chain(denoiser, lambda: noise), x, denoiser(x, level), level, eta, preconditioned)
 
         of_x = as_matrix(lambda x: moved(x, zeros()))
         of_noise = as_matrix(lambda eps: moved(zeros(), process.covariance.sqrt(eps)))
@@ -659,7 +660,7 @@ def test_e24_beta_of_cas_is_right_for_the_preconditioned_update_only():
     denoiser = Denoiser(lambda x, label: image.expand_as(x), process, target="x0")
 
     def moved(x: Tensor, noise: Tensor) -> Tensor:
-        return cas(Run(denoiser, lambda: noise), x, image.expand_as(x), here, there, epsilon=eta * 0.01**2)
+        return cas(Chain(denoiser, lambda: noise), x, image.expand_as(x), here, there, epsilon=eta * 0.01**2)
 
     of_x = as_matrix(lambda x: moved(image + x, zeros()) - image)
     of_noise = as_matrix(lambda eps: moved(image + zeros(), process.covariance.sqrt(eps)) - image)

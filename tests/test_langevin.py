@@ -9,7 +9,7 @@ from torch import Tensor
 
 import nidiff
 from nidiff.sampling.langevin import best_eta, cas, langevin
-from nidiff.sampling.step import Run
+from nidiff.sampling.step import Chain
 
 COV = nidiff.gaussian_free_field((4, 4), gamma=1.0)
 LEVELS = nidiff.smld_geometric(30, 10.0, 0.1)
@@ -25,7 +25,7 @@ def linear_maps(step, **options: object) -> tuple[Tensor, Tensor]:
     unit = torch.eye(16, dtype=torch.float64).reshape(16, 4, 4)
     zero = torch.zeros_like(unit)
     denoiser = point_mass(nidiff.Process(LEVELS, COV))
-    quiet, loud = Run(denoiser, lambda: zero), Run(denoiser, lambda: COV.sqrt(unit))
+    quiet, loud = Chain(denoiser, lambda: zero), Chain(denoiser, lambda: COV.sqrt(unit))
     return step(quiet, unit, **options).reshape(16, 16), step(loud, zero, **options).reshape(16, 16)
 
 

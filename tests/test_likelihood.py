@@ -115,3 +115,34 @@ def test_bad_input_is_named():
         nidiff.log_likelihood(denoiser, normal(2, 3))
     with pytest.raises(nidiff.InputError, match="bin_width=0"):
         nidiff.bits_per_dim(denoiser, normal(1, 2, 3), bin_width=0)
+
+
+def test_in_float32_every_label_is_one_of_the_schedule():
+    """The clock of the ODE rounds to just outside the schedule, which our own network of x alone would refuse."""
+    cov = nidiff.gaussian_free_field((2, 3))
+    schedule = nidiff.smld_geometric(10, 5.0, 0.03)
+    labels = []
+
+    def net(x, label):
+        labels.append(label[0].item())
+        return 0.1 * x
+
+    nidiff.log_likelihood(nidiff.Denoiser(net, nidiff.Process(schedule, cov)), torch.randn(2, 2, 3))
+    assert 0 <= min(labels) < 0.1
+    assert 8.9 < max(labels) <= 9
+    told = nidiff.unconditional(lambda x: 0.1 * x, harmonic=schedule)
+    nidiff.log_likelihood(nidiff.Denoiser(told, nidiff.Process(schedule, cov)), torch.randn(2, 2, 3))
+
+
+def test_bfloat16_images_have_the_likelihood_of_their_values():
+    problem = Gaussian(COV)
+    denoiser = problem.denoiser(nidiff.Process(nidiff.ddpm_linear(100), COV))
+    x = (problem.mean + normal(4, 6)).reshape(4, 2, 3).bfloat16()
+
+    def net(x, label):
+        return denoiser.net(x.double(), label).to(x)
+
+    half = nidiff.log_likelihood(denoiser.with_net(net), x, trace="exact")
+    assert half.dtype == torch.float32
+    exact = nidiff.log_likelihood(denoiser, x.double(), trace="exact")
+    assert torch.allclose(half.double(), exact, atol=1e-2)

@@ -19,8 +19,9 @@ from problems import (
 from torch import Tensor
 
 import nidiff
-from nidiff.sampling.ancestral import jump_variances, mix
-from nidiff.sampling.sampler import SAMPLERS, SPACINGS
+from nidiff.sampling.ancestral import ddim, jump_variances, mix
+from nidiff.sampling.sampler import SAMPLERS
+from nidiff.sampling.spacing import SPACINGS
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 # (name, options): one line for a new sampler.
@@ -79,7 +80,14 @@ def test_the_mean_of_gaussian_data_is_reached(name, options):
     problem = Gaussian(COV)
     schedule = uniform_in_logsnr(400, "variance")
     process = Impulses(schedule, COV, torch.zeros(6, 0, dtype=torch.float64))
-    x = nidiff.sample(problem.denoiser(process), (1, 2, 3), sampler=name, dtype=torch.float64, **options)
+    x = nidiff.sample(
+        problem.denoiser(process),
+        (1, 2, 3),
+        sampler=name,
+        num_steps=len(process.schedule),
+        dtype=torch.float64,
+        **options,
+    )
     assert (x.flatten() - problem.mean).norm() / problem.mean.norm() < 0.02
 
 
@@ -94,7 +102,9 @@ def test_order_of_convergence_on_gaussian_data(name, order, keeps):
         start = schedule.level(count - 1)
         initial = start.sigma * normal(4, 2, 3)
         denoiser = problem.denoiser(nidiff.Process(schedule, COV))
-        x = nidiff.sample(denoiser, (4, 2, 3), sampler=name, initial=initial, denoise=False, dtype=torch.float64)
+        x = nidiff.sample(
+            denoiser, (4, 2, 3), sampler=name, num_steps=count, initial=initial, denoise=False, dtype=torch.float64
+        )
         errors.append((x - problem.flow(initial, start, schedule.level(0))).abs().max().item())
     assert slope(steps, errors) == pytest.approx(order, abs=0.2)
 
@@ -121,7 +131,13 @@ def test_order_of_convergence_on_a_mixture(name, order, keeps):
             span = torch.tensor([-5.0, 5.0], dtype=torch.float64)
             exact = odeint(velocity, initial, span, rtol=1e-10, atol=1e-10)[-1]
         x = nidiff.sample(
-            problem.denoiser(process), (4, 2, 3), sampler=name, initial=initial, denoise=False, dtype=torch.float64
+            problem.denoiser(process),
+            (4, 2, 3),
+            sampler=name,
+            num_steps=count,
+            initial=initial,
+            denoise=False,
+            dtype=torch.float64,
         )
         errors.append((x - exact).abs().max().item())
     assert slope(steps, errors) == pytest.approx(order, abs=0.3)
@@ -133,7 +149,14 @@ def test_a_mixture_is_reached(name, options):
     problem = Mixture(COV)
     process = nidiff.Process(uniform_in_logsnr(150, "variance"), COV)
     torch.manual_seed(0)
-    x = nidiff.sample(problem.denoiser(process), (6000, 2, 3), sampler=name, dtype=torch.float64, **options)
+    x = nidiff.sample(
+        problem.denoiser(process),
+        (6000, 2, 3),
+        sampler=name,
+        num_steps=len(process.schedule),
+        dtype=torch.float64,
+        **options,
+    )
     mean, covariance = problem.moments()
     flat = x.reshape(6000, 6)
     assert (flat.mean(0) - mean).norm() / covariance.diagonal().sum().sqrt() < 0.05
@@ -152,7 +175,9 @@ def test_white_noise_misses_the_mixture():
 
     process = White(uniform_in_logsnr(150, "variance"), COV)
     torch.manual_seed(0)
-    x = nidiff.sample(problem.denoiser(process), (6000, 2, 3), dtype=torch.float64).reshape(6000, 6)
+    x = nidiff.sample(problem.denoiser(process), (6000, 2, 3), sampler="ancestral", dtype=torch.float64).reshape(
+        6000, 6
+    )
     _, covariance = problem.moments()
     assert (torch.cov(x.T) - covariance).norm() / covariance.norm() > 0.1
 
@@ -197,7 +222,7 @@ def test_clipping_is_not_whitening_equivariant():
 
 def final(name: str, **options: object) -> Tensor:
     denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(50), COV))
-    return nidiff.sample(denoiser, (2, 2, 3), sampler=name, seeds=[1, 2], dtype=torch.float64, **options)
+    return nidiff.sample(denoiser, (2, 2, 3), sampler=name, num_steps=50, seeds=[1, 2], dtype=torch.float64, **options)
 
 
 def test_euler_is_ddim_and_ddim_with_eta_one_is_ancestral():
@@ -345,7 +370,7 @@ def test_a_spacing_visits_distinct_falling_rows_from_the_top(spacing, schedule):
 def test_progress_is_told_after_every_step():
     seen = []
     denoiser = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(20), COV))
-    nidiff.sample(denoiser, (1, 2, 3), num_steps=5, dtype=torch.float64, callback=seen.append)
+    nidiff.sample(denoiser, (1, 2, 3), sampler="ancestral", num_steps=5, dtype=torch.float64, callback=seen.append)
     assert [(p.step, p.num_steps) for p in seen] == [(i, 5) for i in range(1, 6)]
     assert [p.level.label for p in seen] == [19, 14, 10, 5, 0]
 
@@ -369,15 +394,15 @@ BAD = {
     "unknown option": ({"sampler": "ddim", "variance": "beta"}, "variance is not an option.*takes eta"),
     "option of none": ({"sampler": "heun", "eta": 0.1}, "eta is not an option.*none"),
     "eta": ({"sampler": "ddim", "eta": 1.5}, "eta=1.5"),
-    "variance": ({"variance": "learned"}, "variance='learned'.*'beta', 'posterior'"),
+    "variance": ({"sampler": "ancestral", "variance": "learned"}, "variance='learned'.*'beta', 'posterior'"),
     "no steps": ({"num_steps": 0}, "num_steps=0.*1 to 10"),
     "negative steps": ({"num_steps": -5}, "num_steps=-5"),
     "too many steps": ({"num_steps": 11}, "num_steps=11.*1 to 10"),
     "float steps": ({"num_steps": 2.5}, "num_steps=2.5"),
     "unknown spacing": ({"spacing": "cosine"}, "spacing='cosine'.*'uniform'"),
-    "rising rows": ({"rows": [0, 5]}, "rows must be falling"),
-    "rows beyond": ({"rows": [10, 5]}, "rows must be falling"),
-    "rows and steps": ({"rows": [5], "num_steps": 1}, "without num_steps"),
+    "rising rows": ({"rows": [0, 5]}, "rows gives.*they must fall"),
+    "rows beyond": ({"rows": [10, 5]}, "rows gives.*they must fall"),
+    "rows and steps": ({"rows": [5], "num_steps": 1}, "rows and num_steps"),
     "too few seeds": ({"seeds": [1]}, "seeds has 1 entries"),
     "duplicate seeds": ({"seeds": [4, 4]}, "seeds contains 4 twice"),
     "negative seeds": ({"seeds": [0, -1]}, "seeds must be integers from 0"),
@@ -395,3 +420,75 @@ def test_bad_input_is_named_in_one_sentence(arguments, message):
 def test_a_shape_that_is_not_the_covariances_is_named():
     with pytest.raises(nidiff.InputError, match=r"shape has shape \(2, 3, 2\).*\(2, 3\)"):
         nidiff.sample(DENOISER, (2, 3, 2))
+
+
+# By name, or the object itself -----------------------------------------------------------------------------------
+
+
+def halfway(chain, x, x0, here, there, *, share: float = 0.5):
+    """DDIM with a share of the noise drawn anew."""
+    return mix(x, x0, here, there, share * there.sigma) + share * there.sigma * chain.noise()
+
+
+def every_third(schedule, count):
+    return [3 * (count - 1 - i) for i in range(count)]
+
+
+def test_a_sampler_is_a_name_a_text_an_object_or_a_step(monkeypatch):
+    def draw(sampler, **options):
+        return nidiff.sample(DENOISER, (2, 2, 3), sampler=sampler, seeds=[0, 1], dtype=torch.float64, **options)
+
+    assert torch.equal(draw("ddim:eta=0.5,spacing=uniform", num_steps=4), draw(
+        nidiff.Sampler(ddim, "uniform"), eta=0.5, num_steps=4))  # fmt: skip
+    monkeypatch.setitem(SAMPLERS, "halfway", nidiff.Sampler(halfway))
+    own = draw(halfway, share=0.3)
+    assert torch.equal(own, draw("halfway:share=0.3"))
+    assert torch.equal(own, draw(nidiff.Sampler(halfway), share=0.3))
+    assert not torch.equal(own, draw(halfway, share=0.4))
+    with pytest.raises(nidiff.InputError, match="eta is not an option of sampler='halfway': it takes share"):
+        draw(halfway, eta=0.3)
+    with pytest.raises(nidiff.InputError, match="share='much'"):
+        draw("halfway:share=much")
+    corrected = draw("pc:corrector_steps=0", predictor=halfway)
+    assert torch.equal(corrected, draw("pc:corrector_steps=0,predictor=halfway"))
+    assert torch.equal(corrected, draw("halfway"))
+
+
+def test_a_spacing_is_a_name_or_a_function_and_its_rows_are_checked(monkeypatch):
+    def draw(spacing):
+        return nidiff.sample(DENOISER, (1, 2, 3), num_steps=3, spacing=spacing, seeds=[0], dtype=torch.float64)
+
+    rows = nidiff.sample(DENOISER, (1, 2, 3), rows=[6, 3, 0], seeds=[0], dtype=torch.float64)
+    assert torch.equal(draw(every_third), rows)
+    monkeypatch.setitem(SPACINGS, "thirds", every_third)
+    assert torch.equal(draw("thirds"), rows)
+    with pytest.raises(nidiff.InputError, match=r"spacing gives the rows \[0, 1, 2\]"):
+        draw(lambda schedule, count: list(range(count)))
+
+
+def test_one_default_whatever_the_door():
+    """The sampler's entry says how many steps and which; nothing else does."""
+    long = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(50), COV))
+
+    def draw(**arguments):
+        return nidiff.sample(long, (1, 2, 3), seeds=[0], dtype=torch.float64, **arguments)
+
+    assert torch.equal(draw(), draw(sampler="dpmpp_2m", num_steps=20, spacing="trailing"))
+    assert torch.equal(draw(sampler="ancestral"), draw(sampler="ancestral", num_steps=50, spacing="uniform"))
+    short = nidiff.sample(DENOISER, (1, 2, 3), seeds=[0], dtype=torch.float64)  # only 10 levels
+    assert torch.equal(short, nidiff.sample(DENOISER, (1, 2, 3), num_steps=10, seeds=[0], dtype=torch.float64))
+
+
+def test_a_network_error_that_will_explode_is_announced():
+    """With eps, the cosine schedule's last level divides by a signal of 5e-5: samples with a deviation of thousands."""
+    process = nidiff.Process(nidiff.ddpm_cosine(1000), COV)
+
+    def noisy(x, label):  # a little-trained network: the right size, the wrong values
+        return x.flip(-1)
+
+    with pytest.warns(UserWarning, match="clip=None with target 'eps' multiplies an error of the network"):
+        wild = nidiff.sample(nidiff.Denoiser(noisy, process), (8, 2, 3), seeds=range(8))
+    assert wild.std() > 100
+    for calm in (nidiff.Denoiser(noisy, process, clip=1.0), nidiff.Denoiser(noisy, process, target="v")):
+        assert nidiff.sample(calm, (8, 2, 3), seeds=range(8)).std() < 10  # and no warning, which would be an error here
+    nidiff.sample(nidiff.Denoiser(noisy, nidiff.Process(nidiff.ddpm_linear(1000), COV)), (8, 2, 3), num_steps=5)

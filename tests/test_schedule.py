@@ -1,12 +1,15 @@
 """Schedules are the isotropic ones, in float64, and every column follows from log-SNR."""
 
+import json
 import math
+import pickle
 
 import pytest
 import torch
 
 import nidiff
-from nidiff.diffusion.schedule import SCHEDULES, Schedule
+from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule, from_diffusers, table
+from nidiff.recipe import remembered
 
 ALL = {
     "ddpm_linear": lambda: nidiff.ddpm_linear(1000),
@@ -14,6 +17,10 @@ ALL = {
     "smld_geometric": lambda: nidiff.smld_geometric(232, 50.0, 0.01),
     "vp": lambda: nidiff.vp(500),
     "ve": lambda: nidiff.ve(300),
+    "scaled_linear": lambda: nidiff.scaled_linear(1000),
+    "from_betas": lambda: nidiff.from_betas([0.02 * 1.3**i for i in range(13)]),
+    "from_alphas_cumprod": lambda: nidiff.from_alphas_cumprod(torch.linspace(0.99, 0.01, 12)),
+    "table": lambda: table(range(6, -6, -1), "signal"),
 }
 every_schedule = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 
@@ -110,6 +117,60 @@ def test_draws_are_uniform_over_the_rows_and_per_image():
     assert first[1] == schedule.draw(1, [torch.Generator().manual_seed(4)]).label[0]
 
 
+def same(a: Schedule, b: Schedule) -> bool:
+    time = torch.linspace(0.2, 1.0, 7, dtype=torch.float64)
+    return torch.equal(a.logsnr, b.logsnr) and a.keeps == b.keeps and torch.equal(a.logsnr_at(time), b.logsnr_at(time))
+
+
+@every_schedule
+def test_a_schedule_is_rebuilt_from_its_configuration_and_from_a_pickle(make):
+    for schedule in (make(), make().shifted(0.7).shifted(-0.2), Schedule(make().logsnr, make().keeps)):
+        config = json.loads(json.dumps(schedule.to_config()))
+        assert same(Schedule.from_config(config), schedule)
+        assert same(as_schedule(config), schedule)
+        assert same(pickle.loads(pickle.dumps(schedule)), schedule)
+    assert not same(make(), make().shifted(1e-6))
+
+
+def test_a_schedule_is_written_in_one_line():
+    assert same(as_schedule("vp:num_levels=50,beta_max=10,shift=0.5"), nidiff.vp(50, beta_max=10).shifted(0.5))
+    assert repr(nidiff.ddpm_linear(10)) == "ddpm_linear(num_levels=10, beta_min=0.0001, beta_max=0.02)"
+    assert repr(nidiff.from_betas([0.1, 0.2]).shifted(1.0)) == "from_betas(betas=<2 numbers>, shift=1.0)"
+    assert as_schedule(kept := nidiff.ve(5)) is kept
+
+
+def test_a_schedule_registered_at_run_time_is_written_saved_and_read(monkeypatch):
+    @remembered
+    def steps(num_levels: int = 4, top: float = 3.0) -> Schedule:
+        return Schedule(torch.linspace(top, -top, num_levels, dtype=torch.float64))
+
+    with pytest.raises(nidiff.InputError, match="schedule='steps'"):
+        as_schedule("steps:num_levels=6")
+    monkeypatch.setitem(SCHEDULES, "steps", steps)
+    schedule = as_schedule("steps:num_levels=6,top=2")
+    assert schedule.to_config() == {"schedule": "steps", "num_levels": 6, "top": 2}
+    assert same(Schedule.from_config(schedule.to_config()), schedule)
+
+
+DIFFUSERS = {
+    "linear": {},
+    "stable diffusion": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
+    "cosine": {"beta_schedule": "squaredcos_cap_v2", "num_train_timesteps": 500},
+    "betas": {"trained_betas": [0.1, 0.2, 0.3, 0.5]},
+}
+
+
+@pytest.mark.parametrize("config", DIFFUSERS.values(), ids=DIFFUSERS.keys())
+def test_the_schedule_of_a_diffusers_scheduler_is_its_table(config):
+    from diffusers import DDPMScheduler
+
+    peer = DDPMScheduler(**config)
+    for schedule in (from_diffusers(peer), from_diffusers(peer.config)):
+        assert torch.allclose(schedule.signal.square().float(), peer.alphas_cumprod, rtol=1e-3, atol=1e-7)
+    exact = nidiff.from_alphas_cumprod(peer.alphas_cumprod.double())
+    assert torch.allclose(exact.signal.square(), peer.alphas_cumprod.double(), rtol=1e-12)
+
+
 BAD = {
     "no levels": (lambda: nidiff.ddpm_linear(0), "num_levels=0"),
     "negative levels": (lambda: nidiff.smld_geometric(-3, 1.0, 0.1), "num_levels=-3"),
@@ -123,6 +184,20 @@ BAD = {
     "unknown rule": (lambda: Schedule(torch.tensor([0.0]), "energy"), "keeps='energy'.*'signal', 'variance'"),
     "row beyond the end": (lambda: nidiff.ddpm_linear(10).level(10), "label=10.*0 … 9"),
     "shift": (lambda: nidiff.ddpm_linear(10).shifted(float("nan")), "amount=nan"),
+    "written shift": (lambda: as_schedule("ve:shift=much"), "shift='much'"),
+    "unknown schedule": (lambda: as_schedule("linear"), "schedule='linear'.*'ddpm_linear'"),
+    "unknown key": (lambda: as_schedule("ve:gamma=2"), "schedule=.*'gamma'.*num_levels"),
+    "no schedule": (lambda: as_schedule(1000), "schedule=1000"),
+    "no name": (lambda: as_schedule({"num_levels": 10}), "schedule has no key"),
+    "beta of one": (lambda: nidiff.from_betas([0.1, 1.0]), "betas must lie"),
+    "betas of words": (lambda: nidiff.from_betas(["a"]), "betas must be"),
+    "pure noise": (lambda: nidiff.from_alphas_cumprod([0.5, 0.0]), "alphas_cumprod must lie"),
+    "zero terminal SNR": (lambda: from_diffusers({"rescale_betas_zero_snr": True}), "rescale_betas_zero_snr"),
+    "no betas": (lambda: from_diffusers({"beta_schedule": "sigmoid"}), "beta_schedule='sigmoid'"),
+    "a clock of one's own": (
+        lambda: Schedule(torch.zeros(1), logsnr_of_time=lambda time: -time).to_config(),
+        "logsnr_of_time",
+    ),
 }
 
 

@@ -18,13 +18,18 @@ from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional
 from .diffusion.objective import denoising_loss as denoising_loss
 from .diffusion.process import Process as Process
+from .diffusion.scaling import Scaling as Scaling
 from .diffusion.schedule import Level as Level
 from .diffusion.schedule import Schedule as Schedule
 from .diffusion.schedule import ddpm_cosine as ddpm_cosine
 from .diffusion.schedule import ddpm_linear as ddpm_linear
+from .diffusion.schedule import from_alphas_cumprod as from_alphas_cumprod
+from .diffusion.schedule import from_betas as from_betas
+from .diffusion.schedule import scaled_linear as scaled_linear
 from .diffusion.schedule import smld_geometric as smld_geometric
 from .diffusion.schedule import ve as ve
 from .diffusion.schedule import vp as vp
+from .diffusion.target import Target as Target
 from .errors import InputError as InputError
 from .evaluation.frechet import frechet_distance as frechet_distance
 from .evaluation.kernel_distance import kernel_distance as kernel_distance
@@ -38,5 +43,6 @@ from .model.folder import load_model as load_model
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.sampler import sample as sample
+from .sampling.step import Sampler as Sampler
 
 __version__: str

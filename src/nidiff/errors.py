@@ -1,6 +1,10 @@
 """The exceptions of nidiff: input it cannot use, and a request to stop."""
 
 import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class InputError(ValueError):
@@ -14,11 +18,16 @@ class Interrupted(Exception):
     """A long command was asked to stop and has left its work so that it can go on; the message says how."""
 
 
-def one_of(name: str, value: object, known: object) -> str:
+def one_of(name: str, value: object, known: Iterable[str]) -> str:
     """``value`` if it is one of the ``known`` names, else an `InputError` that lists them, the nearest first."""
-    names: list[str] = sorted(known)  # type: ignore[call-overload]
+    names = sorted(known)
     if value not in names:
         near = difflib.get_close_matches(str(value), names, n=1)
         hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
         raise InputError(f"{name}={value!r} is unknown: {hint} {', '.join(map(repr, names))}.")
     return str(value)
+
+
+def choose(name: str, value: "str | T", registry: "Mapping[str, T]") -> T:
+    """The entry of ``registry`` called ``value``; anything that is not a name is the entry itself."""
+    return registry[one_of(name, value, registry)] if isinstance(value, str) else value

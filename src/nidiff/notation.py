@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from nidiff.errors import InputError, one_of
 
 
 def fits(value: Any, kind: Any) -> bool:
     """Whether a value read from JSON can be a field of the annotated type."""
+    if get_origin(kind) is Callable:
+        return callable(value)
     if kind == tuple[int, ...]:
         return isinstance(value, list) and all(fits(entry, int) for entry in value)
     if kind in (int, float):

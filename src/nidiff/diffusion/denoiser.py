@@ -1,6 +1,5 @@
 """The hub: every sampler, loss and likelihood meets a network only as x̂0 = denoiser(x, level)."""
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -8,43 +7,68 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.process import Process, broadcast
+from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, choose
 
 
-class Denoiser:
+class Denoiser(torch.nn.Module):
     """A network, the process it was trained on and what it predicts; called with (x, level) it gives x̂0.
 
-    ``net(x, label)`` returns a tensor, or an object with the tensor in ``.sample`` as diffusers' models do. ``clip`` is
-    None (nothing is clipped) or c: x̂0 is clipped to [−c, c] in pixel space, which is not whitening-equivariant.
+    ``net(x, label)`` is called in its own dtype; it returns a tensor, or an object with the tensor in ``.sample`` as
+    diffusers' models do. ``target`` is a name in `TARGETS`, or a `Target`. ``clip`` is None (nothing is clipped) or c:
+    x̂0 is clipped to [−c, c] in pixel space, which is not whitening-equivariant. ``scaling`` gives the units of the
+    data; None if the data are x itself.
     """
 
     def __init__(
-        self, net: Callable[..., Any], process: Process, target: str = "eps", clip: float | None = None
+        self,
+        net: Callable[..., Any],
+        process: Process,
+        target: str | Target = "eps",
+        clip: float | None = None,
+        scaling: Scaling | None = None,
     ) -> None:
+        super().__init__()
         self.net = net
         self.process = process
-        self.target: Target = TARGETS[one_of("target", target, TARGETS)]
-        self.clip = _check_clip(clip)
+        self.target: Target = choose("target", target, TARGETS)
+        if clip is not None and not clip > 0:
+            raise InputError(f"clip={clip} must be positive, or None for no clipping.")
+        self.clip = clip
+        self.scaling = scaling
 
-    def __call__(self, x: Tensor, level: Level) -> Tensor:
+    def forward(self, x: Tensor, level: Level) -> Tensor:
         """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
         x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
         return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
 
+    @property
+    def target_name(self) -> str | None:
+        """The target's name in `TARGETS`; None for one that is not registered."""
+        return next((name for name, target in TARGETS.items() if target == self.target), None)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is; the CPU for one without parameters."""
+        return next((parameter.device for parameter in self.parameters()), torch.device("cpu"))
+
     def clipped(self, clip: float | None) -> "Denoiser":
         """The same with another clipping of x̂0."""
-        other = copy.copy(self)
-        other.clip = _check_clip(clip)
-        return other
+        return Denoiser(self.net, self.process, self.target, clip, self.scaling)
+
+    def with_net(self, net: Callable[..., Any]) -> "Denoiser":
+        """The same with another network."""
+        return Denoiser(net, self.process, self.target, self.clip, self.scaling)
 
     def output(self, x: Tensor, level: Level) -> Tensor:
         """What the network says at x, in its own terms."""
         label = torch.as_tensor(level.label, device=x.device)
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        output = as_tensor(self.net(x, label.expand(len(x))))
+        own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
+        output = as_tensor(self.net(x.to(own), label.expand(len(x)))).to(x.dtype)
         if output.shape != x.shape:
             raise InputError(
                 f"net returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}: make them equal."
@@ -66,12 +90,6 @@ def as_tensor(result: Any) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise InputError(f"net returned a {type(result).__name__}: let it return a tensor, or one in .sample.")
     return tensor
-
-
-def _check_clip(clip: float | None) -> float | None:
-    if clip is not None and not clip > 0:
-        raise InputError(f"clip={clip} must be positive, or None for no clipping.")
-    return clip
 
 
 def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> Callable[[Tensor, Tensor], Tensor]:

@@ -5,7 +5,7 @@ from torch import Tensor
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import broadcast
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import one_of
+from nidiff.errors import choose
 from nidiff.randomness import Generators, white_noise
 
 
@@ -14,7 +14,7 @@ def denoising_loss(
     x0: Tensor,
     *,
     generator: Generators = None,
-    weighting: str = "eps",
+    weighting: str | float | None = "eps",
     level: Level | None = None,
     eps: Tensor | None = None,
 ) -> Tensor:
@@ -25,18 +25,18 @@ def denoising_loss(
     - "eps": Λ = sigma² Σ, the white eps error ‖eps_θ − eps‖² (the paper's objective, eq. 16),
     - "score": Λ = sigma² I, the Σ^-½-weighted eps error (the source's variant b),
     - "noise": Λ = sigma² Σ², the Σ^½-weighted eps error, that of coloured noise (the source's variant c),
-    - "target": no weight, the plain error of the network's output.
+    - "target": no weight, the plain error of the network's output,
+    - a number p: Λ = sigma² Σ^(1 + 2p), the Σ^p-weighted eps error.
 
     ``level`` and ``eps`` default to draws from ``generator``.
     """
-    one_of("weighting", weighting, WEIGHTINGS)
+    power = choose("weighting", weighting, WEIGHTINGS)
     process, target = denoiser.process, denoiser.target
     process.check_batch("x0", x0)
     level = process.schedule.draw(len(x0), generator) if level is None else level
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)
     error = denoiser.output(x, level) - target.encode(x0, eps, level, process.covariance)
-    power = WEIGHTINGS[weighting]
     if power is not None:
         scale, own_power = target.eps_error(level)
         error = broadcast(scale, x0) * error

@@ -5,15 +5,19 @@ Every schedule is a falling column of log-SNR = log(signal² / sigma²) and a ru
 isotropic diffusion; Σ is not in this file.
 """
 
+import copy
 import math
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nidiff.errors import InputError, one_of
+from nidiff.notation import call, parse_call
 from nidiff.randomness import Generators, random_index
+from nidiff.recipe import remembered
 
 
 class Level(NamedTuple):
@@ -57,23 +61,25 @@ class Schedule:
 
     def __init__(
         self,
-        logsnr: Tensor,
+        logsnr: Tensor | Sequence[float],
         keeps: str = "variance",
         *,
         time: Tensor | None = None,
         logsnr_of_time: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        logsnr = torch.as_tensor(logsnr, dtype=torch.float64, device="cpu")
-        if logsnr.ndim != 1 or len(logsnr) < 1 or not bool(torch.isfinite(logsnr).all()):
-            raise InputError(f"logsnr must be a column of finite numbers, but has shape {tuple(logsnr.shape)}.")
+        logsnr = _column("logsnr", logsnr)
         if bool((logsnr.diff() >= 0).any()):
             raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
         self.keeps = one_of("keeps", keeps, RULES)
-        self.logsnr = logsnr
+        self.logsnr = self._unshifted = logsnr
         self.time = (
             torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu") / len(logsnr) if time is None else time
         )
         self._logsnr_of_time = logsnr_of_time
+        self.shift = 0.0
+        """What `shifted` added to every log-SNR."""
+        self.recipe: tuple[str, dict[str, Any]] | None = None
+        """The name and the arguments of the call that made this schedule, before it was shifted."""
 
     def __len__(self) -> int:
         return len(self.logsnr)
@@ -100,7 +106,8 @@ class Schedule:
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
         position = torch.as_tensor(label, dtype=torch.float64, device="cpu").cpu()
-        if not bool(((position >= 0) & (position <= len(self) - 1)).all()):
+        # A compiled function cannot look at the values; its labels come from `draw`.
+        if not torch.compiler.is_compiling() and not bool(((position >= 0) & (position <= len(self) - 1)).all()):
             raise InputError(f"label={label!r} is outside the schedule: its rows are 0 … {len(self) - 1}.")
         rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
         return self._level(_interpolate(position, rows, self.logsnr), label)
@@ -115,7 +122,7 @@ class Schedule:
     def logsnr_at(self, time: Tensor) -> Tensor:
         """log-SNR as a function of time in (0, 1]; differentiable."""
         if self._logsnr_of_time is not None:
-            return self._logsnr_of_time(time)
+            return self._logsnr_of_time(time) + self.shift
         return _interpolate(time, self.time, self.logsnr)
 
     def draw(self, batch: int, generator: Generators = None) -> Level:
@@ -129,9 +136,42 @@ class Schedule:
         """
         if not math.isfinite(amount):
             raise InputError(f"amount={amount} must be a finite number.")
-        clock = self._logsnr_of_time
-        shifted = None if clock is None else lambda time: clock(time) + amount
-        return Schedule(self.logsnr + amount, self.keeps, time=self.time, logsnr_of_time=shifted)
+        other = copy.copy(self)
+        other.shift = self.shift + amount
+        other.logsnr = self._unshifted + other.shift
+        return other
+
+    def to_config(self) -> dict[str, Any]:
+        """What rebuilds this schedule, as JSON: the call that made it, or the table itself."""
+        if self.recipe is None and self._logsnr_of_time is not None:
+            raise InputError(
+                "logsnr_of_time is a function, which a configuration cannot hold: put the function that makes this "
+                "schedule in SCHEDULES and mark it with @remembered."
+            )
+        name, arguments = self.recipe or (
+            "table",
+            {"logsnr": self._unshifted.tolist(), "keeps": self.keeps, "time": self.time.tolist()},
+        )
+        return {"schedule": name, **arguments, **({"shift": self.shift} if self.shift else {})}
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> "Schedule":
+        """The inverse of `to_config`."""
+        arguments = dict(config)
+        try:
+            name, shift = arguments.pop("schedule"), arguments.pop("shift", 0.0)
+        except KeyError:
+            raise InputError('schedule has no key "schedule": give what Schedule.to_config() returned.') from None
+        if isinstance(shift, bool) or not isinstance(shift, int | float):
+            raise InputError(f"shift={shift!r} of the schedule must be a number.")
+        schedule: Schedule = call("schedule", name, arguments, SCHEDULES)
+        return schedule.shifted(shift) if shift else schedule
+
+    def __repr__(self) -> str:
+        name, arguments = self.recipe or ("table", {"keeps": self.keeps, "num_levels": len(self)})
+        shown = {key: f"<{len(value)} numbers>" if isinstance(value, list) else repr(value) for key, value in
+                 (arguments | ({"shift": self.shift} if self.shift else {})).items()}  # fmt: skip
+        return f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})"
 
     def _level(self, logsnr: Tensor, label: int | float | Tensor) -> Level:
         log_signal = self.rule.log_signal(logsnr)
@@ -141,16 +181,40 @@ class Schedule:
         return Level(signal.item(), sigma.item(), label)
 
 
+def as_schedule(schedule: "Schedule | str | Mapping[str, Any]") -> Schedule:
+    """A schedule, what its ``to_config()`` returned, or text: "ddpm_linear:num_levels=100,shift=1"."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    if isinstance(schedule, str):
+        name, arguments = parse_call("schedule", schedule)
+        return Schedule.from_config({"schedule": name, **arguments})
+    if isinstance(schedule, Mapping):
+        return Schedule.from_config(schedule)
+    raise InputError(
+        f"schedule={schedule!r} must be a nidiff.Schedule, its configuration, or text such as "
+        "'ddpm_linear:num_levels=1000'."
+    )
+
+
+@remembered
 def ddpm_linear(num_levels: int = 1000, beta_min: float = 1e-4, beta_max: float = 0.02) -> Schedule:
     """β from ``beta_min`` to ``beta_max`` in equal steps, ᾱ_t = ∏(1 − β_s) (DDPM; the paper's schedule)."""
-    _check_levels(num_levels)
-    if not 0 < beta_min <= beta_max < 1:
-        raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max < 1.")
-    return _from_betas(torch.linspace(beta_min, beta_max, num_levels, dtype=torch.float64, device="cpu"))
+    return _from_betas(_ramp(num_levels, beta_min, beta_max))
 
 
+@remembered
+def scaled_linear(num_levels: int = 1000, beta_min: float = 0.00085, beta_max: float = 0.012) -> Schedule:
+    """√β from √``beta_min`` to √``beta_max`` in equal steps: the schedule of Stable Diffusion."""
+    return _from_betas(_ramp(num_levels, beta_min, beta_max, power=0.5))
+
+
+@remembered
 def ddpm_cosine(num_levels: int = 1000, offset: float = 0.008, beta_max: float = 0.999) -> Schedule:
-    """ᾱ(t) ∝ cos²(π/2 · (t + offset)/(1 + offset)), each β at most ``beta_max`` (Nichol and Dhariwal 2021)."""
+    """ᾱ(t) ∝ cos²(π/2 · (t + offset)/(1 + offset)), each β at most ``beta_max`` (Nichol and Dhariwal 2021).
+
+    The last level has hardly any signal (1/20,000 with the defaults), and a prediction of the noise is divided by it:
+    clip x̂0, or predict v or x0.
+    """
     _check_levels(num_levels)
     if not (0 <= offset < 1 and 0 < beta_max < 1):
         raise InputError(f"offset={offset}, beta_max={beta_max} must satisfy 0 <= offset < 1 and 0 < beta_max < 1.")
@@ -159,6 +223,47 @@ def ddpm_cosine(num_levels: int = 1000, offset: float = 0.008, beta_max: float =
     return _from_betas((1 - remaining[1:] / remaining[:-1]).clamp(max=beta_max))
 
 
+@remembered
+def from_betas(betas: Sequence[float]) -> Schedule:
+    """ᾱ_t = ∏(1 − β_s) of any β between 0 and 1, from the least to the most noise."""
+    column = _column("betas", betas)
+    if not bool(((column > 0) & (column < 1)).all()):
+        raise InputError("betas must lie between 0 and 1, both excluded: remove the levels without noise or signal.")
+    return _from_betas(column)
+
+
+@remembered
+def from_alphas_cumprod(alphas_cumprod: Sequence[float]) -> Schedule:
+    """signal² = ᾱ and sigma² = 1 − ᾱ of a falling column ᾱ. The β, where you have them, lose less to rounding."""
+    column = _column("alphas_cumprod", alphas_cumprod)
+    if not bool(((column > 0) & (column < 1)).all()):
+        raise InputError("alphas_cumprod must lie between 0 and 1, both excluded: a level of pure noise has no SNR.")
+    return Schedule(torch.logit(column), "variance")
+
+
+def from_diffusers(config: Any) -> Schedule:
+    """The schedule of a diffusers scheduler that has β (DDPM, DDIM, DPM-Solver++, …), or of its ``config``."""
+    values = dict(config if isinstance(config, Mapping) else getattr(config, "config", {}))
+    if values.get("rescale_betas_zero_snr"):
+        raise InputError("config has rescale_betas_zero_snr=True, a level of pure noise without SNR: turn it off.")
+    if values.get("trained_betas") is not None:
+        return from_betas(values["trained_betas"])
+    kind, count = values.get("beta_schedule"), values.get("num_train_timesteps", 1000)
+    ends = {ours: values[theirs] for ours, theirs in (("beta_min", "beta_start"), ("beta_max", "beta_end"))
+            if theirs in values}  # fmt: skip
+    if kind == "squaredcos_cap_v2":
+        return ddpm_cosine(count)
+    known = {"linear": ddpm_linear, "scaled_linear": scaled_linear}
+    return known[one_of("beta_schedule", kind, [*known, "squaredcos_cap_v2"])](count, **ends)
+
+
+@remembered
+def table(logsnr: Sequence[float], keeps: str = "variance", time: Sequence[float] | None = None) -> Schedule:
+    """Any falling column of log-SNR: `Schedule` under a name."""
+    return Schedule(logsnr, keeps, time=None if time is None else _column("time", time))
+
+
+@remembered
 def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Schedule:
     """Noise scales in geometric progression, signal 1 (SMLD, appendix D)."""
     _check_levels(num_levels)
@@ -169,6 +274,7 @@ def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Sched
     return Schedule(-2 * log_sigma, "signal")
 
 
+@remembered
 def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, time_min: float = 1e-3) -> Schedule:
     """The continuous VP process, β(t) = beta_min + t (beta_max − beta_min), tabulated from ``time_min`` to 1 (A.9)."""
     _check_levels(num_levels)
@@ -176,20 +282,24 @@ def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, ti
         raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max <= 1000.")
     if not time_min > 0:
         raise InputError(f"time_min={time_min} must be above 0, where VP has no noise.")
-
-    def logsnr(time: Tensor) -> Tensor:
-        integral = time * beta_min + 0.5 * time.square() * (beta_max - beta_min)
-        return -torch.expm1(integral).log()  # ᾱ / (1 − ᾱ) = 1 / (e^∫β − 1)
-
-    return _continuous(logsnr, "variance", num_levels, time_min)
+    return _continuous(partial(_vp_logsnr, beta_min, beta_max), "variance", num_levels, time_min)
 
 
+@remembered
 def ve(num_levels: int = 1000, sigma_max: float = 50.0, sigma_min: float = 0.01, time_min: float = 0.0) -> Schedule:
     """The continuous VE process, sigma(t) = sigma_min (sigma_max / sigma_min)^t, tabulated from ``time_min`` to 1."""
     _check_levels(num_levels)
     _check_sigmas(sigma_min, sigma_max)
-    span = math.log(sigma_max / sigma_min)
-    return _continuous(lambda time: -2 * (math.log(sigma_min) + time * span), "signal", num_levels, time_min)
+    return _continuous(partial(_ve_logsnr, sigma_min, sigma_max), "signal", num_levels, time_min)
+
+
+def _vp_logsnr(beta_min: float, beta_max: float, time: Tensor) -> Tensor:
+    integral = time * beta_min + 0.5 * time.square() * (beta_max - beta_min)
+    return -torch.expm1(integral).log()  # ᾱ / (1 − ᾱ) = 1 / (e^∫β − 1)
+
+
+def _ve_logsnr(sigma_min: float, sigma_max: float, time: Tensor) -> Tensor:
+    return -2 * (math.log(sigma_min) + time * math.log(sigma_max / sigma_min))
 
 
 def _continuous(logsnr: Callable[[Tensor], Tensor], keeps: str, num_levels: int, time_min: float) -> Schedule:
@@ -197,6 +307,25 @@ def _continuous(logsnr: Callable[[Tensor], Tensor], keeps: str, num_levels: int,
         raise InputError(f"time_min={time_min} must be at least 0 and below 1.")
     time = torch.linspace(time_min, 1.0, num_levels, dtype=torch.float64, device="cpu")
     return Schedule(logsnr(time), keeps, time=time, logsnr_of_time=logsnr)
+
+
+def _ramp(num_levels: int, beta_min: float, beta_max: float, power: float = 1.0) -> Tensor:
+    """β whose ``power`` rises in equal steps."""
+    _check_levels(num_levels)
+    if not 0 < beta_min <= beta_max < 1:
+        raise InputError(f"beta_min={beta_min}, beta_max={beta_max} must satisfy 0 < beta_min <= beta_max < 1.")
+    ends = beta_min**power, beta_max**power
+    return torch.linspace(*ends, num_levels, dtype=torch.float64, device="cpu") ** (1 / power)
+
+
+def _column(argument: str, values: Tensor | Sequence[float]) -> Tensor:
+    try:
+        column = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{argument} must be a column of numbers ({error}).") from error
+    if column.ndim != 1 or len(column) == 0 or not bool(torch.isfinite(column).all()):
+        raise InputError(f"{argument} must be a column of finite numbers, but has shape {tuple(column.shape)}.")
+    return column
 
 
 def _from_betas(betas: Tensor) -> Schedule:
@@ -226,6 +355,10 @@ def _check_sigmas(sigma_min: float, sigma_max: float) -> None:
 SCHEDULES: dict[str, Callable[..., Schedule]] = {
     "ddpm_linear": ddpm_linear,
     "ddpm_cosine": ddpm_cosine,
+    "scaled_linear": scaled_linear,
+    "from_betas": from_betas,
+    "from_alphas_cumprod": from_alphas_cumprod,
+    "table": table,
     "smld_geometric": smld_geometric,
     "vp": vp,
     "ve": ve,

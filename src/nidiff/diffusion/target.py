@@ -40,22 +40,47 @@ class Target(NamedTuple):
         return -b * level.signal / level.sigma, self.power - 0.5
 
 
+# Functions with a name, so that a denoiser can be pickled.
+def _eps(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
+    return eps
+
+
+def _noise(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
+    return covariance.sqrt(eps)
+
+
+def _x0(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
+    return x0
+
+
 def _v(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
     return broadcast(level.signal, x0) * covariance.sqrt(eps) - broadcast(level.sigma, x0) * x0
 
 
+def _score(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
+    return -covariance.inv_sqrt(eps) / broadcast(level.sigma, eps)
+
+
+def _from_noise(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+    return 1 / signal, -sigma / signal
+
+
+def _from_x0(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+    return 0.0 * signal, 1.0 + 0.0 * signal
+
+
+def _from_v(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+    return signal / (signal**2 + sigma**2), -sigma / (signal**2 + sigma**2)
+
+
+def _from_score(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+    return 1 / signal, sigma**2 / signal
+
+
 TARGETS: dict[str, Target] = {
-    # White eps: the paper's (eq. 15).
-    "eps": Target(lambda x0, eps, level, cov: eps, lambda s, sigma: (1 / s, -sigma / s), 0.5),
-    # Coloured noise Σ^½ eps: the ε⁽³⁾ of the paper's source.
-    "noise": Target(lambda x0, eps, level, cov: cov.sqrt(eps), lambda s, sigma: (1 / s, -sigma / s), 0.0),
-    "x0": Target(lambda x0, eps, level, cov: x0, lambda s, sigma: (0.0 * s, 1.0 + 0.0 * s), 0.0),
-    # v = signal · Σ^½ eps − sigma · x0 (Salimans and Ho 2022, with coloured noise).
-    "v": Target(_v, lambda s, sigma: (s / (s**2 + sigma**2), -sigma / (s**2 + sigma**2)), 0.0),
-    # ∇ log q = −Σ^-½ eps / sigma (eq. 11).
-    "score": Target(
-        lambda x0, eps, level, cov: -cov.inv_sqrt(eps) / broadcast(level.sigma, eps),
-        lambda s, sigma: (1 / s, sigma**2 / s),
-        1.0,
-    ),
+    "eps": Target(_eps, _from_noise, 0.5),  # white: the paper's (eq. 15)
+    "noise": Target(_noise, _from_noise, 0.0),  # coloured, Σ^½ eps: the ε⁽³⁾ of the paper's source
+    "x0": Target(_x0, _from_x0, 0.0),
+    "v": Target(_v, _from_v, 0.0),  # signal · Σ^½ eps − sigma · x0 (Salimans and Ho 2022, with coloured noise)
+    "score": Target(_score, _from_score, 1.0),  # ∇ log q = −Σ^-½ eps / sigma (eq. 11)
 }

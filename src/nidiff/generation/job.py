@@ -13,7 +13,7 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.tile import Tiled
-from nidiff.sampling.sampler import Progress, rehearse, sample
+from nidiff.sampling.sampler import Visit, rehearse, sample
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -75,7 +75,7 @@ def run_job(
         try:
             for block in blocks[state.process_index :: state.num_processes]:
 
-                def advance(at: Progress, share: float = len(block) * state.num_processes) -> None:
+                def advance(at: Visit, share: float = len(block) * state.num_processes) -> None:
                     bar.update(min(share / at.num_steps, bar.total - bar.n))
 
                 images = sample(ready, (len(block), *shape), seeds=block, callback=advance, **job.arguments).cpu()

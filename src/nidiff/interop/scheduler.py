@@ -30,7 +30,7 @@ from nidiff.model.config import (
 )
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.sampling.step import Run
+from nidiff.sampling.step import Chain
 
 
 @dataclass
@@ -213,11 +213,11 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         if index + 1 == len(self._levels):
             x = x0
         else:
-            run = Run(denoiser, noise)
+            chain = Chain(denoiser, noise)
             if past is not None and past.leads_to(index, x):
-                run.previous = past.level, past.x0
+                chain.previous = past.level, past.x0
             step = SAMPLERS[ALGORITHMS[algorithm]].step
-            x = step(run, x, x0, here, self._levels[index + 1], **OPTIONS[algorithm](self.config, eta))
+            x = step(chain, x, x0, here, self._levels[index + 1], **OPTIONS[algorithm](self.config, eta))
         self._past = Past(index, here, x0, x.detach())
         result = x.to(sample.dtype), x0.to(sample.dtype)
         return NonIsotropicSchedulerOutput(*result) if return_dict else result

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
-from nidiff.sampling.step import Run, as_float
+from nidiff.sampling.step import Chain, as_float
 
 
-def ancestral(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, variance: str = "posterior") -> Tensor:
+def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, variance: str = "posterior") -> Tensor:
     """DDPM's step (eq. 2–3, 17–18): the posterior mean, plus noise of variance β̃ ("posterior") or β ("beta", eq. 19).
 
     β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) (E17). Between levels that are not neighbours β is that of
@@ -25,16 +25,16 @@ def ancestral(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, var
     one_of("variance", variance, ("posterior", "beta"))
     beta, posterior = jump_variances(here, there)
     mean = mix(x, x0, here, there, fresh=math.sqrt(posterior))
-    return mean + math.sqrt(posterior if variance == "posterior" else beta) * run.noise()
+    return mean + math.sqrt(posterior if variance == "posterior" else beta) * chain.noise()
 
 
-def ddim(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
+def ddim(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
     """DDIM (eq. 20–21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
     if not 0 <= eta <= 1:
         raise InputError(f"eta={eta} must be from 0 (deterministic) to 1 (ancestral).")
     fresh = eta * math.sqrt(jump_variances(here, there)[1])
     mean = mix(x, x0, here, there, fresh)
-    return mean + fresh * run.noise() if fresh else mean
+    return mean + fresh * chain.noise() if fresh else mean
 
 
 def jump_variances(here: Level, there: Level) -> tuple[float, float]:

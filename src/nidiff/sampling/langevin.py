@@ -13,15 +13,13 @@ from torch import Tensor
 
 from nidiff.covariance.matrix import Identity
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, one_of
-from nidiff.sampling.ancestral import ancestral, ddim
+from nidiff.errors import InputError, choose
 from nidiff.sampling.annealing import langevin_epsilon
-from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
-from nidiff.sampling.step import Run, Step
+from nidiff.sampling.step import Chain, Step
 
 
 def als(
-    run: Run,
+    chain: Chain,
     x: Tensor,
     x0: Tensor,
     here: Level,
@@ -36,27 +34,27 @@ def als(
 
     Without ``epsilon``, η is the one that brings the variance nearest to that of the level (`best_eta`).
     """
-    _check_exploding(run, "als")
+    _check_exploding(chain, "als")
     if steps_per_level < 1:
         raise InputError(f"steps_per_level={steps_per_level} must be at least 1.")
     if epsilon is None and not preconditioned:
         raise InputError("preconditioned=False has no default epsilon: give one, as calibrate finds it.")
-    above, below = (here, there) if run.previous is None else (run.previous[0], here)
+    above, below = (here, there) if chain.previous is None else (chain.previous[0], here)
     if epsilon is None and above.sigma == below.sigma:
         raise InputError("als at a single level has no default epsilon: give one.")
     ratio = float(above.sigma) / float(below.sigma)
-    eta = best_eta(ratio, steps_per_level) if epsilon is None else _eta(run, epsilon)
+    eta = best_eta(ratio, steps_per_level) if epsilon is None else _eta(chain, epsilon)
     if epsilon is not None and eta >= 2:
         limit = 2 * epsilon / eta
         raise InputError(f"epsilon={epsilon} makes Langevin unstable: give less than 2 sigma_min² = {limit:.4g}.")
     for step in range(steps_per_level):
-        x0 = run.denoiser(x, here) if step else x0
-        x = langevin(run, x, x0, here, eta, preconditioned)
+        x0 = chain.denoiser(x, here) if step else x0
+        x = langevin(chain, x, x0, here, eta, preconditioned)
     return x
 
 
 def cas(
-    run: Run,
+    chain: Chain,
     x: Tensor,
     x0: Tensor,
     here: Level,
@@ -70,32 +68,32 @@ def cas(
     Every mode then has the variance of the level ``there`` exactly, which needs 1 − 1/ratio ≤ η ≤ 1 + 1/ratio (E24).
     Without ``epsilon``, η = 1 − 1/ratio²: the best Langevin step for one step per level, and the posterior's (E31).
     """
-    _check_exploding(run, "cas")
+    _check_exploding(chain, "cas")
     ratio = float(here.sigma) / float(there.sigma)
-    eta = 1 - ratio**-2 if epsilon is None else _eta(run, epsilon)
+    eta = 1 - ratio**-2 if epsilon is None else _eta(chain, epsilon)
     beta_squared = 1 - (ratio * (1 - eta)) ** 2
     if beta_squared < -1e-9:  # the ends of the interval are feasible, up to rounding
         low, high = (
-            float(run.denoiser.process.schedule.sigma[0]) ** 2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)
+            float(chain.denoiser.process.schedule.sigma[0]) ** 2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)
         )
         raise InputError(
             f"epsilon={epsilon:g} is not feasible for cas with levels a factor {ratio:.6g} apart: "
             f"give one from {low:.4g} to {high:.4g}, or use more levels."
         )
     return (
-        _drift(run, x, x0, here, eta, preconditioned)
-        + math.sqrt(max(beta_squared, 0.0)) * float(there.sigma) * run.noise()
+        _drift(chain, x, x0, here, eta, preconditioned)
+        + math.sqrt(max(beta_squared, 0.0)) * float(there.sigma) * chain.noise()
     )
 
 
 def predictor_corrector(
-    run: Run,
+    chain: Chain,
     x: Tensor,
     x0: Tensor,
     here: Level,
     there: Level,
     *,
-    predictor: str = "ancestral",
+    predictor: str | Step = "ancestral",
     corrector_steps: int = 1,
     eta: float = 0.05,
 ) -> Tensor:
@@ -107,20 +105,25 @@ def predictor_corrector(
         raise InputError(f"corrector_steps={corrector_steps} must be at least 0.")
     if not 0 < eta < 2:
         raise InputError(f"eta={eta} must be between 0 and 2, where the Langevin step is stable.")
-    x = PREDICTORS[one_of("predictor", predictor, PREDICTORS)](run, x, x0, here, there)
+    from nidiff.sampling.sampler import SAMPLERS  # which has this step, too
+
+    steps = {
+        name: one.step for name, one in SAMPLERS.items() if not one.settles and one.step is not predictor_corrector
+    }
+    x = choose("predictor", predictor, steps)(chain, x, x0, here, there)
     for _ in range(corrector_steps):
-        x = langevin(run, x, run.denoiser(x, there), there, eta)
+        x = langevin(chain, x, chain.denoiser(x, there), there, eta)
     return x
 
 
-def langevin(run: Run, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool = True) -> Tensor:
+def langevin(chain: Chain, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool = True) -> Tensor:
     """One Langevin update at a level, α = eta · sigma²: x + α Σ s + √(2α) Σ^½ z (E23)."""
-    return _drift(run, x, x0, level, eta, preconditioned) + math.sqrt(2 * eta) * float(level.sigma) * run.noise()
+    return _drift(chain, x, x0, level, eta, preconditioned) + math.sqrt(2 * eta) * float(level.sigma) * chain.noise()
 
 
-def _drift(run: Run, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool) -> Tensor:
+def _drift(chain: Chain, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool) -> Tensor:
     towards = float(level.signal) * x0 - x  # sigma² Σ s
-    return x + eta * (towards if preconditioned else run.denoiser.process.covariance.solve(towards))
+    return x + eta * (towards if preconditioned else chain.denoiser.process.covariance.solve(towards))
 
 
 @lru_cache
@@ -129,22 +132,12 @@ def best_eta(ratio: float, steps: int) -> float:
     return langevin_epsilon(Identity((1,)), ratio, sigma_min=1.0, steps=steps)
 
 
-def _eta(run: Run, epsilon: float) -> float:
+def _eta(chain: Chain, epsilon: float) -> float:
     if not (math.isfinite(epsilon) and epsilon > 0):
         raise InputError(f"epsilon={epsilon} must be a positive number, such as calibrate finds.")
-    return epsilon / float(run.denoiser.process.schedule.sigma[0]) ** 2
+    return epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
 
 
-def _check_exploding(run: Run, name: str) -> None:
-    if run.denoiser.process.schedule.keeps != "signal":
+def _check_exploding(chain: Chain, name: str) -> None:
+    if chain.denoiser.process.schedule.keeps != "signal":
         raise InputError(f"sampler={name!r} needs a schedule with signal 1 (smld_geometric, ve): use another for VP.")
-
-
-PREDICTORS: dict[str, Step] = {
-    "ancestral": ancestral,
-    "ddim": ddim,
-    "euler": euler,
-    "heun": heun,
-    "dpmpp_2m": dpmpp_2m,
-    "euler_maruyama": euler_maruyama,
-}

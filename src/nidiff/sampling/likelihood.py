@@ -41,10 +41,13 @@ def log_likelihood(
         raise InputError("x has NaN or infinite values: remove those images.")
     if len(schedule) < 2 or not (rtol > 0 and atol > 0):
         raise InputError(f"rtol={rtol}, atol={atol} must be positive, and the schedule have two levels or more.")
+    x = x.to(torch.promote_types(x.dtype, torch.float32))  # an integral in half precision is off by a tenth
     probes = white_noise((len(x), num_probes, *x.shape[1:]), generator, dtype=x.dtype, device=x.device).sign()
+    highest, lowest = schedule.logsnr[[0, -1]].tolist()
 
     def dynamics(clock: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        level = schedule.level_at(clock.item())
+        # In float32 the clock may round to just outside the schedule, where there are no labels.
+        level = schedule.level_at(min(max(clock.item(), lowest), highest))
         with torch.enable_grad():
             at = state[0].detach().requires_grad_()
             velocity = process.flow(at, denoiser(at, level), level)

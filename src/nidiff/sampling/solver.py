@@ -6,40 +6,40 @@ from torch import Tensor
 
 from nidiff.diffusion.schedule import Level
 from nidiff.sampling.ancestral import mix
-from nidiff.sampling.step import Run, as_float
+from nidiff.sampling.step import Chain, as_float
 
 
-def euler(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+def euler(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """Euler on d(x/signal) / d(sigma/signal) = n̂. The same map as DDIM with eta = 0: that identity is a test."""
     return mix(x, x0, here, there, fresh=0.0)
 
 
-def heun(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+def heun(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """Heun's second-order step on d(x/sigma) / d(signal/sigma) = x̂0; two evaluations of the network per step.
 
     It is the same ODE. In its usual clock, sigma/signal, an error of x̂0 at the end of a step is multiplied by the ratio
     of the two noise levels, which few steps from nearly pure noise make large; here x' is a mean of x and the x̂0.
     """
     guess = mix(x, x0, here, there, fresh=0.0)
-    return mix(x, (x0 + run.denoiser(guess, there)) / 2, here, there, fresh=0.0)
+    return mix(x, (x0 + chain.denoiser(guess, there)) / 2, here, there, fresh=0.0)
 
 
-def dpmpp_2m(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+def dpmpp_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """DPM-Solver++(2M) (Lu et al. 2022): exponential integrator in log-SNR, x̂0 extrapolated from the step before."""
     _, sigma, next_signal, next_sigma = as_float(here, there)
     step = half_logsnr(there) - half_logsnr(here)
-    if run.previous is not None:
-        before, x0_before = run.previous
+    if chain.previous is not None:
+        before, x0_before = chain.previous
         ratio = (half_logsnr(here) - half_logsnr(before)) / step
         x0 = x0 + (x0 - x0_before) / (2 * ratio)
     return (next_sigma / sigma) * x - (next_signal * math.expm1(-step)) * x0
 
 
-def euler_maruyama(run: Run, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+def euler_maruyama(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """Euler–Maruyama on the reverse SDE with log-SNR as clock: dx = (slope x + sigma² Σ s) dℓ + sigma Σ^½ dw̄ (R6)."""
     step = 2 * (half_logsnr(there) - half_logsnr(here))
-    drift = run.denoiser.process.reverse_drift(x, x0, here)
-    return x + step * drift + (float(here.sigma) * math.sqrt(step)) * run.noise()
+    drift = chain.denoiser.process.reverse_drift(x, x0, here)
+    return x + step * drift + (float(here.sigma) * math.sqrt(step)) * chain.noise()
 
 
 def half_logsnr(level: Level) -> float:

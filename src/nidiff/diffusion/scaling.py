@@ -1,0 +1,56 @@
+"""The units of the data: what the network sees is x, and the data are scale · x + shift."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nidiff.errors import InputError
+
+Numbers = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """data = scale · x + shift, with numbers for all channels or one number per channel of [N, C, *event]."""
+
+    scale: Numbers
+    shift: Numbers = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "shift"):
+            value = getattr(self, name)
+            if isinstance(value, list):  # as JSON has it
+                object.__setattr__(self, name, value := tuple(value))
+            each = value if isinstance(value, tuple) else (value,)
+            if not each or not all(isinstance(v, int | float) and math.isfinite(v) for v in each):
+                raise InputError(f"{name}={value!r} of the scaling must be a finite number, or one per channel.")
+            if name == "scale" and 0 in each:
+                raise InputError(f"scale={value!r} of the scaling must not be 0.")
+
+    def to_model(self, data: Tensor) -> Tensor:
+        """x = data / scale − shift / scale, as floats."""
+        scale, shift = self._like(data)
+        return (data / scale).sub_(shift / scale)
+
+    def to_data(self, x: Tensor) -> Tensor:
+        """scale · x + shift."""
+        scale, shift = self._like(x)
+        return scale * x + shift
+
+    def _like(self, x: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        dtype = x.dtype if x.is_floating_point() else torch.float32
+
+        def per_channel(values: Numbers) -> float | Tensor:
+            if not isinstance(values, tuple):
+                return values
+            if x.ndim < 2 or x.shape[1] != len(values):
+                raise InputError(f"the scaling has {len(values)} channels, but the data have shape {tuple(x.shape)}.")
+            return torch.tensor(values, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 2))
+
+        return per_channel(self.scale), per_channel(self.shift)
+
+
+PIXELS = Scaling(127.5, 127.5)
+"""8-bit images: 0 … 255 is [−1, 1]."""

@@ -1,0 +1,73 @@
+"""Which levels of the schedule a sampler visits."""
+
+import math
+import operator
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.schedule import Schedule
+from nidiff.errors import InputError, choose
+from nidiff.sampling.step import Spacing
+
+
+def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[int]:
+    """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
+    top = len(schedule)
+    if isinstance(num_steps, bool) or not hasattr(num_steps, "__index__") or not 1 <= num_steps <= top:
+        raise InputError(f"num_steps={num_steps!r} must be an integer from 1 to {top}, the levels of the schedule.")
+    return checked_rows(schedule, choose("spacing", spacing, SPACINGS)(schedule, operator.index(num_steps)), "spacing")
+
+
+def checked_rows(schedule: Schedule, rows: Sequence[int], argument: str = "rows") -> list[int]:
+    """``rows`` as integers, if they fall and are rows of the schedule."""
+    chosen = [operator.index(row) for row in rows]
+    if not chosen or any(a <= b for a, b in pairwise(chosen)) or chosen[0] >= len(schedule) or chosen[-1] < 0:
+        raise InputError(f"{argument} gives the rows {chosen}: they must fall and lie in 0 … {len(schedule) - 1}.")
+    return chosen
+
+
+def _uniform(schedule: Schedule, count: int) -> list[int]:
+    """Equal strides from the noisiest row to the least noisy, both included."""
+    return [
+        round(row) for row in torch.linspace(len(schedule) - 1, 0, count, dtype=torch.float64, device="cpu").tolist()
+    ]
+
+
+def _trailing(schedule: Schedule, count: int) -> list[int]:
+    """Equal strides from the noisiest row, the last one a stride above the clean image."""
+    stride = len(schedule) / count
+    return [round(len(schedule) - i * stride) - 1 for i in range(count)]
+
+
+def _uniform_logsnr(schedule: Schedule, count: int) -> list[int]:
+    """Rows nearest to equal strides in log-SNR."""
+    first, last = schedule.logsnr[-1].item(), schedule.logsnr[0].item()
+    return _nearest(schedule, torch.linspace(first, last, count, dtype=torch.float64, device="cpu"))
+
+
+def _karras(schedule: Schedule, count: int, rho: float = 7.0) -> list[int]:
+    """Rows nearest to equal strides in (sigma/signal)^(1/rho) (Karras et al. 2022, eq. 5): dense where noise is low."""
+    # sigma/signal = exp(−log-SNR / 2)
+    first, last = (math.exp(-schedule.logsnr[row].item() / (2 * rho)) for row in (-1, 0))
+    roots = torch.linspace(first, last, count, dtype=torch.float64, device="cpu")
+    return _nearest(schedule, -2 * rho * roots.log())
+
+
+def _nearest(schedule: Schedule, logsnr: Tensor) -> list[int]:
+    """Falling rows nearest to the rising ``logsnr``; where rows are too coarse for that, the next free ones."""
+    rows: list[int] = []
+    for index, row in enumerate(schedule.level_at(logsnr).label.round().tolist()):  # type: ignore[union-attr]
+        below = rows[-1] - 1 if rows else len(schedule) - 1
+        rows.append(max(min(int(row), below), len(logsnr) - 1 - index))
+    return rows
+
+
+SPACINGS: dict[str, Spacing] = {
+    "uniform": _uniform,
+    "trailing": _trailing,
+    "logsnr": _uniform_logsnr,
+    "karras": _karras,
+}

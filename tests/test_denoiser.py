@@ -1,0 +1,136 @@
+"""A denoiser is a module: it moves, pickles, compiles, keeps its network's dtype and knows what it predicts."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from problems import Gaussian, normal, smooth_net
+
+import nidiff
+from nidiff.diffusion.scaling import PIXELS
+from nidiff.diffusion.target import TARGETS, Target
+
+COV = nidiff.gaussian_free_field((2, 3))
+PROCESS = nidiff.Process(nidiff.vp(20).shifted(0.5), COV)
+
+
+class Net(torch.nn.Module):
+    """A network of (x, label), which can be pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6)
+
+    def forward(self, x, label):
+        return self.layer(x.flatten(1)).reshape(x.shape) * (1 + 0.01 * label.reshape(-1, 1, 1).to(x))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_denoiser_pickles_and_copies_with_everything_it_has(target):
+    denoiser = nidiff.Denoiser(Net(), PROCESS, target, clip=2.0, scaling=PIXELS)
+    x, level = normal(3, 2, 3).float(), PROCESS.schedule.level(5)
+    for other in (pickle.loads(pickle.dumps(denoiser)), copy.deepcopy(denoiser)):
+        assert torch.equal(other(x, level), denoiser(x, level))
+        assert (other.target_name, other.clip, other.scaling) == (target, 2.0, PIXELS)
+
+
+def test_a_worker_process_that_spawns_gets_the_denoiser():
+    """DataLoader workers that spawn unpickle their data set (the default from Python 3.14)."""
+    denoiser = nidiff.Denoiser(Net(), PROCESS)
+    loader = torch.utils.data.DataLoader(
+        Denoised(denoiser), batch_size=2, num_workers=1, multiprocessing_context="spawn"
+    )
+    expected = torch.stack([Denoised(denoiser)[i] for i in range(2)])
+    assert torch.allclose(next(iter(loader)), expected, atol=1e-6)
+
+
+class Denoised(torch.utils.data.Dataset):
+    def __init__(self, denoiser):
+        self.denoiser = denoiser
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        with torch.no_grad():
+            x = torch.full((1, 2, 3), float(index))
+            return self.denoiser(x, self.denoiser.process.schedule.level(5))[0]
+
+
+def test_it_moves_with_its_network_and_shares_it():
+    denoiser = nidiff.Denoiser(Net(), PROCESS)
+    assert denoiser.device == torch.device("cpu")
+    assert nidiff.Denoiser(smooth_net((2, 3)), PROCESS).device == torch.device("cpu")
+    assert nidiff.Denoiser(Net(), PROCESS).to("meta").device == torch.device("meta")
+    clipped = denoiser.clipped(0.1)
+    assert (clipped.net, clipped.clip, denoiser.clip) == (denoiser.net, 0.1, None)
+    other = denoiser.with_net(Net())
+    assert other.net is not denoiser.net
+    assert [name for name, _ in denoiser.named_parameters()] == ["net.layer.weight", "net.layer.bias"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_network_is_called_in_its_own_dtype(dtype):
+    """A half-precision network samples in float32, and only its own arithmetic is rounded."""
+    torch.manual_seed(0)
+    net = Net()
+    exact = nidiff.sample(nidiff.Denoiser(net, PROCESS, "x0"), (4, 2, 3), seeds=range(4), num_steps=5)
+    own = nidiff.sample(nidiff.Denoiser(net.to(dtype), PROCESS, "x0"), (4, 2, 3), seeds=range(4), num_steps=5)
+    assert own.dtype == torch.float32
+    assert torch.allclose(own, exact, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_a_target_is_a_name_or_an_object(monkeypatch):
+    """Half the clean image: x̂0 = 2 · output, of a family that no name has yet."""
+    half = Target(lambda x0, eps, level, cov: x0 / 2, lambda signal, sigma: (0.0 * signal, 2.0 + 0.0 * signal), 0.0)
+    problem = Gaussian(COV)
+    process = nidiff.Process(nidiff.ddpm_linear(50), COV)
+    level = process.schedule.level(20)
+
+    def net(x, label):
+        return problem.denoise(x, level) / 2
+
+    x = normal(4, 2, 3)
+    denoiser = nidiff.Denoiser(net, process, target=half)
+    assert torch.allclose(denoiser(x, level), problem.denoise(x, level))
+    assert denoiser.target_name is None
+    monkeypatch.setitem(TARGETS, "half", half)
+    assert denoiser.target_name == "half"
+    assert torch.equal(nidiff.Denoiser(net, process, target="half")(x, level), denoiser(x, level))
+    with pytest.raises(nidiff.InputError, match="target='quarter'.*did you mean|target='quarter'.*'half'"):
+        nidiff.Denoiser(net, process, target="quarter")
+
+
+def test_the_loss_compiles_to_one_graph():
+    net, x0 = Net(), torch.randn(5, 2, 3)
+    denoiser = nidiff.Denoiser(net, PROCESS)
+    compiled = torch.compile(
+        lambda x0: nidiff.denoising_loss(denoiser, x0).mean(), backend="aot_eager", fullgraph=True, dynamic=False
+    )
+    torch.manual_seed(3)
+    loss = compiled(x0)
+    loss.backward()
+    gradient = net.layer.weight.grad.clone()
+    net.zero_grad()
+    torch.manual_seed(3)
+    expected = nidiff.denoising_loss(denoiser, x0).mean()
+    expected.backward()
+    assert torch.allclose(loss, expected, rtol=1e-4)
+    assert torch.allclose(gradient, net.layer.weight.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_scaling_is_undone():
+    data = torch.stack([280 + 15 * torch.randn(4, 8), 1e-3 * torch.randn(4, 8)], 1)
+    scaling = nidiff.Scaling(scale=(15.0, 1e-3), shift=(280.0, 0.0))
+    x = scaling.to_model(data)
+    assert x.std((0, 2)).sub(1).abs().max() < 0.5
+    assert torch.allclose(scaling.to_data(x), data, rtol=1e-5, atol=1e-6)
+    pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
+    assert PIXELS.to_model(pixels).flatten()[[0, -1]].tolist() == [-1.0, 1.0]
+    assert torch.equal(PIXELS.to_data(PIXELS.to_model(pixels)).round().to(torch.uint8), pixels)
+    with pytest.raises(nidiff.InputError, match="scaling has 2 channels"):
+        scaling.to_model(pixels)
+    for bad in ({"scale": 0.0}, {"scale": ()}, {"scale": 1.0, "shift": float("nan")}, {"scale": "big"}):
+        with pytest.raises(nidiff.InputError, match=r"of the scaling must"):
+            nidiff.Scaling(**bad)
