@@ -25,7 +25,7 @@ def require(module: str) -> Any:
 
 
 def explained(error: ModuleNotFoundError) -> Exception:
-    """The error as one sentence that names the extra to install; any other missing module is a bug and stays as it is."""
+    """The error as one sentence that names the extra to install; any other missing module is a bug and stays."""
     module = (error.name or "").partition(".")[0]
     if module not in EXTRAS:
         return error

@@ -72,11 +72,6 @@ def replace_text(path: Path, text: str) -> None:
         file.write(text)
 
 
-def replace_bytes(path: Path, content: bytes) -> None:
-    with replacing(path) as file:
-        file.write(content)
-
-
 def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
     """As `numpy.savez` does, but the same arrays give the same bytes: no time is stored."""
     import numpy as np

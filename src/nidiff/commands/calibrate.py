@@ -32,7 +32,7 @@ class Calibrate:
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
     """Where the official files of a named data set are."""
     covariance: str = "gff:gamma=1"
-    """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved one."""
+    """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     range: Annotated[str, arg(metavar="{symmetric,unit}")] = "symmetric"
     """The range of the pixels: [-1, 1], in which nidiff trains, or [0, 1], the paper's."""
     distance: Annotated[str, arg(metavar="{max,batch,quantile}")] = "max"

@@ -25,7 +25,7 @@ class Noise:
         Positional[tuple[str, ...]],
         arg(metavar="SIGMA", help_behavior_hint="(default: gff:gamma=0 to gff:gamma=2; with --data: white)"),
     ] = ()
-    """Each Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid), or the folder of a saved one."""
+    """Each Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid), or the folder of a saved Σ."""
     shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: 32 32)")] = None
     """The size of an image: one, two or three numbers."""
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(optional)")] = None

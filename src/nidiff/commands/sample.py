@@ -13,16 +13,16 @@ from nidiff.commands.drawing import Drawing, parse_seeds
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw images: alone, under torchrun or under accelerate launch. Repeat the command to continue where it stopped."""
+    """Draw images: alone, under torchrun or under accelerate launch. Repeat it to continue where it stopped."""
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, or its model folder."""
     drawing: Annotated[Drawing, arg(name="")]
     sampler: str = "dpmpp_2m"
-    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=0.5,spacing=karras.
+    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras.
     The spacing of the steps is uniform, trailing, logsnr or karras."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
-    """Sampling steps: how many noise levels are visited. The default is 20 for ODE solvers, and all levels for others."""
+    """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers and all levels for others."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the images go."""
     format: Annotated[str, arg(metavar="{npz,png,both}")] = "npz"

@@ -1,4 +1,4 @@
-"""Many images by their seeds: the same files on any number of processes, however often the job is killed and repeated."""
+"""Many images by their seeds: the same files on any number of processes, however often the job is killed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

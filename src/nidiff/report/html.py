@@ -149,7 +149,8 @@ def _samples(run: Run) -> str:
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     shown = "".join(_grid(step, file) for step, file in chosen)
     experiment = run.experiment
-    settings = f"{experiment.sampler}, {experiment.num_steps} steps, the same seeds in every grid."
+    steps = "" if experiment.num_steps is None else f", {experiment.num_steps} steps"
+    settings = f"{experiment.sampler}{steps}, the same seeds in every grid."
     return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
 
 
@@ -203,9 +204,8 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
     except InputError:
         pass
     shape = (1, *run.facts.get("image_shape", (1, *size)))
-    steps = min(experiment.num_steps, len(denoiser.process.schedule))
     with torch.inference_mode():
-        drawn = sample(denoiser, shape, sampler=experiment.sampler, num_steps=steps, seeds=[0])
+        drawn = sample(denoiser, shape, seeds=[0], **experiment.sampling(denoiser.process.schedule))
     return drawn[0], "a sample of seed 0, for the training data cannot be loaded here"
 
 
@@ -228,8 +228,9 @@ def _repeat(run: Run) -> str:
     train = f"nidiff train --config {quote(f'{name}/experiment.json')} --out"
     lines = [f"{train} {quote(f'{name}-again')}"]
     if _has_model(run):
+        steps = "" if experiment.num_steps is None else f"--num-steps {experiment.num_steps} "
         lines.append(
-            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} --steps {experiment.num_steps} "
+            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} {steps}"
             f"--seeds 0-{experiment.num_samples - 1} --out {quote(f'{name}-samples')}"
         )
     else:
@@ -239,7 +240,7 @@ def _repeat(run: Run) -> str:
 
 
 def _has_model(run: Run) -> bool:
-    return (run.folder / "model").is_dir()
+    return any(any((run.folder / "model" / part).glob("*.safetensors")) for part in ("unet", "network"))
 
 
 def _facts(rows: Mapping[str, str]) -> str:

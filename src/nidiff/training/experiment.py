@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from nidiff.errors import InputError, one_of
-from nidiff.notation import call, fits, parse_call
+from nidiff.notation import fits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class Experiment:
     """Mirror half of the images at random."""
 
     covariance: str = "gaussian_free_field:gamma=1.0"
-    """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved one."""
+    """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     schedule: str = "ddpm_cosine:num_levels=1000"
     """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, smld_geometric, vp, ve; shift moves log-SNR."""
     target: str = "eps"
@@ -131,14 +131,9 @@ class Experiment:
         )
 
     def build_schedule(self) -> "Schedule":
-        from nidiff.diffusion.schedule import SCHEDULES
+        from nidiff.diffusion.schedule import as_schedule
 
-        name, arguments = parse_call("schedule", self.schedule)
-        shift = arguments.pop("shift", 0.0)
-        if not isinstance(shift, int | float):
-            raise InputError(f"schedule={self.schedule!r}: shift must be a number.")
-        schedule = call("schedule", name, arguments, SCHEDULES)
-        return schedule.shifted(shift) if shift else schedule
+        return as_schedule(self.schedule)
 
     def build_covariance(self, images: "Images") -> "Covariance":
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""

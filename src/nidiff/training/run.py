@@ -7,15 +7,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
-
+from nidiff.covariance.config import PLACES, load, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import replace_bytes, replace_text, writing
+from nidiff.files import replace_text, writing
 from nidiff.model.config import scheduler_config
-from nidiff.model.folder import ARRAYS, CONFIG
+from nidiff.model.folder import CONFIG
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.experiment import Experiment, read_experiment
@@ -72,8 +71,8 @@ class RunDirectory:
     def covariance(self) -> Covariance:
         """The Σ of the run, stored when it began."""
         # A kill while the model is replaced leaves it under one of these names.
-        places = [self.folder, self.folder / ".old-model", self.folder / ".tmp-model"]
-        return Covariance.load(next((place for place in places if _has_covariance(place)), self.folder))
+        folders = [self.folder, self.folder / ".old-model", self.folder / ".tmp-model"]
+        return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
 
     @property
     def has_model(self) -> bool:
@@ -162,15 +161,8 @@ class RunDirectory:
 
 def write_scheduler(folder: Path, covariance: Covariance, experiment: Experiment) -> None:
     """Write the part of a model that is known before training: Σ, schedule, target and clipping."""
-    arrays = {name: tensor.contiguous() for name, tensor in covariance.tensors().items()}
-    if arrays:
-        replace_bytes(folder / ARRAYS, safetensors.torch.save(arrays))
+    save_arrays(covariance.tensors(), folder)
     replace_text(folder / CONFIG, json.dumps(scheduler_config(covariance, experiment), indent=2) + "\n")
-
-
-def _has_covariance(folder: Path) -> bool:
-    places = ("covariance.json", f"scheduler/{CONFIG}", f"model/scheduler/{CONFIG}")
-    return any((folder / place).is_file() for place in places)
 
 
 def _step_of(line: str) -> int | None:
