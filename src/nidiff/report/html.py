@@ -1,7 +1,6 @@
 """``report.html``: all about a run in one file, which opens from disk and fetches nothing."""
 
 import json
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -107,10 +106,8 @@ def _covariance(run: Run) -> str:
 
     covariance, name = Covariance.load(run.folder), run.experiment.covariance
     shown = {} if name == "white" else {"white": Identity(covariance.event_shape)}
-    # Short enough for a tick label; a dollar would begin a formula.
-    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", name)[:5])
     boundary = "reflecting" if covariance.to_config().get("boundary") == "reflecting" else "periodic"
-    drawn = noise_figure({**shown, label: covariance}, num_images=5, boundary=boundary)
+    drawn = noise_figure({**shown, name: covariance}, num_images=5, boundary=boundary)
     numbers = summary(covariance)
     (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
     spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""

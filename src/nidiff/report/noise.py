@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -87,6 +88,8 @@ def check_suffix(out: Path) -> None:
 
 
 def _symbols(label: str) -> str:
+    """A label short enough for a tick: one line per part of NAME:key=value,…; a dollar would begin a formula."""
+    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", label)[:5])
     for word, symbol in SYMBOLS.items():
         label = label.replace(word, symbol)
     return label.replace("=", " = ")
