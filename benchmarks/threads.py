@@ -1,8 +1,8 @@
 """How fast is a training step on two threads, alone and beside one busy process, by how long idle threads spin?
 
 Threads of GNU's OpenMP spin at every barrier before they sleep. Beside other work a spinning thread holds the core that
-the thread it waits for needs. GOMP_SPINCOUNT and OMP_WAIT_POLICY are read when torch is imported, so each setting runs in
-processes of its own, in turn.
+the thread it waits for needs. The settings are read when torch is imported, so each runs in processes of its own, in
+turn.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Check ``pip install nidiff`` without extras: Σ samples, the diffusers classes import, and a command names its extra."""
+"""Check an install without extras: Σ is sampled, the diffusers classes import, and a command names its extra."""
 
 import subprocess
 import sys
