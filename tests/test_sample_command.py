@@ -15,8 +15,9 @@ from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
-from nidiff.commands.drawing import parse_seeds, seeds_text
+from nidiff.commands.drawing import parse_seeds
 from nidiff.data.images import quantise
+from nidiff.generation.opened import seeds_text
 from nidiff.generation.tile import Tiled, tile_size
 from nidiff.model.folder import save_model
 from nidiff.training.experiment import Experiment

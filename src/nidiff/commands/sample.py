@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.drawing import Drawing, cell_name, open_model, parse_seeds, process_state, seeds_text
+from nidiff.commands.drawing import Drawing, parse_seeds
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Sample:
     def run(self) -> None:
         from nidiff.generation.folder import SampleFolder
         from nidiff.generation.job import run_job
+        from nidiff.generation.opened import cell_name, open_model, process_state, seeds_text
 
         seeds = parse_seeds(self.drawing.seeds)
         state = process_state()

@@ -47,16 +47,6 @@ class FeatureNetwork:
     grey: bool = False
     """Whether ``forward`` takes one channel; if not, the channel is given to it three times."""
 
-    @property
-    def label(self) -> str:
-        """What the Fréchet distance of these features is called: only that of Inception is FID."""
-        return "FID" if self.name == "inception" else f"FD-{self.name}"
-
-    @property
-    def kernel_label(self) -> str:
-        """What their kernel distance is called."""
-        return "KID" if self.name == "inception" else f"KID-{self.name}"
-
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
-from nidiff.evaluation.frechet import check_pair, feature_mean
+from nidiff.evaluation.points import CHUNK, Array, as_pair, mean
 from nidiff.progress import Progress
 
-CHUNK = 1024  # points at a time
 ROUNDING = 1e-13  # of a squared distance, over the squared norms of its points
 
 
@@ -22,24 +21,22 @@ class PrecisionRecall(NamedTuple):
 
 
 @torch.no_grad()
-def precision_recall(
-    real: Tensor, generated: Tensor, k: int = 3, *, progress: Progress | None = None
-) -> PrecisionRecall:
+def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Progress | None = None) -> PrecisionRecall:
     """The share of generated points in the real manifold, and of real points in the generated one; features [N, D].
 
     The manifold of a set is the union of one closed ball per point, whose radius is the distance to the k-th nearest of
     the other points of the set. Distances are ‖a‖² + ‖b‖² − 2ab in float64, in blocks: the memory beyond the features
     is some blocks of 1024 × D and 1024 × 1024 numbers and k per point. A tie counts as inside, within rounding.
-    ``progress`` is told the pairs done and in all.
+    ``progress`` is told how many pairs are done, and of how many.
     """
     if k < 1:
-        raise InputError(f"k={k} is no neighbour: use 1 or more, such as 3.")
-    real, generated = check_pair(real, generated, "real", "generated", least=k + 1)
+        raise InputError(f"k={k} must be 1 or more, such as 3.")
+    real, generated = as_pair(real, generated, "real", "generated", least=k + 1)
     if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
         raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
     n, m = len(real), len(generated)
     advance = _counter(progress, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m)
-    centre = feature_mean(real)  # no distance depends on it; small norms round less
+    centre = mean(real)  # no distance depends on it; small norms round less
     reach_real = _square_radii(real, k, centre, advance)
     reach_generated = _square_radii(generated, k, centre, advance)
     precise = torch.zeros(m, dtype=torch.bool, device=real.device)

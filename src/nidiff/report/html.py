@@ -24,7 +24,7 @@ GRID_SIDE, GRID_BYTES = 480, 60_000  # where a grid of samples is made smaller
 TILE_SIDE, TILE_BYTES = 192, 20_000  # the same of one denoised image
 
 
-class Run(NamedTuple):
+class RunDirectory(NamedTuple):
     """What the sections are made from."""
 
     folder: Path
@@ -35,33 +35,29 @@ class Run(NamedTuple):
 
 def write_report(run_folder: Path) -> Path:
     """Write RUN/report.html from what the run directory holds by now; the old one stays until the new one is whole."""
-    from nidiff.files import replace_text
+    from nidiff.files import replace_text, writing
 
     run = open_run(run_folder)
     sections = "\n".join(_section(heading, make, run) for heading, make in SECTIONS.items())
     body = f"<h1>{escape(run.name)}</h1>\n{sections}"
     out = run.folder / "report.html"
     text = page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}.")
-    try:
+    with writing("report", out):
         replace_text(out, text)
-    except OSError as error:
-        raise InputError(
-            f"{str(out)!r} cannot be written ({error.strerror or error}): make room or give rights to it."
-        ) from error
     return out
 
 
-def open_run(folder: Path) -> Run:
+def open_run(folder: Path) -> RunDirectory:
     """The run in a directory, or an `InputError` if there is none."""
     file = folder / "experiment.json"
     if not file.is_file():
         raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json, give one that has.")
     experiment = read_experiment(folder)
     facts = json.loads(file.read_text()).get("resolved")
-    return Run(folder, folder.resolve().name, experiment, facts if isinstance(facts, dict) else {})
+    return RunDirectory(folder, folder.resolve().name, experiment, facts if isinstance(facts, dict) else {})
 
 
-def _section(heading: str, make: Callable[[Run], str], run: Run) -> str:
+def _section(heading: str, make: Callable[[RunDirectory], str], run: RunDirectory) -> str:
     """What is not there yet, or cannot be read, is said in its place."""
     try:
         body = make(run)
@@ -70,7 +66,7 @@ def _section(heading: str, make: Callable[[Run], str], run: Run) -> str:
     return f"<section>\n<h2>{heading}</h2>\n{body}\n</section>"
 
 
-def _experiment(run: Run) -> str:
+def _experiment(run: RunDirectory) -> str:
     from nidiff.report.loss import read_log
 
     experiment, facts = run.experiment, run.facts
@@ -99,7 +95,7 @@ def _experiment(run: Run) -> str:
     )
 
 
-def _covariance(run: Run) -> str:
+def _covariance(run: RunDirectory) -> str:
     from nidiff.covariance.matrix import Identity
     from nidiff.covariance.operator import Covariance
     from nidiff.covariance.summary import summary
@@ -130,7 +126,7 @@ def _covariance(run: Run) -> str:
     )
 
 
-def _training(run: Run) -> str:
+def _training(run: RunDirectory) -> str:
     from nidiff.report.loss import loss_figure, read_log
 
     log = read_log(run.folder / "log.jsonl")
@@ -141,7 +137,7 @@ def _training(run: Run) -> str:
     return figure(plot(loss_figure(log)), f"Loss and speed by step. {words}", words, "wide")
 
 
-def _samples(run: Run) -> str:
+def _samples(run: RunDirectory) -> str:
     grids = sorted((int(file.stem), file) for file in run.folder.glob("samples/*.png") if file.stem.isdecimal())
     if not grids:
         raise InputError("samples/ has no pictures yet.")
@@ -164,7 +160,7 @@ def _grid(step: int, file: Path) -> str:
     return figure(source, f"Grid of samples after step {step}", f"step {step:,}")
 
 
-def _denoising(run: Run) -> str:
+def _denoising(run: RunDirectory) -> str:
     from nidiff.model.folder import load_model
     from nidiff.report.denoising import denoise_levels
 
@@ -189,7 +185,7 @@ def _denoising(run: Run) -> str:
     )
 
 
-def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
+def _image_to_denoise(run: RunDirectory, denoiser: "Denoiser") -> "tuple[Tensor, str]":
     """The first image of the training data, or a sample if they are not where they were."""
     import torch
 
@@ -209,7 +205,7 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
     return drawn[0], "a sample of seed 0, for the training data cannot be loaded here"
 
 
-def _metrics(run: Run) -> str:
+def _metrics(run: RunDirectory) -> str:
     from nidiff.evaluation.results import known_results
     from nidiff.evaluation.table import HTML, cells, notes
     from nidiff.report.quality import quality_figure
@@ -223,7 +219,7 @@ def _metrics(run: Run) -> str:
     return table(head, rows, "numbers", named=False) + said + figure(drawn, "Each metric by steps", kind="wide")
 
 
-def _repeat(run: Run) -> str:
+def _repeat(run: RunDirectory) -> str:
     experiment, name, quote = run.experiment, run.name, shlex.quote
     train = f"nidiff train --config {quote(f'{name}/experiment.json')} --out"
     lines = [f"{train} {quote(f'{name}-again')}"]
@@ -238,7 +234,7 @@ def _repeat(run: Run) -> str:
     return f"<p>In the folder that holds the run:</p>\n<pre><code>{escape(commands)}</code></pre>"
 
 
-def _has_model(run: Run) -> bool:
+def _has_model(run: RunDirectory) -> bool:
     return (run.folder / "model").is_dir()
 
 
@@ -265,7 +261,7 @@ def _count(number: Any) -> str:
     return f"{number:,}" if isinstance(number, int) else "not recorded"
 
 
-SECTIONS: dict[str, Callable[[Run], str]] = {
+SECTIONS: dict[str, Callable[[RunDirectory], str]] = {
     "Experiment": _experiment,
     "Noise": _covariance,
     "Training": _training,

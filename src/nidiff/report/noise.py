@@ -1,6 +1,5 @@
 """The picture of ``nidiff noise``: white beside coloured, a row of draws for each Σ, and the radial power spectra."""
 
-import io
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import Tensor
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
+from nidiff.files import replacing, writing
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.spectrum import mode_power
 
@@ -72,13 +72,8 @@ def noise_figure(
 def save_figure(figure: Figure, out: Path) -> None:
     """Write ``figure`` to ``out``, with its folder. The old file stays until the new one is drawn."""
     check_suffix(out)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=out.suffix[1:].lower())
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(drawn.getvalue())
-    except OSError as error:
-        raise InputError(f"out={str(out)!r} cannot be written ({error.strerror}): choose another path.") from error
+    with writing("out", out), replacing(out) as file:
+        figure.savefig(file, format=out.suffix[1:].lower())
 
 
 def check_suffix(out: Path) -> None:
