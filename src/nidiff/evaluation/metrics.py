@@ -77,7 +77,7 @@ def check_varied(features: Tensor, name: str) -> None:
 def check_counts(num_real: int, num_generated: int, k: int) -> None:
     """Refuse too few images for the k-th neighbour of each, before anything is drawn or computed."""
     if k < 1:
-        raise InputError(f"k={k} must be 1 or more, such as 3.")
+        raise InputError(f"k={k} is not a neighbour: use 1 or more, such as 3.")
     for name, count in (("real", num_real), ("generated", num_generated)):
         if count < k + 1:
             raise InputError(f"there are {count} {name} images, and k={k} needs k + 1 or more: add some, or lower k.")

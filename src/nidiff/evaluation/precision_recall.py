@@ -30,7 +30,7 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     ``progress`` is told how many pairs are done, and of how many.
     """
     if k < 1:
-        raise InputError(f"k={k} must be 1 or more, such as 3.")
+        raise InputError(f"k={k} is not a neighbour: use 1 or more, such as 3.")
     real, generated = as_pair(real, generated, "real", "generated", least=k + 1)
     if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
         raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
