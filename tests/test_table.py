@@ -1,6 +1,7 @@
 """``nidiff evaluate`` and ``nidiff table``: numbers to trust, each computed once, and where they come from."""
 
 import csv
+import html
 import json
 import os
 import shutil
@@ -14,12 +15,17 @@ from problems import normal, untrained_model
 
 import nidiff
 from nidiff.cli import main
+from nidiff.errors import InputError
+from nidiff.evaluation.bench import open_bench
+from nidiff.evaluation.cell import evaluate_cell
 from nidiff.evaluation.image_set import ImageSet
-from nidiff.evaluation.metrics import measure
+from nidiff.evaluation.metrics import METRICS, Metric, measure
 from nidiff.evaluation.results import Result, known_results, read_results, remember
+from nidiff.evaluation.table import markdown
+from nidiff.report.quality import quality_figure
 from nidiff.training.experiment import Experiment
 
-METRICS = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
+NAMES = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
 FAST = ("--features", "pixels", "--bootstrap", "3", "--num-real", "50")
 FLAGS = (*FAST, "--data", "digits", "--seeds", "0-29", "--batch", "32")
 
@@ -82,7 +88,7 @@ def test_a_result_says_what_it_depends_on(nidiff_run, model):
     code, out, _ = nidiff_run("evaluate", model, *FLAGS, "--num-steps", "3", "--sampler", "ddim:eta=0.5", "--json")
     assert code == 0
     result = json.loads(out)
-    assert list(result["metrics"]) == METRICS
+    assert list(result["metrics"]) == NAMES
     assert (result["sampler"], result["num_steps"], result["options"]) == ("ddim", 3, {"eta": 0.5})
     assert result["seeds"] == "0-29"
     provenance = result["provenance"]
@@ -128,6 +134,98 @@ def test_the_errors_say_how_much_other_samples_would_differ():
         assert 0.5 * spread < error < 1.5 * spread, name
 
 
+def test_a_cell_from_python_is_that_of_the_command(nidiff_run, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    asked = ("--num-steps", "3", "--sampler", "ddim:eta=0.5", "--json")
+    expected = Result.from_json(json.loads(nidiff_run("evaluate", other, *FLAGS, *asked)[1]))
+    pixels = nidiff.load_dataset("digits").pixels
+    settings = {"features": "pixels", "bootstrap": 3, "num_real": 50}
+    cell = {"sampler": "ddim:eta=0.5", "num_steps": 3, "seeds": range(30)}
+    found = evaluate_cell(model, pixels, **cell, **settings)
+    assert found.metrics == expected.metrics
+    assert (found.seeds, found.num_steps, found.options) == ("0-29", 3, {"eta": 0.5})
+    bench = open_bench(model, pixels, **settings)
+    assert known_results(model) == [found] == [evaluate_cell(str(model), bench, **cell)]
+    with pytest.raises(InputError, match="k=40 needs k"):
+        evaluate_cell(model, pixels, **cell, **settings, k=40)
+
+
+def test_a_result_of_version_01_is_read_and_not_computed_again(nidiff_run, model):
+    flags = ("evaluate", model, *FLAGS, "--num-steps", "3", "--json")
+    first = json.loads(nidiff_run(*flags)[1])
+    old = {**first, "steps": first["num_steps"]}
+    del old["num_steps"]
+    old["metrics"] = {name: {key: one[key] for key in ("value", "error")} for name, one in first["metrics"].items()}
+    old["metrics"]["recall"]["value"] = 0.123
+    (model / "metrics.json").write_text(json.dumps([old]))
+    first["metrics"]["recall"]["value"] = 0.123
+    assert json.loads(nidiff_run(*flags)[1]) == first
+
+
+# A metric of one's own -------------------------------------------------------------------------------------------
+
+
+def brightness(real, generated):
+    return generated.pixels.double().mean().item()
+
+
+def test_a_metric_of_ones_own_is_measured_tabled_plotted_reported_and_read_back(
+    nidiff_run, model, tmp_path, monkeypatch
+):
+    run, other = tmp_path / "run", untrained_model(tmp_path / "other", num_levels=30)
+    shutil.copytree(model, run / "model")
+    (run / "experiment.json").write_text(json.dumps(Experiment().to_json()))
+    out = tmp_path / "t"
+    flags = ("table", run, other, *FLAGS, "--bootstrap", "100", "--samplers", "ddim", "--num-steps", "3", "--out", out)
+    assert "brightness" not in nidiff_run(*flags)[1]
+    drawn = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/generated/*/samples.npz")}
+    monkeypatch.setitem(METRICS, "brightness", Metric(brightness, higher_is_better=True))
+    monkeypatch.setitem(METRICS, "exact", Metric(lambda real, generated: (len(generated), 0.25)))
+    assert "brightness" in nidiff_run(*flags)[1]  # though the results without it are known
+    assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
+    results = read_results(out / "table.json")
+    for result, path in zip(results, sorted(drawn, reverse=True), strict=True):
+        with np.load(path) as samples:
+            means = samples["arr_0"].astype(float).mean((1, 2, 3))
+        value, error, higher_is_better = result.metrics["brightness"]
+        assert value == pytest.approx(means.mean(), rel=1e-12)
+        assert error == pytest.approx(means.std() / len(means) ** 0.5, rel=0.3)
+        assert higher_is_better
+        assert result.metrics["exact"] == (30, 0.25, False)
+    monkeypatch.undo()  # the direction is part of the result: a process without the metric shows it too
+    table = markdown(read_results(out / "table.json"))
+    assert table == (out / "table.md").read_text()
+    assert "| brightness ↑ | exact ↓ |" in table
+    rows = [line.split(" | ")[8] for line in table.splitlines()[2:4]]
+    values = [result.metrics["brightness"].value for result in results]
+    assert [row.startswith("**") for row in rows] == [value == max(values) for value in values]
+    titles = [axes.get_title() for axes in quality_figure(results).axes]
+    assert {"brightness: higher is better", "exact: lower is better"} <= {*titles}
+    assert "brightness ↑" in html.unescape((run / "report.html").read_text())
+    assert len(read_results(run / "metrics.json")) == 1  # the new answer is in the place of the old
+
+
+def test_a_metric_that_returns_no_number_is_refused(monkeypatch):
+    pixels = torch.arange(64, dtype=torch.uint8).reshape(16, 1, 2, 2)
+    images = ImageSet(pixels, pixels.flatten(1).float())
+    for answer in (None, "many", (1.0, 2.0, 3.0), torch.ones(2)):
+        monkeypatch.setitem(METRICS, "odd", Metric(lambda real, generated, answer=answer: answer))
+        with pytest.raises(InputError, match="metric 'odd' returned .*: return a number or"):
+            measure(images, images, "pixels")
+
+
+def test_a_resample_has_everything_of_the_images_it_drew():
+    pixels = torch.randint(256, (20, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = ImageSet(pixels, pixels.flatten(1).float(), k=2)
+    rows, again = torch.tensor([3, 3, 19, 0, 7]), torch.tensor([4, 1, 1])
+    for drawn, chosen in ((images.resampled(rows), rows), (images.resampled(rows).resampled(again), rows[again])):
+        fresh = ImageSet(pixels[chosen], pixels[chosen].flatten(1).float())
+        assert (len(drawn), drawn.k) == (len(chosen), 2)
+        for name in ("pixels", "features", "powers"):
+            torch.testing.assert_close(getattr(drawn, name), getattr(fresh, name), equal_nan=True)
+        assert all(torch.equal(a, b) for a, b in zip(drawn.moments, fresh.moments, strict=True))
+
+
 # table -----------------------------------------------------------------------------------------------------------
 
 
@@ -139,7 +237,7 @@ def test_the_table_is_filled_in_every_format_and_only_once(nidiff_run, model, tm
     results = json.loads((tmp_path / "table" / "table.json").read_text())
     cells = [(r["run"], r["sampler"], r["num_steps"]) for r in results]
     assert cells == [(m, s, n) for m in ("noise", "other") for s in ("ancestral", "dpmpp_2m") for n in (6, 3)]
-    assert all(name in text for name in METRICS)
+    assert all(name in text for name in NAMES)
     assert "table.md" in log
     with (tmp_path / "table" / "table.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 8

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -35,18 +35,6 @@ class Metric:
     label: Callable[[str], str] | None = None
     """What the number is called, given the name of the feature network. Default: its key in `METRICS`."""
 
-    def measure(self, real: ImageSet, generated: ImageSet, *, bootstrap: int, seed: int) -> Measured:
-        found = self.function(real, generated)
-        value, error = found if isinstance(found, tuple) else (found, None)
-        if not isinstance(found, tuple) and bootstrap > 1:
-            generator, total, again = torch.Generator().manual_seed(seed), len(generated), []
-            with progress_bar("bootstrap", "resamples") as progress:
-                for done in range(1, bootstrap + 1):
-                    again.append(self.function(real, generated.resampled(random_index(total, total, generator))))
-                    progress(done, bootstrap)
-            error = torch.tensor(again, dtype=torch.float64).std().item()
-        return Measured(float(value), None if error is None else float(error), self.higher_is_better)
-
 
 def by_label(features: str) -> dict[str, Metric]:
     """The metrics by what they are called with the feature network of that name."""
@@ -63,10 +51,28 @@ def measure(
     check_counts(len(real), len(generated), real.k)
     check_varied(real.features, "real")
     check_varied(generated.features, "generated")
-    return {
-        label: metric.measure(real, generated, bootstrap=bootstrap, seed=seed)
-        for label, metric in by_label(features).items()
-    }
+    measured = {}
+    for label, metric in by_label(features).items():
+        found: Any = metric.function(real, generated)
+        value, error = pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        try:
+            value, error = float(value), None if error is None else float(error)
+        except (TypeError, ValueError, RuntimeError) as wrong:
+            raise InputError(f"metric {label!r} returned {found!r}: return a number or (number, error).") from wrong
+        if pair is not found and bootstrap > 1:
+            error = _bootstrap_error(metric, real, generated, bootstrap, seed)
+        measured[label] = Measured(value, error, metric.higher_is_better)
+    return measured
+
+
+def _bootstrap_error(metric: Metric, real: ImageSet, generated: ImageSet, count: int, seed: int) -> float:
+    """The standard deviation over sets of as many generated images, drawn with replacement."""
+    generator, total, values = torch.Generator().manual_seed(seed), len(generated), []
+    with progress_bar("bootstrap", "resamples") as progress:
+        for done in range(1, count + 1):
+            values.append(metric.function(real, generated.resampled(random_index(total, total, generator))))
+            progress(done, count)
+    return torch.tensor(values, dtype=torch.float64).std().item()
 
 
 def check_varied(features: Tensor, name: str) -> None:
