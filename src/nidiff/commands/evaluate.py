@@ -46,36 +46,22 @@ class Evaluate:
             print(json.dumps(result.to_json(), indent=2) if self.json else text([result]))
 
     def _of_model(self, path: Path) -> "Result | None":
-        from nidiff.evaluation.cell import evaluate_job
-        from nidiff.generation.opened import open_model, process_state
+        from nidiff.evaluation.cell import evaluate_cell
+        from nidiff.generation.opened import run_folder
         from nidiff.report.html import write_report
 
-        state, seeds = process_state(), parse_seeds(self.drawing.seeds)
-        model = open_model(path, state)
-        job = self.drawing.job(model, self.sampler, self.num_steps)
-        bench = self.comparing.bench(model.path)
-        bench.check(model.shape, len(seeds))
-        result = evaluate_job(model, job, bench, seeds, batch=self.drawing.batch, state=state)
-        if state.is_main_process and (model.path / "experiment.json").is_file():
-            print(f"wrote {write_report(model.path)}", file=sys.stderr)
-        return result if state.is_main_process else None
+        run, drawing = run_folder(path), vars(self.drawing) | {"seeds": parse_seeds(self.drawing.seeds)}
+        result = evaluate_cell(run, sampler=self.sampler, num_steps=self.num_steps, **drawing, **vars(self.comparing))
+        if result is not None and (run / "experiment.json").is_file():
+            print(f"wrote {write_report(run)}", file=sys.stderr)
+        return result
 
     def _of_images(self, path: Path) -> "Result | None":
-        from torch import Tensor
-
-        from nidiff.data.images import open_images, quantise
-        from nidiff.evaluation.results import Result
-        from nidiff.generation.opened import process_state
+        from nidiff.data.images import open_images
+        from nidiff.evaluation.cell import evaluate_images
 
         if (self.drawing, self.sampler, self.num_steps) != (Drawing(), "dpmpp_2m", None):
             raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
-        state = process_state()
         file = path / "samples.npz"
-        pixels = open_images(file if file.exists() else path, memory_limit=None, progress=True).pixels
-        assert isinstance(pixels, Tensor)  # without a limit
-        bench = self.comparing.bench(path)
-        bench.check(tuple(pixels.shape[1:]), len(pixels))
-        if not state.is_main_process:
-            return None
-        metrics, provenance = bench.measure(quantise(pixels)), bench.provenance(len(pixels))
-        return Result(path.name, "-", 0, metrics=metrics, provenance=provenance)
+        images = open_images(file if file.exists() else path, memory_limit=None, progress=True)
+        return evaluate_images(images, name=path.name, **vars(self.comparing))

@@ -65,7 +65,7 @@ class Table:
         results: list[Result] = []
         for model, job in jobs:
             result = evaluate_job(model, job, benches[model.name], seeds, batch=self.drawing.batch, state=state)
-            if result is not None and state.is_main_process:
+            if result is not None:
                 results.append(result)
                 self._write(results)
         if state.is_main_process:

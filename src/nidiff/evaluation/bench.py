@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import nidiff
-from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
@@ -89,40 +88,35 @@ def open_bench(
     k: int = 3,
     bootstrap: int = 20,
 ) -> Bench:
-    """What to compare the images of ``run`` with.
+    """What to compare the images of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
 
-    Args:
-        data: real images, or what `nidiff.load_dataset` opens, fitted as those of the run were. Default: what the run
-            was trained on. Images are uint8 or floats in [-1, 1].
-        data_dir, split: of `nidiff.load_dataset`.
-        num_real: how many of the real images, spread over the data. Default: all.
-        features, features_file: of `nidiff.evaluation.features.load_features`.
-        k: precision and recall: the neighbour whose distance is the radius.
-        bootstrap: resamples of the generated images for the errors; 0: none.
+    ``data`` may also be images themselves, uint8 or floats in [-1, 1]; what it names is fitted as the data of the run.
     """
     network = load_features(features, file=features_file)
-    if isinstance(data, Tensor | Images):
-        pixels, name = data.pixels if isinstance(data, Images) else data, "images"
-    else:
-        pixels, name = _load(run, data, data_dir, split)
-    if not isinstance(pixels, Tensor):
-        pixels = pixels.index_select(0, torch.arange(len(pixels)))
+    images, name = (data, "images") if isinstance(data, Tensor | Images) else _load(run, data, data_dir, split)
+    pixels = all_pixels(images)
     if num_real is not None:
         if not 1 <= num_real <= len(pixels):
             raise InputError(f"num_real={num_real} must be from 1 to {len(pixels)}, the images of {name}.")
         pixels = pixels[torch.linspace(0, len(pixels) - 1, num_real, dtype=torch.float64).long()]
-    return Bench(quantise(pixels), name, network, k, bootstrap)
+    return Bench(pixels, name, network, k, bootstrap)
 
 
-def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Tensor | Stream, str]:
+def all_pixels(images: Images | Tensor) -> Tensor:
+    """Images as uint8 [N, C, H, W], as if they were saved."""
+    pixels = images.pixels if isinstance(images, Images) else images
+    return quantise(pixels if isinstance(pixels, Tensor) else pixels.index_select(0, torch.arange(len(pixels))))
+
+
+def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Images, str]:
     has_experiment = (run / "experiment.json").is_file()
     if data is None and not has_experiment:
         raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")
     source = read_experiment(run) if has_experiment else Experiment()
     if data is not None or data_dir is not None:
         source = replace(source, data=source.data if data is None else data, data_dir=data_dir)
-    pixels = source.load_data(split=split, memory_limit=None).pixels
-    return pixels, source.data if split == "train" else f"{source.data}, {split}"
+    images = source.load_data(split=split, memory_limit=None)
+    return images, source.data if split == "train" else f"{source.data}, {split}"
 
 
 def _commit() -> str | None:

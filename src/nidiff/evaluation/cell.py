@@ -9,7 +9,7 @@ from accelerate import PartialState
 from torch import Tensor
 
 from nidiff.data.images import Images
-from nidiff.evaluation.bench import Bench, open_bench
+from nidiff.evaluation.bench import Bench, all_pixels, open_bench
 from nidiff.evaluation.metrics import by_label
 from nidiff.evaluation.results import Result, known_results, remember
 from nidiff.generation.folder import SampleFolder
@@ -49,6 +49,18 @@ def evaluate_cell(
     return evaluate_job(opened, job, bench, seeds, batch=batch, state=state)
 
 
+def evaluate_images(
+    images: Images | Tensor, data: Bench | Images | Tensor | str | None = None, *, name: str = "images", **settings: Any
+) -> Result | None:
+    """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept."""
+    state, generated = process_state(), all_pixels(images)
+    bench = data if isinstance(data, Bench) else open_bench(Path(name), data, **settings)
+    bench.check(tuple(generated.shape[1:]), len(generated))
+    if not state.is_main_process:
+        return None
+    return Result(name, "-", 0, metrics=bench.measure(generated), provenance=bench.provenance(len(generated)))
+
+
 def evaluate_job(
     model: Model, job: Job, bench: Bench, seeds: Sequence[int], *, batch: int, state: PartialState
 ) -> Result | None:
@@ -69,7 +81,7 @@ def evaluate_job(
     for known in known_results(model.path):
         # A metric may have been added since.
         if known.question == asked.question and known.metrics.keys() >= by_label(bench.network.name).keys():
-            return replace(known, run=model.name)
+            return replace(known, run=model.name) if state.is_main_process else None
     if state.is_main_process:
         _ = bench.real  # unusable real images or features are refused before hours of drawing
     folder = SampleFolder(model.path / "generated" / cell_name(job))

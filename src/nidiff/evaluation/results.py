@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from nidiff.errors import InputError
 from nidiff.files import locked, replace_text, writing
-from nidiff.generation.opened import model_sha256
+from nidiff.generation.opened import has_network, model_sha256
 from nidiff.model.config import model_folder
+from nidiff.sampling.sampler import SAMPLERS
 
 VERSIONS = ("nidiff", "commit", "torch")  # a newer one is no reason to compute a result again
 # What must be the same if two numbers are to be compared, and how a note says it.
@@ -95,8 +96,6 @@ class Result:
     @property
     def sampler_text(self) -> str:
         """The sampler and those of its settings that are not the usual ones."""
-        from nidiff.sampling.sampler import SAMPLERS
-
         usual = SAMPLERS[self.sampler].spacing if self.sampler in SAMPLERS else "uniform"
         parts = [self.sampler, *([] if self.spacing in (None, usual) else [self.spacing])]
         parts += [f"{key}={value}" for key, value in self.options.items()]
@@ -132,7 +131,7 @@ def known_results(run: Path) -> list[Result]:
     """The results in RUN/metrics.json of the model that is there now: the run may have been trained further since."""
     file, folder = run / "metrics.json", model_folder(run)
     results = read_results(file) if file.exists() else []
-    if not results or not any((folder / part).is_dir() for part in ("unet", "network")):
+    if not results or not has_network(folder):
         return results
     now = model_sha256(folder)
     return [result for result in results if result.provenance.get("model_sha256", now) == now]

@@ -44,14 +44,23 @@ def process_state() -> PartialState:
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
+def run_folder(path: Path) -> Path:
+    """The run that a model folder lies in, for results belong to it; or ``path`` itself."""
+    return path.parent if path.name == "model" and (path.parent / "experiment.json").is_file() else path
+
+
 def open_model(path: Path, state: PartialState) -> Model:
     """The model of a run directory, or a model folder."""
-    if path.name == "model" and (path.parent / "experiment.json").is_file():
-        path = path.parent  # results belong to the run
+    path = run_folder(path)
     denoiser = load_model(path)
     net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
     shape = image_shape(net, denoiser.process.covariance)
     return Model(path, denoiser, shape, model_sha256(model_folder(path)))
+
+
+def has_network(folder: Path) -> bool:
+    """Whether a model folder is whole: a run that has not ended has Σ and the schedule only."""
+    return any((folder / part).is_dir() for part in ("unet", "network"))
 
 
 def model_sha256(folder: Path) -> str:

@@ -7,17 +7,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+from torch import Tensor
 
 import nidiff
+from nidiff.covariance.matrix import Identity
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.summary import summary
+from nidiff.data.pictures import grid_pixels
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
+from nidiff.evaluation.results import known_results
+from nidiff.evaluation.table import HTML, cells, notes
+from nidiff.files import replace_text, writing
+from nidiff.generation.opened import has_network
+from nidiff.model.folder import load_model
+from nidiff.report.denoising import denoise_levels
+from nidiff.report.loss import loss_figure, read_log
+from nidiff.report.noise import noise_figure
 from nidiff.report.page import figure, image, page, picture, plot, table
+from nidiff.report.quality import quality_figure
+from nidiff.sampling.sampler import sample
 from nidiff.training.experiment import Experiment, read_experiment
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from nidiff.diffusion.denoiser import Denoiser
 
 MOST_GRIDS = 12
 GRID_SIDE, GRID_BYTES = 480, 60_000  # where a grid of samples is made smaller
@@ -34,9 +48,7 @@ class RunDirectory(NamedTuple):
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write RUN/report.html from what the run directory holds by now; the old one stays until the new one is whole."""
-    from nidiff.files import replace_text, writing
-
+    """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole."""
     run = open_run(run_folder)
     sections = "\n".join(_section(heading, make, run) for heading, make in SECTIONS.items())
     body = f"<h1>{escape(run.name)}</h1>\n{sections}"
@@ -58,7 +70,7 @@ def open_run(folder: Path) -> RunDirectory:
 
 
 def _section(heading: str, make: Callable[[RunDirectory], str], run: RunDirectory) -> str:
-    """What is not there yet, or cannot be read, is said in its place."""
+    """A section of the page; if something is missing or unreadable, it says so instead."""
     try:
         body = make(run)
     except InputError as error:
@@ -67,17 +79,13 @@ def _section(heading: str, make: Callable[[RunDirectory], str], run: RunDirector
 
 
 def _experiment(run: RunDirectory) -> str:
-    from nidiff.report.loss import read_log
-
     experiment, facts = run.experiment, run.facts
     done = max(read_log(run.folder / "log.jsonl")["step"], default=0)
-    shape = facts.get("image_shape")
+    shape = facts.get("image_shape") or ()
     about = {
         "data": experiment.data,
         "images": _count(facts.get("images")),
-        "image": " × ".join(map(str, shape)) + " (channels, height, width)"
-        if isinstance(shape, list)
-        else "not recorded",
+        "image": f"{' × '.join(map(str, shape))} (channels, height, width)" if shape else "not recorded",
         "parameters": _count(facts.get("parameters")),
         "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if _has_model(run) else ", not ended"),
     }
@@ -96,11 +104,6 @@ def _experiment(run: RunDirectory) -> str:
 
 
 def _covariance(run: RunDirectory) -> str:
-    from nidiff.covariance.matrix import Identity
-    from nidiff.covariance.operator import Covariance
-    from nidiff.covariance.summary import summary
-    from nidiff.report.noise import noise_figure
-
     covariance, name = Covariance.load(run.folder), run.experiment.covariance
     shown = {} if name == "white" else {"white": Identity(covariance.event_shape)}
     # Short enough for a tick label; a dollar would begin a formula.
@@ -127,8 +130,6 @@ def _covariance(run: RunDirectory) -> str:
 
 
 def _training(run: RunDirectory) -> str:
-    from nidiff.report.loss import loss_figure, read_log
-
     log = read_log(run.folder / "log.jsonl")
     if not log["step"]:
         raise InputError("log.jsonl has no line yet.")
@@ -150,8 +151,6 @@ def _samples(run: RunDirectory) -> str:
 
 
 def _grid(step: int, file: Path) -> str:
-    from PIL import Image
-
     try:
         with Image.open(file) as grid:
             source = picture(grid, GRID_SIDE, GRID_BYTES)
@@ -161,22 +160,15 @@ def _grid(step: int, file: Path) -> str:
 
 
 def _denoising(run: RunDirectory) -> str:
-    from nidiff.model.folder import load_model
-    from nidiff.report.denoising import denoise_levels
-
     denoiser = load_model(run.folder, clip=1.0)
     x0, origin = _image_to_denoise(run, denoiser)
     found = denoise_levels(denoiser, x0)
-    at = [f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}" for step in found]
-    rows = [
-        ["noisy x", *(_tile(step.noisy, f"Noisy image at {here}") for step, here in zip(found, at, strict=True))],
-        [
-            "denoised",
-            *(_tile(step.denoised, f"Denoised image at {here}") for step, here in zip(found, at, strict=True)),
-        ],
-        ["error", *(f"{step.error:.3f}" for step in found)],
-    ]
-    head = ["", *(here.replace(", ", "<br>") for here in at)]
+    columns = [("", "noisy x", "denoised", "error")]
+    for step in found:
+        at = f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}"
+        tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
+        columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
+    head, *rows = zip(*columns, strict=True)
     return (
         f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n"
         + table(head, rows, "tiles")
@@ -185,12 +177,8 @@ def _denoising(run: RunDirectory) -> str:
     )
 
 
-def _image_to_denoise(run: RunDirectory, denoiser: "Denoiser") -> "tuple[Tensor, str]":
-    """The first image of the training data, or a sample if they are not where they were."""
-    import torch
-
-    from nidiff.sampling.sampler import sample
-
+def _image_to_denoise(run: RunDirectory, denoiser: Denoiser) -> tuple[Tensor, str]:
+    """The first image of the training data, or a sample if they have moved."""
     experiment, size = run.experiment, denoiser.process.covariance.event_shape
     try:
         images = experiment.load_data(memory_limit=0, progress=False)  # one is wanted: do not decode all
@@ -202,14 +190,10 @@ def _image_to_denoise(run: RunDirectory, denoiser: "Denoiser") -> "tuple[Tensor,
     steps = min(experiment.sample_steps, len(denoiser.process.schedule))
     with torch.inference_mode():
         drawn = sample(denoiser, shape, sampler=experiment.sampler, num_steps=steps, seeds=[0])
-    return drawn[0], "a sample of seed 0, for the training data cannot be loaded here"
+    return drawn[0], "a sample of seed 0, because the training data cannot be loaded here"
 
 
 def _metrics(run: RunDirectory) -> str:
-    from nidiff.evaluation.results import known_results
-    from nidiff.evaluation.table import HTML, cells, notes
-    from nidiff.report.quality import quality_figure
-
     results = known_results(run.folder)
     if not results:
         raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
@@ -235,18 +219,14 @@ def _repeat(run: RunDirectory) -> str:
 
 
 def _has_model(run: RunDirectory) -> bool:
-    return (run.folder / "model").is_dir()
+    return has_network(run.folder / "model")
 
 
 def _facts(rows: Mapping[str, str]) -> str:
     return table((), [(escape(name), escape(value)) for name, value in rows.items()], "facts")
 
 
-def _tile(x: "Tensor", alt: str) -> str:
-    from PIL import Image
-
-    from nidiff.data.pictures import grid_pixels
-
+def _tile(x: Tensor, alt: str) -> str:
     pixels = grid_pixels(x[None]).numpy()
     shown = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return image(picture(shown, TILE_SIDE, TILE_BYTES), alt, "tile")

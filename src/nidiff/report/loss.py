@@ -3,12 +3,9 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 LOGGED = ("step", "loss", "images_per_s")
 
@@ -37,10 +34,8 @@ def smoothed(values: list[float]) -> np.ndarray:
     )
 
 
-def loss_figure(log: dict[str, list[float]]) -> "Figure":
+def loss_figure(log: dict[str, list[float]]) -> Figure:
     """Left: the loss of each line of the log, and smoothed. Right: the speed."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(10, 3.4), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
     left.plot(log["step"], log["loss"], ".", color="0.7", markersize=4, label="mean since the line before")
