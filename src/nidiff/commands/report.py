@@ -14,7 +14,7 @@ class Report:
     """Write report.html into run directories: settings, Σ, loss, samples, denoising and quality in one file."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
-    """The run directories; a run may be still going."""
+    """The run directories; a run may still be training."""
 
     def run(self) -> None:
         from nidiff.report.html import open_run, write_report

@@ -46,7 +46,7 @@ NOT_MEASURED = Measured(None, None)
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured, how the images were drawn, and all else that the numbers depend on."""
+    """What was measured, how the images were drawn, and everything else that the numbers depend on."""
 
     run: str
     sampler: str

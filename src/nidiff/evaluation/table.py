@@ -64,7 +64,7 @@ def text(results: Sequence[Result]) -> str:
 
 
 def csv_text(results: Sequence[Result]) -> str:
-    """One line per result: its settings, value and error of each metric to the last digit, provenance."""
+    """One line per result: its settings, the value and error of each metric in full precision, its provenance."""
     metrics = find_metrics(results)
     provenance = dict.fromkeys(chain.from_iterable(result.provenance for result in results))
     out = io.StringIO()
@@ -81,7 +81,7 @@ def csv_text(results: Sequence[Result]) -> str:
 
 
 def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
-    """The head and the rows, as the paper's table has them: by run and sampler, which are named once, then steps."""
+    """The head and the rows as in the paper's table: by run and sampler, which are named once, then by steps."""
     metrics, lines = find_metrics(results), group_lines(results)
     best = best_values(lines, metrics)
     head = [f"{style.escape(name)} {style.higher if up else style.lower}".rstrip() for name, up in metrics.items()]
@@ -122,7 +122,7 @@ def number(measured: Measured, style: Style) -> str:
     leading, exponent = f"{error:.1e}".split("e")
     decimals = (1 if float(leading) < 3 else 0) - int(exponent)
     if not error or abs(value) >= 1e6 or decimals + math.log10(abs(value) or 1) > 8:
-        return f"{value:.4g} {style.plus_minus} {error:.1g}"  # digits that nobody would read
+        return f"{value:.4g} {style.plus_minus} {error:.1g}"  # more digits than anybody would read
     return f"{value:.{max(0, decimals)}f} {style.plus_minus} {error:.{max(0, decimals)}f}"
 
 

@@ -1,4 +1,4 @@
-"""``report.html``: all about a run in one file, which opens from disk and fetches nothing."""
+"""``report.html``: a run in one file, which opens from disk and fetches nothing."""
 
 import json
 import re
@@ -34,8 +34,8 @@ from nidiff.sampling.sampler import sample
 from nidiff.training.experiment import Experiment, read_experiment
 
 MOST_GRIDS = 12
-GRID_SIDE, GRID_BYTES = 480, 60_000  # where a grid of samples is made smaller
-TILE_SIDE, TILE_BYTES = 192, 20_000  # the same of one denoised image
+GRID_SIDE, GRID_BYTES = 480, 60_000  # a larger grid of samples is made smaller
+TILE_SIDE, TILE_BYTES = 192, 20_000  # the same for one denoised image
 
 
 class RunDirectory(NamedTuple):
@@ -44,7 +44,7 @@ class RunDirectory(NamedTuple):
     folder: Path
     name: str
     experiment: Experiment
-    facts: Mapping[str, Any]  # what came of the settings: number of images, of parameters, …
+    facts: Mapping[str, Any]  # what the settings led to: the number of images, of parameters, …
 
 
 def write_report(run_folder: Path) -> Path:

@@ -88,7 +88,7 @@ def _symbols(label: str) -> str:
 
 
 def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
-    """A row of events for each entry: one picture, which is much quicker than one pair of axes per event."""
+    """A row of events for each entry, in one picture: that is much faster than axes for each event."""
     first = next(iter(draws.values()))
     rows, columns, shape = len(draws), len(first), first.shape[1:]
     if len(shape) == 1:
@@ -124,11 +124,11 @@ def _draw_spectra(
     for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
         expected = radial_mean(mode_power(covariance, basis), shell)
         measured = radial_mean(basis.periodogram(events.double()).mean(0), shell)
-        # A mode without power has no place on a logarithmic axis, and what is measured there is rounding.
+        # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
         shown = expected > 0
         axes.plot(radius[shown].numpy(), expected[shown].numpy(), color=colour, linewidth=1.4, label=label)
         axes.plot(radius[shown].numpy(), measured[shown].numpy(), ".", color=colour, markersize=5)
-    # Linear from 0 to 1, so that the mean of the image (k = 0) has a place.
+    # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
