@@ -43,10 +43,14 @@ def process_state() -> PartialState:
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
+def run_folder(path: Path) -> Path:
+    """The run directory that a model folder lies in, to which its results belong; or ``path`` itself."""
+    return path.parent if path.name == "model" and (path.parent / "experiment.json").is_file() else path
+
+
 def open_model(path: Path, state: PartialState) -> Model:
     """The model in a run directory or a model folder, on the device of this process."""
-    if path.name == "model" and (path.parent / "experiment.json").is_file():
-        path = path.parent  # results belong to the run
+    path = run_folder(path)
     denoiser = load_model(path)
     net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
     shape = image_shape(net, denoiser.process.covariance)

@@ -76,8 +76,7 @@ class RunDirectory:
 
     @property
     def has_model(self) -> bool:
-        """Whether there is a network to sample from: Σ is in the model's folder from the beginning."""
-        return any(any((self.model / part).glob("*.safetensors")) for part in ("unet", "network"))
+        return has_network(self.model)
 
     def check(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:
         """Refuse what would lose or mix up anything; nothing is written."""
@@ -157,6 +156,11 @@ class RunDirectory:
     def last_checkpoint(self) -> str:
         checkpoints = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
+
+
+def has_network(model: Path) -> bool:
+    """Whether a model folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
+    return any(any((model / part).glob("*.safetensors")) for part in ("unet", "network"))
 
 
 def write_scheduler(folder: Path, covariance: Covariance, experiment: Experiment) -> None:
