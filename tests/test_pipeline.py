@@ -50,7 +50,7 @@ def run(tmp_path_factory) -> Path:
         "--warmup",
         "0",
     ]
-    flags += ["--cooldown", "0", "--num-samples", "1", "--sample-steps", "2", "--schedule", "ddpm_linear:num_levels=50"]
+    flags += ["--cooldown", "0", "--num-samples", "1", "--num-steps", "2", "--schedule", "ddpm_linear:num_levels=50"]
     assert main(["train", "--out", str(out), "--covariance", "from_data:average=modes", *flags]) == 0
     return out
 

@@ -16,6 +16,8 @@ from nidiff.covariance.config import ARRAYS, FileError, names_arrays
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError, one_of
+from nidiff.evaluation.results import known_results
+from nidiff.evaluation.table import markdown
 from nidiff.interop.config import DOWNLOAD
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.model.card import model_card, run_card
@@ -163,7 +165,11 @@ class NonIsotropicPipeline(DiffusionPipeline):
         what is known."""
         origin = self._origin()
         known = self.scheduler.covariance, self.scheduler.config
-        text = run_card(origin, *known, name) if origin.is_dir() else None
+        text = None
+        if origin.is_dir():
+            run = origin.resolve().parent
+            results = known_results(run)
+            text = run_card(run, *known, markdown(results) if results else "", name)
         if text is None and unchanged and (origin / "README.md").is_file():
             card = (origin / "README.md").read_text(encoding="utf-8")
             opening = re.compile(r'NonIsotropicPipeline\.from_pretrained\("[^"]*"\)')

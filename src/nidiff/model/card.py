@@ -1,14 +1,12 @@
 """The model card: README.md of a model folder, with the front matter the Hub reads."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.summary import summary
-from nidiff.evaluation.results import known_results
-from nidiff.evaluation.table import markdown
 from nidiff.training.experiment import Experiment, read_experiment
 
 FRONT = """---
@@ -38,11 +36,11 @@ def model_card(
     covariance: Covariance,
     scheduler: Mapping[str, Any],
     experiment: Experiment | None = None,
-    metrics: Sequence[Mapping[str, Any]] = (),
+    metrics: str = "",
     name: str = "PATH_OR_REPOSITORY",
 ) -> str:
     """Σ, data, schedule, prediction, metrics and how to sample; ``scheduler`` is the configuration of the scheduler,
-    ``metrics`` the results in a run's metrics.json and ``name`` what to open the model by."""
+    ``metrics`` the table of its results in Markdown and ``name`` what to open the model by."""
     numbers = summary(covariance)
     length = "beyond the image" if numbers.correlation_length is None else f"{numbers.correlation_length:.3g} pixels"
     facts = {
@@ -77,15 +75,14 @@ images = pipeline(batch_size=4, num_inference_steps=50, seeds=range(4)).images
 ```json
 {json.dumps(covariance.to_config(), indent=2)}
 ```
-{f"{chr(10)}## Metrics{chr(10)}{chr(10)}{markdown(metrics)}" if metrics else ""}"""
+{f"{chr(10)}## Metrics{chr(10)}{chr(10)}{metrics}" if metrics else ""}"""
 
 
-def run_card(model: Path, covariance: Covariance, scheduler: Mapping[str, Any], name: str) -> str | None:
-    """The card of a model that lies in a run directory, with the metrics of today; None if it lies elsewhere."""
-    run = model.resolve().parent
+def run_card(run: Path, covariance: Covariance, scheduler: Mapping[str, Any], metrics: str, name: str) -> str | None:
+    """The card of the model in a run directory; None if ``run`` is not one."""
     if not (run / "experiment.json").is_file():
         return None
-    return model_card(covariance, scheduler, read_experiment(run), known_results(run), name)
+    return model_card(covariance, scheduler, read_experiment(run), metrics, name)
 
 
 def data_name(data: str) -> str:
