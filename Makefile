@@ -5,13 +5,14 @@ BIN := .venv/bin
 .PHONY: demo test format docs wheel bench clean
 
 demo: .venv/installed
-	$(BIN)/nidiff noise --out out/noise.png
+	$(BIN)/nidiff noise
 	$(BIN)/nidiff demo --out out/demo
 
 test: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
 
 format: .venv/installed
@@ -21,13 +22,15 @@ format: .venv/installed
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The wheel, installed in an environment of its own, runs the demo.
+# The wheel, installed in an environment of its own: alone it samples and says what it lacks; with [all] it runs the demo.
 wheel: .venv/installed
 	rm -rf dist out/wheel
 	$(BIN)/python -m build
 	$(PYTHON) -m venv out/wheel
 	out/wheel/bin/pip install -q -c constraints.txt torch
 	out/wheel/bin/pip install -q -c constraints.txt dist/*.whl
+	cd out/wheel && bin/python ../../scripts/light_install.py
+	out/wheel/bin/pip install -q -c constraints.txt "$$(echo dist/*.whl)[all]"
 	cd out/wheel && bin/nidiff demo --steps 20 --num-samples 20 --out demo
 
 bench: .venv/installed
@@ -38,6 +41,7 @@ bench: .venv/installed
 	$(BIN)/python benchmarks/calibration.py
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/threads.py
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

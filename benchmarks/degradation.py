@@ -32,7 +32,7 @@ SEED = 0
 
 
 class Row(NamedTuple):
-    """The distances of one set of images, by the label of the features."""
+    """The distances of one set of images, by the name of the features."""
 
     family: str
     strength: float
@@ -84,12 +84,12 @@ def measure(networks: list[FeatureNetwork], data_dir: Path | None, count: int, c
 
     def row(family: str, strength: float, pixels: Tensor) -> Row:
         name = f"cifar10 {count} {family.split(',')[0]} {strength:g}"
-        found = {net.label: frechet_distance(features(net, pixels, name), real[net.label]) for net in networks}
+        found = {net.name: frechet_distance(features(net, pixels, name), real[net.name]) for net in networks}
         log(f"{family} {strength:g}: " + ", ".join(f"{label} {value:.4f}" for label, value in found.items()))
         return Row(family, strength, found)
 
     log("test images")
-    real = {network.label: features(network, test, "cifar10 test") for network in networks}
+    real = {network.name: features(network, test, "cifar10 test") for network in networks}
     yield row("as it is", 0, subset)
     for family, (damage, strengths) in FAMILIES.items():
         for strength in strengths:
@@ -130,7 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     networks = [load_features(name) for name in options.features]
     rows = list(measure(networks, options.data_dir, options.count, options.cache))
-    labels = [network.label for network in networks]
+    labels = [network.name for network in networks]
     report(rows, options, labels)
     sys.exit(0 if all(all(monotone(rows, label).values()) for label in labels) else 1)
 

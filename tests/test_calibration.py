@@ -426,7 +426,7 @@ def run(tmp_path, capsys, monkeypatch):
 
 
 def test_json_is_what_calibrate_says(run, tmp_path):
-    code, out, err = run("images.npz", "--json", "--field", "gff", "--gamma", 0.5, "--out", "new/c.svg")
+    code, out, err = run("images.npz", "--json", "--covariance", "gff:gamma=0.5", "--out", "new/c.svg")
     assert (code, err) == (0, "wrote new/c.svg\n")
     assert (tmp_path / "new/c.svg").is_file()
     report = json.loads(out)
@@ -450,13 +450,13 @@ def test_the_table_has_every_number_and_its_formula(run, tmp_path):
     assert f"images {expected.pair}" in rows["sigma_max"]
     assert "log(sigma_max / sigma_min)" in rows["num_levels"]
     assert all(len(line.split()) >= 3 for line in rows.values())
-    assert (tmp_path / "calibration.png").stat().st_size > 10_000
+    assert (tmp_path / "out/calibration.png").stat().st_size > 10_000
 
 
 def test_flags_reach_the_library(run):
     code, out, _ = run(
-        *("images.npz", "--json", "--field", "matern", "--length-scale", 2, "--boundary", "reflecting"),
-        *("--distance", "batch", "--batch-size", 4, "--ratio", 1.5, "--steps-per-level", 2, "--sigma-min", 0.1),
+        *("images.npz", "--json", "--covariance", "matern:length_scale=2,boundary=reflecting"),
+        *("--distance", "batch:batch_size=4", "--ratio", 1.5, "--steps-per-level", 2, "--sigma-min", 0.1),
         *("--printed", "--range", "unit", "--seed", 3),
     )
     assert code == 0
@@ -477,6 +477,15 @@ def test_flags_reach_the_library(run):
     assert (report["target_ratio"], report["num_levels"]) == (1.5, expected.num_levels)
 
 
+def test_a_covariance_may_be_fitted_to_the_images_or_come_from_a_folder(run, tmp_path):
+    fitted = nidiff.from_data(run.images / 127.5 - 1)
+    fitted.save(tmp_path / "fitted")
+    for text in ("from_data", "fitted"):
+        code, out, _ = run("images.npz", "--json", "--covariance", text)
+        assert code == 0
+        assert json.loads(out)["sigma_max"] == pytest.approx(calibrate(run.images, fitted).sigma_max)
+
+
 def test_floats_can_be_brought_to_the_range_of_the_paper(run, tmp_path):
     np.save(tmp_path / "floats.npy", (run.images / 127.5 - 1).movedim(1, -1).numpy())
     sigma = []
@@ -494,11 +503,12 @@ BAD_COMMANDS = {
     "epsilon": (["images.npz", "--epsilon", 0], "epsilon=0.0"),
     "ratio": (["images.npz", "--ratio", "golden"], "ratio='golden'"),
     "range": (["images.npz", "--range", "byte"], "range='byte'"),
-    "field": (["images.npz", "--field", "perlin"], "field='perlin'"),
-    "flag of another field": (["images.npz", "--length-scale", 2], "--length-scale has no meaning with --field gff"),
-    "missing number": (["images.npz", "--field", "matern"], "--length-scale is missing"),
-    "flag of another distance": (["images.npz", "--quantile", 0.9], "--quantile has no meaning with --distance max"),
-    "field beside the paper": (["--paper", "--gamma", 1], "--gamma has no meaning with --paper"),
+    "covariance": (["images.npz", "--covariance", "perlin"], "covariance='perlin'"),
+    "key of another covariance": (["images.npz", "--covariance", "gff:length_scale=2"], "length_scale"),
+    "missing number": (["images.npz", "--covariance", "matern"], "length_scale"),
+    "distance": (["images.npz", "--distance", "mean"], "distance='mean'"),
+    "key of another distance": (["images.npz", "--distance", "max:quantile=0.9"], "'quantile'"),
+    "flags beside the paper": (["--paper", "--covariance", "white"], "paper"),
     "seed": (["images.npz", "--seed", -1], "seed=-1"),
     "picture": (["images.npz", "--out", "c.gif"], "out='c.gif'"),
     "not CIFAR-10": (["images.npz", "--paper"], "CIFAR-10"),

@@ -306,4 +306,4 @@ def test_a_data_dir_that_is_not_used_is_refused(tmp_path):
 
 def test_the_hub_needs_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refuse("hf:some/name", "pip install nidiff[hub]", name="hf:some/name")
+    refuse("'datasets' is not installed", "nidiff[hub]", name="hf:some/name")

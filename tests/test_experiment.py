@@ -9,7 +9,8 @@ import torch
 import nidiff
 from nidiff.data.dataset import load_dataset
 from nidiff.model.network import unet
-from nidiff.training.experiment import PRESETS, Experiment, parse_call, read_experiment
+from nidiff.notation import parse_call
+from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -51,6 +52,23 @@ def test_covariance_and_schedule_are_built_from_their_names():
     assert torch.equal(white.eigenvalues, torch.ones(8, 8, dtype=torch.float64))
 
 
+def test_a_saved_covariance_is_a_covariance_too(tmp_path):
+    images = load_dataset("digits")
+    saved = nidiff.matern((8, 8), 2.0)
+    saved.save(tmp_path / "sigma")
+    assert torch.equal(build(str(tmp_path / "sigma")).eigenvalues, saved.eigenvalues)
+    assert not torch.equal(Experiment().build_covariance(images).eigenvalues, saved.eigenvalues)
+
+
+def test_version_0_1_called_the_sampling_steps_sample_steps(tmp_path):
+    file = tmp_path / "experiment.json"
+    file.write_text('{"format": 1, "sample_steps": 7}')
+    assert read_experiment(file) == Experiment(num_steps=7)
+    file.write_text('{"format": 2, "sample_steps": 7}')
+    with pytest.raises(nidiff.InputError, match="sample_steps"):
+        read_experiment(file)
+
+
 def test_differences_name_what_matters_and_not_what_is_free():
     a = Experiment(cooldown=0)
     b = dataclasses.replace(a, learning_rate=0.5, steps=7, keep=9, data_dir=None)
@@ -77,7 +95,7 @@ BAD = {
     "covariance value": (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
     "covariance missing": (lambda: build("matern"), "matern.*length_scale"),
     "covariance syntax": (lambda: build("matern:2"), "NAME:key=value"),
-    "shift": (lambda: Experiment(schedule="vp:shift=abc").build_schedule(), "shift must be a number"),
+    "shift": (lambda: Experiment(schedule="vp:shift=abc").build_schedule(), "shift"),
     "infinite rate": (lambda: Experiment(learning_rate=float("inf")), "learning_rate"),
     "schedule": (lambda: Experiment(schedule="linear").build_schedule(), "schedule='linear'"),
     "size": (lambda: unet((1, 28, 28), widths=(8, 8, 8, 8)), "28×28 cannot be halved 3 times.*24 or 32"),

@@ -16,12 +16,14 @@ import nidiff
 from nidiff import InputError
 from nidiff.data.download import Remote
 from nidiff.data.encoded import Encoded, read_encoded
+from nidiff.data.fit import Reading
 from nidiff.data.images import Images, quantise
 from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation import features as features_module
 from nidiff.evaluation.cache import load_statistics, pixels_sha256, reference_features
 from nidiff.evaluation.features import FEATURES, INCEPTION, FeatureNetwork, compute_features, load_features
 from nidiff.evaluation.frechet import frechet_distance
+from nidiff.evaluation.metrics import by_label
 
 
 def photographs(count, channels=3, seed=0, side=32):
@@ -143,12 +145,13 @@ def test_only_inception_gives_fid(tmp_path):
     file = script(Means(), tmp_path / "inception-2015-12-05.pt")
     remote = Remote("http://127.0.0.1:1/x.pt", 1, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
     inception = FEATURES["inception"](file, torch.device("cpu"), remote)
-    assert (inception.label, inception.kernel_label, inception.sha256) == ("FID", "KID", remote.sha256)
+    assert list(by_label(inception.name))[:2] == ["FID", "KID"]
+    assert inception.sha256 == remote.sha256
     pixels = photographs(3)
     torch.testing.assert_close(inception(pixels), Means()(pixels, return_features=True).detach())
     others = [load_features("pixels"), load_features("efficientnet-lite0"), load_features(file)]
-    assert [other.label for other in others] == ["FD-pixels", "FD-efficientnet-lite0", "FD-inception-2015-12-05"]
-    assert [other.kernel_label[:4] for other in others] == ["KID-"] * 3
+    names = ["pixels", "efficientnet-lite0", "inception-2015-12-05"]
+    assert [list(by_label(other.name))[:2] for other in others] == [[f"FD-{name}", f"KID-{name}"] for name in names]
     with pytest.raises(InputError, match="rename the file"):
         load_features(script(Means(), tmp_path / "inception.pt"))
 
@@ -187,7 +190,7 @@ def test_pixels_are_the_pixels():
 def test_a_module_of_ones_own(tmp_path, save, suffix):
     path = save(Means(), tmp_path / f"mine{suffix}")
     network = load_features(path, device="cpu")
-    assert (network.name, network.label) == ("mine", "FD-mine")
+    assert network.name == "mine"
     assert network.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     for shape in ((1, 3, 8, 8), (5, 3, 24, 17)):  # any number and size of images
         pixels = photographs(shape[0], side=32)[:, :, : shape[2], : shape[3]]
@@ -262,7 +265,7 @@ def test_features_of_what_images_are_stored_as(tmp_path):
     for i, image in enumerate(pixels.permute(0, 2, 3, 1).numpy()):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
     files = [Encoded(str(i), tmp_path / f"{i}.png") for i in range(5)]
-    stream = read_encoded(files, memory_limit=0).pixels
+    stream = read_encoded(files, Reading(memory_limit=0)).pixels
     floats = Images(Images(pixels).batch(torch.arange(5)))
     network, seen = linear(), []
     expected = compute_features(network, pixels, batch=2, progress=lambda *counts: seen.append(counts))

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 
 import nidiff
-from nidiff.data.images import load_images, open_images
+from nidiff.data import images as images_module
+from nidiff.data.fit import Reading
 
 
 @pytest.fixture
@@ -19,6 +20,14 @@ def pixels():
 
 def as_float(pixels):
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def open_images(path, **options):
+    return images_module.open_images(path, Reading(**options))
+
+
+def load_images(path, **options):
+    return open_images(path, memory_limit=None, **options).all()
 
 
 def refuse(path, *words):
@@ -177,7 +186,7 @@ def test_corrupt_images_are_left_out_and_listed(tmp_path, pixels, memory_limit):
     torch.testing.assert_close(images.batch(torch.arange(2)), as_float(pixels[1:]))
     for name in ("1.png", "2.png"):
         (tmp_path / name).write_bytes((tmp_path / "1b.png").read_bytes())
-    with pytest.raises(nidiff.InputError, match=r"0\.png.*all other"):
+    with pytest.raises(nidiff.InputError, match=r"0\.png.*all the other"):
         open_images(tmp_path, skip_corrupt=True, memory_limit=memory_limit)
 
 

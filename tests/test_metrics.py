@@ -267,6 +267,25 @@ def test_radial_power_of_white_noise_and_of_one_wave():
     torch.testing.assert_close(radial_power(pixels), radial_power(pixels / 127.5 - 1), rtol=1e-6, atol=1e-9)
 
 
+# Arrays -----------------------------------------------------------------------------------------------------------
+
+
+def test_numpy_arrays_are_taken_as_tensors_are():
+    a, b = draws(30, 4), draws(25, 4, seed=1) + 0.3
+    images, others = draws(6, 1, 8, 8), draws(5, 1, 8, 8, seed=1)
+    for function, pair in (
+        (frechet_distance, (a, b)),
+        (precision_recall, (a, b)),
+        (lambda a, b: kernel_distance(a, b, 20, 5, torch.Generator().manual_seed(0)), (a, b)),
+        (spectrum_error, (images, others)),
+    ):
+        first, second = (tensor.numpy() for tensor in pair)
+        first.setflags(write=False)
+        assert function(first, second) == function(*pair)
+        assert function(pair[0], second[::-1]) == pytest.approx(function(pair[0], pair[1].flip(0)))
+    assert spectrum_error(*(np.uint8(127.5 + 30 * x.numpy()) for x in (images, others))) > 0
+
+
 # Refusals ---------------------------------------------------------------------------------------------------------
 
 POINTS, IMAGES = draws(20, 4), draws(3, 1, 7, 9)  # the FFT of a constant of 7 × 9 pixels is not quite zero
@@ -282,6 +301,13 @@ EYE, ZERO = torch.eye(4), torch.zeros(4)
         (lambda: frechet_distance(NAN, POINTS), "a has NaN"),
         (lambda: frechet_distance(POINTS, IMAGES), r"b has shape \(3, 1, 7, 9\)"),
         (lambda: frechet_distance(POINTS, POINTS.long()), "b has dtype torch.int64"),
+        (lambda: frechet_distance(POINTS.tolist(), POINTS), "a is a list: give a tensor or a numpy array"),
+        (lambda: frechet_distance(POINTS, POINTS.numpy().astype(int)), "b has dtype torch.int64"),
+        (lambda: frechet_distance(POINTS, POINTS.numpy().astype(object)), "b has dtype object"),
+        (lambda: precision_recall(POINTS, POINTS.tolist()), "generated is a list"),
+        (lambda: kernel_distance(POINTS, None), "b is a NoneType"),
+        (lambda: spectrum_error(IMAGES, IMAGES.tolist()), "generated_images is a list"),
+        (lambda: spectrum_error(IMAGES, IMAGES.numpy().astype(int)), "generated_images has dtype torch.int64"),
         (lambda: statistics(POINTS[:1]), "features has too few points, 1"),
         (lambda: frechet_from_statistics(ZERO, EYE, ZERO[:3], EYE[:3, :3]), "mu2 has 3 dimensions and mu1 has 4"),
         (lambda: frechet_from_statistics(ZERO, EYE, ZERO, EYE[:3]), r"sigma2 has shape \(3, 4\)"),

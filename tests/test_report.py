@@ -20,7 +20,7 @@ import nidiff
 from nidiff.cli import main
 from nidiff.commands.report import Report
 from nidiff.errors import InputError
-from nidiff.evaluation.results import read_results
+from nidiff.evaluation.results import Measured, Result, read_results
 from nidiff.evaluation.table import MARKDOWN, csv_text, latex, markdown, number, text
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.denoising import denoise_levels, visible_rows
@@ -37,18 +37,24 @@ def result(run="a", sampler="ddim", steps=10, metrics=None, provenance=None, **o
     """One result; a metric is its value, or (value, error)."""
     pairs = {name: v if isinstance(v, tuple) else (v, 0.01) for name, v in (metrics or {"FD-pixels": 7.0}).items()}
     usual = SAMPLERS[sampler].spacing if sampler in SAMPLERS else "uniform"
-    return {
-        **{"run": run, "sampler": sampler, "steps": steps, "spacing": usual, "options": {}},
-        **{"seeds": "0-999", "clip": 1.0},
-        "metrics": {name: {"value": value, "error": error} for name, (value, error) in pairs.items()},
-        "provenance": {
+    settings = {"spacing": usual, "seeds": "0-999", **others}
+    return Result(
+        run,
+        sampler,
+        steps,
+        metrics={name: Measured(*pair, name in ("precision", "recall")) for name, pair in pairs.items()},
+        provenance={
             **{"features": "pixels", "features_sha256": "0123456789abcdef", "preprocessing": "none", "k": 3},
             **{"real": "digits, split test", "num_real": 299, "num_generated": 1000, "quantisation": "uint8"},
             **{"nidiff": "0.1.0", "commit": None, "torch": "2"},
             **(provenance or {}),
         },
-        **others,
-    }
+        **settings,
+    )
+
+
+def written(results):
+    return json.dumps([one.to_json() for one in results])
 
 
 def paper():
@@ -109,7 +115,7 @@ def test_nothing_is_best_of_one_or_among_numbers_that_cannot_be_compared():
     assert "**" not in markdown([result("a", steps=10), result("b", steps=20)])
     alike = [result("a", metrics={"recall": 0.5}), result("b", metrics={"recall": 0.4})]
     assert "**0.500" in markdown(alike)
-    alike[1]["provenance"]["num_real"] = 1000
+    alike[1].provenance["num_real"] = 1000
     assert "**" not in markdown(alike)
     alike.append(result("c", metrics={"recall": 0.3}))  # as a is made
     assert re.findall(r"\*\*(\S+) ", markdown(alike)) == ["0.500"]
@@ -174,7 +180,7 @@ def test_settings_of_the_sampler_tell_rows_apart():
     ],
 )
 def test_the_error_decides_the_digits(value, error, shown):
-    assert number(value, error, MARKDOWN) == shown
+    assert number(Measured(value, error), MARKDOWN) == shown
 
 
 def test_latex_escapes_all_that_is_special():
@@ -196,13 +202,13 @@ def test_csv_has_one_line_per_result_and_every_digit():
     assert len(lines) == len(results)
     for line, made in zip(lines, results, strict=True):
         assert None not in line
-        assert (line["run"], line["sampler"], int(line["steps"])) == (made["run"], made["sampler"], made["steps"])
-        assert json.loads(line["options"]) == made["options"]
+        assert (line["run"], line["sampler"], int(line["num_steps"])) == (made.run, made.sampler, made.num_steps)
+        assert json.loads(line["options"]) == made.options
         for name in ("FID", "FD-pixels", "precision", "recall"):
-            pair = made["metrics"].get(name, {"value": None, "error": None})
+            pair = made.metrics.get(name, Measured(None, None))._asdict()
             for column, key in ((name, "value"), (f"{name} (error)", "error")):
                 assert (float(line[column]) if line[column] else None) == pair[key]
-        for key, value in made["provenance"].items():
+        for key, value in made.provenance.items():
             assert line[key] == ("" if value is None else str(value))
 
 
@@ -221,8 +227,8 @@ def test_the_terminal_gets_aligned_ascii():
         ("{", "is not a list of results"),
         ("{}", "it is not a list"),
         ('[{"run": "a"}]', "no 'metrics'"),
-        (json.dumps([result(metrics={"FID": ("7", 0.1)})]), "not a number"),
-        (json.dumps([result(steps="10")]), "of another type"),
+        (written([result(metrics={"FID": ("7", 0.1)})]), "not a number"),
+        (written([result(steps="10")]), "of another type"),
         (None, "there is no metrics.json"),
     ],
 )
@@ -232,7 +238,7 @@ def test_results_that_cannot_be_read_are_refused(tmp_path, content, words):
         file.write_text(content)
     with pytest.raises(InputError, match=words):
         read_results(file)
-    file.write_text(json.dumps(paper()))
+    file.write_text(written(paper()))
     assert read_results(file) == paper()
 
 
@@ -267,7 +273,7 @@ def test_plots_of_any_size_can_be_drawn_and_their_lines_told_apart(results):
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png")
     (legend,) = figure.legends
-    runs = list(dict.fromkeys(made["run"] for made in results))
+    runs = list(dict.fromkeys(made.run for made in results))
     assert len(legend.get_texts()) == len(runs)
     looks = {(handle.get_color(), handle.get_marker()) for handle in legend.legend_handles}
     assert len(looks) == len(runs)
@@ -368,9 +374,9 @@ def trained(tmp_path_factory):
     """A short run, with samples of two steps and a result."""
     out = tmp_path_factory.mktemp("runs") / "digits"
     tiny = ("--widths", "8", "--attention", "--batch-size", "8", "--precision", "fp32", "--cooldown", "0")
-    often = ("--steps", "4", "--log-every", "1", "--sample-every", "2", "--num-samples", "4", "--sample-steps", "2")
+    often = ("--steps", "4", "--log-every", "1", "--sample-every", "2", "--num-samples", "4", "--num-steps", "2")
     assert main(["train", "--out", str(out), *tiny, *often, "--schedule", "ddpm_linear:num_levels=20"]) == 0
-    (out / "metrics.json").write_text(json.dumps([result("digits", "ddim", steps) for steps in (10, 20)]))
+    (out / "metrics.json").write_text(written([result("digits", "ddim", steps) for steps in (10, 20)]))
     return out
 
 
@@ -429,7 +435,7 @@ def test_what_comes_from_files_is_escaped(run):
     values["resolved"] |= {"images": HOSTILE, "parameters": HOSTILE}
     (run / "experiment.json").write_text(json.dumps(values))
     mine = result(HOSTILE, HOSTILE, metrics={HOSTILE: 1.0}, provenance={"real": HOSTILE, "features": HOSTILE})
-    (run / "metrics.json").write_text(json.dumps([mine]))
+    (run / "metrics.json").write_text(written([mine]))
     (run / "model").rename(run / "gone")
     hostile = run.rename(run.with_name(HOSTILE.replace("/", "")))
     page = Page(write_report(hostile))

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,12 +16,14 @@ from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
-from nidiff.commands.drawing import parse_seeds, seeds_text
+from nidiff.commands.drawing import parse_seeds
 from nidiff.data.images import quantise
+from nidiff.generation.folder import SampleFolder
+from nidiff.generation.opened import seeds_text
 from nidiff.generation.tile import Tiled, tile_size
 from nidiff.model.folder import save_model
 
-FLAGS = ("--seeds", "0-19", "--steps", "4", "--tile", "8")
+FLAGS = ("--seeds", "0-19", "--num-steps", "4", "--tile", "8")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,27 @@ def test_the_files_are_what_the_library_draws(model, straight):
             assert np.array_equal(np.asarray(picture), found["arr_0"][seed, :, :, 0])
     assert not (straight / "parts").exists()
     with Image.open(straight / "grid.png") as grid:
-        assert min(grid.size) >= 64
+        first = np.asarray(grid)[::8, ::8]  # each pixel is 8 × 8 there
+        assert np.array_equal(first[:8, :8], found["arr_0"][0, :, :, 0])
+        assert np.array_equal(first[9:17, :8], found["arr_0"][5, :, :, 0])  # the second of four rows
+
+
+@pytest.mark.parametrize("channels", [2, 3, 4, 5])
+@pytest.mark.parametrize("kind", ["png", "both"])
+def test_a_channel_is_never_shown_as_transparency(tmp_path, kind, channels):
+    """One and three channels are grey and colours; others stand side by side in grey."""
+    shape = (channels, 4, 6)
+    images = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    folder = SampleFolder(tmp_path / kind, kind)
+    folder.add([0, 1, 2], images)
+    folder.finish([0, 1, 2])
+    with Image.open(folder.path / "png" / "000001.png") as picture, Image.open(folder.path / "grid.png") as grid:
+        found, enlarged = np.asarray(picture), 64 // picture.width
+        shown = np.asarray(grid)[::enlarged, ::enlarged]
+        assert picture.mode == grid.mode == ("RGB" if channels == 3 else "L")
+    expected = images[1].movedim(0, -1) if channels == 3 else torch.cat(list(images[1]), 1)
+    assert np.array_equal(found, expected.numpy())
+    assert np.array_equal(shown[:4, found.shape[1] + 1 :][:, : found.shape[1]], found)  # the second of the first row
 
 
 def test_floats_are_the_images_before_rounding(sample, straight, tmp_path):
@@ -92,6 +115,15 @@ def test_json_and_stdout_name_the_folder(sample, tmp_path):
 def test_the_batch_does_not_change_a_bit(sample, straight, tmp_path, flags):
     assert sample(tmp_path / "b", *flags)[0] == 0
     assert (tmp_path / "b" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
+
+
+def test_clip_is_the_models_own_unless_told(sample, straight, tmp_path):
+    assert sample(tmp_path / "own")[0] == 0
+    assert np.array_equal(stored(tmp_path / "own")["arr_0"], stored(straight)["arr_0"])
+    assert sample(tmp_path / "tight", "--clip", "0.2", "--floats")[0] == 0
+    assert np.abs(stored(tmp_path / "tight")["arr_0"]).max() == np.float32(0.2)
+    assert sample(tmp_path / "off", "--clip", "0")[0] == 0
+    assert json.loads((tmp_path / "off" / "job.json").read_text())["job"]["clip"] is None
 
 
 def test_another_seed_sampler_or_model_does(sample, straight, tmp_path):
@@ -213,10 +245,10 @@ def test_two_jobs_may_draw_into_one_folder(model, straight, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--steps", "41"), "steps=41 must be from 1 to 40"),
+        (("--num-steps", "41"), "num_steps=41"),
         (("--seeds", "5-2"), "seeds='5-2' cannot be read"),
         (("--seeds", "0-99999999999"), "more than 10,000,000"),
-        (("--sampler", "ddim:eta=x"), "eta='x', which is not of its type"),
+        (("--sampler", "ddim:eta=x"), "eta='x'"),
         (("--tile", "1000000"), "tile=1000000"),
         (("--sampler", "ddmi"), "did you mean 'ddim'"),
         (("--sampler", "ddim:eta=2"), "eta=2"),
@@ -238,11 +270,20 @@ def test_bad_flags_exit_with_2_and_write_nothing(sample, tmp_path, flags, messag
     assert not (tmp_path / "x").exists()
 
 
+def test_the_samples_of_version_0_1_are_still_ours(sample, straight, tmp_path):
+    shutil.copytree(straight, tmp_path / "old")
+    job = json.loads((straight / "job.json").read_text())
+    job["job"]["steps"] = job["job"].pop("num_steps")
+    (tmp_path / "old" / "job.json").write_text(json.dumps(job))
+    assert sample(tmp_path / "old", "--seeds", "0-20", "--format", "both")[0] == 0
+    assert len(stored(tmp_path / "old")["seeds"]) == 21
+
+
 def test_the_samples_of_another_job_are_left_alone(sample, straight, tmp_path):
     before = (straight / "samples.npz").read_bytes()
-    code, _, log = sample(straight, "--steps", "5")
+    code, _, log = sample(straight, "--num-steps", "5")
     assert code == 2
-    assert "another job (steps: 4, not 5)" in log
+    assert "another job (num_steps: 4, not 5)" in log
     assert (straight / "samples.npz").read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")

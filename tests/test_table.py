@@ -1,6 +1,7 @@
 """``nidiff evaluate`` and ``nidiff table``: numbers to trust, each computed once, and where they come from."""
 
 import csv
+import html
 import json
 import os
 import shutil
@@ -10,16 +11,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from problems import normal, untrained_model
+from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
-from nidiff.evaluation.features import load_features
-from nidiff.evaluation.measure import Sample, measure
-from nidiff.evaluation.results import known_results, read_results, remember
+from nidiff.errors import InputError
+from nidiff.evaluation.bench import open_bench
+from nidiff.evaluation.cell import evaluate_cell
+from nidiff.evaluation.image_set import ImageSet
+from nidiff.evaluation.metrics import METRICS, Metric, measure
+from nidiff.evaluation.results import Result, known_results, read_results, remember
+from nidiff.evaluation.table import markdown
+from nidiff.report.quality import quality_figure
+from nidiff.testing.problems import normal
 from nidiff.training.experiment import Experiment
 
-METRICS = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
+NAMES = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]
 FAST = ("--features", "pixels", "--bootstrap", "3", "--num-real", "50")
 FLAGS = (*FAST, "--data", "digits", "--seeds", "0-29", "--batch", "32")
 
@@ -79,11 +86,11 @@ def test_real_images_are_as_good_as_real_and_noise_is_not(nidiff_run, tmp_path):
 
 
 def test_a_result_says_what_it_depends_on(nidiff_run, model):
-    code, out, _ = nidiff_run("evaluate", model, *FLAGS, "--steps", "3", "--sampler", "ddim:eta=0.5", "--json")
+    code, out, _ = nidiff_run("evaluate", model, *FLAGS, "--num-steps", "3", "--sampler", "ddim:eta=0.5", "--json")
     assert code == 0
     result = json.loads(out)
-    assert list(result["metrics"]) == METRICS
-    assert (result["sampler"], result["steps"], result["options"]) == ("ddim", 3, {"eta": 0.5})
+    assert list(result["metrics"]) == NAMES
+    assert (result["sampler"], result["num_steps"], result["options"]) == ("ddim", 3, {"eta": 0.5})
     assert result["seeds"] == "0-29"
     provenance = result["provenance"]
     assert (provenance["num_real"], provenance["num_generated"], provenance["k"]) == (50, 30, 3)
@@ -95,7 +102,7 @@ def test_a_result_says_what_it_depends_on(nidiff_run, model):
 
 
 def test_what_was_drawn_and_measured_is_not_drawn_or_measured_again(nidiff_run, model):
-    flags = ("evaluate", model, *FLAGS, "--steps", "3", "--json")
+    flags = ("evaluate", model, *FLAGS, "--num-steps", "3", "--json")
     first = json.loads(nidiff_run(*flags)[1])
     shutil.rmtree(model / "generated")
     assert json.loads(nidiff_run(*flags)[1]) == first
@@ -110,7 +117,7 @@ def test_sampled_first_and_evaluated_then_is_the_same(nidiff_run, model, tmp_pat
     nidiff_run("sample", model, "--seeds", "0-29", "--steps", "3")
     (drawn,) = (model / "generated").glob("dpmpp_2m-3-*/samples.npz")
     before = drawn.stat().st_mtime_ns
-    results = [json.loads(nidiff_run("evaluate", m, *FLAGS, "--steps", "3", "--json")[1]) for m in (model, other)]
+    results = [json.loads(nidiff_run("evaluate", m, *FLAGS, "--num-steps", "3", "--json")[1]) for m in (model, other)]
     assert results[0]["metrics"] == results[1]["metrics"]
     assert drawn.stat().st_mtime_ns == before
     assert (other / drawn.relative_to(model)).read_bytes() == drawn.read_bytes()
@@ -118,15 +125,106 @@ def test_sampled_first_and_evaluated_then_is_the_same(nidiff_run, model, tmp_pat
 
 def test_the_errors_say_how_much_other_samples_would_differ():
     """Their mean over many sets is the spread of the metric over those sets, within the half."""
-    network = load_features("pixels")
-    pixels = torch.randint(256, (40, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    real = Sample(pixels, normal(500, 3, seed=100).float())
+    pixels = torch.randint(256, (500, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    real = ImageSet(pixels, normal(500, 3, seed=100).float())
     sets = [normal(200, 3, seed=seed).float() + 0.5 for seed in range(30)]
-    found = [measure(real, Sample(pixels, one), network, bootstrap=20) for one in sets]
+    found = [measure(real, ImageSet(pixels[:200], one), "pixels", bootstrap=20) for one in sets]
     for name in ("FD-pixels", "KID-pixels"):
         spread = torch.tensor([one[name].value for one in found]).std().item()
         error = sum(one[name].error for one in found) / len(found)
         assert 0.5 * spread < error < 1.5 * spread, name
+
+
+def test_a_cell_from_python_is_that_of_the_command(nidiff_run, model, tmp_path):
+    other = shutil.copytree(model, tmp_path / "other")
+    asked = ("--num-steps", "3", "--sampler", "ddim:eta=0.5", "--json")
+    expected = Result.from_json(json.loads(nidiff_run("evaluate", other, *FLAGS, *asked)[1]))
+    pixels = nidiff.load_dataset("digits").pixels
+    settings = {"features": "pixels", "bootstrap": 3, "num_real": 50}
+    cell = {"sampler": "ddim:eta=0.5", "num_steps": 3, "seeds": range(30)}
+    found = evaluate_cell(model, pixels, **cell, **settings)
+    assert found.metrics == expected.metrics
+    assert (found.seeds, found.num_steps, found.options) == ("0-29", 3, {"eta": 0.5})
+    bench = open_bench(model, pixels, **settings)
+    assert known_results(model) == [found] == [evaluate_cell(str(model), bench, **cell)]
+    with pytest.raises(InputError, match="k=40 needs k"):
+        evaluate_cell(model, pixels, **cell, **settings, k=40)
+
+
+def test_a_result_of_version_01_is_read_and_not_computed_again(nidiff_run, model):
+    flags = ("evaluate", model, *FLAGS, "--num-steps", "3", "--json")
+    first = json.loads(nidiff_run(*flags)[1])
+    old = {**first, "steps": first["num_steps"]}
+    del old["num_steps"]
+    old["metrics"] = {name: {key: one[key] for key in ("value", "error")} for name, one in first["metrics"].items()}
+    old["metrics"]["recall"]["value"] = 0.123
+    (model / "metrics.json").write_text(json.dumps([old]))
+    first["metrics"]["recall"]["value"] = 0.123
+    assert json.loads(nidiff_run(*flags)[1]) == first
+
+
+# A metric of one's own -------------------------------------------------------------------------------------------
+
+
+def brightness(real, generated):
+    return generated.pixels.double().mean().item()
+
+
+def test_a_metric_of_ones_own_is_measured_tabled_plotted_reported_and_read_back(
+    nidiff_run, model, tmp_path, monkeypatch
+):
+    run, other = tmp_path / "run", untrained_model(tmp_path / "other", num_levels=30)
+    shutil.copytree(model, run / "model")
+    (run / "experiment.json").write_text(json.dumps(Experiment().to_json()))
+    out = tmp_path / "t"
+    flags = ("table", run, other, *FLAGS, "--bootstrap", "100", "--samplers", "ddim", "--num-steps", "3", "--out", out)
+    assert "brightness" not in nidiff_run(*flags)[1]
+    drawn = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/generated/*/samples.npz")}
+    monkeypatch.setitem(METRICS, "brightness", Metric(brightness, higher_is_better=True))
+    monkeypatch.setitem(METRICS, "exact", Metric(lambda real, generated: (len(generated), 0.25)))
+    assert "brightness" in nidiff_run(*flags)[1]  # though the results without it are known
+    assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
+    results = read_results(out / "table.json")
+    for result, path in zip(results, sorted(drawn, reverse=True), strict=True):
+        with np.load(path) as samples:
+            means = samples["arr_0"].astype(float).mean((1, 2, 3))
+        value, error, higher_is_better = result.metrics["brightness"]
+        assert value == pytest.approx(means.mean(), rel=1e-12)
+        assert error == pytest.approx(means.std() / len(means) ** 0.5, rel=0.3)
+        assert higher_is_better
+        assert result.metrics["exact"] == (30, 0.25, False)
+    monkeypatch.undo()  # the direction is part of the result: a process without the metric shows it too
+    table = markdown(read_results(out / "table.json"))
+    assert table == (out / "table.md").read_text()
+    assert "| brightness ↑ | exact ↓ |" in table
+    rows = [line.split(" | ")[8] for line in table.splitlines()[2:4]]
+    values = [result.metrics["brightness"].value for result in results]
+    assert [row.startswith("**") for row in rows] == [value == max(values) for value in values]
+    titles = [axes.get_title() for axes in quality_figure(results).axes]
+    assert {"brightness: higher is better", "exact: lower is better"} <= {*titles}
+    assert "brightness ↑" in html.unescape((run / "report.html").read_text())
+    assert len(read_results(run / "metrics.json")) == 1  # the new answer is in the place of the old
+
+
+def test_a_metric_that_returns_no_number_is_refused(monkeypatch):
+    pixels = torch.arange(64, dtype=torch.uint8).reshape(16, 1, 2, 2)
+    images = ImageSet(pixels, pixels.flatten(1).float())
+    for answer in (None, "many", (1.0, 2.0, 3.0), torch.ones(2)):
+        monkeypatch.setitem(METRICS, "odd", Metric(lambda real, generated, answer=answer: answer))
+        with pytest.raises(InputError, match="metric 'odd' returned .*: return a number or"):
+            measure(images, images, "pixels")
+
+
+def test_a_resample_has_everything_of_the_images_it_drew():
+    pixels = torch.randint(256, (20, 1, 4, 4), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    images = ImageSet(pixels, pixels.flatten(1).float(), k=2)
+    rows, again = torch.tensor([3, 3, 19, 0, 7]), torch.tensor([4, 1, 1])
+    for drawn, chosen in ((images.resampled(rows), rows), (images.resampled(rows).resampled(again), rows[again])):
+        fresh = ImageSet(pixels[chosen], pixels[chosen].flatten(1).float())
+        assert (len(drawn), drawn.k) == (len(chosen), 2)
+        for name in ("pixels", "features", "powers"):
+            torch.testing.assert_close(getattr(drawn, name), getattr(fresh, name), equal_nan=True)
+        assert all(torch.equal(a, b) for a, b in zip(drawn.moments, fresh.moments, strict=True))
 
 
 # table -----------------------------------------------------------------------------------------------------------
@@ -134,13 +232,13 @@ def test_the_errors_say_how_much_other_samples_would_differ():
 
 def test_the_table_is_filled_in_every_format_and_only_once(nidiff_run, model, tmp_path):
     other = untrained_model(tmp_path / "other", num_levels=30)
-    flags = ("table", model, other, *FLAGS, "--samplers", "ancestral", "dpmpp_2m", "--steps", "6", "3")
+    flags = ("table", model, other, *FLAGS, "--samplers", "ancestral", "dpmpp_2m", "--num-steps", "6", "3")
     code, text, log = nidiff_run(*flags, "--out", tmp_path / "table")
     assert code == 0
     results = json.loads((tmp_path / "table" / "table.json").read_text())
-    cells = [(r["run"], r["sampler"], r["steps"]) for r in results]
+    cells = [(r["run"], r["sampler"], r["num_steps"]) for r in results]
     assert cells == [(m, s, n) for m in ("noise", "other") for s in ("ancestral", "dpmpp_2m") for n in (6, 3)]
-    assert all(name in text for name in METRICS)
+    assert all(name in text for name in NAMES)
     assert "table.md" in log
     with (tmp_path / "table" / "table.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 8
@@ -162,7 +260,7 @@ def test_the_table_is_filled_in_every_format_and_only_once(nidiff_run, model, tm
 
 
 def test_a_cell_asked_for_twice_is_one_cell(nidiff_run, model, tmp_path):
-    flags = ("--samplers", "ddim", "ddim", "--steps", "3", "3", "--json", "--out", tmp_path / "t")
+    flags = ("--samplers", "ddim", "ddim", "--num-steps", "3", "3", "--json", "--out", tmp_path / "t")
     assert len(json.loads(nidiff_run("table", model, *FLAGS, *flags)[1])) == 1
 
 
@@ -171,17 +269,17 @@ def test_another_model_in_the_same_run_is_measured_anew_and_alone(nidiff_run, mo
     run = tmp_path / "run"
     shutil.copytree(model, run / "model")
     (run / "experiment.json").write_text(json.dumps(Experiment().to_json()))
-    first = json.loads(nidiff_run("evaluate", run, *FLAGS, "--steps", "3", "--json")[1])
+    first = json.loads(nidiff_run("evaluate", run, *FLAGS, "--num-steps", "3", "--json")[1])
     shutil.rmtree(run / "model")
     untrained_model(run / "model", num_levels=30)
-    second = json.loads(nidiff_run("evaluate", run / "model", *FLAGS, "--steps", "3", "--json")[1])
+    second = json.loads(nidiff_run("evaluate", run / "model", *FLAGS, "--num-steps", "3", "--json")[1])
     assert first["metrics"] != second["metrics"]
-    assert read_results(run / "metrics.json") == [first, second]
-    assert known_results(run) == [second]
+    assert [one.to_json() for one in read_results(run / "metrics.json")] == [first, second]
+    assert [one.to_json() for one in known_results(run)] == [second]
 
 
 def test_jobs_with_other_settings_do_not_get_in_each_others_way(nidiff_run, model):
-    flags = ("evaluate", model, *FLAGS, "--steps", "3", "--json")
+    flags = ("evaluate", model, *FLAGS, "--num-steps", "3", "--json")
     for others in ((), ("--clip", "None"), ("--tile", "0")):
         assert nidiff_run(*flags, *others)[0] == 0
     nidiff_run("sample", model, "--seeds", "0-29", "--steps", "3", "--floats")
@@ -189,12 +287,11 @@ def test_jobs_with_other_settings_do_not_get_in_each_others_way(nidiff_run, mode
 
 
 def test_results_of_many_at_once_are_all_kept(tmp_path):
-    result = {"run": "a", "sampler": "ddim", "metrics": {}, "provenance": {}}
     children = []
     for child in range(4):
         if (pid := os.fork()) == 0:
             for steps in range(5):
-                remember(tmp_path, {**result, "steps": 10 * child + steps})
+                remember(tmp_path, Result("a", "ddim", num_steps=10 * child + steps))
             os._exit(0)
         children.append(pid)
     assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
@@ -212,7 +309,7 @@ def test_results_of_many_at_once_are_all_kept(tmp_path):
         (("--num-real", "9999"), "num_real=9999 must be from 1 to 1498"),
         (("--k", "0"), "k=0"),
         (("--bootstrap", "1"), "bootstrap=1"),
-        (("--steps", "41"), "steps=41 must be from 1 to 40"),
+        (("--num-steps", "41"), "steps=41 must be from 1 to 40"),
         (("--features", "vgg"), "features='vgg' is unknown"),
         (("--data", "nowhere"), "'nowhere' is neither"),
     ],
@@ -221,7 +318,7 @@ def test_results_of_many_at_once_are_all_kept(tmp_path):
 @pytest.mark.parametrize("command", ["evaluate", "table"])
 def test_bad_flags_exit_with_2_before_anything_is_drawn(nidiff_run, model, command, flags, message, tmp_path):
     out = ("--out", tmp_path / "t") if command == "table" else ()
-    code, result, log = nidiff_run(command, model, *FLAGS, "--steps", "3", *flags, *out)
+    code, result, log = nidiff_run(command, model, *FLAGS, "--num-steps", "3", *flags, *out)
     assert code == 2
     assert message in log
     assert result == ""
@@ -245,18 +342,18 @@ def test_constant_images_are_refused(nidiff_run, tmp_path):
 
 
 def test_a_model_folder_must_be_told_the_data_and_runs_need_names(nidiff_run, model, tmp_path):
-    code, _, log = nidiff_run("evaluate", model, *FAST, "--steps", "3")
+    code, _, log = nidiff_run("evaluate", model, *FAST, "--num-steps", "3")
     assert code == 2
     assert "data is missing" in log
     twin = shutil.copytree(model, tmp_path / "twin" / "noise")
-    code, _, log = nidiff_run("table", model, twin, *FLAGS, "--steps", "3", "--out", tmp_path / "t")
+    code, _, log = nidiff_run("table", model, twin, *FLAGS, "--num-steps", "3", "--out", tmp_path / "t")
     assert code == 2
     assert "different names" in log
 
 
 def test_a_damaged_metrics_file_is_named_and_left(nidiff_run, model):
     (model / "metrics.json").write_text('[{"run": ')
-    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--steps", "3")
+    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--num-steps", "3")
     assert code == 2
     assert "metrics.json" in log
     assert (model / "metrics.json").read_text() == '[{"run": '
@@ -264,7 +361,7 @@ def test_a_damaged_metrics_file_is_named_and_left(nidiff_run, model):
 
 def test_images_take_no_flags_of_drawing_and_must_be_there(nidiff_run, tmp_path):
     file = digits_file(tmp_path / "some.npz", "test")
-    code, _, log = nidiff_run("evaluate", file, "--data", "digits", *FAST, "--steps", "3")
+    code, _, log = nidiff_run("evaluate", file, "--data", "digits", *FAST, "--num-steps", "3")
     assert code == 2
     assert "leave out the flags of drawing" in log
     code, _, log = nidiff_run("evaluate", "digits", "--data", "digits", *FAST)  # no such path: not the data set
@@ -284,7 +381,7 @@ def test_a_feature_module_that_does_not_fit_is_refused_before_drawing(nidiff_run
         ),
         path,
     )
-    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--steps", "3", "--features", path)
+    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--num-steps", "3", "--features", path)
     assert code == 2
     assert "failed on uint8 [16, 3, 8, 8]" in log
     assert not (model / "generated").exists()

@@ -18,10 +18,11 @@ import nidiff
 from nidiff.cli import main
 from nidiff.model.folder import load_model, same_covariance
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
+from nidiff.training.run import RunDirectory
 
 TINY = [
     *("--widths", "8", "--attention", "--layers", "1", "--batch-size", "16", "--precision", "fp32"),
-    *("--checkpoint-every", "4", "--log-every", "2", "--num-samples", "4", "--sample-steps", "3", "--dropout", "0.1"),
+    *("--checkpoint-every", "4", "--log-every", "2", "--num-samples", "4", "--num-steps", "3", "--dropout", "0.1"),
     *("--schedule", "ddpm_linear:num_levels=50", "--flip", "--warmup", "3", "--cooldown", "0"),
 ]
 
@@ -82,20 +83,28 @@ def test_a_share_of_the_batch_is_what_one_process_would_have_drawn():
 
 def test_the_run_directory_holds_what_it_should(straight):
     names = {path.name for path in straight.iterdir()}
-    assert {
-        "experiment.json",
-        "covariance.json",
-        "checkpoints",
-        "model",
-        "log.jsonl",
-        "samples",
-        "tensorboard",
-    } <= names
+    assert names == {
+        *("experiment.json", "checkpoints", "model", "log.jsonl", "samples", "tensorboard", "report.html"),
+    }
     log = [json.loads(line) for line in (straight / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == [2, 4, 6, 8, 10]
     assert [path.name for path in sorted((straight / "checkpoints").iterdir())] == ["000008", "000010"]
     assert (straight / "samples" / "000010.png").stat().st_size > 100
-    assert json.loads((straight / "experiment.json").read_text())["resolved"]["image_shape"] == [1, 8, 8]
+    run = RunDirectory.open(straight)
+    assert run.facts["image_shape"] == [1, 8, 8]
+    assert run.has_model
+    assert (run.name, run.experiment.steps) == ("straight", 10)
+
+
+def test_the_covariance_is_stored_once(straight):
+    """In the scheduler's folder of the model; no other JSON of the run has Σ."""
+    holders = [
+        str(file.relative_to(straight))
+        for file in straight.rglob("*")
+        if file.name == "covariance.safetensors" or (file.suffix == ".json" and '"zero_mode"' in file.read_text())
+    ]
+    assert holders == ["model/scheduler/scheduler_config.json"]
+    assert same_covariance(RunDirectory(straight).covariance, nidiff.gaussian_free_field((8, 8), 1.0))
 
 
 def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight):
@@ -114,10 +123,28 @@ def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight
 
 def test_a_model_fitted_to_its_data_carries_the_spectrum(tmp_path):
     assert train(tmp_path / "r", "--steps", "2", "--covariance", "from_data:average=modes") == 0
-    (tmp_path / "r" / "covariance.safetensors").unlink()  # the model folder stands alone
     images = nidiff.load_dataset("digits")
     fitted = nidiff.from_data(images.batch(torch.arange(len(images))), average="modes")
     assert same_covariance(load_model(tmp_path / "r").process.covariance, fitted)
+
+
+def test_a_run_may_take_the_covariance_and_the_schedule_of_texts_and_folders(straight, tmp_path):
+    flags = ("--covariance", str(straight / "model"), "--sampler", "ddim:eta=0.5")
+    assert train(tmp_path / "folder", "--steps", "10", *flags) == 0
+    assert_same_weights(straight, tmp_path / "folder", 10)
+    assert train(tmp_path / "alias", "--steps", "10", "--covariance", "gff:gamma=1") == 0
+    assert_same_weights(straight, tmp_path / "alias", 10)
+    assert train(tmp_path / "other", "--steps", "10", "--covariance", "gff:gamma=0.5") == 0
+    with pytest.raises(AssertionError):
+        assert_same_weights(straight, tmp_path / "other", 10)
+
+
+def test_one_process_may_train_with_one_precision_after_another(straight, tmp_path):
+    assert train(tmp_path / "bf16", "--steps", "4", "--precision", "bf16") == 0
+    assert train(tmp_path / "fp32", "--steps", "10", "--precision", "fp32", "--keep", "0") == 0
+    assert_same_weights(straight, tmp_path / "fp32", 10)
+    with pytest.raises(AssertionError):  # it was another precision
+        assert_same_weights(tmp_path / "bf16", tmp_path / "fp32", 4)
 
 
 def test_training_lowers_the_loss(tmp_path):
@@ -149,6 +176,30 @@ def test_a_run_that_stopped_and_went_on_is_bit_identical(straight, tmp_path):
     assert train(out, "--steps", "10", "--resume") == 0
     assert_same_weights(straight, out, 10)
     assert (out / "log.jsonl").read_text().count('"step": 6,') == 1
+
+
+def test_a_run_of_version_0_1_is_resumed(straight, tmp_path):
+    """Its Σ lay in the run directory, its experiment had format 1 and sample_steps, and the model came at the end."""
+    out = tmp_path / "r"
+    assert train(out, "--steps", "6", "--covariance", "from_data:average=modes") == 0
+    RunDirectory(out).covariance.save(out)
+    shutil.rmtree(out / "model")
+    experiment = json.loads((out / "experiment.json").read_text())
+    old = {"format": 1, "sample_steps": experiment.pop("num_steps")}
+    (out / "experiment.json").write_text(json.dumps(experiment | old))
+    assert train(out, "--steps", "10", "--covariance", "from_data:average=modes", "--resume") == 0
+    assert train(tmp_path / "new", "--steps", "10", "--covariance", "from_data:average=modes") == 0
+    assert_same_weights(tmp_path / "new", out, 10)
+    assert not list(out.glob("covariance.*"))
+    assert json.loads((out / "experiment.json").read_text())["format"] == 2
+
+
+@pytest.mark.parametrize("left", [".old-model", ".tmp-model"])
+def test_a_kill_while_the_model_is_replaced_does_not_lose_the_covariance(straight, tmp_path, left):
+    shutil.copytree(straight, tmp_path / "r")
+    (tmp_path / "r" / "model").rename(tmp_path / "r" / left)
+    assert train(tmp_path / "r", "--steps", "10", "--resume") == 0
+    assert same_covariance(load_model(tmp_path / "r").process.covariance, nidiff.gaussian_free_field((8, 8), 1.0))
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(straight, tmp_path, capsys):
@@ -277,7 +328,7 @@ def test_two_processes_train_the_same_model_and_survive_the_death_of_one(tmp_pat
 def test_a_run_is_never_overwritten_unasked(straight, tmp_path, capsys):
     before = (straight / "experiment.json").read_bytes()
     assert train(straight, "--steps", "10") == 2
-    assert "--resume goes on with it, --overwrite begins anew" in capsys.readouterr().err
+    assert "--resume" in capsys.readouterr().err
     assert train(straight, "--steps", "10", "--resume", "--learning-rate", "0.5") == 2
     assert "learning_rate: 0.002 → 0.5" in capsys.readouterr().err
     assert (straight / "experiment.json").read_bytes() == before
@@ -323,15 +374,17 @@ def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
 def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
     out = tmp_path / "r"
     out.mkdir()
-    (out / "covariance.json").write_text("{")
+    (out / "model" / "scheduler").mkdir(parents=True)
+    (out / "model" / "scheduler" / "scheduler_config.json").write_text("{")
     assert train(out, "--steps", "10") == 0
     assert_same_weights(straight, out, 10)
 
 
 def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "r")
-    shutil.rmtree(tmp_path / "r" / "model")
-    with pytest.raises(nidiff.InputError, match="has not ended"):
+    shutil.rmtree(tmp_path / "r" / "model" / "unet")
+    assert not RunDirectory.open(tmp_path / "r").has_model
+    with pytest.raises(nidiff.InputError, match="has not ended|unet"):
         load_model(tmp_path / "r")
 
 
@@ -347,10 +400,12 @@ def test_overwrite_begins_anew(tmp_path):
         (("--preset", "digit"), "did you mean 'digits'"),
         (("--data", "nowhere"), "nowhere"),
         (("--widths", "8", "8", "8", "8", "8"), "cannot be halved 4 times"),
-        (("--covariance", "gff"), "covariance='gff'"),
+        (("--covariance", "gf"), "covariance='gf'"),
         (("--target", "flow"), "target='flow'"),
         (("--weighting", "snr"), "weighting='snr'"),
         (("--sampler", "plms"), "sampler='plms'"),
+        (("--sampler", "ddim:eta=x"), "eta='x'"),
+        (("--covariance", "runs/nowhere"), "runs/nowhere"),
         (("--batch-size", "0"), "batch_size=0"),
         (("--config", "missing.json"), "missing.json"),
     ],
@@ -378,7 +433,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_step(tmp_path, 
 def test_the_demo_compares_two_runs_and_goes_on_with_them(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path), "--steps", "3", "--num-samples", "8", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row["model"], row["steps"]) for row in rows[1:]] == [
+    assert [(row["model"], row["num_steps"]) for row in rows[1:]] == [
         *(("DDPM", 50), ("DDPM", 10), ("NI-DDPM", 50), ("NI-DDPM", 10)),
     ]
     assert rows[0]["recognised"] > 0.9  # the classifier knows real digits
@@ -399,4 +454,5 @@ def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
     facts = json.loads(capsys.readouterr().out)
     assert facts["images_per_s"] > 0
     assert facts["parameters"] > 0
+    assert facts["experiment"]["batch_size"] == 16
     assert not (tmp_path / "r").exists()

@@ -1,7 +1,7 @@
 """The command line: ``nidiff COMMAND``.
 
 A command is a dataclass in `nidiff.commands`: its fields are the flags, ``run`` does the work and imports what it
-needs, and one line in `COMMANDS` adds it. Results go to stdout, all else to stderr.
+needs, and one line in `COMMANDS` adds it. Results go to stdout, everything else to stderr.
 """
 
 import sys
@@ -20,6 +20,8 @@ from nidiff.commands.sample import Sample
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.errors import InputError, Interrupted
+from nidiff.extras import explained
+from nidiff.threads import wait_briefly
 
 ABOUT = "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version."
 
@@ -42,12 +44,16 @@ COMMANDS: Mapping[str, type[Command]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, or 2 where the input is at fault."""
+    wait_briefly()  # before anything imports torch
     arguments = sys.argv[1:] if argv is None else argv
     if arguments == ["--version"]:
         print(f"nidiff {nidiff.__version__}")
         return 0
     try:
-        _parse(arguments or ["--help"]).run()
+        try:
+            _parse(arguments or ["--help"]).run()
+        except ModuleNotFoundError as error:
+            raise explained(error) from error
     except SystemExit as stop:  # how tyro ends after a usage error or --help
         return int(stop.code or 0)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Files that are the old one or the new one, never half of it; and arrays that are read only if they are whole."""
+"""Files that are the old one or the new one, never half of each; and arrays that are read only if they are whole."""
 
 import contextlib
 import hashlib
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 
-ASIDE = ".tmp-"  # how the name of a file begins while it is written; after a kill, rubbish
+ASIDE = ".tmp-"  # how the name of a file begins while it is written; after a kill it is left behind and can be deleted
 
 
 @contextlib.contextmanager
@@ -35,9 +35,9 @@ def writing(argument: str, path: Path, remedy: str = "choose another place or ma
 
 @contextlib.contextmanager
 def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
-    """A file to write to, which takes the place of ``path`` when the block ends; after an error ``path`` is as it was.
+    """A file to write to, which takes the place of ``path`` when the block ends; after an error ``path`` is untouched.
 
-    Two processes may do so at once: each writes aside, and the last one to end is kept.
+    Two processes may do this at once: each writes its own file aside, and the last one to finish is kept.
     """
     aside = path.with_name(f"{ASIDE}{os.getpid()}-{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process at a time: for what reads a file of ``folder`` and replaces it."""
+    """Let one process at a time into the block, for work that reads a file of ``folder`` and then replaces it."""
     folder.mkdir(parents=True, exist_ok=True)
     if fcntl is None:
         yield

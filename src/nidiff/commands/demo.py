@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
+from nidiff.files import replace_text, writing
 from nidiff.training.experiment import PRESETS
 
 if TYPE_CHECKING:
@@ -24,17 +25,15 @@ class Demo:
     """Train DDPM and NI-DDPM (Gaussian free field) on the digits with the same settings, sample both, compare."""
 
     out: Annotated[Path, arg(metavar="DIR")] = Path("out/demo")
-    """Where the two runs, the picture and the table go. Runs that are there already are gone on with."""
+    """Where the two runs, the picture and the table go. Resumes existing runs."""
     steps: int = 1000
-    """Optimiser steps of each, the second half with a falling learning rate."""
+    """Optimiser steps of each run, the second half with a falling learning rate."""
     num_samples: int = 500
     """Images sampled from each model for the table."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        import torch
-
         from nidiff.commands.train import Train
         from nidiff.data.dataset import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
@@ -45,8 +44,8 @@ class Demo:
 
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
-        classifier = train_classifier(real.batch(torch.arange(len(real))), real.labels)
-        test = held_out.batch(torch.arange(len(held_out)))
+        classifier = train_classifier(real.all(), real.labels)
+        test = held_out.all()
         named = classifier(test).argmax(1) == held_out.labels
         rows = [_row("real, held out", "", 0, test, recognised(classifier, test))]
         panels = {"real": test}
@@ -57,25 +56,26 @@ class Demo:
             Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
             denoiser = load_model(folder)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
-            for sampler, steps in SAMPLERS.items():
-                images = sample(denoiser, shape, sampler=sampler, num_steps=steps, seeds=seeds)
-                rows.append(_row(title, sampler, steps, images, recognised(classifier, images)))
+            for sampler, num_steps in SAMPLERS.items():
+                images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds)
+                rows.append(_row(title, sampler, num_steps, images, recognised(classifier, images)))
                 if sampler == "ancestral":
                     noise = denoiser.process.noise((64, *real.shape), generators_from_seeds(range(64)))
                     panels |= {f"{title}: noise": noise / 3, f"{title}: samples": images}
-        save_panels(self.out / "demo.png", panels)
-        (self.out / "demo.json").write_text(json.dumps(rows, indent=2) + "\n")
+        with writing("out", self.out):
+            save_panels(self.out / "demo.png", panels)
+            replace_text(self.out / "demo.json", json.dumps(rows, indent=2) + "\n")
         print(f"wrote {self.out / 'demo.png'}", file=sys.stderr)
         accuracy = named.double().mean().item()
-        print(f"the classifier names {accuracy:.1%} of the held-out digits rightly", file=sys.stderr)
+        print(f"the classifier names {accuracy:.1%} of the held-out digits correctly", file=sys.stderr)
         print(json.dumps(rows, indent=2) if self.json else _table(rows))
 
 
-def _row(model: str, sampler: str, steps: int, images: "Tensor", share: float) -> dict[str, Any]:
-    return {"model": model, "sampler": sampler, "steps": steps, "images": len(images), "recognised": share}
+def _row(model: str, sampler: str, num_steps: int, images: "Tensor", share: float) -> dict[str, Any]:
+    return {"model": model, "sampler": sampler, "num_steps": num_steps, "images": len(images), "recognised": share}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
     head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
-    cells = [(r["model"], r["sampler"], r["steps"] or "", r["images"], f"{r['recognised']:.1%}") for r in rows]
+    cells = [(r["model"], r["sampler"], r["num_steps"] or "", r["images"], f"{r['recognised']:.1%}") for r in rows]
     return aligned([head, *(tuple(map(str, line)) for line in cells)])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.comparing import Comparing, evaluate_cell
-from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
+from nidiff.commands.comparing import Comparing
+from nidiff.commands.drawing import Drawing, parse_seeds
 from nidiff.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Evaluate:
     """Compare images of a model, or images you have, with real ones: Fréchet distance, KID, precision and recall.
 
-    What `nidiff sample` drew already is not drawn again.
+    Images that `nidiff sample` has drawn are not drawn again.
     """
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
@@ -28,11 +28,9 @@ class Evaluate:
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     sampler: str = "dpmpp_2m"
-    """As of nidiff sample."""
-    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 20; the schedule's, if fewer)")] = (
-        None
-    )
-    """Levels visited."""
+    """Same as in nidiff sample."""
+    num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
+    """Sampling steps."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON, with all that the numbers depend on."""
 
@@ -43,38 +41,26 @@ class Evaluate:
         has_model = any((path / name).exists() for name in ("experiment.json", "model", "scheduler"))
         result = self._of_model(path) if has_model else self._of_images(path)
         if result is not None:
-            print(json.dumps(result, indent=2) if self.json else text([result]))
+            print(json.dumps(result.to_json(), indent=2) if self.json else text([result]))
 
     def _of_model(self, path: Path) -> "Result | None":
+        from nidiff.evaluation.cell import evaluate_cell
+        from nidiff.generation.opened import run_folder
         from nidiff.report.html import write_report
 
-        state, seeds = process_state(), parse_seeds(self.drawing.seeds)
-        model = open_model(path, state)
-        job = self.drawing.job(model, self.sampler, self.steps)
-        bench = self.comparing.bench(model.path)
-        bench.check(model.shape, len(seeds))
-        result = evaluate_cell(model, job, bench, seeds, self.drawing, state)
-        if state.is_main_process and (model.path / "experiment.json").is_file():
-            print(f"wrote {write_report(model.path)}", file=sys.stderr)
-        return result if state.is_main_process else None
+        run, drawing = run_folder(path), vars(self.drawing) | {"seeds": parse_seeds(self.drawing.seeds)}
+        result = evaluate_cell(run, sampler=self.sampler, num_steps=self.num_steps, **drawing, **vars(self.comparing))
+        if result is not None and (run / "experiment.json").is_file():
+            print(f"wrote {write_report(run)}", file=sys.stderr)
+        return result
 
     def _of_images(self, path: Path) -> "Result | None":
-        from torch import Tensor
+        from nidiff.data.fit import Reading
+        from nidiff.data.images import open_images
+        from nidiff.evaluation.cell import evaluate_images
 
-        from nidiff.data.images import open_images, quantise
-
-        if (self.drawing, self.sampler, self.steps) != (Drawing(), "dpmpp_2m", None):
-            raise InputError(
-                f"{str(path)!r} has images, which are measured as they are: leave out the flags of drawing."
-            )
-        state = process_state()
+        if (self.drawing, self.sampler, self.num_steps) != (Drawing(), "dpmpp_2m", None):
+            raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
         file = path / "samples.npz"
-        pixels = open_images(file if file.exists() else path, memory_limit=None, progress=True).pixels
-        assert isinstance(pixels, Tensor)  # without a limit
-        bench = self.comparing.bench(path)
-        bench.check(tuple(pixels.shape[1:]), len(pixels))
-        if not state.is_main_process:
-            return None
-        metrics = bench.metrics(quantise(pixels), features=None)
-        provenance = bench.provenance(len(pixels))
-        return {"run": path.name, "sampler": "-", "steps": 0, "metrics": metrics, "provenance": provenance}
+        images = open_images(file if file.exists() else path, Reading(memory_limit=None, progress=True))
+        return evaluate_images(images, name=path.name, **vars(self.comparing))

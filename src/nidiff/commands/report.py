@@ -14,14 +14,15 @@ class Report:
     """Write report.html into run directories: settings, Σ, loss, samples, denoising and quality in one file."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
-    """The run directories; a run may be still going."""
+    """The run directories; a run may still be training."""
 
     def run(self) -> None:
-        from nidiff.report.html import open_run, write_report
+        from nidiff.report.html import write_report
+        from nidiff.training.run import RunDirectory
 
         if not self.runs:
             raise InputError("runs is empty: give at least one run directory.")
         for folder in self.runs:  # before any page is written
-            open_run(folder)
+            RunDirectory.open(folder)
         for folder in self.runs:
             print(write_report(folder))

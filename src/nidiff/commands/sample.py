@@ -8,23 +8,21 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.drawing import Drawing, cell_name, open_model, parse_seeds, process_state, seeds_text
+from nidiff.commands.drawing import Drawing, parse_seeds
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw images: alone, under torchrun or under accelerate launch; stopped, the same command goes on."""
+    """Draw images: alone, under torchrun or under accelerate launch. Repeat it to continue where it stopped."""
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, or its model folder."""
     drawing: Annotated[Drawing, arg(name="")]
     sampler: str = "dpmpp_2m"
-    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als, cas; with options: ddim:eta=0.5,spacing=karras.
+    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras.
     The spacing of the steps is uniform, trailing, logsnr or karras."""
-    steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 20; the schedule's, if fewer)")] = (
-        None
-    )
-    """Levels visited."""
+    num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
+    """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers and all levels for others."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the images go."""
     format: Annotated[str, arg(metavar="{npz,png,both}")] = "npz"
@@ -37,11 +35,12 @@ class Sample:
     def run(self) -> None:
         from nidiff.generation.folder import SampleFolder
         from nidiff.generation.job import run_job
+        from nidiff.generation.opened import cell_name, open_model, process_state, seeds_text
 
         seeds = parse_seeds(self.drawing.seeds)
         state = process_state()
         model = open_model(self.model, state)
-        job = self.drawing.job(model, self.sampler, self.steps, self.floats)
+        job = self.drawing.job(model, self.sampler, self.num_steps, self.floats)
         folder = SampleFolder(self.out or model.path / "generated" / cell_name(job), self.format)
         run_job(job, model.denoiser, model.shape, folder, seeds, batch=self.drawing.batch, state=state)
         if state.is_main_process:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.comparing import Comparing, evaluate_cell
-from nidiff.commands.drawing import Drawing, open_model, parse_seeds, process_state
+from nidiff.commands.comparing import Comparing
+from nidiff.commands.drawing import Drawing, parse_seeds
 from nidiff.errors import InputError
-from nidiff.files import replace_text
+from nidiff.files import replace_text, writing
 
 if TYPE_CHECKING:
     from nidiff.evaluation.results import Result
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Table:
-    """Fill the paper's table for your runs, cell by cell; stopped, the same command goes on.
+    """Fill the paper's table for your runs, cell by cell; if it is stopped, the same command resumes.
 
-    Writes table.md, .tex, .csv, .json and .png, and to each run its metrics.json and report.html.
+    Writes table.md, .tex, .csv, .json and .png, and metrics.json and report.html of each run.
     """
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
@@ -29,8 +29,8 @@ class Table:
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
-    """As of nidiff sample."""
-    steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
+    """Same as in nidiff sample."""
+    num_steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
     """Numbers of steps."""
     out: Annotated[Path, arg(metavar="DIR")] = Path("out/table")
     """Where the table goes."""
@@ -38,34 +38,34 @@ class Table:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        from nidiff.evaluation.cell import evaluate_job
         from nidiff.evaluation.table import text
+        from nidiff.generation.opened import open_model, process_state
         from nidiff.report.html import write_report
         from nidiff.sampling.sampler import rehearse
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
-        if not (self.runs and self.samplers and self.steps):
-            raise InputError("runs, samplers and steps must have one entry or more.")
+        if not (self.runs and self.samplers and self.num_steps):
+            raise InputError("runs, samplers and num_steps must have one entry or more.")
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")
         jobs = [
-            (model, self.drawing.job(model, sampler, steps))
+            (model, self.drawing.job(model, sampler, num_steps))
             for model in models
             for sampler in dict.fromkeys(self.samplers)
-            for steps in dict.fromkeys(self.steps)
+            for num_steps in dict.fromkeys(self.num_steps)
         ]
         benches = {model.name: self.comparing.bench(model.path) for model in models}
         for model, job in jobs:  # all of them, before the first takes hours
             benches[model.name].check(model.shape, len(seeds))
             rehearse(model.denoiser, model.shape, **job.arguments)
-        try:
+        with writing("out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._unwritable(error) from error
         results: list[Result] = []
         for model, job in jobs:
-            result = evaluate_cell(model, job, benches[model.name], seeds, self.drawing, state)
-            if result is not None and state.is_main_process:
+            result = evaluate_job(model, job, benches[model.name], seeds, batch=self.drawing.batch, state=state)
+            if result is not None:
                 results.append(result)
                 self._write(results)
         if state.is_main_process:
@@ -73,7 +73,7 @@ class Table:
                 if (model.path / "experiment.json").is_file():
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
-            print(json.dumps(results, indent=2) if self.json else text(results))
+            print(_json(results) if self.json else text(results))
 
     def _write(self, results: "list[Result]") -> None:
         """What there is so far, in every form."""
@@ -81,17 +81,12 @@ class Table:
         from nidiff.report.noise import save_figure
         from nidiff.report.quality import quality_figure
 
-        try:
-            for suffix, words in {
-                "md": markdown(results),
-                "tex": latex(results),
-                "csv": csv_text(results),
-                "json": json.dumps(results, indent=2) + "\n",
-            }.items():
-                replace_text(self.out / f"table.{suffix}", words)
-        except OSError as error:
-            raise self._unwritable(error) from error
+        forms = {"md": markdown, "tex": latex, "csv": csv_text, "json": lambda results: _json(results) + "\n"}
+        with writing("out", self.out):
+            for suffix, written in forms.items():
+                replace_text(self.out / f"table.{suffix}", written(results))
         save_figure(quality_figure(results), self.out / "table.png")
 
-    def _unwritable(self, error: OSError) -> InputError:
-        return InputError(f"out={str(self.out)!r} cannot be written ({error.strerror}): choose another.")
+
+def _json(results: "list[Result]") -> str:
+    return json.dumps([result.to_json() for result in results], indent=2)

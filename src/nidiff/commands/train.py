@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import json
+import math
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,12 +17,11 @@ from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 if TYPE_CHECKING:
     from nidiff.training.loop import Trainer
 
-MEASURED_STEPS = 8
-
 
 @dataclass(frozen=True)
 class Train:
-    """Train a diffusion model: alone, under torchrun or under accelerate launch; stop it and go on with --resume."""
+    """Train a diffusion model: alone, under torchrun or under accelerate launch. Stop it any time, and continue with
+    --resume."""
 
     experiment: Annotated[Experiment, arg(name="")]
     out: Annotated[
@@ -31,15 +30,15 @@ class Train:
     ] = None
     """The run directory."""
     preset: Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")] = "digits"
-    """Where the other flags get their defaults."""
+    """Where the other flags take their defaults from."""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(optional)")] = None
     """Instead of a preset: an experiment.json, or a run directory that has one."""
     resume: bool = False
-    """Go on with the run in the directory from its newest good checkpoint."""
+    """Resume the run in the directory from its newest good checkpoint."""
     overwrite: bool = False
-    """Begin anew in a directory that holds a run, which is lost."""
+    """Replace the run that the directory holds, which is lost."""
     dry_run: bool = False
-    """Print the experiment, the size of the network, memory, speed and time to the end; train nothing."""
+    """Print the experiment, the size of the network, memory, and an estimate of the speed and the time to the end."""
 
     @staticmethod
     def defaults(arguments: list[str]) -> "Train":
@@ -53,54 +52,69 @@ class Train:
 
     def run(self) -> None:
         if self.dry_run:
-            from nidiff.training.loop import build
-
-            trainer = build(self.experiment)
-            found = _dry_run(trainer)
-            if trainer.accelerator.is_main_process:
-                print(found)
+            self._dry_run()
         elif (folder := self.train()) is not None:
             print(folder)
 
     def train(self) -> Path | None:
-        """Train to the end; the run directory, on the main process."""
-        from nidiff.covariance.operator import Covariance
+        """Train to the end; returns the run directory, on the main process."""
         from nidiff.report.html import write_report
         from nidiff.training.checkpoint import load_checkpoint
         from nidiff.training.loop import build, restore, train
-        from nidiff.training.run import Run
+        from nidiff.training.run import RunDirectory
 
         name = self.preset
         if self.config is not None:
             name = self.config.parent.name if self.config.name == "experiment.json" else self.config.stem
-        run = Run(self.out or Path("runs") / name)
+        run = RunDirectory(self.out or Path("runs") / name)
         run.check(self.experiment, resume=self.resume, overwrite=self.overwrite)
-        trainer = build(self.experiment, Covariance.load(run.folder) if self.resume else None)
+        trainer = build(self.experiment, run.covariance if self.resume else None)
         facts = _facts(trainer)
-        if self.resume:
-            run.check_data(facts)
         main = trainer.accelerator.is_main_process
         if trainer.images.skipped and main:
             print(
-                f"left out {len(trainer.images.skipped)} corrupt: {', '.join(trainer.images.skipped)}", file=sys.stderr
+                f"skipped {len(trainer.images.skipped)} corrupt: {', '.join(trainer.images.skipped)}", file=sys.stderr
             )
         if self.resume:
-            checkpoint = load_checkpoint(run.folder / "checkpoints")
+            run.check_data(facts)
+            checkpoint = load_checkpoint(run.checkpoints)
             if checkpoint is not None:
                 for line in checkpoint.damaged if main else ():
-                    print(f"damaged checkpoint left out: {line}", file=sys.stderr)
+                    print(f"skipped a damaged checkpoint: {line}", file=sys.stderr)
                 restore(trainer, checkpoint)
             if main:
-                run.resume_at(trainer.step)
-                run.describe(trainer.experiment, trainer.covariance, facts)
+                run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts)
                 print(f"resuming {run.folder} after step {trainer.step}", file=sys.stderr)
         elif main:
-            run.begin(trainer.experiment, trainer.covariance, facts)
+            run.begin(trainer.experiment, trainer.denoiser, facts)
         trainer.accelerator.wait_for_everyone()
         train(trainer, run)
         if main:
             print(f"wrote {write_report(run.folder)}", file=sys.stderr)
         return run.folder if main else None
+
+    def _dry_run(self) -> None:
+        """Print everything about the run, and how fast it will be."""
+        from nidiff.data.fit import MEMORY_LIMIT
+        from nidiff.training.loop import build
+        from nidiff.training.speed import seconds_per_step
+
+        # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
+        trainer = build(dataclasses.replace(self.experiment, compile=False), memory_limit=0)
+        facts, experiment, pixels = _facts(trainer), self.experiment.resolved(), trainer.images.pixels
+        seconds = seconds_per_step(trainer)
+        size = math.prod(pixels.shape) * pixels.dtype.itemsize
+        found = {
+            "experiment": experiment.to_json(),
+            **facts,
+            "weights_gradients_adam_ema_mb": round(5 * 4 * facts["parameters"] / 2**20, 1),
+            "data_mb": round(size / 2**20, 1) if size <= MEMORY_LIMIT else 0.0,
+            "steps_per_s": float(f"{1 / seconds:.3g}"),
+            "images_per_s": float(f"{experiment.batch_size / seconds:.3g}"),
+            "hours_to_the_end": float(f"{seconds * experiment.steps / 3600:.3g}"),
+        }
+        if trainer.accelerator.is_main_process:
+            print(json.dumps(found, indent=2))
 
 
 def _value_of(flag: str, arguments: list[str]) -> str | None:
@@ -113,7 +127,7 @@ def _value_of(flag: str, arguments: list[str]) -> str | None:
 
 
 def _facts(trainer: "Trainer") -> dict[str, Any]:
-    """What a resumed run must find again; the checksum is of up to 64 images spread over the data."""
+    """What must not change when a run is resumed; the checksum is of up to 64 images spread over the data."""
     import torch
 
     total = len(trainer.images)
@@ -124,36 +138,3 @@ def _facts(trainer: "Trainer") -> dict[str, Any]:
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
         "data_checksum": hashlib.sha256(some.numpy().tobytes()).hexdigest()[:16],
     }
-
-
-def _dry_run(trainer: "Trainer") -> str:
-    """Everything about the run, and a few real steps to see how fast it will be."""
-    import torch
-
-    from nidiff.training.loop import step_batches, train_step
-
-    experiment = trainer.experiment
-    trainer.experiment = dataclasses.replace(experiment, steps=MEASURED_STEPS)
-    times = []
-    start = time.perf_counter()
-    for batches in step_batches(trainer):
-        train_step(trainer, batches).item()  # waits for the device
-        times.append(time.perf_counter() - start)
-        start = time.perf_counter()
-    step = sorted(times[2:])[len(times[2:]) // 2]
-    facts = _facts(trainer)
-    weights = facts["parameters"] * 4
-    pixels = trainer.images.pixels
-    data = pixels.numel() * pixels.element_size() if isinstance(pixels, torch.Tensor) else 0
-    return json.dumps(
-        {
-            "experiment": experiment.to_json(),
-            **facts,
-            "weights_gradients_adam_ema_mb": round(5 * weights / 2**20, 1),
-            "data_mb": round(data / 2**20, 1),
-            "steps_per_s": round(1 / step, 3),
-            "images_per_s": round(experiment.batch_size / step, 1),
-            "hours_to_the_end": round(step * experiment.steps / 3600, 3),
-        },
-        indent=2,
-    )

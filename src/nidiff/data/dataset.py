@@ -1,4 +1,4 @@
-"""Images by name: a dataset that is known, a path, or one of the Hub."""
+"""Images by name: a dataset we know, a path, or a dataset of the Hugging Face Hub."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -8,9 +8,8 @@ from torch import Tensor
 
 from nidiff.data.cifar10 import load_cifar10
 from nidiff.data.digits import load_digits
-from nidiff.data.encoded import MEMORY_LIMIT
 from nidiff.data.fashion_mnist import load_fashion_mnist
-from nidiff.data.fit import Size, check_fit, fit_pixels
+from nidiff.data.fit import MEMORY_LIMIT, Reading, Size, fit_pixels
 from nidiff.data.hub import load_hub
 from nidiff.data.images import Images, open_images
 from nidiff.errors import InputError
@@ -30,19 +29,18 @@ def load_dataset(
     """The images of ``name``: one of `DATASETS`, the path of a folder or an .npy or .npz file, or hf:NAME.
 
     Args:
-        split: "train" or "test", or for hf:NAME any it has. A path has no splits: all of it is "train".
-        data_dir: where the official files of a known dataset are. Default: they are looked for, and downloaded.
+        split: "train" or "test", or any split that hf:NAME has. A path has no splits: all of it is "train".
+        data_dir: where the official files of a named dataset are. Default: they are found or downloaded.
         size: one number, or height and width: images are cropped about the centre and resized.
         channels: 1 (grey) or 3 (RGB). Default: as stored.
         skip_corrupt: leave out images that cannot be read, and list them in ``.skipped``.
-        memory_limit: a folder or hf:NAME of more bytes of pixels is decoded batch by batch. None: never.
+        memory_limit: a folder or hf:NAME with more bytes of pixels is decoded batch by batch. None: no limit.
         progress: show bars on a terminal.
     """
-    name = str(name)
-    pair = check_fit(size, channels)
+    name, reading = str(name), Reading(size, channels, skip_corrupt, memory_limit, progress)
     if name in DATASETS:
         pixels, labels = DATASETS[name](split, data_dir, progress)
-        return Images(fit_pixels(pixels, pair, channels), labels)
+        return Images(fit_pixels(pixels, reading), labels)
     if not name.startswith("hf:") and not Path(name).exists():
         near = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -53,25 +51,10 @@ def load_dataset(
     if data_dir is not None:
         raise InputError(f"data_dir={str(data_dir)!r} has no meaning with {name!r}: leave it out.")
     if name.startswith("hf:"):
-        return load_hub(
-            name.removeprefix("hf:"),
-            split,
-            size=pair,
-            channels=channels,
-            skip_corrupt=skip_corrupt,
-            memory_limit=memory_limit,
-            progress=progress,
-        )
+        return load_hub(name.removeprefix("hf:"), split, reading)
     if split != "train":
-        raise InputError(f"split={split!r} is not a part of {name!r}: give the path of those images instead.")
-    return open_images(
-        name,
-        size=pair,
-        channels=channels,
-        skip_corrupt=skip_corrupt,
-        memory_limit=memory_limit,
-        progress=progress,
-    )
+        raise InputError(f"split={split!r}: {name!r} has no splits; give the path of the images you want instead.")
+    return open_images(name, reading)
 
 
 DATASETS: dict[str, Callable[[str, Path | None, bool], tuple[Tensor, Tensor]]] = {

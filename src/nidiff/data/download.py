@@ -1,4 +1,4 @@
-"""Fetch a file and keep it only if it is the right one."""
+"""Download a file, and keep it only if it is the right one."""
 
 import hashlib
 import os
@@ -8,6 +8,7 @@ from typing import NamedTuple
 from urllib.request import urlopen
 
 from nidiff.errors import InputError
+from nidiff.files import replacing
 
 
 class Remote(NamedTuple):
@@ -27,30 +28,25 @@ def cache_folder() -> Path:
 def download(
     remote: Remote, file: Path, progress: bool = True, *, remedy: str = "give data_dir, a folder that has it"
 ) -> None:
-    """Write ``remote`` to ``file``: aside, and moved there once its size and checksum are right."""
+    """Download ``remote`` to ``file``, which appears only once its size and checksum are right."""
     from tqdm import tqdm
 
     digest = hashlib.sha256() if remote.sha256 else hashlib.md5(usedforsecurity=False)
     size = 0
-    aside = file.with_name(f"{file.name}.{os.getpid()}.part")
     bar = tqdm(
         total=remote.size, desc=file.name, unit="B", unit_scale=True, leave=False, disable=None if progress else True
     )
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with bar, urlopen(remote.url, timeout=30) as response, aside.open("wb") as out:
+        with bar, urlopen(remote.url, timeout=30) as response, replacing(file) as out:
             while size <= remote.size and (part := response.read(1 << 16)):
                 out.write(part)
                 digest.update(part)
                 bar.update(len(part))
                 size += len(part)
-        if size != remote.size or digest.hexdigest() != (remote.sha256 or remote.md5):
-            raise InputError(
-                f"{remote.url} is not the file it was (size {size} for {remote.size}, or another checksum): "
-                f"try again, or {remedy}."
-            )
-        aside.replace(file)
+            if size != remote.size or digest.hexdigest() != (remote.sha256 or remote.md5):
+                raise InputError(
+                    f"{remote.url} is not the expected file ({size} bytes for {remote.size}, or another checksum): "
+                    f"try again, or {remedy}."
+                )
     except (OSError, HTTPException) as error:
         raise InputError(f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): {remedy}.") from error
-    finally:
-        aside.unlink(missing_ok=True)

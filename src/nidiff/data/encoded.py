@@ -14,12 +14,11 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-from nidiff.data.fit import fit
+from nidiff.data.fit import Reading, fit
 from nidiff.errors import InputError
 
 # What each kind of 8-bit image is read as; others (16 bits, floats) have no agreed range.
 MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
-MEMORY_LIMIT = 4 * 2**30
 CHUNK = 64
 
 Shape = tuple[int, int, int]
@@ -47,7 +46,7 @@ class CorruptImage(InputError):
 
 
 class Stream:
-    """What a tensor of all pixels [N, C, H, W] would give, each image decoded when it is asked for."""
+    """A stand-in for the tensor of all pixels [N, C, H, W]: each image is decoded when it is asked for."""
 
     dtype = torch.uint8
 
@@ -78,40 +77,32 @@ class Stream:
 
 
 class Decoded(NamedTuple):
-    """What `read_encoded` made of a sequence of images."""
+    """What `read_encoded` returns."""
 
     pixels: Tensor | Stream
     rows: list[int]
     """Which of the images they are."""
     skipped: list[str]
-    """The names of the others."""
+    """The names of the corrupt ones that were left out."""
 
 
-def read_encoded(
-    images: Source,
-    *,
-    size: tuple[int, int] | None = None,
-    channels: int | None = None,
-    skip_corrupt: bool = False,
-    memory_limit: int | None = MEMORY_LIMIT,
-    progress: bool = False,
-) -> Decoded:
-    """Images as uint8 [N, C, H, W], with `fit` to ``size`` and ``channels``; without these all must be alike.
+def read_encoded(images: Source, reading: Reading) -> Decoded:
+    """Images as uint8 [N, C, H, W]; unless ``reading`` gives a size and channels, all must be alike.
 
-    More than ``memory_limit`` bytes of pixels (None: no limit) become a `Stream`, which decodes the same values. A
+    More than its memory limit in bytes of pixels (None: no limit) become a `Stream`, which decodes the same values. A
     corrupt image is an error that names it: at once, or in a stream when it is met. With ``skip_corrupt`` it is left
-    out instead; a stream is then decoded once beforehand, for what is an image must be known before the first batch.
+    out instead; a stream is then decoded once beforehand, because the number of images must be known at the start.
     """
     Image.init()  # two threads that do this at once can miss a format
-    header = partial(_header, size=size, channels=channels)
-    decode = partial(_decode, size=size, channels=channels)
-    skipped: list[str] | None = [] if skip_corrupt else None
+    header, decode = partial(_header, reading=reading), partial(_decode, reading=reading)
+    skipped: list[str] | None = [] if reading.skip_corrupt else None
+    progress, memory_limit = reading.progress, reading.memory_limit
 
     shapes = dict(_each(header, images, range(len(images)), skipped, "looking at images", progress))
     rows = list(shapes)
     shape = _common_shape(images, shapes)
     if memory_limit is not None and len(rows) * prod(shape) > memory_limit:
-        if skip_corrupt:
+        if reading.skip_corrupt:
             rows = [row for row, _ in _each(decode, images, rows, skipped, "checking images", progress)]
         pixels: Tensor | Stream = Stream(images, rows, shape, decode)
     else:
@@ -173,7 +164,7 @@ def _common_shape(images: Source, shapes: dict[int, Shape]) -> Shape:
 
 def _none_left(images: Source) -> InputError:
     first = images[0].name
-    return InputError(f"{first!r} and all other images of the data are corrupt: give data with images in it.")
+    return InputError(f"{first!r} and all the other images are corrupt: give images that can be read.")
 
 
 @contextmanager
@@ -193,18 +184,18 @@ def _opened(encoded: Encoded) -> Iterator[Image.Image]:
         ) from error
 
 
-def _header(encoded: Encoded, size: tuple[int, int] | None, channels: int | None) -> Shape:
+def _header(encoded: Encoded, reading: Reading) -> Shape:
     """The shape of what `_decode` gives, without decoding."""
     with _opened(encoded) as image:
         turned = image.format in CAMERA and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
-        height, width = size or (image.size if turned else image.size[::-1])
-        return channels or Image.getmodebands(MODES[image.mode]), height, width
+        height, width = reading.pair or (image.size if turned else image.size[::-1])
+        return reading.channels or Image.getmodebands(MODES[image.mode]), height, width
 
 
-def _decode(encoded: Encoded, size: tuple[int, int] | None, channels: int | None) -> np.ndarray[Any, Any]:
+def _decode(encoded: Encoded, reading: Reading) -> np.ndarray[Any, Any]:
     with _opened(encoded) as image:
         upright = ImageOps.exif_transpose(image) if image.format in CAMERA else image
-        return fit(upright.convert(MODES[upright.mode]), size, channels)
+        return fit(upright.convert(MODES[upright.mode]), reading)
 
 
 # Cameras store a photograph as it was taken, and a note on how it was held.

@@ -6,19 +6,15 @@ from typing import Any
 import torch
 
 from nidiff.data.encoded import Encoded, read_encoded
+from nidiff.data.fit import Reading
 from nidiff.data.images import Images
 from nidiff.errors import InputError
+from nidiff.extras import require
 
 
-def load_hub(name: str, split: str, **options: Any) -> Images:
-    """The first column of images of the dataset ``name``, and its column ``label`` if there is one.
-
-    ``options`` are those of `nidiff.data.encoded.read_encoded`.
-    """
-    try:
-        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    except ImportError as error:
-        raise InputError(f"name='hf:{name}' needs the package datasets: pip install nidiff[hub].") from error
+def load_hub(name: str, split: str, reading: Reading) -> Images:
+    """The first column of images of the dataset ``name``, and its column ``label`` if there is one."""
+    datasets = require("datasets")
     try:
         table = datasets.load_dataset(name, split=split)
     except (OSError, ValueError, RuntimeError) as error:
@@ -27,7 +23,7 @@ def load_hub(name: str, split: str, **options: Any) -> Images:
     if not columns:
         raise InputError(f"name='hf:{name}' has no images among {table.column_names}: give a dataset of images.")
     images = table.select_columns(columns[:1]).cast_column(columns[0], datasets.Image(decode=False))
-    pixels, rows, skipped = read_encoded(_Rows(name, images, columns[0]), **options)
+    pixels, rows, skipped = read_encoded(_Rows(name, images, columns[0]), reading)
     labels = (
         torch.tensor(table["label"])[rows] if isinstance(table.features.get("label"), datasets.ClassLabel) else None
     )

@@ -1,4 +1,4 @@
-"""A set of images that gives batches in [-1, 1], and how one is read from a path."""
+"""A set of images that gives batches in [-1, 1], and how to open one at a path."""
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nidiff.data.array import read_array
-from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Stream, read_encoded
-from nidiff.data.fit import Size, check_fit, fit_pixels
+from nidiff.data.encoded import Encoded, Stream, read_encoded
+from nidiff.data.fit import Reading, fit_pixels
 from nidiff.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -36,6 +36,10 @@ class Images:
         _, channels, height, width = self.pixels.shape
         return channels, height, width
 
+    def all(self) -> Tensor:
+        """All images as float32 [N, C, H, W] in [-1, 1]."""
+        return self.batch(torch.arange(len(self)))
+
     def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """The images of ``index`` [B] as float32 [B, C, H, W]; where ``flip`` [B] is true, mirrored.
 
@@ -52,7 +56,7 @@ class Images:
         return _in_range(pixels)
 
     def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
-        """``batch(index, flip)`` of each of ``draws``, the next one made by a thread while the last one is in use."""
+        """``batch(index, flip)`` of each of ``draws``; a thread makes the next one while the last one is in use."""
         with ThreadPoolExecutor(1) as pool:
             ahead = None
             for draw in draws:
@@ -63,46 +67,21 @@ class Images:
                 yield ahead.result()
 
 
-def open_images(
-    path: str | Path,
-    *,
-    size: Size = None,
-    channels: int | None = None,
-    skip_corrupt: bool = False,
-    memory_limit: int | None = MEMORY_LIMIT,
-    progress: bool = False,
-) -> Images:
+def open_images(path: str | Path, reading: Reading) -> Images:
     """The images at ``path``.
 
-    ``path`` is a folder, searched with its subfolders in the order of the names (what begins with a dot is not
-    looked at), or an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or floats already in [-1, 1]. An .npz holds
-    one array, or its images are ``arr_0``. For the other arguments see `nidiff.data.encoded.read_encoded`.
+    ``path`` is a folder, searched with its subfolders in the order of the names (names that begin with a dot are
+    ignored), or an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or floats already in [-1, 1]. An .npz holds
+    one array, or its images are ``arr_0``.
     """
     path = Path(path)
-    pair = check_fit(size, channels)
     if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
-        return Images(fit_pixels(read_array(path), pair, channels))
+        return Images(fit_pixels(read_array(path), reading))
     if not path.is_dir():
         problem = "is not a folder or an array" if path.exists() else "does not exist"
         raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
-    pixels, _, skipped = read_encoded(
-        _files(path),
-        size=pair,
-        channels=channels,
-        skip_corrupt=skip_corrupt,
-        memory_limit=memory_limit,
-        progress=progress,
-    )
+    pixels, _, skipped = read_encoded(_files(path), reading)
     return Images(pixels, skipped=skipped)
-
-
-def load_images(
-    path: str | Path, *, size: Size = None, channels: int | None = None, skip_corrupt: bool = False
-) -> Tensor:
-    """All images at ``path`` as float32 [N, C, H, W] in [-1, 1]: `open_images`, in one batch."""
-    images = open_images(path, size=size, channels=channels, skip_corrupt=skip_corrupt, memory_limit=None)
-    assert isinstance(images.pixels, Tensor)
-    return _in_range(images.pixels)
 
 
 def _in_range(pixels: Tensor) -> Tensor:

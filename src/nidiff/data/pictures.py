@@ -8,25 +8,39 @@ from PIL import Image
 from torch import Tensor
 
 from nidiff.data.images import quantise
+from nidiff.files import replacing
 
 
 def save_grid(images: Tensor, path: Path, columns: int | None = None, enlarge: int | None = None) -> None:
     """Write [N, C, H, W] in [-1, 1] as one picture, nearest-neighbour enlarged so that small images can be seen."""
-    pixels = grid_pixels(images, columns)
-    factor = max(1, 64 // images.shape[-1]) if enlarge is None else enlarge
-    pixels = pixels.repeat_interleave(factor, 0).repeat_interleave(factor, 1)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.squeeze(-1).numpy() if pixels.shape[-1] == 1 else pixels.numpy()).save(path)
+    shown = as_grey_or_rgb(images)
+    factor = max(1, 64 // shown.shape[-1]) if enlarge is None else enlarge
+    save_png(grid_pixels(shown, columns).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
+
+
+def save_png(pixels: Tensor, path: Path) -> None:
+    """Write uint8 [H, W, 1 or 3]."""
+    with replacing(path) as file:
+        Image.fromarray(pixels.squeeze(-1).numpy()).save(file, format="png")
 
 
 def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:
-    """[N, C, H, W] in [-1, 1] as one uint8 picture [rows · (H + 1), columns · (W + 1), C] with white lines between."""
-    count, channels, height, width = images.shape
+    """[N, C, H, W] in [-1, 1] as one uint8 picture [rows · (H + 1), columns · (W + 1), 1 or 3], white lines between."""
+    # A picture of images that went wrong should show it, not fail: NaN is black.
+    seen = images.nan_to_num(nan=-1, posinf=1, neginf=-1) if images.is_floating_point() else images
+    shown = as_grey_or_rgb(quantise(seen).cpu())
+    count, channels, height, width = shown.shape
     columns = math.ceil(math.sqrt(count)) if columns is None else columns
     rows = math.ceil(count / columns)
-    # A picture of images that went wrong should show it, not fail: NaN is black.
-    scaled = quantise(images.detach().float().nan_to_num(nan=-1, posinf=1, neginf=-1)).cpu()
     tiles = torch.full((rows * columns, channels, height + 1, width + 1), 255, dtype=torch.uint8)
-    tiles[:count, :, :height, :width] = scaled
+    tiles[:count, :, :height, :width] = shown
     picture = tiles.reshape(rows, columns, channels, height + 1, width + 1).permute(0, 3, 1, 4, 2)
     return picture.reshape(rows * (height + 1), columns * (width + 1), channels)[:-1, :-1]
+
+
+def as_grey_or_rgb(images: Tensor) -> Tensor:
+    """[N, C, H, W] as grey or RGB: unless C is 1 or 3, its channels become grey images side by side, [N, 1, H, C · W].
+
+    A PNG of two or four channels would show the last one as transparency.
+    """
+    return images if images.shape[1] in (1, 3) else images.transpose(1, 2).flatten(2).unsqueeze(1)

@@ -1,6 +1,7 @@
 """What generated images are compared with, and how: one place for the numbers and for where they come from."""
 
-from dataclasses import dataclass
+import subprocess
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
-from nidiff.evaluation.features import FeatureNetwork
-from nidiff.evaluation.measure import Sample, check_counts, check_varied, measure
-from nidiff.evaluation.provenance import commit
-from nidiff.evaluation.results import Result
-
-VERSIONS = ("nidiff", "commit", "torch")  # they do not decide whether a result must be computed again
+from nidiff.evaluation.features import FeatureNetwork, load_features
+from nidiff.evaluation.image_set import ImageSet
+from nidiff.evaluation.metrics import check_counts, check_varied, measure
+from nidiff.evaluation.results import Measured
+from nidiff.training.experiment import Experiment, read_experiment
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,20 @@ class Bench:
 
     def check(self, shape: tuple[int, ...], num_generated: int) -> None:
         """Refuse images that cannot be compared, before they are drawn."""
-        if tuple(self.pixels.shape[1:]) != tuple(shape):
+        mine, other = (" × ".join(map(str, one)) for one in (self.pixels.shape[1:], shape))
+        if mine != other:
             raise InputError(
-                f"the images to compare are {_size(shape)} and those of {self.name} {_size(self.pixels.shape[1:])}: "
-                "give data of that shape."
+                f"the images to compare are {other} and those of {self.name} {mine}: give data of that shape."
             )
         if self.bootstrap < 0 or self.bootstrap == 1:
             raise InputError(f"bootstrap={self.bootstrap} gives no error: use 2 resamples or more, or 0 for none.")
         check_counts(len(self.pixels), num_generated, self.k)
 
     @cached_property
-    def real(self) -> Sample:
+    def real(self) -> ImageSet:
         found = reference_features(self.pixels, self.network, name=self.name, cache=self.cache)
         check_varied(found.features, "real")
-        return Sample(self.pixels, found.features)
+        return ImageSet(self.pixels, found.features, self.k)
 
     @cached_property
     def _data_sha256(self) -> str:
@@ -64,27 +65,67 @@ class Bench:
             "bootstrap": self.bootstrap,
             "quantisation": "uint8",
             "nidiff": nidiff.__version__,
-            "commit": commit(),
+            "commit": _commit(),
             "torch": torch.__version__,
         }
 
-    def metrics(self, generated: Tensor, features: Path | None) -> dict[str, Any]:
+    def measure(self, generated: Tensor, features: Path | None = None) -> dict[str, Measured]:
         """The metrics of uint8 images; their features are kept in the folder ``features``."""
         found = reference_features(generated, self.network, name="generated", cache=features)
-        generated_set = Sample(generated, found.features)
-        measured = measure(self.real, generated_set, self.network, k=self.k, bootstrap=self.bootstrap)
-        return {name: one._asdict() for name, one in measured.items()}
+        images = ImageSet(generated, found.features, self.k)
+        return measure(self.real, images, self.network.name, bootstrap=self.bootstrap)
 
 
-def same_question(one: Result, other: Result) -> bool:
-    """Whether two results answer the same question, whatever versions answered it and the name of the run."""
+def open_bench(
+    run: Path,
+    data: str | Images | Tensor | None = None,
+    *,
+    data_dir: Path | None = None,
+    split: str = "train",
+    num_real: int | None = None,
+    features: str | Path = "efficientnet-lite0",
+    features_file: Path | None = None,
+    k: int = 3,
+    bootstrap: int = 20,
+) -> Bench:
+    """What to compare the images of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
 
-    def question(result: Result) -> dict[str, Any]:
-        provenance = {k: v for k, v in result["provenance"].items() if k not in VERSIONS}
-        return {**result, "provenance": provenance, "metrics": None, "run": None}
+    ``data`` may also be images themselves, uint8 or floats in [-1, 1]; what it names is fitted as the data of the run.
+    """
+    network = load_features(features, file=features_file)
+    images, name = (data, "images") if isinstance(data, Tensor | Images) else _load(run, data, data_dir, split)
+    pixels = all_pixels(images)
+    if num_real is not None:
+        if not 1 <= num_real <= len(pixels):
+            raise InputError(f"num_real={num_real} must be from 1 to {len(pixels)}, the images of {name}.")
+        pixels = pixels[torch.linspace(0, len(pixels) - 1, num_real, dtype=torch.float64).long()]
+    return Bench(pixels, name, network, k, bootstrap)
 
-    return question(one) == question(other)
+
+def all_pixels(images: Images | Tensor) -> Tensor:
+    """Images as uint8 [N, C, H, W], as if they were saved."""
+    pixels = images.pixels if isinstance(images, Images) else images
+    return quantise(pixels if isinstance(pixels, Tensor) else pixels.index_select(0, torch.arange(len(pixels))))
 
 
-def _size(shape: tuple[int, ...] | torch.Size) -> str:
-    return " × ".join(map(str, shape))
+def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Images, str]:
+    has_experiment = (run / "experiment.json").is_file()
+    if data is None and not has_experiment:
+        raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")
+    source = read_experiment(run) if has_experiment else Experiment()
+    if data is not None or data_dir is not None:
+        source = replace(source, data=source.data if data is None else data, data_dir=data_dir)
+    images = source.load_data(split=split, memory_limit=None)
+    return images, source.data if split == "train" else f"{source.data}, {split}"
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that nidiff runs from, marked where it was changed; None where it was installed."""
+    root = Path(nidiff.__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

@@ -4,7 +4,7 @@ import hashlib
 import re
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.features import FeatureNetwork, compute_features
-from nidiff.evaluation.frechet import check_features, statistics
-from nidiff.files import read_npz, replace_npz
+from nidiff.evaluation.frechet import statistics
+from nidiff.evaluation.points import as_features
+from nidiff.files import read_npz, replace_npz, writing
 from nidiff.progress import progress_bar
 
 CHUNK = 256  # images at a time
-Array = np.ndarray[Any, Any]
 
 
 class Reference(NamedTuple):
@@ -45,11 +45,11 @@ def reference_features(
     cache: Path | None = None,
     batch: int | None = None,
 ) -> Reference:
-    """The features of uint8 ``images`` and their mean and covariance, from ``cache`` if they are there.
+    """The features of uint8 ``images`` and their mean and covariance, from the folder ``cache`` if they are there.
 
-    The file's name is ``name``, the network's and a hash of the pixels, the network's weights and its preprocessing, so
-    that what changes them changes the file. ``cache`` is a folder, by default "features" in the cache folder.
-    A file that is damaged is computed again. A `Stream` is decoded for the checksum and once more for the features.
+    The file is called after ``name``, the network, and a hash of the pixels, the network's weights and its
+    preprocessing, so that what changes the features changes the file. The default folder is "features" in the cache
+    folder. A damaged file is computed again. A `Stream` is decoded for the checksum and once more for the features.
     """
     data = pixels_sha256(images)
     identity = {
@@ -66,15 +66,14 @@ def reference_features(
             return _read(file, identity)
         except InputError:
             print(f"{file} is damaged: its features are computed again", file=sys.stderr)
-    _make_folder(folder)
+    with writing("cache", folder, "give a folder that can be written"):
+        folder.mkdir(parents=True, exist_ok=True)  # now, for computing features may take an hour
     with progress_bar(f"{network.name} features of {name}", "images") as progress:
         features = compute_features(network, images, batch=batch, progress=progress)
     mu, sigma = statistics(features)
     arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
-    try:
+    with writing("cache", folder, "make room or give another folder"):
         replace_npz(file, arrays | {key: np.array(text) for key, text in identity.items()})
-    except OSError as error:
-        raise _unwritable(file.parent, error) from error
     return Reference(features, mu, sigma, data, file)
 
 
@@ -104,20 +103,7 @@ def _read(file: Path, identity: dict[str, str]) -> Reference:
     if any(found[key].shape != () or str(found[key]) != text for key, text in identity.items()):
         raise InputError(f"{str(file)!r} holds other features: remove it.")
     features, mu, sigma = (torch.from_numpy(found[key]) for key in ("features", "mu", "sigma"))
-    check_features(features, "features")
-    return Reference(features, mu, sigma, identity["data_sha256"], file)
-
-
-def _make_folder(folder: Path) -> None:
-    """Before the features are computed, for that may take an hour."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(folder, error) from error
-
-
-def _unwritable(folder: Path, error: OSError) -> InputError:
-    return InputError(f"cache={str(folder)!r} cannot be written ({error.strerror}): give a folder that can be.")
+    return Reference(as_features(features, "features"), mu, sigma, identity["data_sha256"], file)
 
 
 def _readable(name: str) -> str:

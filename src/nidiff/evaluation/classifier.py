@@ -1,4 +1,4 @@
-"""A small classifier of labelled images, to ask whether samples can be recognised."""
+"""A small classifier of labelled images, to see whether samples can be recognised."""
 
 import torch
 from torch import Tensor

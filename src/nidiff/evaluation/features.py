@@ -47,20 +47,17 @@ class FeatureNetwork:
     grey: bool = False
     """Whether ``forward`` takes one channel; if not, the channel is given to it three times."""
 
-    @property
-    def label(self) -> str:
-        """What the Fréchet distance of these features is called: only that of Inception is FID."""
-        return "FID" if self.name == "inception" else f"FD-{self.name}"
-
-    @property
-    def kernel_label(self) -> str:
-        """What their kernel distance is called."""
-        return "KID" if self.name == "inception" else f"KID-{self.name}"
-
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
-        _check_pixels(pixels)
+        if pixels.ndim != 4 or pixels.numel() == 0:
+            raise InputError(f"pixels has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
+        if pixels.dtype != torch.uint8:
+            raise InputError(f"pixels has dtype {pixels.dtype}: round images to uint8 with quantise first.")
+        if pixels.shape[1] not in (1, 3):
+            raise InputError(
+                f"pixels has {pixels.shape[1]} channels: give grey or RGB images, such as with channels=3."
+            )
         on_device = pixels.to(self.device)
         if pixels.shape[1] == 1 and not self.grey:
             on_device = on_device.expand(-1, 3, -1, -1)
@@ -81,12 +78,12 @@ def load_features(
     """The feature network ``name``, one of `FEATURES` or the path of a module of your own.
 
     Such a module is a file of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2). It maps uint8
-    [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; two images of 32×32 are
-    tried at once. It is a program: name only one that you trust.
+    [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; it is tried on two
+    images of 32×32 when it is loaded. It is a program: use only one that you trust.
 
     Args:
-        file: where the weights of "inception" or "efficientnet-lite0" are. Default: for Inception the cache folder, to
-            which it is downloaded once; for EfficientNet its Python package.
+        file: the weights of "inception" or "efficientnet-lite0". Default: Inception is downloaded to the cache folder
+            once; EfficientNet comes with its Python package.
         device: where the network runs. Default: a GPU if there is one.
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -99,7 +96,7 @@ def load_features(
             "TorchScript (.pt, .ts, .torchscript) or torch.export (.pt2) file."
         )
     if file is not None:
-        raise InputError(f"file={str(file)!r} has no meaning with {str(name)!r}, which is a file itself: leave it out.")
+        raise InputError(f"file={str(file)!r} is not used by {str(name)!r}, which is a file itself: leave it out.")
     return _module(path, place)
 
 
@@ -113,27 +110,26 @@ def compute_features(
     """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
 
     The default is 64, but 16 on a CPU, whose caches are small. `Images` of floats are rounded to uint8 first, as if
-    saved. ``progress`` is told the images done and in all.
+    saved. ``progress`` is told how many images are done, and of how many.
     """
-    if batch is None:
-        batch = 16 if network.device.type == "cpu" else 64
-    if batch < 1:
-        raise InputError(f"batch={batch} is no batch: use 1 or more, such as 64.")
+    size = (16 if network.device.type == "cpu" else 64) if batch is None else batch
+    if size < 1:
+        raise InputError(f"batch={batch} is not a number of images: use 1 or more, such as 64.")
     images = pixels if isinstance(pixels, Images) else Images(pixels)
     if len(images) == 0:
         raise InputError("pixels has no images: give one or more.")
-    features = torch.empty(0)
-    for start in range(0, len(images), batch):
-        rows = torch.arange(start, min(start + batch, len(images)))
+    found: list[Tensor] = []
+    for rows in torch.arange(len(images)).split(size):
         part = images.pixels.index_select(0, rows)
-        found = network(quantise(part) if isinstance(pixels, Images) else part)
-        if start == 0:
-            _check_dimension(network, found.shape[1])
-            features = torch.empty(len(images), found.shape[1])
-        features[rows] = found
+        found.append(network(quantise(part) if isinstance(pixels, Images) else part))
+        if found[0].shape[1] > LARGEST:
+            raise InputError(
+                f"features {network.name!r} have {found[0].shape[1]} dimensions, too many for their covariance: "
+                f"give smaller images or another feature network, with at most {LARGEST}."
+            )
         if progress is not None:
-            progress(start + len(rows), len(images))
-    return features
+            progress(int(rows[-1]) + 1, len(images))
+    return torch.cat(found)
 
 
 def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTION) -> FeatureNetwork:
@@ -174,16 +170,14 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
 
 def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
     if file is not None:
-        raise InputError(
-            f"file={str(file)!r} has no meaning with features 'pixels', which have no weights: leave it out."
-        )
+        raise InputError(f"file={str(file)!r} is not used by features 'pixels', which have no weights: leave it out.")
     text = "value / 127.5 − 1, flattened"
     return FeatureNetwork("pixels", "none", text, device, lambda pixels: pixels.flatten(1) / 127.5 - 1, grey=True)
 
 
 def _module(path: Path, device: torch.device) -> FeatureNetwork:
     if path.stem in FEATURES:
-        raise InputError(f"features={str(path)!r} has the name of a network that is known: rename the file.")
+        raise InputError(f"features={str(path)!r} has the name of a built-in network: rename the file.")
     digest = file_sha256(path)
     module = _load(path, device)
 
@@ -234,29 +228,12 @@ def _load_exported(path: Path) -> torch.nn.Module:
             os.environ[ONLY_TENSORS] = before
 
 
-def _check_dimension(network: FeatureNetwork, size: int) -> None:
-    if size > LARGEST:
-        raise InputError(
-            f"features {network.name!r} have {size} dimensions, too many for their covariance: "
-            f"give smaller images or another feature network, with at most {LARGEST}."
-        )
-
-
 def _check_sha256(path: Path, expected: str) -> None:
     if (found := file_sha256(path)) != expected:
         raise InputError(
             f"file={str(path)!r} has sha256 {found[:8]}… and not {expected[:8]}…, so it is another network or damaged: "
             "replace it."
         )
-
-
-def _check_pixels(pixels: Tensor) -> None:
-    if pixels.ndim != 4 or pixels.numel() == 0:
-        raise InputError(f"pixels has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
-    if pixels.dtype != torch.uint8:
-        raise InputError(f"pixels has dtype {pixels.dtype}: round images to uint8 with quantise first.")
-    if pixels.shape[1] not in (1, 3):
-        raise InputError(f"pixels has {pixels.shape[1]} channels: give grey or RGB images, such as with channels=3.")
 
 
 FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {

@@ -1,104 +1,73 @@
-"""The Fréchet distance between two sets of features (FID; Heusel et al. 2017), and what features must be."""
+"""The Fréchet distance between two sets of features (FID; Heusel et al. 2017)."""
 
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
+from nidiff.evaluation.points import CHUNK, Array, as_features, as_pair, as_tensor, check_finite, mean
 
-CHUNK = 1024  # points at a time
+
+class Moments(NamedTuple):
+    """A Gaussian in float64: its mean [D], and a factor F [R, D] of its covariance C = FᵀF."""
+
+    mean: Tensor
+    factor: Tensor
 
 
-@torch.no_grad()
-def frechet_distance(a: Tensor, b: Tensor) -> float:
+def frechet_distance(a: Array, b: Array) -> float:
     """‖μa − μb‖² + tr(Ca + Cb − 2 (Ca Cb)^½) of two sets of features [N, D], in float64.
 
     With any factors C = FᵀF, the eigenvalues of Ca Cb are the squared singular values of Fa Fbᵀ, so the trace of its
     root is their sum. For N ≤ D the centred features are such a factor: no D × D matrix is needed, and the zero
     eigenvalues of a covariance without full rank are not there to be rounded.
     """
-    a, b = check_pair(a, b, "a", "b")
-    return frechet_to(a)(b)
+    first, second = as_pair(a, b, "a", "b")
+    return moments_distance(moments(first), moments(second))
 
 
-@torch.no_grad()
-def frechet_to(a: Tensor) -> Callable[[Tensor], float]:
-    """``frechet_distance(a, ·)``, with what depends on ``a`` alone computed once."""
-    mean, factor = feature_mean(a), _factor(a)
-    return torch.no_grad()(lambda b: _distance(mean, factor, feature_mean(b), _factor(b)))
-
-
-@torch.no_grad()
-def frechet_from_statistics(mu1: Tensor, sigma1: Tensor, mu2: Tensor, sigma2: Tensor) -> float:
-    """The same from the means [D] and covariances [D, D], tensors or numpy arrays."""
-    mu1, sigma1 = _check_statistics(mu1, sigma1, "1")
-    mu2, sigma2 = _check_statistics(mu2, sigma2, "2")
-    if len(mu1) != len(mu2):
-        raise InputError(f"mu2 has {len(mu2)} dimensions and mu1 has {len(mu1)}: use the same features for both.")
-    return _distance(mu1, _root(sigma1, "sigma1"), mu2.to(mu1.device), _root(sigma2, "sigma2").to(mu1.device))
-
-
-@torch.no_grad()
-def statistics(features: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean [D] and the unbiased covariance [D, D] of features [N, D], in float64."""
-    check_features(features, "features")
-    return feature_mean(features), _covariance(features)
-
-
-def check_features(features: Tensor, name: str, least: int = 2) -> None:
-    """Refuse what is not a finite float tensor [N, D] of ``least`` points or more."""
-    if features.ndim != 2 or features.shape[1] == 0:
-        raise InputError(f"{name} has shape {tuple(features.shape)}: give features of shape [N, D].")
-    if not features.is_floating_point():
-        raise InputError(f"{name} has dtype {features.dtype}: give float32 or float64.")
-    if len(features) < least:
-        raise InputError(f"{name} has too few points, {len(features)}: give {least} or more.")
-    if not all(bool(torch.isfinite(chunk).all()) for chunk in features.split(CHUNK)):
-        raise InputError(f"{name} has NaN or infinite features: remove those points.")
-
-
-def check_pair(first: Tensor, second: Tensor, one: str, other: str, least: int = 2) -> tuple[Tensor, Tensor]:
-    """Two sets of features of the same dimension, on the device of the first."""
-    check_features(first, one, least)
-    check_features(second, other, least)
-    if first.shape[1] != second.shape[1]:
+def frechet_from_statistics(mu1: Array, sigma1: Array, mu2: Array, sigma2: Array) -> float:
+    """The same from the means [D] and covariances [D, D]."""
+    first, second = _from_statistics(mu1, sigma1, "1"), _from_statistics(mu2, sigma2, "2")
+    if len(first.mean) != len(second.mean):
         raise InputError(
-            f"{other} has {second.shape[1]} dimensions and {one} has {first.shape[1]}: use the same features for both."
+            f"mu2 has {len(second.mean)} dimensions and mu1 has {len(first.mean)}: use the same features for both."
         )
-    return first, second.to(first.device)
+    return moments_distance(first, second)
 
 
-def feature_mean(features: Tensor) -> Tensor:
-    """The mean [D] in float64, in chunks: torch would make a float64 copy of all the features."""
-    total = torch.zeros(features.shape[1], dtype=torch.float64, device=features.device)
-    for chunk in features.split(CHUNK):
-        total += chunk.double().sum(0)
-    return total / len(features)
-
-
-def _distance(mean_a: Tensor, factor_a: Tensor, mean_b: Tensor, factor_b: Tensor) -> float:
-    shift = (mean_a - mean_b).square().sum()
-    traces = factor_a.square().sum() + factor_b.square().sum()
-    cross = torch.linalg.svdvals(factor_a @ factor_b.T).sum()
+@torch.no_grad()
+def moments_distance(a: Moments, b: Moments) -> float:
+    """The Fréchet distance between two Gaussians."""
+    mean_b, factor_b = b.mean.to(a.mean.device), b.factor.to(a.mean.device)
+    shift = (a.mean - mean_b).square().sum()
+    traces = a.factor.square().sum() + factor_b.square().sum()
+    cross = torch.linalg.svdvals(a.factor @ factor_b.T).sum()
     return max((shift + traces - 2 * cross).item(), 0.0)  # below zero only by rounding
 
 
-def _covariance(features: Tensor) -> Tensor:
-    mean, size = feature_mean(features), features.shape[1]
-    total = torch.zeros(size, size, dtype=torch.float64, device=features.device)
-    for chunk in features.split(CHUNK):
-        centred = chunk.double() - mean
-        total.addmm_(centred.T, centred)
-    return total / (len(features) - 1)
-
-
-def _factor(features: Tensor) -> Tensor:
-    """F with FᵀF = C and no more than D rows."""
+@torch.no_grad()
+def moments(features: Tensor) -> Moments:
+    """The moments of features [N, D], with at most D rows in the factor."""
     count, size = features.shape
     if count <= size:
-        return (features.double() - feature_mean(features)) / (count - 1) ** 0.5
-    return _root(_covariance(features), "features")
+        centre = mean(features)
+        return Moments(centre, (features.double() - centre) / (count - 1) ** 0.5)
+    centre, covariance = statistics(features)
+    return Moments(centre, _root(covariance, "features"))
+
+
+@torch.no_grad()
+def statistics(features: Array) -> tuple[Tensor, Tensor]:
+    """The mean [D] and the unbiased covariance [D, D] of features [N, D], in float64."""
+    points = as_features(features, "features")
+    centre, size = mean(points), points.shape[1]
+    total = torch.zeros(size, size, dtype=torch.float64, device=points.device)
+    for chunk in points.split(CHUNK):
+        centred = chunk.double() - centre
+        total.addmm_(centred.T, centred)
+    return centre, total / (len(points) - 1)
 
 
 def _root(sigma: Tensor, name: str) -> Tensor:
@@ -114,18 +83,17 @@ def _root(sigma: Tensor, name: str) -> Tensor:
     return (vectors[:, kept] * values[kept].sqrt()).T
 
 
-def _check_statistics(mu: Tensor, sigma: Tensor, number: str) -> tuple[Tensor, Tensor]:
-    mu = torch.as_tensor(mu, dtype=torch.float64)
-    sigma = torch.as_tensor(sigma, dtype=torch.float64, device=mu.device)
-    if mu.ndim != 1 or len(mu) == 0:
-        raise InputError(f"mu{number} has shape {tuple(mu.shape)}: give the mean of shape [D].")
-    if tuple(sigma.shape) != (len(mu), len(mu)):
+def _from_statistics(mu: Array, sigma: Array, number: str) -> Moments:
+    centre = as_tensor(mu, f"mu{number}").double()
+    matrix = as_tensor(sigma, f"sigma{number}").to(centre.device, torch.float64)
+    if centre.ndim != 1 or len(centre) == 0:
+        raise InputError(f"mu{number} has shape {tuple(centre.shape)}: give the mean of shape [D].")
+    if tuple(matrix.shape) != (len(centre), len(centre)):
         raise InputError(
-            f"sigma{number} has shape {tuple(sigma.shape)}, but mu{number} has {len(mu)} dimensions: give [D, D]."
+            f"sigma{number} has shape {tuple(matrix.shape)}, but mu{number} has {len(centre)} dimensions: give [D, D]."
         )
-    for name, values in ((f"mu{number}", mu), (f"sigma{number}", sigma)):
-        if not bool(torch.isfinite(values).all()):
-            raise InputError(f"{name} has NaN or infinite entries: compute it from finite features.")
-    if not torch.allclose(sigma, sigma.T, rtol=1e-5, atol=1e-6 * sigma.abs().max().item()):
+    check_finite(centre, f"mu{number}")
+    check_finite(matrix, f"sigma{number}")
+    if not torch.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * matrix.abs().max().item()):
         raise InputError(f"sigma{number} is not symmetric: give a covariance matrix.")
-    return mu, (sigma + sigma.T) / 2
+    return Moments(centre, _root((matrix + matrix.T) / 2, f"sigma{number}"))

@@ -1,16 +1,15 @@
 """Improved precision and recall of generated samples (Kynkäänniemi et al. 2019), from features."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
-from nidiff.evaluation.frechet import check_pair, feature_mean
+from nidiff.evaluation.points import CHUNK, Array, as_pair, mean
 from nidiff.progress import Progress
 
-CHUNK = 1024  # points at a time
 ROUNDING = 1e-13  # of a squared distance, over the squared norms of its points
 
 
@@ -22,55 +21,45 @@ class PrecisionRecall(NamedTuple):
 
 
 @torch.no_grad()
-def precision_recall(
-    real: Tensor, generated: Tensor, k: int = 3, *, progress: Progress | None = None
-) -> PrecisionRecall:
+def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Progress | None = None) -> PrecisionRecall:
     """The share of generated points in the real manifold, and of real points in the generated one; features [N, D].
 
     The manifold of a set is the union of one closed ball per point, whose radius is the distance to the k-th nearest of
     the other points of the set. Distances are ‖a‖² + ‖b‖² − 2ab in float64, in blocks: the memory beyond the features
     is some blocks of 1024 × D and 1024 × 1024 numbers and k per point. A tie counts as inside, within rounding.
-    ``progress`` is told the pairs done and in all.
+    ``progress`` is told how many pairs are done, and of how many.
     """
     if k < 1:
-        raise InputError(f"k={k} is no neighbour: use 1 or more, such as 3.")
-    real, generated = check_pair(real, generated, "real", "generated", least=k + 1)
+        raise InputError(f"k={k} is not a neighbour: use 1 or more, such as 3.")
+    real, generated = as_pair(real, generated, "real", "generated", least=k + 1)
     if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
         raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
     n, m = len(real), len(generated)
     advance = _counter(progress, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m)
-    centre = feature_mean(real)  # no distance depends on it; small norms round less
-    reach_real = _square_radii(real, k, centre, advance)
-    reach_generated = _square_radii(generated, k, centre, advance)
+    centre = mean(real)  # no distance depends on it; small norms round less
+    reach_real, reach_generated = (_square_radii(points, k, centre, advance) for points in (real, generated))
     precise = torch.zeros(m, dtype=torch.bool, device=real.device)
     recalled = torch.zeros(n, dtype=torch.bool, device=real.device)
-    for i in range(0, n, CHUNK):
-        left, rows = _block(real, i, centre), slice(i, i + CHUNK)
-        for j in range(0, m, CHUNK):
-            squares, columns = _square_distances(left, _block(generated, j, centre)), slice(j, j + CHUNK)
-            precise[columns] |= (squares <= reach_real[rows, None]).any(0)
-            recalled[rows] |= (squares <= reach_generated[columns]).any(1)
-            advance(squares.numel())
+    for rows, columns, squares in _square_distances(real, generated, centre):
+        precise[columns] |= (squares <= reach_real[rows, None]).any(0)
+        recalled[rows] |= (squares <= reach_generated[columns]).any(1)
+        advance(squares.numel())
     return PrecisionRecall(precise.double().mean().item(), recalled.double().mean().item())
 
 
 def _square_radii(points: Tensor, k: int, centre: Tensor, advance: Callable[[int], None]) -> Tensor:
     """The squared distance from each point to the k-th nearest other one, and its rounding error above that."""
     nearest = torch.full((len(points), k), torch.inf, dtype=torch.float64, device=points.device)
-    norms = torch.empty(len(points), dtype=torch.float64, device=points.device)
-    for i in range(0, len(points), CHUNK):
-        left = _block(points, i, centre)
-        norms[i : i + CHUNK] = left.square().sum(1)
-        for j in range(i, len(points), CHUNK):  # the blocks below the diagonal are those above it, transposed
-            squares = _square_distances(left, _block(points, j, centre))
-            if i == j:
-                squares.fill_diagonal_(torch.inf)
-                advance(len(left) * (len(left) - 1) // 2)
-            else:
-                _keep_smallest(nearest[j : j + CHUNK], squares.T)
-                advance(squares.numel())
-            _keep_smallest(nearest[i : i + CHUNK], squares)
+    for rows, columns, squares in _square_distances(points, points, centre, upper=True):
+        if rows == columns:
+            squares.fill_diagonal_(torch.inf)
+            advance(len(squares) * (len(squares) - 1) // 2)
+        else:  # the blocks below the diagonal are those above it, transposed
+            _keep_smallest(nearest[columns], squares.T)
+            advance(squares.numel())
+        _keep_smallest(nearest[rows], squares)
     radii = nearest.amax(1)
+    norms = torch.cat([(chunk.double() - centre).square().sum(1) for chunk in points.split(CHUNK)])
     return radii + ROUNDING * (radii + norms)
 
 
@@ -79,13 +68,16 @@ def _keep_smallest(smallest: Tensor, candidates: Tensor) -> None:
     smallest.copy_(both.topk(smallest.shape[1], dim=1, largest=False, sorted=False).values)
 
 
-def _block(points: Tensor, start: int, centre: Tensor) -> Tensor:
-    return points[start : start + CHUNK].double() - centre
-
-
-def _square_distances(left: Tensor, right: Tensor) -> Tensor:
-    squares = torch.addmm(right.square().sum(1), left, right.T, alpha=-2)
-    return squares.add_(left.square().sum(1, keepdim=True)).clamp_(min=0)
+def _square_distances(
+    left: Tensor, right: Tensor, centre: Tensor, upper: bool = False
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns and the squared distances between them, in blocks: all, or those on and above the diagonal."""
+    for i in range(0, len(left), CHUNK):
+        a, rows = left[i : i + CHUNK].double() - centre, slice(i, i + CHUNK)
+        for j in range(i if upper else 0, len(right), CHUNK):
+            b, columns = right[j : j + CHUNK].double() - centre, slice(j, j + CHUNK)
+            squares = torch.addmm(b.square().sum(1), a, b.T, alpha=-2)
+            yield rows, columns, squares.add_(a.square().sum(1, keepdim=True)).clamp_(min=0)
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:

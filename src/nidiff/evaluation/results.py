@@ -1,22 +1,20 @@
-"""Results: the quality of a run's samples with one sampler and number of steps, as JSON, and which can be compared.
-
-A result has run, sampler, steps, its other settings, metrics (each a value and its error) and provenance.
-"""
+"""Results: the quality of a run's samples with one sampler and number of steps, as JSON, and which can be compared."""
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from nidiff.errors import InputError
-from nidiff.evaluation.provenance import model_sha256
-from nidiff.files import locked, replace_text
+from nidiff.files import locked, replace_text, writing
+from nidiff.generation.opened import model_sha256
 from nidiff.model.config import model_folder
+from nidiff.model.folder import has_network
+from nidiff.sampling.sampler import SAMPLERS
 
-Result = Mapping[str, Any]
-HIGHER = ("precision", "recall")  # is better; all other metrics are distances or errors
+VERSIONS = ("nidiff", "commit", "torch")  # a newer one is no reason to compute a result again
 # What must be the same if two numbers are to be compared, and how a note says it.
 COMPARED = {
     "features": "Features {}",
@@ -32,6 +30,80 @@ COMPARED = {
 }
 
 
+class Measured(NamedTuple):
+    """A metric of one result."""
+
+    value: float | None
+    error: float | None
+    higher_is_better: bool = False
+
+    @property
+    def is_finite(self) -> bool:
+        return self.value is not None and math.isfinite(self.value)
+
+
+NOT_MEASURED = Measured(None, None)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was measured, how the images were drawn, and everything else that the numbers depend on."""
+
+    run: str
+    sampler: str
+    """"-" for images that were not drawn here."""
+    num_steps: int
+    spacing: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seeds: str | None = None
+    clip: float | None = 1.0
+    metrics: Mapping[str, Measured] = field(default_factory=dict)
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"metrics": {name: one._asdict() for name, one in self.metrics.items()}}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Result":
+        """The inverse of `to_json`; KeyError, TypeError or AttributeError for what is not a result."""
+        metrics = {
+            # Version 0.1 wrote no direction, and called the number of steps "steps".
+            name: Measured(pair["value"], pair["error"], pair.get("higher_is_better", name in ("precision", "recall")))
+            for name, pair in values["metrics"].items()
+        }
+        given = {"num_steps": values.get("steps"), **values, "metrics": metrics}
+        given["provenance"], given["options"] = dict(values["provenance"]), dict(values.get("options") or {})
+        result = cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
+        if not (isinstance(result.run, str) and isinstance(result.sampler, str) and isinstance(result.num_steps, int)):
+            raise TypeError("a name or number of steps is of another type")
+        numbers = [number for one in metrics.values() for number in one[:2]]
+        if not all(number is None or isinstance(number, int | float) for number in numbers):
+            raise TypeError("a metric is not a number")
+        return result
+
+    @property
+    def question(self) -> dict[str, Any]:
+        """All that decides the numbers, but not the name of the run and the versions: the same question need not be
+        answered twice."""
+        provenance = {key: value for key, value in self.provenance.items() if key not in VERSIONS}
+        return asdict(self) | {"provenance": provenance, "metrics": None, "run": None}
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What must be the same in results that are compared."""
+        found = {**self.provenance, "seeds": self.seeds}
+        return {key: found[key] for key in COMPARED if found.get(key) is not None}
+
+    @property
+    def sampler_text(self) -> str:
+        """The sampler and those of its settings that are not the usual ones."""
+        usual = SAMPLERS[self.sampler].spacing if self.sampler in SAMPLERS else "uniform"
+        parts = [self.sampler, *([] if self.spacing in (None, usual) else [self.spacing])]
+        parts += [f"{key}={value}" for key, value in self.options.items()]
+        parts += [] if self.clip == 1.0 else [f"clip={self.clip}"]
+        return _one_line(", ".join(map(str, parts)))
+
+
 class Line(NamedTuple):
     """The results of one run and sampler that can be compared, from many steps to few."""
 
@@ -45,104 +117,72 @@ class Line(NamedTuple):
 def read_results(path: Path) -> list[Result]:
     """The results in a JSON file such as RUN/metrics.json."""
     try:
-        results = json.loads(path.read_text())
-        if not isinstance(results, list):
+        values = json.loads(path.read_text())
+        if not isinstance(values, list):
             raise TypeError("it is not a list")
-        for result in results:
-            pairs = [pair[key] for pair in result["metrics"].values() for key in ("value", "error")]
-            strings = [result["run"], result["sampler"], *result["metrics"]]
-            if not all(isinstance(entry, str) for entry in strings) or not isinstance(result["steps"], int):
-                raise TypeError("a name or number of steps is of another type")
-            if not all(entry is None or isinstance(entry, int | float) for entry in pairs):
-                raise TypeError("a metric is not a number")
-            dict(result["provenance"]), dict(result.get("options") or {})
+        return [Result.from_json(value) for value in values]
     except FileNotFoundError as error:
         raise InputError(f"there is no {path.name}: measure the run with nidiff evaluate.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise InputError(f"{str(path)!r} is not a list of results ({reason}): delete it to measure anew.") from error
-    return results
+        raise InputError(f"{str(path)!r} is not a list of results ({reason}): delete it to measure again.") from error
 
 
 def known_results(run: Path) -> list[Result]:
-    """What is in RUN/metrics.json of the model that is there now; the run may have been trained further since."""
-    file = run / "metrics.json"
+    """The results in RUN/metrics.json of the model that is there now: the run may have been trained further since."""
+    file, folder = run / "metrics.json", model_folder(run)
     results = read_results(file) if file.exists() else []
-    folder = model_folder(run)
-    if not results or not (folder / "unet").is_dir():
+    if not results or not has_network(folder):
         return results
-    today = model_sha256(folder)
-    return [result for result in results if result["provenance"].get("model_sha256", today) == today]
+    now = model_sha256(folder)
+    return [result for result in results if result.provenance.get("model_sha256", now) == now]
 
 
 def remember(run: Path, result: Result) -> None:
-    """Add a result to RUN/metrics.json."""
+    """Add a result to RUN/metrics.json, in place of an older answer to the same question."""
     file = run / "metrics.json"
-    try:
-        with locked(run):
-            before = read_results(file) if file.exists() else []
-            replace_text(file, json.dumps([*before, result], indent=2) + "\n")
-    except OSError as error:
-        raise InputError(f"{str(file)!r} cannot be written ({error.strerror}): make room and give it again.") from error
+    with writing("metrics", file, "make room and run the command again"), locked(run):
+        before = read_results(file) if file.exists() else []
+        kept = [*(one for one in before if one.question != result.question), result]
+        replace_text(file, json.dumps([one.to_json() for one in kept], indent=2) + "\n")
 
 
-def metric_names(results: Sequence[Result]) -> list[str]:
-    """The metrics of all results, in the order in which they first occur."""
-    return union(result["metrics"] for result in results)
+def find_metrics(results: Sequence[Result]) -> dict[str, bool]:
+    """The metrics of all results in the order in which they first occur, and whether higher is better."""
+    return {name: one.higher_is_better for result in results for name, one in result.metrics.items()}
 
 
 def group_lines(results: Sequence[Result]) -> list[Line]:
     """Results by run, sampler and source, runs and samplers in the order in which they first occur."""
     sources = find_sources(results)
-    groups: dict[tuple[str, str, str], list[Result]] = {}
+    groups: dict[tuple[str, str, str], dict[int, Result]] = {}
     for result in results:
-        mark = f" [{sources.index(_source(result)) + 1}]" if len(sources) > 1 else ""
-        key = (_one_line(result["run"]), _sampler(result), mark)
-        groups.setdefault(key, []).append(result)
-    runs = list(dict.fromkeys(key[0] for key in groups))
-    latest = {key: {result["steps"]: result for result in found}.values() for key, found in groups.items()}
+        mark = f" [{sources.index(result.source) + 1}]" if len(sources) > 1 else ""
+        # Of two results of one cell, the later counts.
+        groups.setdefault((_one_line(result.run), result.sampler_text, mark), {})[result.num_steps] = result
+    runs = list(dict.fromkeys(run for run, _, _ in groups))
     return [
-        Line(*key, sorted(latest[key], key=lambda result: -result["steps"]))
+        Line(*key, [groups[key][num_steps] for num_steps in sorted(groups[key], reverse=True)])
         for key in sorted(groups, key=lambda key: runs.index(key[0]))
     ]
 
 
-def _sampler(result: Result) -> str:
-    """The sampler and those of its settings that are not the usual ones."""
-    from nidiff.sampling.sampler import SAMPLERS
-
-    known = SAMPLERS.get(result["sampler"])
-    usual = known.spacing if known else "uniform"
-    spacing, clip = result.get("spacing", usual), result.get("clip", 1.0)
-    parts = [result["sampler"], *([] if spacing == usual else [spacing])]
-    parts += [f"{key}={value}" for key, value in (result.get("options") or {}).items()]
-    parts += [] if clip == 1.0 else [f"clip={clip}"]
-    return _one_line(", ".join(map(str, parts)))
-
-
-def best_values(lines: Sequence[Line], metrics: Sequence[str]) -> dict[tuple[str, int, str], float]:
+def best_values(lines: Sequence[Line], metrics: Mapping[str, bool]) -> dict[tuple[str, int, str], float]:
     """The best value of each source, number of steps and metric for which there are two or more."""
     values: dict[tuple[str, int, str], list[float]] = {}
     for line in lines:
         for result in line.results:
-            for name in metrics:
-                value = (result["metrics"].get(name) or {}).get("value")
-                if value is not None and math.isfinite(value):
-                    values.setdefault((line.mark, result["steps"], name), []).append(value)
-    return {key: (max if key[2] in HIGHER else min)(found) for key, found in values.items() if len(found) > 1}
-
-
-def _source(result: Result) -> dict[str, Any]:
-    found = {**result["provenance"], "seeds": result.get("seeds")}
-    return {key: found[key] for key in COMPARED if found.get(key) is not None}
+            for name, one in result.metrics.items():
+                if one.value is not None and one.is_finite:
+                    values.setdefault((line.mark, result.num_steps, name), []).append(one.value)
+    return {key: (max if metrics[key[2]] else min)(found) for key, found in values.items() if len(found) > 1}
 
 
 def find_sources(results: Sequence[Result]) -> list[dict[str, Any]]:
     """The different sources of the results, in the order in which they first occur."""
     sources: list[dict[str, Any]] = []
     for result in results:
-        source = _source(result)
-        sources += [] if source in sources else [source]
+        sources += [] if result.source in sources else [result.source]
     return sources
 
 
@@ -150,10 +190,6 @@ def source_text(source: Mapping[str, Any]) -> str:
     """The sentence that says where numbers come from."""
     parts = [words.format(str(source[key])) for key, words in COMPARED.items() if key in source]
     return _one_line("".join(parts).lstrip(",; ") or "Of unknown source") + "."
-
-
-def union(mappings: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(chain.from_iterable(mappings)))
 
 
 def _one_line(words: str) -> str:

@@ -1,41 +1,36 @@
 """How far the power spectrum of generated images is from that of real ones."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from nidiff.calibration.distance import as_pixels
 from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
 from nidiff.errors import InputError
+from nidiff.evaluation.points import Array, as_tensor, check_finite
 
 CHUNK = 256  # images at a time
 
 
-@torch.no_grad()
-def spectrum_error(real_images: Tensor, generated_images: Tensor) -> float:
+def spectrum_error(real_images: Array, generated_images: Array) -> float:
     """The root mean square over the wavenumbers of log P_generated − log P_real, natural logarithms.
 
     P is the `radial_power` of images [N, C, H, W]. Every wavenumber counts the same, whatever its power, up to the
     corner of the spectrum: 0.1 is about 10 % of power at each. No mean image is removed, since generated images must
     have the right one; but wavenumber 0, the brightness of each channel, is left out.
     """
-    _check_images(real_images, "real_images")
-    _check_images(generated_images, "generated_images")
-    if generated_images.shape[1:] != real_images.shape[1:]:
+    real, generated = _as_images(real_images, "real_images"), _as_images(generated_images, "generated_images")
+    if generated.shape[1:] != real.shape[1:]:
         raise InputError(
-            f"generated_images are {tuple(generated_images.shape[1:])} and real_images "
-            f"{tuple(real_images.shape[1:])}: give images of one shape."
+            f"generated_images are {tuple(generated.shape[1:])} and real_images {tuple(real.shape[1:])}: "
+            "give images of one shape."
         )
-    real = log_spectrum(radial_powers(real_images), "real_images")
-    return _difference(real, log_spectrum(radial_powers(generated_images), "generated_images"))
+    return powers_error(radial_powers(real), radial_powers(generated))
 
 
-@torch.no_grad()
-def spectrum_to(real_images: Tensor) -> Callable[[Tensor], float]:
-    """`spectrum_error` as a function of the `radial_powers` of generated images: resampling them needs no transform."""
-    real = log_spectrum(radial_powers(real_images), "real_images")
-    return lambda powers: _difference(real, log_spectrum(powers, "generated_images"))
+def powers_error(real: Tensor, generated: Tensor) -> float:
+    """`spectrum_error` from the `radial_powers` of the images."""
+    difference = log_spectrum(generated, "generated_images") - log_spectrum(real, "real_images")
+    return difference.square().mean().sqrt().item()
 
 
 @torch.no_grad()
@@ -69,14 +64,11 @@ def log_spectrum(powers: Tensor, name: str) -> Tensor:
     return power[has_modes].log()
 
 
-def _difference(one: Tensor, other: Tensor) -> float:
-    return (one - other).square().mean().sqrt().item()
-
-
-def _check_images(images: Tensor, name: str) -> None:
+def _as_images(images: Array, name: str) -> Tensor:
+    images = as_tensor(images, name)
     if images.ndim != 4 or images.numel() == 0 or max(images.shape[-2:]) < 2:
         raise InputError(f"{name} has shape {tuple(images.shape)}: give images [N, C, H, W] of 2 pixels or more.")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"{name} has dtype {images.dtype}: give uint8 or floats.")
-    if not all(bool(torch.isfinite(chunk).all()) for chunk in images.split(CHUNK)):
-        raise InputError(f"{name} has NaN or infinite pixels: remove those images.")
+    check_finite(images, name)
+    return images

@@ -12,17 +12,17 @@ from typing import NamedTuple
 
 from nidiff.aligned import aligned
 from nidiff.evaluation.results import (
-    HIGHER,
+    NOT_MEASURED,
+    Measured,
     Result,
     best_values,
+    find_metrics,
     find_sources,
     group_lines,
-    metric_names,
     source_text,
-    union,
 )
 
-HEAD = ("run", "sampler", "steps", "spacing", "options", "seeds", "clip")  # of the CSV
+HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
 
 
 class Style(NamedTuple):
@@ -64,40 +64,38 @@ def text(results: Sequence[Result]) -> str:
 
 
 def csv_text(results: Sequence[Result]) -> str:
-    """One line per result: its settings, value and error of each metric to the last digit, provenance."""
-    metrics, provenance = metric_names(results), union(result["provenance"] for result in results)
+    """One line per result: its settings, the value and error of each metric in full precision, its provenance."""
+    metrics = find_metrics(results)
+    provenance = dict.fromkeys(chain.from_iterable(result.provenance for result in results))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*HEAD, *chain.from_iterable((name, f"{name} (error)") for name in metrics), *provenance])
     for result in results:
-        own = {**result, "options": json.dumps(result.get("options") or {})}
-        pairs = [result["metrics"].get(name) or {} for name in metrics]
+        own = vars(result) | {"options": json.dumps(result.options)}
         writer.writerow(
-            [own.get(key) for key in HEAD]
-            + [pair.get(key) for pair in pairs for key in ("value", "error")]
-            + [result["provenance"].get(key) for key in provenance]
+            [own[key] for key in HEAD]
+            + [entry for name in metrics for entry in result.metrics.get(name, NOT_MEASURED)[:2]]
+            + [result.provenance.get(key) for key in provenance]
         )
     return out.getvalue()
 
 
 def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
-    """The head and the rows, as the paper's table has them: by run and sampler, which are named once, then steps."""
-    metrics, lines = metric_names(results), group_lines(results)
+    """The head and the rows as in the paper's table: by run and sampler, which are named once, then by steps."""
+    metrics, lines = find_metrics(results), group_lines(results)
     best = best_values(lines, metrics)
-    head = [f"{style.escape(name)} {style.higher if name in HIGHER else style.lower}".rstrip() for name in metrics]
+    head = [f"{style.escape(name)} {style.higher if up else style.lower}".rstrip() for name, up in metrics.items()]
     rows = [["run", "sampler", "steps", *head]]
     before = ""
     for line in lines:
         run = line.run + line.mark
         names = ["" if run == before else style.escape(run), style.escape(line.sampler)]
         for result in line.results:
-            row = [*names, str(result["steps"])]
+            row = [*names, str(result.num_steps)]
             for name in metrics:
-                pair = result["metrics"].get(name) or {}
-                value = pair.get("value")
-                shown = number(value, pair.get("error"), style)
-                is_best = value is not None and best.get((line.mark, result["steps"], name)) == value
-                row.append(style.best(shown) if is_best else shown)
+                one = result.metrics.get(name, NOT_MEASURED)
+                is_best = one.is_finite and best.get((line.mark, result.num_steps, name)) == one.value
+                row.append(style.best(number(one, style)) if is_best else number(one, style))
             rows.append(row)
             names = ["", ""]
         before = run
@@ -114,16 +112,17 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
     ]
 
 
-def number(value: float | None, error: float | None, style: Style) -> str:
+def number(measured: Measured, style: Style) -> str:
     """value ± error; the error has one significant digit, or two if it begins with 1 or 2, and the value as many."""
-    if value is None or not math.isfinite(value):
+    value, error, _ = measured
+    if value is None or not measured.is_finite:
         return style.missing
     if error is None or not math.isfinite(error):
         return f"{value:.4g}"
     leading, exponent = f"{error:.1e}".split("e")
     decimals = (1 if float(leading) < 3 else 0) - int(exponent)
     if not error or abs(value) >= 1e6 or decimals + math.log10(abs(value) or 1) > 8:
-        return f"{value:.4g} {style.plus_minus} {error:.1g}"  # digits that nobody would read
+        return f"{value:.4g} {style.plus_minus} {error:.1g}"  # more digits than anybody would read
     return f"{value:.{max(0, decimals)}f} {style.plus_minus} {error:.{max(0, decimals)}f}"
 
 

@@ -1,16 +1,16 @@
 """A folder of samples, an image per seed:
 
 job.json       what decides the pixels of a seed; the samples of another job are refused
-parts/         batches that are done, while the job runs
+parts/         finished batches, while the job runs
 samples.npz    arr_0 [N, H, W, C], uint8 or floats in [-1, 1], and seeds [N]
-png/           SEED.png
+png/           SEED.png; unless there are 1 or 3 channels, they are grey images side by side
 grid.png       the first of them
 """
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,16 +22,16 @@ from torch import Tensor
 
 from nidiff import __version__
 from nidiff.data.images import quantise
-from nidiff.data.pictures import save_grid
+from nidiff.data.pictures import as_grey_or_rgb, save_grid, save_png
 from nidiff.errors import InputError, one_of
-from nidiff.files import ASIDE, locked, read_npz, replace_npz, replace_text, replacing
+from nidiff.files import ASIDE, locked, read_npz, replace_npz, replace_text, writing
 
 if TYPE_CHECKING:
     from nidiff.generation.job import Job
 
 FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}}
 SHOWN = 64  # in grid.png
-REMEDY = "delete it, and its images are drawn again"
+REMEDY = "delete it, so that its images are drawn again"
 
 
 class SampleFolder:
@@ -43,10 +43,12 @@ class SampleFolder:
         self.archive, self.parts, self.png = path / "samples.npz", path / "parts", path / "png"
 
     def check(self, job: "Job") -> None:
-        """Refuse a folder that holds anything else; nothing is written."""
+        """Refuse a folder that holds anything but samples of this job; nothing is written."""
         for place in (self.path, *self.path.parents):
             if place.exists() and not place.is_dir():
-                raise InputError(f"out={str(self.path)!r} cannot be made, {str(place)!r} is a file: choose another.")
+                raise InputError(
+                    f"out={str(self.path)!r} cannot be made, since {str(place)!r} is a file: choose another."
+                )
         if job.floats and "npz" not in self.kinds:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
         try:
@@ -59,6 +61,8 @@ class SampleFolder:
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise InputError(f"out={str(self.path)!r} has a damaged job.json: choose another directory.") from error
+        if "steps" in found:  # what version 0.1 called it
+            found["num_steps"] = found.pop("steps")
         differences = [f"{key}: {found.get(key)!r}, not {value!r}" for key, value in asdict(job).items()
                        if found.get(key) != value]  # fmt: skip
         if differences:
@@ -68,7 +72,7 @@ class SampleFolder:
             )
 
     def missing(self, seeds: Sequence[int]) -> list[int]:
-        """Those of ``seeds`` still to be drawn, rising."""
+        """The ``seeds`` that are still to be drawn, rising."""
         if "npz" in self.kinds:
             have = {int(seed) for file in self._files() for seed in read_npz(file, ["seeds"], REMEDY)["seeds"]}
         else:
@@ -143,19 +147,11 @@ class SampleFolder:
         return self.png / f"{seed:06d}.png"
 
     def _save_picture(self, seed: int, image: Tensor) -> None:
-        pixels = quantise(image).movedim(0, -1).squeeze(-1).numpy()
-        with replacing(self._picture(seed)) as file:
-            Image.fromarray(pixels).save(file, format="png")
+        save_png(as_grey_or_rgb(quantise(image)[None])[0].movedim(0, -1), self._picture(seed))
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"out={str(self.path)!r} cannot be written ({error.strerror or error}): make room or choose another; "
-                "the same command goes on with the images that are there."
-            ) from error
+    def _writing(self) -> AbstractContextManager[None]:
+        remedy = "make room or choose another; repeat the command to continue with the images that are there"
+        return writing("out", self.path, remedy)
 
 
 def _opened(file: Path) -> Tensor:

@@ -1,11 +1,10 @@
-"""Many images by their seeds: on any number of processes, killed and gone on with, the same files."""
+"""Many images by their seeds: the same files on any number of processes, however often the job is killed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import PartialState
 from torch import Tensor
 from tqdm import tqdm
 
@@ -15,6 +14,9 @@ from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.tile import Tiled
 from nidiff.sampling.sampler import Visit, rehearse, sample
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 MOST_TILE = 4096
 
@@ -26,21 +28,21 @@ class Job:
     model: str
     """The checksum of the model."""
     sampler: str
-    steps: int
+    num_steps: int
     spacing: str
     options: dict[str, Any] = field(default_factory=dict)
     """The sampler's own, such as eta."""
     clip: float | None = 1.0
-    """Of x̂0, to [−clip, clip]."""
+    """x̂0 is clipped to [−clip, clip]; None: it is not."""
     tile: int = 0
-    """Images in a call of the network, whatever the batch; 0: the batch."""
+    """Images in one call of the network, whatever the batch; 0: the batch."""
     floats: bool = False
     """Keep float32 instead of uint8."""
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of `sample`."""
-        return {"sampler": self.sampler, "num_steps": self.steps, "spacing": self.spacing, **self.options}
+        """The arguments of `nidiff.sample`."""
+        return {"sampler": self.sampler, "num_steps": self.num_steps, "spacing": self.spacing, **self.options}
 
 
 def run_job(
@@ -51,7 +53,7 @@ def run_job(
     seeds: Sequence[int],
     *,
     batch: int,
-    state: PartialState,
+    state: "PartialState",
     title: str = "sampling",
 ) -> None:
     """Draw the images [C, H, W] = ``shape`` of ``seeds`` that the folder lacks, ``batch`` at a time on each process."""
@@ -80,7 +82,7 @@ def run_job(
                 _check_finite(images, block)
                 folder.add(block, images.clamp(-1, 1) if job.floats else quantise(images))
         except KeyboardInterrupt:
-            raise Interrupted(f"stopped: the same command goes on with the images in {folder.path}.") from None
+            raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
     state.wait_for_everyone()
     if state.is_main_process:
         folder.finish(seeds)
@@ -92,11 +94,11 @@ def _check_finite(images: Tensor, seeds: Sequence[int]) -> None:
     if bool(bad.any()):
         seed = seeds[int(bad.nonzero()[0])]
         raise InputError(
-            f"the image of seed {seed} has NaN or infinite pixels: use more steps, or train the model anew."
+            f"the image of seed {seed} has NaN or infinite pixels: use more steps, or train the model again."
         )
 
 
-def _bar(title: str, total: int, state: PartialState) -> Any:
+def _bar(title: str, total: int, state: "PartialState") -> Any:
     """Images, their rate and the time left. The main process counts for all, step by step."""
     count = "{n:.0f}/{total} images [{elapsed}<{remaining}, {rate_fmt}]"
     return tqdm(

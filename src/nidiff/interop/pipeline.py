@@ -26,7 +26,15 @@ from nidiff.interop.config import DOWNLOAD
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.model.card import METRICS, model_card
 from nidiff.model.config import ALGORITHMS
-from nidiff.model.folder import CONFIG, check_same_covariance, image_shape, load_model, read_json, save_model
+from nidiff.model.folder import (
+    CONFIG,
+    check_same_covariance,
+    has_network,
+    image_shape,
+    load_model,
+    read_json,
+    save_model,
+)
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
@@ -125,7 +133,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         folder = Path(name)
         if (folder / "experiment.json").is_file():
             folder = folder / "model"
-            if not any((folder / part).is_dir() for part in ("unet", "network")):
+            if not has_network(folder):
                 raise OSError(f"{name!r} is a run that has not ended: continue it with nidiff train --resume.")
         if not folder.exists() and (name.count("/") > 1 or folder.is_absolute()):
             raise OSError(f"{name!r} does not exist: give a model folder, a run directory or a Hub repository.")

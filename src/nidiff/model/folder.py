@@ -92,13 +92,13 @@ def load_model(
     """
     place = model_folder(Path(folder))
     file = place / CONFIG
-    is_run = (Path(folder) / "experiment.json").is_file()
-    if not file.is_file() and not is_run:
+    run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
+    if not file.is_file() and run is None:
         raise InputError(f"folder={str(folder)!r} is not a model or a run of nidiff: it has no {CONFIG}.")
-    if not file.is_file() or (not (place / UNET).is_dir() and not (place / OWN).is_dir()):
-        unfinished = f"is a run that has not ended: continue it with nidiff train --resume {folder}"
-        missing = f"has neither {UNET}/ nor {OWN}/, one of which holds the network: copy it from where it was saved"
-        raise FileError(f"folder={str(folder)!r} {unfinished if is_run else missing}.")
+    if not file.is_file() or not has_network(place):
+        unfinished = f"is of a run that has not ended: continue it with nidiff train --resume --out {run}"
+        missing = f"has no weights in {UNET}/ or {OWN}/: copy them again from where the model was saved"
+        raise FileError(f"folder={str(folder)!r} {missing if run is None else unfinished}.")
     config = read_json(file)
     for key in ("covariance", "schedule", "prediction_type"):
         if key not in config:
@@ -113,6 +113,11 @@ def load_model(
     with _naming(file):
         _check_shape(network, model.process.covariance)
     return model.with_net(network)
+
+
+def has_network(folder: Path) -> bool:
+    """Whether a model's folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
+    return any(any((folder / part).glob("*.safetensors")) for part in (UNET, OWN))
 
 
 # The shape of what a network makes --------------------------------------------------------------------------------

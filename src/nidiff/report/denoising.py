@@ -1,4 +1,4 @@
-"""What a trained network makes of one image at several noise levels."""
+"""How a trained network denoises one image at several noise levels."""
 
 import math
 from typing import NamedTuple

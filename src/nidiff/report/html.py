@@ -1,68 +1,54 @@
-"""``report.html``: all about a run in one file, which opens from disk and fetches nothing."""
+"""``report.html``: a run in one file, which opens from disk and fetches nothing."""
 
-import json
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
 
 import nidiff
+from nidiff.covariance.matrix import Identity
+from nidiff.covariance.summary import summary
+from nidiff.data.pictures import grid_pixels
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
+from nidiff.evaluation.results import known_results
+from nidiff.evaluation.table import HTML, cells, notes
+from nidiff.files import replace_text, writing
+from nidiff.model.folder import load_model
+from nidiff.report.denoising import denoise_levels
+from nidiff.report.loss import loss_figure, read_log
+from nidiff.report.noise import noise_figure
 from nidiff.report.page import figure, image, page, picture, plot, table
-from nidiff.training.experiment import Experiment, read_experiment
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from nidiff.diffusion.denoiser import Denoiser
+from nidiff.report.quality import quality_figure
+from nidiff.sampling.sampler import sample
+from nidiff.training.experiment import Experiment
+from nidiff.training.run import RunDirectory
 
 MOST_GRIDS = 12
-GRID_SIDE, GRID_BYTES = 480, 60_000  # where a grid of samples is made smaller
-TILE_SIDE, TILE_BYTES = 192, 20_000  # the same of one denoised image
-
-
-class Run(NamedTuple):
-    """What the sections are made from."""
-
-    folder: Path
-    name: str
-    experiment: Experiment
-    facts: Mapping[str, Any]  # what came of the settings: number of images, of parameters, …
+GRID_SIDE, GRID_BYTES = 480, 60_000  # a larger grid of samples is made smaller
+TILE_SIDE, TILE_BYTES = 192, 20_000  # the same for one denoised image
 
 
 def write_report(run_folder: Path) -> Path:
-    """Write RUN/report.html from what the run directory holds by now; the old one stays until the new one is whole."""
-    from nidiff.files import replace_text
-
-    run = open_run(run_folder)
+    """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole."""
+    run = RunDirectory.open(run_folder)
     sections = "\n".join(_section(heading, make, run) for heading, make in SECTIONS.items())
     body = f"<h1>{escape(run.name)}</h1>\n{sections}"
     out = run.folder / "report.html"
     text = page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}.")
-    try:
+    with writing("report", out):
         replace_text(out, text)
-    except OSError as error:
-        raise InputError(
-            f"{str(out)!r} cannot be written ({error.strerror or error}): make room or give rights to it."
-        ) from error
     return out
 
 
-def open_run(folder: Path) -> Run:
-    """The run in a directory, or an `InputError` if there is none."""
-    file = folder / "experiment.json"
-    if not file.is_file():
-        raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json, give one that has.")
-    experiment = read_experiment(folder)
-    facts = json.loads(file.read_text()).get("resolved")
-    return Run(folder, folder.resolve().name, experiment, facts if isinstance(facts, dict) else {})
-
-
-def _section(heading: str, make: Callable[[Run], str], run: Run) -> str:
-    """What is not there yet, or cannot be read, is said in its place."""
+def _section(heading: str, make: Callable[[RunDirectory], str], run: RunDirectory) -> str:
+    """A section of the page; if something is missing or unreadable, it says so instead."""
     try:
         body = make(run)
     except InputError as error:
@@ -70,20 +56,16 @@ def _section(heading: str, make: Callable[[Run], str], run: Run) -> str:
     return f"<section>\n<h2>{heading}</h2>\n{body}\n</section>"
 
 
-def _experiment(run: Run) -> str:
-    from nidiff.report.loss import read_log
-
+def _experiment(run: RunDirectory) -> str:
     experiment, facts = run.experiment, run.facts
     done = max(read_log(run.folder / "log.jsonl")["step"], default=0)
-    shape = facts.get("image_shape")
+    shape = facts.get("image_shape") or ()
     about = {
         "data": experiment.data,
         "images": _count(facts.get("images")),
-        "image": " × ".join(map(str, shape)) + " (channels, height, width)"
-        if isinstance(shape, list)
-        else "not recorded",
+        "image": f"{' × '.join(map(str, shape))} (channels, height, width)" if shape else "not recorded",
         "parameters": _count(facts.get("parameters")),
-        "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if _has_model(run) else ", not ended"),
+        "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if run.has_model else ", not ended"),
     }
     default = Experiment()
     rows = [(f.name, getattr(experiment, f.name), getattr(default, f.name)) for f in fields(Experiment)]
@@ -99,18 +81,11 @@ def _experiment(run: Run) -> str:
     )
 
 
-def _covariance(run: Run) -> str:
-    from nidiff.covariance.matrix import Identity
-    from nidiff.covariance.operator import Covariance
-    from nidiff.covariance.summary import summary
-    from nidiff.report.noise import noise_figure
-
-    covariance, name = Covariance.load(run.folder), run.experiment.covariance
+def _covariance(run: RunDirectory) -> str:
+    covariance, name = run.covariance, run.experiment.covariance
     shown = {} if name == "white" else {"white": Identity(covariance.event_shape)}
-    # Short enough for a tick label; a dollar would begin a formula.
-    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", name)[:5])
     boundary = "reflecting" if covariance.to_config().get("boundary") == "reflecting" else "periodic"
-    drawn = noise_figure({**shown, label: covariance}, num_images=5, boundary=boundary)
+    drawn = noise_figure({**shown, name: covariance}, num_images=5, boundary=boundary)
     numbers = summary(covariance)
     (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
     spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
@@ -130,9 +105,7 @@ def _covariance(run: Run) -> str:
     )
 
 
-def _training(run: Run) -> str:
-    from nidiff.report.loss import loss_figure, read_log
-
+def _training(run: RunDirectory) -> str:
     log = read_log(run.folder / "log.jsonl")
     if not log["step"]:
         raise InputError("log.jsonl has no line yet.")
@@ -141,7 +114,7 @@ def _training(run: Run) -> str:
     return figure(plot(loss_figure(log)), f"Loss and speed by step. {words}", words, "wide")
 
 
-def _samples(run: Run) -> str:
+def _samples(run: RunDirectory) -> str:
     grids = sorted((int(file.stem), file) for file in run.folder.glob("samples/*.png") if file.stem.isdecimal())
     if not grids:
         raise InputError("samples/ has no pictures yet.")
@@ -149,13 +122,12 @@ def _samples(run: Run) -> str:
     chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
     shown = "".join(_grid(step, file) for step, file in chosen)
     experiment = run.experiment
-    settings = f"{experiment.sampler}, {experiment.sample_steps} steps, the same seeds in every grid."
+    steps = "" if experiment.num_steps is None else f", {experiment.num_steps} steps"
+    settings = f"{experiment.sampler}{steps}, the same seeds in every grid."
     return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
 
 
 def _grid(step: int, file: Path) -> str:
-    from PIL import Image
-
     try:
         with Image.open(file) as grid:
             source = picture(grid, GRID_SIDE, GRID_BYTES)
@@ -164,23 +136,16 @@ def _grid(step: int, file: Path) -> str:
     return figure(source, f"Grid of samples after step {step}", f"step {step:,}")
 
 
-def _denoising(run: Run) -> str:
-    from nidiff.model.folder import load_model
-    from nidiff.report.denoising import denoise_levels
-
+def _denoising(run: RunDirectory) -> str:
     denoiser = load_model(run.folder)
     x0, origin = _image_to_denoise(run, denoiser)
     found = denoise_levels(denoiser, x0)
-    at = [f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}" for step in found]
-    rows = [
-        ["noisy x", *(_tile(step.noisy, f"Noisy image at {here}") for step, here in zip(found, at, strict=True))],
-        [
-            "denoised",
-            *(_tile(step.denoised, f"Denoised image at {here}") for step, here in zip(found, at, strict=True)),
-        ],
-        ["error", *(f"{step.error:.3f}" for step in found)],
-    ]
-    head = ["", *(here.replace(", ", "<br>") for here in at)]
+    columns = [("", "noisy x", "denoised", "error")]
+    for step in found:
+        at = f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}"
+        tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
+        columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
+    head, *rows = zip(*columns, strict=True)
     return (
         f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n"
         + table(head, rows, "tiles")
@@ -189,12 +154,8 @@ def _denoising(run: Run) -> str:
     )
 
 
-def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
-    """The first image of the training data, or a sample if they are not where they were."""
-    import torch
-
-    from nidiff.sampling.sampler import sample
-
+def _image_to_denoise(run: RunDirectory, denoiser: Denoiser) -> tuple[Tensor, str]:
+    """The first image of the training data, or a sample if they have moved."""
     experiment, size = run.experiment, denoiser.process.covariance.event_shape
     try:
         images = experiment.load_data(memory_limit=0, progress=False)  # one is wanted: do not decode all
@@ -203,17 +164,12 @@ def _image_to_denoise(run: Run, denoiser: "Denoiser") -> "tuple[Tensor, str]":
     except InputError:
         pass
     shape = (1, *run.facts.get("image_shape", (1, *size)))
-    steps = min(experiment.sample_steps, len(denoiser.process.schedule))
     with torch.inference_mode():
-        drawn = sample(denoiser, shape, sampler=experiment.sampler, num_steps=steps, seeds=[0])
-    return drawn[0], "a sample of seed 0, for the training data cannot be loaded here"
+        drawn = sample(denoiser, shape, seeds=[0], **experiment.sampling(denoiser.process.schedule))
+    return drawn[0], "a sample of seed 0, because the training data cannot be loaded here"
 
 
-def _metrics(run: Run) -> str:
-    from nidiff.evaluation.results import known_results
-    from nidiff.evaluation.table import HTML, cells, notes
-    from nidiff.report.quality import quality_figure
-
+def _metrics(run: RunDirectory) -> str:
     results = known_results(run.folder)
     if not results:
         raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
@@ -223,13 +179,14 @@ def _metrics(run: Run) -> str:
     return table(head, rows, "numbers", named=False) + said + figure(drawn, "Each metric by steps", kind="wide")
 
 
-def _repeat(run: Run) -> str:
+def _repeat(run: RunDirectory) -> str:
     experiment, name, quote = run.experiment, run.name, shlex.quote
     train = f"nidiff train --config {quote(f'{name}/experiment.json')} --out"
     lines = [f"{train} {quote(f'{name}-again')}"]
-    if _has_model(run):
+    if run.has_model:
+        steps = "" if experiment.num_steps is None else f"--num-steps {experiment.num_steps} "
         lines.append(
-            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} --steps {experiment.sample_steps} "
+            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} {steps}"
             f"--seeds 0-{experiment.num_samples - 1} --out {quote(f'{name}-samples')}"
         )
     else:
@@ -238,19 +195,11 @@ def _repeat(run: Run) -> str:
     return f"<p>In the folder that holds the run:</p>\n<pre><code>{escape(commands)}</code></pre>"
 
 
-def _has_model(run: Run) -> bool:
-    return (run.folder / "model").is_dir()
-
-
 def _facts(rows: Mapping[str, str]) -> str:
     return table((), [(escape(name), escape(value)) for name, value in rows.items()], "facts")
 
 
-def _tile(x: "Tensor", alt: str) -> str:
-    from PIL import Image
-
-    from nidiff.data.pictures import grid_pixels
-
+def _tile(x: Tensor, alt: str) -> str:
     pixels = grid_pixels(x[None]).numpy()
     shown = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return image(picture(shown, TILE_SIDE, TILE_BYTES), alt, "tile")
@@ -265,7 +214,7 @@ def _count(number: Any) -> str:
     return f"{number:,}" if isinstance(number, int) else "not recorded"
 
 
-SECTIONS: dict[str, Callable[[Run], str]] = {
+SECTIONS: dict[str, Callable[[RunDirectory], str]] = {
     "Experiment": _experiment,
     "Noise": _covariance,
     "Training": _training,

@@ -3,12 +3,9 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from matplotlib.figure import Figure
 
 LOGGED = ("step", "loss", "images_per_s")
 
@@ -20,7 +17,7 @@ def read_log(path: Path) -> dict[str, list[float]]:
         try:
             values = [float(json.loads(line)[name]) for name in LOGGED]
         except (ValueError, KeyError, TypeError):
-            continue  # the last line of a run that is still going may be cut short
+            continue  # the last line of a run that is still training may be cut short
         if all(map(math.isfinite, values)):
             for name, value in zip(LOGGED, values, strict=True):
                 columns[name].append(value)
@@ -37,13 +34,11 @@ def smoothed(values: list[float]) -> np.ndarray:
     )
 
 
-def loss_figure(log: dict[str, list[float]]) -> "Figure":
+def loss_figure(log: dict[str, list[float]]) -> Figure:
     """Left: the loss of each line of the log, and smoothed. Right: the speed."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(10, 3.4), dpi=120, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    left.plot(log["step"], log["loss"], ".", color="0.7", markersize=4, label="mean since the line before")
+    left.plot(log["step"], log["loss"], ".", color="0.7", markersize=4, label="mean since the previous point")
     left.plot(log["step"], smoothed(log["loss"]), color="#0072b2", linewidth=1.8, label="smoothed")
     if 0 < min(log["loss"]) < max(log["loss"]) / 2:
         left.set_yscale("log")

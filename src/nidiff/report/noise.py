@@ -1,7 +1,7 @@
 """The picture of ``nidiff noise``: white beside coloured, a row of draws for each Σ, and the radial power spectra."""
 
-import io
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
+from nidiff.files import replacing, writing
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.spectrum import mode_power
 
@@ -72,13 +73,8 @@ def noise_figure(
 def save_figure(figure: Figure, out: Path) -> None:
     """Write ``figure`` to ``out``, with its folder. The old file stays until the new one is drawn."""
     check_suffix(out)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format=out.suffix[1:].lower())
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_bytes(drawn.getvalue())
-    except OSError as error:
-        raise InputError(f"out={str(out)!r} cannot be written ({error.strerror}): choose another path.") from error
+    with writing("out", out), replacing(out) as file:
+        figure.savefig(file, format=out.suffix[1:].lower())
 
 
 def check_suffix(out: Path) -> None:
@@ -87,13 +83,15 @@ def check_suffix(out: Path) -> None:
 
 
 def _symbols(label: str) -> str:
+    """A label short enough for a tick: one line per part of NAME:key=value,…; a dollar would begin a formula."""
+    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", label)[:5])
     for word, symbol in SYMBOLS.items():
         label = label.replace(word, symbol)
     return label.replace("=", " = ")
 
 
 def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
-    """A row of events for each entry: one picture, which is much quicker than one pair of axes per event."""
+    """A row of events for each entry, in one picture: that is much faster than axes for each event."""
     first = next(iter(draws.values()))
     rows, columns, shape = len(draws), len(first), first.shape[1:]
     if len(shape) == 1:
@@ -129,11 +127,11 @@ def _draw_spectra(
     for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
         expected = radial_mean(mode_power(covariance, basis), shell)
         measured = radial_mean(basis.periodogram(events.double()).mean(0), shell)
-        # A mode without power has no place on a logarithmic axis, and what is measured there is rounding.
+        # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
         shown = expected > 0
         axes.plot(radius[shown].numpy(), expected[shown].numpy(), color=colour, linewidth=1.4, label=label)
         axes.plot(radius[shown].numpy(), measured[shown].numpy(), ".", color=colour, markersize=5)
-    # Linear from 0 to 1, so that the mean of the image (k = 0) has a place.
+    # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")

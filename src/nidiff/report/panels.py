@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from nidiff.data.pictures import grid_pixels
+from nidiff.report.noise import save_figure
 
 
 def save_panels(path: Path, panels: Mapping[str, Tensor], side: int = 8) -> None:
@@ -17,5 +18,4 @@ def save_panels(path: Path, panels: Mapping[str, Tensor], side: int = 8) -> None
         axes.imshow(pixels.squeeze(-1) if pixels.shape[-1] == 1 else pixels, cmap="gray", vmin=0, vmax=255)
         axes.set_title(title)
         axes.axis("off")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    save_figure(figure, path)

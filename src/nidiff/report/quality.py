@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nidiff.errors import InputError
-from nidiff.evaluation.results import HIGHER, Line, Result, group_lines, metric_names
+from nidiff.evaluation.results import NOT_MEASURED, Line, Result, find_metrics, group_lines
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
 MARKERS = "osD^vPX*"
@@ -17,7 +17,7 @@ MARKERS = "osD^vPX*"
 
 def quality_figure(results: Sequence[Result]) -> Figure:
     """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler."""
-    metrics, lines = metric_names(results), group_lines(results)
+    metrics, lines = find_metrics(results), group_lines(results)
     if not metrics:
         raise InputError("results has no metrics: a plot needs at least one.")
     columns = min(3, len(metrics))
@@ -30,6 +30,7 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, name in zip(panels, metrics, strict=False):
         _draw_metric(axes, name, lines)
+        axes.set_title(f"{_plain(name)}: {'higher' if metrics[name] else 'lower'} is better", fontsize=10)
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
     handles = [panels[0].plot([], [], **_look(index))[0] for index in range(len(lines))]
@@ -42,9 +43,9 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Line]) -> None:
     ticks: set[int] = set()
     for index, line in enumerate(lines):
         points = [
-            (result["steps"], pair["value"], pair.get("error") or 0.0)
+            (result.num_steps, one.value, one.error or 0.0)
             for result in line.results
-            if (pair := result["metrics"].get(name)) and pair["value"] is not None and math.isfinite(pair["value"])
+            if (one := result.metrics.get(name, NOT_MEASURED)).is_finite and one.value is not None
         ]
         if points:
             steps, values, errors = zip(*points, strict=True)
@@ -62,7 +63,6 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Line]) -> None:
     if len(ticks) == 1:
         axes.set_xlim(min(ticks) / 2, min(ticks) * 2)
     axes.set_xlabel("steps", fontsize=9)
-    axes.set_title(f"{_plain(name)}: {'higher' if name in HIGHER else 'lower'} is better", fontsize=10)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
 

@@ -12,15 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from nidiff.errors import InputError, one_of
-from nidiff.notation import call, fits, parse_call
+from nidiff.notation import fits
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nidiff.covariance.operator import Covariance
     from nidiff.data.images import Images
     from nidiff.diffusion.schedule import Schedule
 
-FORMAT = 1
-FREE = {"free": True}  # may change when a run is resumed: it does not change the mathematics of a step
+FORMAT = 2  # format 1, of version 0.1, called num_steps sample_steps
+FREE = {"free": True}  # may change when a run is resumed, since it does not change the mathematics of a step
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Experiment:
     data: str = "digits"
     """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
     data_dir: Path | None = field(default=None, metadata=FREE)
-    """Where the official files of a named data set are."""
+    """Where the official files of a named data set are; default: found or downloaded."""
     size: int | None = None
     """Crop and resize images of a folder to size × size."""
     channels: int | None = None
@@ -41,7 +43,7 @@ class Experiment:
     """Mirror half of the images at random."""
 
     covariance: str = "gaussian_free_field:gamma=1.0"
-    """Σ as NAME:key=value,…: white, gaussian_free_field, matern, power_law, offset, pyramid, from_data."""
+    """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     schedule: str = "ddpm_cosine:num_levels=1000"
     """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, smld_geometric, vp, ve; shift moves log-SNR."""
     target: str = "eps"
@@ -59,7 +61,7 @@ class Experiment:
     """Dropout in the blocks."""
 
     steps: int = field(default=800, metadata=FREE)
-    """Optimiser steps in all."""
+    """Optimiser steps in total."""
     batch_size: int = 128
     """Images per step, over all processes."""
     accumulation: int = 1
@@ -69,19 +71,19 @@ class Experiment:
     warmup: int = 100
     """Steps over which the learning rate rises from 0."""
     cooldown: int = 400
-    """Steps at the end over which it falls to 0 again. With it, --steps cannot change when a run is resumed."""
+    """Steps at the end over which it falls to 0. If it is not 0, --steps cannot change when a run is resumed."""
     weight_decay: float = 0.0
     """AdamW's."""
     gradient_clip: float = 1.0
     """Largest norm of the gradient."""
     ema_decay: float = 0.995
-    """Decay of the moving average of the weights, which is what is kept as the model."""
+    """Decay of the moving average of the weights; the average is what is saved as the model."""
     precision: str = "auto"
-    """fp32, bf16 or fp16 (autocast); auto: bf16 where the processor has it, else fp32."""
+    """fp32, bf16 or fp16 (autocast); auto: bf16 if the processor supports it, else fp32."""
     compile: bool = field(default=False, metadata=FREE)
     """torch.compile the network: a slow start, then often faster on a GPU."""
     seed: int = 0
-    """Weights, data order, levels and noise of step k follow from this and k alone."""
+    """Decides, with the number of the step alone, the weights, the data order, the levels and the noise."""
 
     log_every: int = field(default=20, metadata=FREE)
     """Steps between lines of log.jsonl."""
@@ -92,15 +94,17 @@ class Experiment:
     keep: int = field(default=2, metadata=FREE)
     """Checkpoints kept; 0: all."""
     sampler: str = field(default="dpmpp_2m", metadata=FREE)
-    """The sampler of the grids."""
-    sample_steps: int = field(default=20, metadata=FREE)
-    """Its steps."""
+    """The sampler of the grids as NAME:key=value,…, the same as in nidiff sample."""
+    num_steps: int | None = field(default=None, metadata=FREE)
+    """Its sampling steps; default: the sampler's own number."""
     num_samples: int = field(default=36, metadata=FREE)
     """Images in a grid."""
 
     def __post_init__(self) -> None:
         for name, low in POSITIVE.items():
             value = getattr(self, name)
+            if value is None and name == "num_steps":
+                continue
             if not isinstance(value, int | float) or not (math.isfinite(value) and value >= low):
                 raise InputError(f"{name}={value!r} must be a number, at least {low}.")
         if not 0 <= self.ema_decay < 1:
@@ -114,7 +118,7 @@ class Experiment:
         one_of("precision", self.precision, PRECISIONS)
 
     def load_data(self, **options: Any) -> "Images":
-        """The images, fitted as the fields say; ``options`` are the others of `load_dataset`, such as split."""
+        """The images, with ``options`` for the other arguments of `load_dataset`, such as split."""
         from nidiff.data.dataset import load_dataset
 
         return load_dataset(
@@ -127,31 +131,27 @@ class Experiment:
         )
 
     def build_schedule(self) -> "Schedule":
-        from nidiff.diffusion.schedule import SCHEDULES
+        from nidiff.diffusion.schedule import as_schedule
 
-        name, arguments = parse_call("schedule", self.schedule)
-        shift = arguments.pop("shift", 0.0)
-        if not isinstance(shift, int | float):
-            raise InputError(f"schedule={self.schedule!r}: shift must be a number.")
-        schedule = call("schedule", name, arguments, SCHEDULES)
-        return schedule.shifted(shift) if shift else schedule
+        return as_schedule(self.schedule)
 
     def build_covariance(self, images: "Images") -> "Covariance":
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
         import torch
 
-        from nidiff.covariance.fields import FIELDS, from_data
-        from nidiff.covariance.matrix import Identity
+        from nidiff.covariance.config import as_covariance
 
-        shape = tuple(images.shape[1:])
-        name, arguments = parse_call("covariance", self.covariance)
-        if name == "from_data":
+        def some() -> "Tensor":
             count = min(len(images), 10_000, max(2, 2**28 // math.prod(images.shape)))
-            spread = torch.linspace(
-                0, len(images) - 1, count, dtype=torch.float64
-            ).long()  # not the first: often one class
-            return call("covariance", name, arguments, {name: from_data}, images.batch(spread))
-        return call("covariance", name, arguments, {"white": Identity, **FIELDS, "from_data": from_data}, shape)
+            # Spread over the data: the first ones are often of one class.
+            return images.batch(torch.linspace(0, len(images) - 1, count, dtype=torch.float64).long())
+
+        return as_covariance(self.covariance, tuple(images.shape[1:]), some)
+
+    def sampling(self, schedule: "Schedule") -> dict[str, Any]:
+        """The arguments of `nidiff.sample` that draw the grids."""
+        steps = None if self.num_steps is None else min(self.num_steps, len(schedule))
+        return {"sampler": self.sampler, "num_steps": steps}
 
     def resolved(self) -> "Experiment":
         """The same with ``precision`` "auto" replaced by what it means on this machine."""
@@ -182,17 +182,19 @@ class Experiment:
     @staticmethod
     def from_json(values: Mapping[str, Any], source: str) -> "Experiment":
         """The experiment that `to_json` wrote to the file ``source``."""
-        if values.get("format") != FORMAT:
+        if values.get("format") not in (1, FORMAT):
             raise InputError(
-                f"{source} has format {values.get('format')!r}, this version reads {FORMAT}: train it anew."
+                f"{source} has format {values.get('format')!r}, but this version reads 1 and {FORMAT}: train it again."
             )
         known = {f.name for f in fields(Experiment)}
         given = {k: v for k, v in values.items() if k not in ("format", "resolved")}
+        if values["format"] == 1 and "sample_steps" in given:
+            given["num_steps"] = given.pop("sample_steps")
         for key in given:
             one_of(f"the key of {source}", key, known)
         for key, kind in get_type_hints(Experiment).items():
             if key in given and not fits(given[key], kind):
-                raise InputError(f"{source} has {key}={given[key]!r}, which is not of its type: correct it.")
+                raise InputError(f"{source} has {key}={given[key]!r}, which has the wrong type: correct it.")
         for key in ("widths", "attention"):
             if key in given:
                 given[key] = tuple(given[key])
@@ -201,7 +203,7 @@ class Experiment:
         return Experiment(**given)
 
     def differences(self, other: "Experiment") -> list[str]:
-        """The fields that matter to the mathematics in which the two differ, as ``name: mine → theirs``."""
+        """The fields that matter to the mathematics and differ, as ``name: mine → theirs``."""
         return [
             f"{f.name}: {getattr(self, f.name)!r} → {getattr(other, f.name)!r}"
             for f in fields(self)
@@ -236,7 +238,7 @@ POSITIVE = {
     "sample_every": 0,
     "checkpoint_every": 1,
     "keep": 0,
-    "sample_steps": 1,
+    "num_steps": 1,
     "num_samples": 1,
     "layers": 1,
 }
@@ -263,10 +265,8 @@ _CIFAR10 = Experiment(
 PRESETS: dict[str, Experiment] = {
     "digits": Experiment(),
     "digits-ddpm": Experiment(covariance="white"),
-    # Noise scales as `nidiff calibrate digits --field gff` finds them, with more levels than it asks for.
-    "digits-smld": Experiment(
-        schedule="smld_geometric:num_levels=100,sigma_max=10,sigma_min=0.01", sampler="cas", sample_steps=100
-    ),
+    # Noise scales as `nidiff calibrate digits` finds them, with more levels than it asks for.
+    "digits-smld": Experiment(schedule="smld_geometric:num_levels=100,sigma_max=10,sigma_min=0.01", sampler="cas"),
     "fashion-mnist": Experiment(
         data="fashion-mnist",
         flip=True,

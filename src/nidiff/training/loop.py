@@ -1,4 +1,5 @@
-"""The training loop, on accelerate: any number of processes, the same batches; stopped anywhere, the same weights."""
+"""The training loop, on accelerate. The weights do not depend on how many processes train, or on where a run was
+stopped and resumed."""
 
 import contextlib
 import signal
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from diffusers.training_utils import EMAModel
 from torch import Tensor
 from tqdm import tqdm
@@ -23,12 +25,12 @@ from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.model.folder import save_model
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
-from nidiff.sampling.sampler import SAMPLERS, rehearse
+from nidiff.sampling.sampler import rehearse
 from nidiff.training.checkpoint import Checkpoint, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.memory import keep_freed_memory
-from nidiff.training.run import Run
+from nidiff.training.run import RunDirectory
 
 # The images of one forward and backward pass, and a generator for each.
 Batch = tuple[Tensor, list[torch.Generator]]
@@ -53,19 +55,20 @@ class Trainer:
         return self.denoiser.process.covariance
 
 
-def build(experiment: Experiment, covariance: Covariance | None = None, progress: bool = True) -> Trainer:
-    """Data, Σ, network and optimiser of an experiment, before the first step."""
+def build(experiment: Experiment, covariance: Covariance | None = None, **reading: Any) -> Trainer:
+    """Data, Σ, network and optimiser of an experiment, before the first step; ``reading`` goes to `load_dataset`."""
     experiment = experiment.resolved()
     one_of("weighting", experiment.weighting, WEIGHTINGS)
-    one_of("sampler", experiment.sampler, SAMPLERS)
     keep_freed_memory()
+    # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
+    AcceleratorState._reset_state()
     accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
     per_pass = accelerator.num_processes * experiment.accumulation
     if experiment.batch_size % per_pass:
         raise InputError(
             f"batch_size={experiment.batch_size} must be a multiple of processes × accumulation = {per_pass}."
         )
-    images = experiment.load_data(progress=progress and accelerator.is_main_process)
+    images = experiment.load_data(progress=accelerator.is_main_process, **reading)
     torch.manual_seed(mixed_seed(experiment.seed))
     net = unet(
         images.shape,
@@ -83,21 +86,20 @@ def build(experiment: Experiment, covariance: Covariance | None = None, progress
         net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, fused=True
     )
     # What sampling or the process would refuse is refused before training.
-    steps = min(experiment.sample_steps, len(process.schedule))
-    rehearse(Denoiser(net, process, experiment.target), images.shape, sampler=experiment.sampler, num_steps=steps)
+    rehearse(Denoiser(net, process, experiment.target), images.shape, **experiment.sampling(process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = Denoiser(model, process, experiment.target, clip=1.0, scaling=PIXELS)
     return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
 
 
-def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
-    """Train from ``trainer.step`` to the end, and leave the model in the run directory.
+def train(trainer: Trainer, run: RunDirectory) -> None:
+    """Train from ``trainer.step`` to the end, and save the model in the run directory.
 
     Raises `Interrupted` after SIGINT or SIGTERM, with a checkpoint of the step it stopped at.
     """
     experiment, accelerator = trainer.experiment, trainer.accelerator
     main = accelerator.is_main_process
-    bar = tqdm(total=experiment.steps, initial=trainer.step, unit="step", disable=not (progress and main))
+    bar = tqdm(total=experiment.steps, initial=trainer.step, unit="step", disable=not main)
     losses: list[Tensor] = []
     since = time.perf_counter()
     with bar, _stop_requests() as requested:
@@ -105,7 +107,7 @@ def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
             losses.append(train_step(trainer, batches))
             step = trainer.step
             bar.update()
-            last, stop = step == experiment.steps, _anyone(accelerator, bool(requested))
+            last, stop = step == experiment.steps, anyone(accelerator, bool(requested))
             due = last or stop or step % experiment.checkpoint_every == 0
             if due or step % experiment.log_every == 0:
                 loss = _mean_loss(trainer, losses, run)
@@ -125,17 +127,17 @@ def train(trainer: Trainer, run: Run, progress: bool = True) -> None:
             if due or pictures:
                 accelerator.wait_for_everyone()
             if stop and not last:
-                raise Interrupted(f"stopped after step {step}, with a checkpoint: --resume goes on with {run.folder}.")
+                raise Interrupted(f"stopped after step {step}, with a checkpoint: continue {run.folder} with --resume.")
     if main:
         with averaged_weights(trainer), run.writing():
-            save_model(trainer.denoiser.with_net(trainer.net), run.folder / "model", experiment.about)
+            save_model(trainer.denoiser.with_net(trainer.net), run.model, experiment.about)
     accelerator.wait_for_everyone()
 
 
 def train_step(trainer: Trainer, batches: list[Batch]) -> Tensor:
-    """One optimiser step on this process' share of the batch; returns its mean loss, still on the device."""
+    """Take one optimiser step on this process' share of the batch; returns its mean loss, still on the device."""
     experiment, accelerator, model = trainer.experiment, trainer.accelerator, trainer.model
-    # For dropout, the only draw that is one of a process and not of an image; the -1 keeps it apart from theirs.
+    # For dropout, the only draw that belongs to a process and not to an image; the -1 keeps it apart from those.
     torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index, -1))
     total = torch.zeros((), device=accelerator.device)
     for index, (x0, generators) in enumerate(batches):
@@ -161,14 +163,14 @@ def learning_rate(experiment: Experiment, step: int) -> float:
     return experiment.learning_rate * min(1.0, up, down)
 
 
-def save(trainer: Trainer, run: Run) -> None:
-    """A checkpoint of everything the next step depends on."""
+def save(trainer: Trainer, run: RunDirectory) -> None:
+    """Save a checkpoint of everything the next step depends on."""
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.net.parameters()):
         raise _diverged(f"the weights after step {trainer.step} are not finite", run)
     names = [name for name, _ in trainer.net.named_parameters()]
     scaler = trainer.accelerator.scaler
     save_checkpoint(
-        run.folder / "checkpoints",
+        run.checkpoints,
         trainer.step,
         tensors={
             "model": trainer.net.state_dict(),
@@ -235,7 +237,7 @@ def step_batches(trainer: Trainer) -> Iterator[list[Batch]]:
             batches = []
 
 
-def _mean_loss(trainer: Trainer, losses: list[Tensor], run: Run) -> float:
+def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> float:
     """The mean of the losses over steps and processes; a loss that is not a number ends the run."""
     stacked = trainer.accelerator.reduce(torch.stack(losses), reduction="mean")
     bad = torch.nonzero(~torch.isfinite(stacked)).flatten()
@@ -245,13 +247,13 @@ def _mean_loss(trainer: Trainer, losses: list[Tensor], run: Run) -> float:
     return stacked.mean().item()
 
 
-def _diverged(what: str, run: Run) -> InputError:
+def _diverged(what: str, run: RunDirectory) -> InputError:
     return InputError(
-        f"{what}; {run.last_checkpoint()}: begin a new run with a smaller learning_rate or precision=fp32."
+        f"{what}; {run.last_checkpoint()}: begin a new run with a smaller learning_rate or with precision=fp32."
     )
 
 
-def _anyone(accelerator: Accelerator, flag: bool) -> bool:
+def anyone(accelerator: Accelerator, flag: bool) -> bool:
     """Whether the flag is set on any process."""
     if accelerator.num_processes == 1:
         return flag

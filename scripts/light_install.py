@@ -1,0 +1,27 @@
+"""Check an install without extras: Σ is sampled, the diffusers classes import, and a command names its extra."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+import nidiff
+from nidiff.extras import EXTRAS
+
+present = [module for module in EXTRAS if find_spec(module)]
+assert not present, f"this is not a light install: it has {present}"
+
+covariance = nidiff.gaussian_free_field((8, 8))
+process = nidiff.Process(nidiff.ddpm_linear(50), covariance)
+denoiser = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), process, clip=1.0)
+assert nidiff.sample(denoiser, (2, 1, 8, 8), num_steps=5, seeds=[0, 1]).shape == (2, 1, 8, 8)
+scheduler = nidiff.NonIsotropicScheduler(covariance=covariance)
+assert scheduler.add_noise(torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8), torch.tensor([5])).shape == (1, 1, 8, 8)
+assert nidiff.NonIsotropicPipeline is not None
+
+done = subprocess.run([Path(sys.executable).with_name("nidiff"), "noise"], capture_output=True, text=True)
+assert done.returncode == 2, done
+assert "nidiff[report]" in done.stderr, done.stderr
+print("the light install works:", done.stderr.strip())

@@ -1,0 +1,121 @@
+"""The metrics: how far generated images are from real ones, each with its error."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from nidiff.errors import InputError
+from nidiff.evaluation.frechet import moments_distance
+from nidiff.evaluation.image_set import ImageSet
+from nidiff.evaluation.kernel_distance import kernel_distance
+from nidiff.evaluation.results import Measured
+from nidiff.evaluation.spectrum import powers_error
+from nidiff.progress import progress_bar
+from nidiff.randomness import random_index
+
+SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
+
+Answer: TypeAlias = "float | tuple[float, float | None]"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One number about generated images; an entry of `METRICS`.
+
+    ``function(real, generated)`` is given two `ImageSet` and returns the number, or the number and its error where that
+    has a formula. A number alone gets the bootstrap error: its standard deviation over resamples of the generated
+    images. Return (number, None) where neither makes sense.
+    """
+
+    function: Callable[[ImageSet, ImageSet], Answer]
+    higher_is_better: bool = False
+    label: Callable[[str], str] | None = None
+    """What the number is called, given the name of the feature network. Default: its key in `METRICS`."""
+
+
+def by_label(features: str) -> dict[str, Metric]:
+    """The metrics by what they are called with the feature network of that name."""
+    return {metric.label(features) if metric.label else key: metric for key, metric in METRICS.items()}
+
+
+def measure(
+    real: ImageSet, generated: ImageSet, features: str, *, bootstrap: int = 20, seed: int = 0
+) -> dict[str, Measured]:
+    """Every metric of ``generated`` against ``real`` images, by its label; ``features`` is the name of their network.
+
+    Bootstrap errors take ``bootstrap`` resamples of the generated images (0: no such errors).
+    """
+    check_counts(len(real), len(generated), real.k)
+    check_varied(real.features, "real")
+    check_varied(generated.features, "generated")
+    measured = {}
+    for label, metric in by_label(features).items():
+        found: Any = metric.function(real, generated)
+        value, error = pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        try:
+            value, error = float(value), None if error is None else float(error)
+        except (TypeError, ValueError, RuntimeError) as wrong:
+            raise InputError(f"metric {label!r} returned {found!r}: return a number or (number, error).") from wrong
+        if pair is not found and bootstrap > 1:
+            error = _bootstrap_error(metric, real, generated, bootstrap, seed)
+        measured[label] = Measured(value, error, metric.higher_is_better)
+    return measured
+
+
+def _bootstrap_error(metric: Metric, real: ImageSet, generated: ImageSet, count: int, seed: int) -> float:
+    """The standard deviation over sets of as many generated images, drawn with replacement."""
+    generator, total, values = torch.Generator().manual_seed(seed), len(generated), []
+    with progress_bar("bootstrap", "resamples") as progress:
+        for done in range(1, count + 1):
+            values.append(metric.function(real, generated.resampled(random_index(total, total, generator))))
+            progress(done, count)
+    return torch.tensor(values, dtype=torch.float64).std().item()
+
+
+def check_varied(features: Tensor, name: str) -> None:
+    if bool((features == features[0]).all()):
+        raise InputError(f"the features of the {name} images are constant: give images that differ.")
+
+
+def check_counts(num_real: int, num_generated: int, k: int) -> None:
+    """Refuse too few images for the k-th neighbour of each, before anything is drawn or computed."""
+    if k < 1:
+        raise InputError(f"k={k} is not a neighbour: use 1 or more, such as 3.")
+    for name, count in (("real", num_real), ("generated", num_generated)):
+        if count < k + 1:
+            raise InputError(f"there are {count} {name} images, and k={k} needs k + 1 or more: add some, or lower k.")
+
+
+def _kernel(real: ImageSet, generated: ImageSet) -> Answer:
+    """With the error of the jackknife: subsets of m of n images vary as √((n − m) / m) times the whole.
+
+    A resample has images twice, which ruins the pairs of the kernel, and distances to neighbours too.
+    """
+    fewest = min(len(real), len(generated))
+    subset = min(SUBSET, fewest // 2)
+    generator = torch.Generator().manual_seed(0)
+    found = kernel_distance(real.features, generated.features, subset, SUBSETS, generator)
+    return found.value, found.standard_error * (SUBSETS * subset / (fewest - subset)) ** 0.5
+
+
+def _share(share: float, count: int) -> Answer:
+    """With its binomial error, which takes the neighbourhoods as they are."""
+    return share, (share * (1 - share) / count) ** 0.5
+
+
+METRICS: dict[str, Metric] = {
+    # Only the distances of Inception's features may be called FID and KID.
+    "frechet": Metric(
+        lambda real, generated: moments_distance(real.moments, generated.moments),
+        label=lambda features: "FID" if features == "inception" else f"FD-{features}",
+    ),
+    "kernel": Metric(_kernel, label=lambda features: "KID" if features == "inception" else f"KID-{features}"),
+    "precision": Metric(
+        lambda real, generated: _share(generated.near(real).precision, len(generated)), higher_is_better=True
+    ),
+    "recall": Metric(lambda real, generated: _share(generated.near(real).recall, len(real)), higher_is_better=True),
+    "spectrum error": Metric(lambda real, generated: powers_error(real.powers, generated.powers)),
+}

@@ -1,0 +1,111 @@
+"""A model opened for sampling, and the jobs it can be given."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from accelerate import PartialState
+
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.files import file_sha256
+from nidiff.generation.job import Job
+from nidiff.generation.tile import tile_size
+from nidiff.model.config import model_folder
+from nidiff.model.folder import image_shape, load_model
+from nidiff.notation import parse_call
+from nidiff.sampling.sampler import SAMPLERS, as_sampler, default_steps
+
+PATIENCE = timedelta(days=7)  # how long a process waits for the others
+
+
+class Model(NamedTuple):
+    """A model opened for sampling."""
+
+    path: Path
+    """The run directory, or the model's own folder."""
+    denoiser: Denoiser
+    shape: tuple[int, ...]
+    """[C, H, W]."""
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return self.path.resolve().name
+
+
+def process_state() -> PartialState:
+    """This process among those that torchrun or accelerate launch started, or alone."""
+    return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+
+
+def run_folder(path: Path) -> Path:
+    """The run directory that a model folder lies in, to which its results belong; or ``path`` itself."""
+    return path.parent if path.name == "model" and (path.parent / "experiment.json").is_file() else path
+
+
+def open_model(path: Path, state: PartialState) -> Model:
+    """The model in a run directory or a model folder, on the device of this process."""
+    path = run_folder(path)
+    denoiser = load_model(path)
+    net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
+    shape = image_shape(net, denoiser.process.covariance)
+    return Model(path, denoiser, shape, model_sha256(model_folder(path)))
+
+
+def model_sha256(folder: Path) -> str:
+    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on."""
+    digest = hashlib.sha256()
+    for file in sorted(path for part in ("unet", "network", "scheduler") for path in (folder / part).glob("*")):
+        digest.update(f"{file.relative_to(folder)} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
+
+
+def plan_job(
+    model: Model,
+    sampler: str = "dpmpp_2m",
+    num_steps: int | None = None,
+    *,
+    clip: float | None = None,
+    tile: int | None = None,
+    floats: bool = False,
+) -> Job:
+    """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
+
+    ``clip`` is None for the model's own, or 0 for no clipping.
+    """
+    chosen, options = as_sampler(sampler)
+    return Job(
+        model=model.sha256,
+        sampler=parse_call("sampler", sampler)[0],
+        num_steps=default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps,
+        spacing=str(chosen.spacing),
+        options=options,
+        clip=model.denoiser.clip if clip is None else clip or None,
+        tile=tile_size(*model.shape[-2:]) if tile is None else tile,
+        floats=floats,
+    )
+
+
+def cell_name(job: Job) -> str:
+    """A name for the folder of a job: readable, and different for different jobs."""
+    usual = job.spacing == SAMPLERS[job.sampler].spacing
+    options = ({} if usual else {"spacing": job.spacing}) | job.options
+    digest = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
+    words = [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps), digest[:8]]
+    return "-".join(words)
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Rising seeds as the shortest text: 0-3,8 for 0, 1, 2, 3, 8."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and parts[-1][1] == seed - 1:
+            parts[-1][1] = seed
+        else:
+            parts.append([seed, seed])
+    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
