@@ -259,7 +259,7 @@ def test_a_folder_of_version_0_1_opens(tmp_path):
     net, folder = images(), tmp_path / "m"
     net.save_pretrained(folder / "unet", safe_serialization=True)
     (folder / "scheduler").mkdir()
-    cov = nidiff.from_data(torch.randn(20, 8, 8, generator=torch.Generator().manual_seed(0)), average="modes")
+    cov = nidiff.from_data(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), average="modes")
     save_file(
         {key: value.contiguous() for key, value in cov.tensors().items()}, folder / "scheduler/covariance.safetensors"
     )
