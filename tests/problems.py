@@ -214,7 +214,7 @@ def whitened_paths(
 
     The isotropic twin has the same basis and all eigenvalues 1, so that equal seeds mean equal white noise.
     """
-    twin = cov._with_eigenvalues(torch.ones_like(cov.eigenvalues))
+    twin = cov.with_eigenvalues(torch.ones_like(cov.eigenvalues))
     net = smooth_net(cov.event_shape)
     coloured = nidiff.Denoiser(net, nidiff.Process(schedule, cov))
     white = nidiff.Denoiser(lambda y, label: net(cov.sqrt(y), label), nidiff.Process(schedule, twin))

@@ -182,7 +182,7 @@ def test_in_whitened_coordinates_it_is_the_isotropic_algorithm(name, options, sc
 def test_clipping_is_not_whitening_equivariant():
     """The one exception, so the equivalence above is not vacuous: clipping acts on pixels."""
     cov = WHITENED["periodic"]()
-    twin = cov._with_eigenvalues(torch.ones_like(cov.eigenvalues))
+    twin = cov.with_eigenvalues(torch.ones_like(cov.eigenvalues))
     net, schedule = smooth_net(cov.event_shape), nidiff.ddpm_linear(40)
     x = nidiff.sample(
         nidiff.Denoiser(net, nidiff.Process(schedule, cov), clip=0.5), (1, 4, 5), seeds=[0], dtype=torch.float64
