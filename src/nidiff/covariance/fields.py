@@ -119,7 +119,7 @@ def pyramid(
     do. "compounded" divides the size of the level before by ratio^i (32, 16, 4, 1), as Marigold, diffusion-e2e-ft and
     most copies of the original recipe do: they overwrite the width and height in the loop.
 
-    These three draw the ratio anew for each level, between 2 and 4 (it is 2 in Marigold's "power_of_two"), and divide by
+    These three draw the ratio anew for each level, between 2 and 4 (2 in Marigold's "power_of_two"), and divide by
     the standard deviation of the batch: a mixture of such Gaussians. Here the ratio is fixed, and Σ with it. U_i does
     not commute with shifts, so this is a `Dense` covariance: for up to 4096 pixels.
     """
