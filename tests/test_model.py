@@ -377,7 +377,7 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
     with pytest.raises(nidiff.InputError, match="stranger"):
         NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     index.write_text(whole)
-    for name in ("Net", "stranger.Net", "UNet2DConditionModel", None):
+    for name in ("Net", "stranger.Net", "UNet2DConditionModel", None, ["UNet2DModel"]):
         config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": name}))
         with pytest.raises(nidiff.InputError, match="NETWORKS"):
             nidiff.load_model(tmp_path / "m")
@@ -435,6 +435,10 @@ def test_a_pipeline_of_ones_own_network(mine, tmp_path):
     assert torch.equal(made[0], (x / 2 + 0.5).clamp(0, 1))
     with pytest.raises(nidiff.InputError, match="net="):
         NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+    with pytest.raises(nidiff.InputError, match="torch_dtype"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "m", unet=mine.Mine(), torch_dtype=torch.float16)
+    with pytest.raises(nidiff.InputError, match="push_to_hub"):
+        first.save_pretrained(tmp_path / "other", push_to_hub=True)
 
 
 def test_a_pipeline_of_signals_gives_them_in_their_units(tmp_path):

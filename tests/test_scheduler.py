@@ -181,6 +181,7 @@ REFUSED = {
     "set_alpha_to_one": diffusers.DDIMScheduler(set_alpha_to_one=False),
     "solver_order": diffusers.DPMSolverMultistepScheduler(solver_order=3),
     "use_karras_sigmas": diffusers.DPMSolverMultistepScheduler(use_karras_sigmas=True),
+    "variance_type='learned'": diffusers.DPMSolverMultistepScheduler(variance_type="learned"),
     "algorithm_type": diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
     "DDPMScheduler": diffusers.HeunDiscreteScheduler(),
     "skip_prk_steps": diffusers.PNDMScheduler(),

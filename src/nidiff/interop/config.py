@@ -26,8 +26,8 @@ DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revisio
 # the others must have for their steps to be ours.
 BETAS = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "trained_betas")
 SAME = ("prediction_type", "variance_type", "clip_sample", "clip_sample_range", "timestep_spacing")
-IDLE = ("dynamic_thresholding_ratio", "sample_max_value", "lower_order_final", "euler_at_final", "flow_shift",
-        "time_shift_type")  # fmt: skip
+IDLE: tuple[str, ...] = ("dynamic_thresholding_ratio", "sample_max_value", "lower_order_final", "euler_at_final")
+IDLE += ("flow_shift", "time_shift_type")
 REQUIRED: dict[str, Any] = {
     "thresholding": False,
     "rescale_betas_zero_snr": False,
@@ -56,12 +56,9 @@ def translated(theirs: Mapping[str, Any]) -> dict[str, Any]:
     algorithm = next((name for mark, name in MARKS.items() if mark in theirs), None)
     if algorithm is None:
         raise InputError("config is not one of DDPMScheduler, DDIMScheduler or DPMSolverMultistepScheduler: pass one.")
-    if algorithm == "dpmsolver++":
-        theirs = {"clip_sample": False, **theirs}
-        if theirs.pop("variance_type", None) is not None:
-            raise InputError(
-                "config has a learned variance_type, which this scheduler does not use: train with a fixed one."
-            )
+    if algorithm == "dpmsolver++":  # it does not clip, and None is its word for a fixed variance
+        variance = theirs.pop("variance_type", None) or "fixed_small"
+        theirs = {"clip_sample": False, "variance_type": variance, **theirs}
     for key, value in theirs.items():
         if key in REQUIRED and value != REQUIRED[key]:
             raise InputError(

@@ -143,7 +143,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         libraries = {key: named[0] for key, named in index.items() if isinstance(named, list) and len(named) == 2}
         if libraries.get("scheduler", "diffusers") not in ("diffusers", NonIsotropicScheduler.__module__):
             raise InputError(
-                f"{name!r} names the scheduler {index['scheduler']}, which is not imported: save it again."
+                f"{name!r} names the scheduler {index['scheduler']}, which is neither ours nor of diffusers: save the "
+                "model again."
             )
         if scheduler is not None:
             _check_scheduler(scheduler)
@@ -155,6 +156,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         if libraries.get("unet", None if (folder / CONFIG).is_file() else "diffusers") == "diffusers":
             pipeline = super().from_pretrained(str(folder), **kwargs)
         else:  # diffusers would import the module that the file names
+            for option in kwargs.keys() - {"unet", "image_shape", "scheduler", "use_safetensors", *DOWNLOAD}:
+                raise InputError(f"{option} is an option for networks of diffusers: leave it out.")
             net: Any = load_model(folder, net=kwargs.get("unet")).net
             own = NonIsotropicScheduler.from_pretrained(folder, subfolder="scheduler")
             pipeline = cls(net, own, kwargs.get("image_shape", index.get("image_shape")))
@@ -178,15 +181,18 @@ class NonIsotropicPipeline(DiffusionPipeline):
             ) from error
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write the model, its scheduler with Σ and a model card. A README.md that is there stays, unless it came with
+        """Write the network, its scheduler with Σ and a model card. An existing README.md is kept, unless it came with
         another model."""
         self._check_own()
         folder = Path(save_directory)
         card, before, origin = folder / "README.md", _described(folder), _described(self._origin())
         if isinstance(self.unet, ModelMixin):
             super().save_pretrained(save_directory, *args, **kwargs)
+        elif kwargs.get("push_to_hub"):
+            raise InputError("push_to_hub=True needs a network of diffusers: call pipeline.push_to_hub(name) instead.")
         else:
             save_model(self.scheduler.denoiser(self.unet), folder)
+            return
         now = _described(folder)
         if not card.exists() or before not in (None, now):
             self._write_card(card, folder.resolve().name, origin == now)
@@ -207,15 +213,16 @@ class NonIsotropicPipeline(DiffusionPipeline):
         return Path(getattr(self, "name_or_path", None) or os.devnull)
 
     def _write_card(self, file: Path, name: str, unchanged: bool) -> None:
-        """The card that the model came with if it is ``unchanged``, else one of what is known. If the model lies in a
-        run, its metrics are those of today."""
+        """Write the card that the model came with if it is ``unchanged``, else a new one. The card of a model in a run
+        gets the current metrics."""
         origin, run = self._origin(), self._origin().resolve().parent
         if unchanged and (origin / "README.md").is_file():
             card = (origin / "README.md").read_text(encoding="utf-8")
             opening = re.compile(r'NonIsotropicPipeline\.from_pretrained\("[^"]*"\)')
             text = opening.sub(lambda _: f'NonIsotropicPipeline.from_pretrained("{name}")', card)
         else:
-            text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
+            known = self.scheduler.covariance, self.scheduler.config
+            text = model_card(*known, name=name, pipeline=isinstance(self.unet, ModelMixin))
         if unchanged and (run / "experiment.json").is_file() and (results := known_results(run)):
             text = text.partition(METRICS)[0] + METRICS + markdown(results)
         file.write_text(text, encoding="utf-8")

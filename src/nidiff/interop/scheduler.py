@@ -19,10 +19,11 @@ from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
 from nidiff.interop.config import ConfiguredScheduler
 from nidiff.interop.guard import check_generator, warn_if_white
-from nidiff.interop.timesteps import checked, spaced
+from nidiff.interop.timesteps import spaced
 from nidiff.model.config import ALGORITHMS, VARIANCES, configured, scheduler_config
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
+from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
 
 
@@ -149,7 +150,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
         if timesteps is not None:
-            rows = checked(len(self), timesteps)
+            rows = checked_rows(self.process.schedule, timesteps, "timesteps")
         else:
             spare = 1 if self.config["algorithm"] == "dpmsolver++" else 0
             rows = spaced(len(self), num_inference_steps, self.config["timestep_spacing"], spare)  # type: ignore[arg-type]

@@ -55,20 +55,14 @@ def predictions() -> dict[str, str]:
     return {WORDS.get(name, name): name for name in TARGETS}
 
 
-def prediction_type(target: Target) -> str:
-    """The word for a target."""
-    name = next((name for name, known in TARGETS.items() if known == target), None)
-    if name is None:
+def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
+    """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample this denoiser as `nidiff.sample` does."""
+    target, schedule = denoiser.target_name, denoiser.process.schedule.to_config()
+    if target is None:
         raise InputError(
             "target is not registered, so what is saved could not be loaded: give it a name by "
             'nidiff.diffusion.target.TARGETS["my_target"] = ….'
         )
-    return WORDS.get(name, name)
-
-
-def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
-    """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample this denoiser as `nidiff.sample` does."""
-    schedule = denoiser.process.schedule.to_config()
     if schedule["schedule"] not in SCHEDULES:
         name = schedule["schedule"]
         raise InputError(
@@ -79,7 +73,7 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         "_class_name": "NonIsotropicScheduler",
         "covariance": describe(denoiser.process.covariance),
         "schedule": schedule,
-        "prediction_type": prediction_type(denoiser.target),
+        "prediction_type": WORDS.get(target, target),
         "algorithm": "dpmsolver++",
         "timestep_spacing": "trailing",
         "clip_sample": denoiser.clip is not None,
@@ -100,10 +94,9 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
 def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     """The denoiser around ``net`` that the configuration describes: the inverse of `scheduler_config`."""
     check_config(config)
-    word, clip = config.get("prediction_type", "epsilon"), config.get("clip_sample_range", 1.0)
-    target = (
-        word if isinstance(word, Target) else TARGETS[predictions()[one_of("prediction_type", word, predictions())]]
-    )
+    target, clip = config.get("prediction_type", "epsilon"), config.get("clip_sample_range", 1.0)
+    if not isinstance(target, Target):
+        target = predictions()[one_of("prediction_type", target, predictions())]
     process = Process(_schedule(config), as_covariance(config["covariance"]))
     return Denoiser(net, process, target, clip if config.get("clip_sample", True) else None, _scaling(config))
 

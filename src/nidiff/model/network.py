@@ -101,7 +101,7 @@ def _rebuild(folder: Path) -> Any:
         name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_class_name")
     except (OSError, ValueError, AttributeError) as error:
         raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
-    if name not in NETWORKS:
+    if not isinstance(name, str) or name not in NETWORKS:
         raise InputError(
             f"{str(folder)!r} holds a network of the class {name!r}, which is not one of {', '.join(NETWORKS)}: pass "
             f'the network as net=, or register its class by nidiff.model.network.NETWORKS["{name}"] = {name}.'
