@@ -388,7 +388,7 @@ def run(trained, tmp_path):
 @pytest.fixture
 def bare(run):
     """The run with its settings and samples only, where the page is not what matters: it is written sooner."""
-    for name in ("covariance.json", "log.jsonl", "metrics.json"):
+    for name in ("log.jsonl", "metrics.json"):
         (run / name).unlink()
     shutil.rmtree(run / "model")
     return run
