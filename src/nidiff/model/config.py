@@ -33,6 +33,11 @@ def model_folder(path: Path) -> Path:
     return path / "model" if (path / "model").is_dir() else path
 
 
+def has_network(model: Path) -> bool:
+    """Whether a model folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
+    return any(any((model / part).glob("*.safetensors")) for part in ("unet", "network"))
+
+
 def scheduler_config(covariance: Covariance, experiment: Experiment) -> dict[str, Any]:
     """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample the model as `nidiff.sample` does, x̂0 clipped
     to the range of images."""

@@ -18,7 +18,7 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.errors import InputError
 from nidiff.model.card import model_card
-from nidiff.model.config import PREDICTIONS, check_config, model_folder, schedule_of, scheduler_config
+from nidiff.model.config import PREDICTIONS, check_config, has_network, model_folder, schedule_of, scheduler_config
 from nidiff.training.experiment import Experiment
 
 CONFIG = "scheduler_config.json"
@@ -54,8 +54,8 @@ def load_model(path: str | Path, covariance: Covariance | None = None, clip: flo
     """The denoiser in a run directory or a model folder. A ``covariance`` other than the model's own is refused."""
     folder = model_folder(Path(path))
     file = folder / "scheduler" / CONFIG
-    if not file.is_file() and (Path(path) / "experiment.json").is_file():
-        raise InputError(f"path={str(path)!r} is a run that has not ended: go on with it by nidiff train --resume.")
+    if not has_network(folder) and any((place / "experiment.json").is_file() for place in (folder, folder.parent)):
+        raise InputError(f"path={str(path)!r} is a run that has not ended: continue it with nidiff train --resume.")
     if not file.is_file():
         raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {file.name}.")
     config = read_json(file)

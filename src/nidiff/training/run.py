@@ -13,7 +13,7 @@ from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
-from nidiff.model.config import scheduler_config
+from nidiff.model.config import has_network, scheduler_config
 from nidiff.model.folder import CONFIG
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import list_checkpoints
@@ -48,9 +48,7 @@ class RunDirectory:
         """The run in ``folder``, or an `InputError` if there is none that can be read."""
         run = RunDirectory(folder)
         if not run.exists():
-            raise InputError(
-                f"run={str(folder)!r} has no experiment.json: give the directory of a run of nidiff train."
-            )
+            raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json.")
         read_experiment(folder)
         return run
 
@@ -156,11 +154,6 @@ class RunDirectory:
     def last_checkpoint(self) -> str:
         checkpoints = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
-
-
-def has_network(model: Path) -> bool:
-    """Whether a model folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
-    return any(any((model / part).glob("*.safetensors")) for part in ("unet", "network"))
 
 
 def write_scheduler(folder: Path, covariance: Covariance, experiment: Experiment) -> None:
