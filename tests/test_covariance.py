@@ -1,20 +1,23 @@
 """Every covariance is its dense matrix, whatever the family, the shape, the dtype and the mode it is used in."""
 
 import copy
+import itertools
 import json
+import math
 import pickle
 from decimal import Decimal
 
 import numpy as np
 import pytest
 import torch
-from problems import COVARIANCES, even_spectrum, normal, random_matrix
+from problems import COVARIANCES, even_spectrum
 from torch import Tensor
 
 import nidiff
 from nidiff.covariance.config import as_covariance, describe, save_arrays
 from nidiff.covariance.fields import FAMILIES, FIELDS, named
 from nidiff.randomness import generators_from_seeds, white_noise
+from nidiff.testing.problems import normal, random_matrix
 
 every_covariance = pytest.mark.parametrize("make", COVARIANCES.values(), ids=COVARIANCES.keys())
 
@@ -191,6 +194,70 @@ def test_matern_has_the_matern_correlation():
     assert torch.allclose(cov.dense()[0, 1:40], torch.exp(-lags / 12.0), atol=0.02)
 
 
+KERNELS = {0.5: lambda r: torch.exp(-r), 1.5: lambda r: (1 + math.sqrt(3) * r) * torch.exp(-math.sqrt(3) * r)}
+
+
+def wrapped_kernel(shape, length, smoothness, reflecting):
+    """Σ of the Matérn kernel summed over its images: periods of n, or of 2n with the mirror image about each edge."""
+    total = torch.zeros(math.prod(shape), math.prod(shape), dtype=torch.float64)
+    axes = []
+    for n in shape:
+        pixel, period = torch.arange(n, dtype=torch.float64), (2 * n if reflecting else n)
+        far = math.ceil(45 * length / period)
+        lags = [pixel[:, None] - pixel, pixel[:, None] + pixel + 1][: 2 if reflecting else 1]
+        axes.append([lag + period * m for lag in lags for m in range(-far, far + 1)])
+    for lags in itertools.product(*axes):
+        square = torch.zeros(1, 1, dtype=torch.float64)
+        for lag in lags:
+            one, other = torch.ones_like(square), torch.ones_like(lag)
+            square = torch.kron(square, other) + torch.kron(one, lag.square())
+        total += KERNELS[smoothness](square.sqrt() / length)
+    return total / total.diagonal().mean()
+
+
+@pytest.mark.parametrize("smoothness", KERNELS)
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting"])
+@pytest.mark.parametrize(("shape", "length"), [((9,), 0.7), ((12,), 30.0), ((5, 4), 0.8), ((3, 2, 4), 0.4)])
+def test_aliased_matern_is_the_kernel_summed_over_its_images(shape, length, boundary, smoothness):
+    exact = wrapped_kernel(shape, length, smoothness, boundary == "reflecting")
+    aliased, cut = (
+        nidiff.matern(shape, length, smoothness, boundary=boundary, aliased=aliased).dense()
+        for aliased in (True, False)
+    )
+    assert (aliased - exact).abs().max() < 1e-9
+    assert (cut - exact).abs().max() > 1e-7
+
+
+def test_neighbours_in_an_aliased_matern_field_have_the_correlation_of_the_kernel():
+    """exp(−1/ℓ) for ν = ½ in any dimension; with the spectrum cut at Nyquist it is 0.715 in 2-D."""
+
+    def neighbours(shape, **options):
+        cov = nidiff.matern(shape, 2.0, smoothness=0.5, **options)
+        impulse = torch.zeros(shape, dtype=torch.float64)
+        impulse[(0,) * len(shape)] = 1
+        return cov.matmul(impulse).flatten()[1].item()
+
+    for shape in ((512,), (128, 128)):
+        assert neighbours(shape, aliased=True) == pytest.approx(math.exp(-0.5), abs=1e-10)
+        assert neighbours(shape) > 0.68
+    assert neighbours((128, 128)) == pytest.approx(0.715, abs=1e-3)
+
+
+@pytest.mark.parametrize("smoothness", [0.01, 0.3, 4.0, 20.0])
+def test_aliased_matern_sums_the_density_at_any_smoothness(smoothness):
+    """ℓ = 1/10 of a pixel to 10 pixels: the sum over images by hand, with the integral for those far away."""
+    n, count = 8, 20000
+    for length in (0.1, 1.0, 10.0):
+        power = smoothness + 0.5
+        omega = 2 * math.pi * nidiff.Fourier.frequencies((n,))[0]
+        images = omega[:, None] + 2 * math.pi * torch.arange(-count, count + 1, dtype=torch.float64)
+        direct = (2 * smoothness + (length * images).square()).pow(-power).sum(1)
+        edge = 2 * math.pi * (count + 0.5)
+        direct += 2 * edge ** (1 - 2 * power) * length ** (-2 * power) / (2 * power - 1) / (2 * math.pi)
+        cov = nidiff.matern((n,), length, smoothness, aliased=True, normalize=False)
+        assert torch.allclose(cov.eigenvalues, direct, rtol=1e-7, atol=0)
+
+
 def test_offset_is_the_recipe_everyone_uses():
     """randn + s · randn of one number per channel has covariance I + s² 11ᵀ."""
     size, strength = 20, 0.3
@@ -199,18 +266,53 @@ def test_offset_is_the_recipe_everyone_uses():
     assert torch.allclose(matrix, recipe @ recipe.T, atol=1e-6)
 
 
-def test_pyramid_is_the_recipe_everyone_uses():
-    """White noise at falling resolutions, upsampled bilinearly and added: the response of that code to unit noise."""
-    shape, discount = (8, 6), 0.8
-    matrix = torch.eye(48, dtype=torch.float64)
+def pyramid_recipe(shape: tuple[int, int], discount: float, overwrite: bool) -> tuple[Tensor, list[int]]:
+    """The common code with its ratio fixed at 2, called on unit vectors of white noise: Σ, and the heights it used."""
+    matrix, heights = torch.eye(math.prod(shape), dtype=torch.float64), []
+    height, width = shape
     for level in range(10):
-        h, w = (max(1, int(n / 2**level)) for n in shape)
+        h, w = max(1, int(height / 2**level)), max(1, int(width / 2**level))
+        if overwrite:
+            height, width = h, w
         unit = torch.eye(h * w, dtype=torch.float64).reshape(h * w, 1, h, w)
         up = torch.nn.functional.interpolate(unit, size=shape, mode="bilinear").reshape(h * w, -1)
         matrix += discount ** (2 * level) * up.T @ up
+        heights.append(h)
         if h == 1 or w == 1:
             break
-    assert torch.allclose(nidiff.pyramid(shape, discount, normalize=False).dense(), matrix, atol=1e-12)
+    return matrix, heights
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (8, 6), (7, 12)])
+def test_pyramid_is_the_recipe_everyone_uses(shape):
+    """White noise at falling resolutions, upsampled bilinearly and added, in the two variants found in trainers."""
+    powers, compounded = (pyramid_recipe(shape, 0.8, overwrite) for overwrite in (False, True))
+    assert torch.allclose(nidiff.pyramid(shape, 0.8, normalize=False).dense(), powers[0], atol=1e-11)
+    other = nidiff.pyramid(shape, 0.8, normalize=False, sizes="compounded")
+    assert torch.allclose(other.dense(), compounded[0], atol=1e-11)
+    assert not torch.allclose(powers[0], compounded[0], atol=0.1)
+    if shape == (32, 32):
+        assert powers[1] == [32, 16, 8, 4, 2, 1]
+        assert compounded[1] == [32, 16, 4, 1]
+
+
+@pytest.mark.parametrize(("symmetric", "blocks"), [((), 1), ((0,), 2), ((1,), 2), ((0, 1), 4)])
+def test_reflections_split_the_eigenproblem_and_change_nothing(symmetric, blocks, monkeypatch):
+    """A matrix that commutes with reflections along axes is diagonalised in even and odd parts: same Σ, less work."""
+    shape, matrix = (4, 3), random_matrix(12).reshape(4, 3, 4, 3)
+    for axis in symmetric:
+        matrix = matrix + matrix.flip(axis, axis + 2)
+    sizes = []
+    eigh = torch.linalg.eigh
+    monkeypatch.setattr(torch.linalg, "eigh", lambda part: sizes.append(len(part)) or eigh(part))
+    cov = nidiff.Dense(matrix.reshape(12, 12), shape, normalize=False)
+    assert len(sizes) == blocks
+    assert sum(sizes) == 12
+    assert torch.allclose(cov.dense(), matrix.reshape(12, 12), rtol=0, atol=1e-12)
+    assert torch.equal(cov.eigenvalues.flatten(), cov.eigenvalues.flatten().sort().values)
+    x = normal(12, 4, 3)
+    assert torch.allclose(cov.from_basis(cov.to_basis(x)), x, atol=1e-12)  # orthonormal
+    assert cov.to_basis(x).square().sum() == pytest.approx(x.square().sum().item())
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "reflecting"])
@@ -223,6 +325,22 @@ def test_from_data_finds_the_spectrum_the_data_came_from(boundary):
     assert (radial.eigenvalues.log() - truth.eigenvalues.log()).std() < 0.25
     white = nidiff.from_data(data, shrinkage=1.0, boundary=boundary)
     assert torch.allclose(white.eigenvalues, torch.ones(16, 12, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "event"),
+    [
+        ((9, 8), None, (8,)),
+        ((9, 2, 4, 6), None, (4, 6)),
+        ((9, 4, 6), 1, (6,)),
+        ((9, 4, 6), 2, (4, 6)),
+        ((9, 1, 4, 6, 3), 3, (4, 6, 3)),
+        ((9, 4, 6, 3), 3, (4, 6, 3)),
+    ],
+)
+def test_from_data_fits_the_axes_it_is_told_or_that_are_clear(shape, axes, event):
+    assert nidiff.from_data(normal(*shape), axes).event_shape == event
+    assert nidiff.from_data(normal(*shape).numpy(), axes).event_shape == event
 
 
 def test_sums_and_scalings_add_the_matrices():
@@ -485,6 +603,7 @@ SPECTRUM = torch.ones(4, 4)
 BAD = {
     "empty shape": (lambda: nidiff.Identity(()), "shape"),
     "negative size": (lambda: nidiff.gaussian_free_field((4, -4)), "shape"),
+    "word for a size": (lambda: nidiff.Identity("ab"), "shape"),
     "float size": (lambda: nidiff.gaussian_free_field((4.0, 4)), "shape"),
     "spectrum of another shape": (lambda: nidiff.Fourier((4, 5), SPECTRUM), "spectrum"),
     "nan spectrum": (lambda: nidiff.Fourier((4, 4), SPECTRUM * float("nan")), "spectrum has NaN"),
@@ -505,11 +624,16 @@ BAD = {
     "negative length": (lambda: nidiff.matern((4, 4), -1.0), "length_scale"),
     "pyramid too large": (lambda: nidiff.pyramid((128, 128)), "4096"),
     "pyramid ratio": (lambda: nidiff.pyramid((8, 8), ratio=1.0), "ratio"),
-    "one image": (lambda: nidiff.from_data(torch.ones(1, 4, 4)), "at least two"),
-    "constant images": (lambda: nidiff.from_data(torch.ones(3, 4, 4)), "shrinkage"),
-    "nan images": (lambda: nidiff.from_data(torch.full((3, 4, 4), float("nan"))), "data has NaN"),
-    "shrinkage": (lambda: nidiff.from_data(torch.ones(3, 4, 4), shrinkage=2.0), "shrinkage=2.0"),
-    "average": (lambda: nidiff.from_data(torch.ones(3, 4, 4), average="none"), "average='none'"),
+    "one image": (lambda: nidiff.from_data(torch.ones(1, 4, 4), 2), "at least two"),
+    "images or signals": (lambda: nidiff.from_data(torch.ones(3, 4, 4)), "data has shape .3, 4, 4.*event_axes"),
+    "volumes": (lambda: nidiff.from_data(normal(9, 1, 4, 4, 4)), "data has shape .9, 1, 4, 4, 4.*event_axes"),
+    "too many axes": (lambda: nidiff.from_data(normal(9, 4, 4), 3), "event_axes=3"),
+    "axes in words": (lambda: nidiff.from_data(normal(9, 4, 4), "two"), "event_axes='two'"),
+    "unknown sizes": (lambda: nidiff.pyramid((8, 8), sizes="running"), "sizes='running'.*'compounded'"),
+    "constant images": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2), "shrinkage"),
+    "nan images": (lambda: nidiff.from_data(torch.full((3, 4, 4), float("nan")), 2), "data has NaN"),
+    "shrinkage": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2, shrinkage=2.0), "shrinkage=2.0"),
+    "average": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2, average="none"), "average='none'"),
     "wrong trailing shape": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4, 5)), "x has shape"),
     "too few axes": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4)), "x has shape"),
     "sample of another shape": (lambda: nidiff.Identity((4, 4)).sample((2, 3)), "shape has shape"),
@@ -523,6 +647,11 @@ BAD = {
     "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
     "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),
     "integer noise": (lambda: nidiff.Identity((2,)).sample((2, 2), dtype=torch.int64), "dtype"),
+    "eigenvalues of another shape": (lambda: nidiff.offset((2,)).with_eigenvalues(torch.ones(3)), "eigenvalues has"),
+    "negative eigenvalues": (lambda: nidiff.offset((2,)).with_eigenvalues([1, -1]), "eigenvalue of -1"),
+    "no matrix": (lambda: nidiff.Dense(torch.ones(0, 0)), "shape"),
+    "endless length": (lambda: nidiff.matern((4,), 1e200, aliased=True), "length_scale"),
+    "list for a config": (lambda: nidiff.Covariance.from_config([1]), "config"),
     "scaled to infinity": (lambda: 1e300 * (1e300 * nidiff.Identity((2,))), "float64"),
     "config without an argument": (lambda: nidiff.Covariance.from_config({"covariance": "matern"}), "length_scale"),
     "unknown name": (
@@ -578,6 +707,12 @@ def test_float32_refuses_a_field_it_would_lose_and_float64_keeps_it():
         cov.sample((2, 32, 32))
     x = normal(32, 32)
     assert torch.allclose(cov.inv_sqrt(cov.sqrt(x)), x, atol=1e-6)
+
+
+def test_a_shape_may_be_of_numpy_and_is_an_alias():
+    cov = nidiff.gaussian_free_field(np.array([4, 6]))
+    assert cov.shape == cov.event_shape == (4, 6)
+    assert all(type(n) is int for n in nidiff.Identity((np.int64(4), 6)).shape)
 
 
 def test_even_spectra_are_accepted_and_others_would_not_be_real():

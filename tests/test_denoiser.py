@@ -5,11 +5,11 @@ import pickle
 
 import pytest
 import torch
-from problems import Gaussian, normal, smooth_net
 
 import nidiff
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.target import TARGETS, Target
+from nidiff.testing.problems import Gaussian, normal, smooth_net
 
 COV = nidiff.gaussian_free_field((2, 3))
 PROCESS = nidiff.Process(nidiff.vp(20).shifted(0.5), COV)

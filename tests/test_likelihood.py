@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from problems import Gaussian, normal
 
 import nidiff
 from nidiff.diffusion.schedule import Schedule
+from nidiff.testing.problems import Gaussian, normal
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 # Far enough up that the prior is exact to below the tolerance.

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from problems import Gaussian, normal, smooth_net
 
 import nidiff
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.target import TARGETS
+from nidiff.testing.problems import Gaussian, normal, smooth_net
 
 COV = nidiff.gaussian_free_field((4, 5))
 SCHEDULE = nidiff.ddpm_linear(100)

@@ -339,7 +339,7 @@ def test_another_model_in_the_same_folder_has_its_own_card(network, tmp_path):
     folder, card = tmp_path / "m", tmp_path / "m" / "README.md"
     white = NonIsotropicPipeline(network, NonIsotropicScheduler(nidiff.Identity((8, 8))))
     coloured = NonIsotropicPipeline(network, NonIsotropicScheduler(GFF))
-    fitted = [nidiff.from_data(torch.randn(9, 8, 8, generator=torch.Generator().manual_seed(i))) for i in (0, 1)]
+    fitted = [nidiff.from_data(torch.randn(9, 1, 8, 8, generator=torch.Generator().manual_seed(i))) for i in (0, 1)]
     for pipeline in (white, coloured, *(NonIsotropicPipeline(network, NonIsotropicScheduler(f)) for f in fitted)):
         pipeline.save_pretrained(folder)
         assert card.read_text() != "edited by hand"

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from problems import Gaussian, normal
 
 import nidiff
+from nidiff.testing.problems import Gaussian, normal
 
 COV = nidiff.gaussian_free_field((3, 4))
 CONTINUOUS = {"vp": nidiff.vp(200), "ve": nidiff.ve(200, sigma_max=20.0, sigma_min=0.01)}

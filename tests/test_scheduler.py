@@ -7,7 +7,6 @@ import json
 import diffusers
 import pytest
 import torch
-from problems import normal, smooth_net
 
 import nidiff
 from nidiff.diffusion.target import TARGETS
@@ -18,10 +17,11 @@ from nidiff.model import config as model_config
 from nidiff.model.config import ALGORITHMS, PREDICTIONS
 from nidiff.model.folder import same_covariance
 from nidiff.randomness import generators_from_seeds
+from nidiff.testing.problems import normal, smooth_net
 
 SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))
-FITTED = nidiff.from_data(normal(50, 4, 4), average="modes")  # a Σ that is arrays
+FITTED = nidiff.from_data(normal(50, 1, 4, 4), average="modes")  # a Σ that is arrays
 SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}, "dpmsolver++": {}}
 
 

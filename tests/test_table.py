@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from problems import normal, untrained_model
+from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
@@ -23,6 +23,7 @@ from nidiff.evaluation.metrics import METRICS, Metric, measure
 from nidiff.evaluation.results import Result, known_results, read_results, remember
 from nidiff.evaluation.table import markdown
 from nidiff.report.quality import quality_figure
+from nidiff.testing.problems import normal
 from nidiff.training.experiment import Experiment
 
 NAMES = ["FD-pixels", "KID-pixels", "precision", "recall", "spectrum error"]

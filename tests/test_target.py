@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from problems import COVARIANCES, Gaussian, normal, smooth_net
+from problems import COVARIANCES
 
 import nidiff
 from nidiff.diffusion.target import TARGETS
+from nidiff.testing.problems import Gaussian, normal, smooth_net
 
 SCHEDULES = {"ddpm": nidiff.ddpm_linear(100), "smld": nidiff.smld_geometric(50, 20.0, 0.05)}
 every_target = pytest.mark.parametrize("name", TARGETS)

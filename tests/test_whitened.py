@@ -5,7 +5,6 @@ import pickle
 import diffusers
 import pytest
 import torch
-from problems import Gaussian, normal, smooth_net
 from torch import Tensor
 
 import nidiff
@@ -14,6 +13,7 @@ from nidiff.interop import NonIsotropicScheduler, whitened
 from nidiff.interop.whitened import ON_Y
 from nidiff.model.config import PREDICTIONS
 from nidiff.model.network import unet
+from nidiff.testing.problems import Gaussian, normal, smooth_net
 
 COV = nidiff.gaussian_free_field((4, 4))
 SHAPE = (2, 1, 4, 4)

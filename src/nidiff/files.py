@@ -41,17 +41,6 @@ def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
 
 
 @contextlib.contextmanager
-def writing(argument: str, path: Path, remedy: str = "choose another place or make room") -> Iterator[None]:
-    """Turn a failure of the file system into one sentence: every file of ours is written inside this."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"{argument}={str(path)!r} cannot be written ({error.strerror or error}): {remedy}."
-        ) from error
-
-
-@contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time into the block, for work that reads a file of ``folder`` and then replaces it."""
     folder.mkdir(parents=True, exist_ok=True)

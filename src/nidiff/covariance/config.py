@@ -83,7 +83,7 @@ def _recipe(covariance: Covariance) -> tuple[str, Mapping[str, Any]]:
 
 def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covariance:
     """The covariance that `describe` described."""
-    if "covariance" not in config:
+    if not isinstance(config, Mapping) or "covariance" not in config:
         raise InputError('config has no key "covariance": give what to_config() returned.')
     name = one_of('config["covariance"]', config["covariance"], COVARIANCES)
     arguments: dict[str, Any] = {}
@@ -145,13 +145,14 @@ def load(folder: Path) -> Covariance:
         raise InputError(f"folder={str(folder)!r} holds no covariance: give a saved covariance, model or run.")
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
-        if file.name == SCHEDULER:
-            config = config["covariance"]
-        return build(config, read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {})
+        config = config["covariance"] if file.name == SCHEDULER else config
     except (OSError, ValueError, TypeError, KeyError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{str(file)!r} does not hold a covariance that can be used: {error}") from error
+        raise FileError(f"{str(file)!r} is damaged or holds no covariance ({error}): save it again.") from error
+    tensors = read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {}
+    try:
+        return build(config, tensors)
+    except InputError as error:
+        raise FileError(f"{str(file)!r} cannot be used: {error}") from error
 
 
 # Whatever names one ----------------------------------------------------------------------------------------------
@@ -178,18 +179,17 @@ def as_covariance(
         raise InputError(
             f"covariance={value!r} must be a covariance, its configuration, a folder, or NAME:key=value,…."
         )
-    name = value.partition(":")[0].strip()
-    known = {**FIELDS, **{name: family for name, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
+    known = {**FIELDS, **{key: family for key, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
     known |= {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
+    name = value.partition(":")[0].strip()
     if name not in (*known, "from_data") and ("/" in value or Path(value).is_dir()):
         return load(Path(value))
     name, arguments = parse_call("covariance", value)
     if name == "from_data":
         if data is None:
-            raise InputError(f"covariance={value!r} is fitted to data, and there are none here: name another field.")
+            raise InputError(f"covariance={value!r} is fitted to data: give data=, or name a field that needs none.")
         data = data() if callable(data) else data
-        arguments = {"event_axes": data.ndim - 2, **arguments}
-        return call("covariance", name, arguments, {name: from_data}, data)
+        return call("covariance", name, {"event_axes": data.ndim - 2, **arguments}, {name: from_data}, data)
     one_of("covariance", name, [*known, "from_data"])
     if shape is None:
         raise InputError(f"covariance={value!r} needs the shape of the event: give shape=, such as (32, 32).")
@@ -197,5 +197,5 @@ def as_covariance(
 
 
 def _is_built_from_a_shape(family: Callable[..., Covariance]) -> bool:
-    first, *others = signature(family).parameters.values()
-    return first.name == "shape" and not any(other.annotation is Tensor for other in others)
+    parameters = signature(family).parameters
+    return [*parameters][:1] == ["shape"] and not any(value.annotation is Tensor for value in parameters.values())

@@ -1,15 +1,19 @@
 """N(0, Σ) as a `torch.distributions.Distribution`."""
 
-import copy
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import Distribution, constraints, register_kl
 
+from nidiff.covariance.matrix import Channels
 from nidiff.covariance.operator import Covariance, check_shape
 from nidiff.errors import InputError
+
+BLOCK = 256
+LIMIT = 16384  # variables of an event whose trace is computed impulse by impulse
 
 
 class GaussianField(Distribution):
@@ -21,43 +25,95 @@ class GaussianField(Distribution):
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     has_rsample = True
 
-    def __init__(self, covariance: Covariance, channels: int | None = None) -> None:
+    def __init__(self, covariance: Covariance, channels: int | None = None, validate_args: bool | None = None) -> None:
         covariance.require_invertible("the density of N(0, Σ)")
+        front = () if channels is None else check_shape((channels,), "channels")
         self.covariance = covariance
-        self._channels = 1 if channels is None else check_shape((channels,), "channels")[0]
-        front = () if channels is None else (self._channels,)
-        super().__init__(event_shape=torch.Size((*front, *covariance.event_shape)), validate_args=False)
+        event = torch.Size((*front, *covariance.event_shape))
+        super().__init__(event_shape=event, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, len(self.event_shape))
 
     @property
+    def channels(self) -> int:
+        """How many independent draws of N(0, Σ) make one event."""
+        return self.event_shape.numel() // self.covariance.size
+
+    @property
     def mean(self) -> Tensor:
-        return torch.zeros(self.event_shape)
+        return torch.zeros(self._extended_shape())
+
+    @property
+    def mode(self) -> Tensor:
+        return self.mean
 
     @property
     def variance(self) -> Tensor:
         """The marginal variances: the diagonal of Σ."""
-        return self.covariance.marginal_variance.to(torch.get_default_dtype()).expand(self.event_shape)
+        return self.covariance.marginal_variance.to(torch.get_default_dtype()).expand(self._extended_shape())
 
-    def expand(self, batch_shape: torch.Size | list[int] | tuple[int, ...], _instance: Any = None) -> "GaussianField":
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> "GaussianField":
         """The same distribution, ``batch_shape`` times independently."""
-        other = copy.copy(self)
-        other._batch_shape = torch.Size(batch_shape)
+        batch = torch.empty(self.batch_shape, device="meta").expand(torch.Size(batch_shape)).shape
+        other: GaussianField = self._get_checked_instance(GaussianField, _instance)
+        other.covariance = self.covariance
+        super(GaussianField, other).__init__(batch, self.event_shape, validate_args=False)
+        other._validate_args = self._validate_args
         return other
 
-    def rsample(self, sample_shape: torch.Size | list[int] | tuple[int, ...] = ()) -> Tensor:
-        shape = (*sample_shape, *self.batch_shape, *self.event_shape)
+    def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
         return self.covariance.sample(shape, dtype=torch.get_default_dtype())
 
     def log_prob(self, value: Tensor) -> Tensor:
-        if value.shape[max(0, value.ndim - len(self.event_shape)) :] != self.event_shape:
+        axes = len(self.event_shape)
+        if value.shape[max(0, value.ndim - axes) :] != self.event_shape:
             raise InputError(f"value has shape {tuple(value.shape)}: its last axes must be {tuple(self.event_shape)}.")
-        batch = value.shape[: value.ndim - len(self.event_shape)]
-        return self.covariance.log_prob(value.reshape(-1, *self.event_shape)).reshape(batch)
+        if self._validate_args:
+            self._validate_sample(value)
+        own = value.shape[: value.ndim - axes]
+        each = self.covariance.log_prob(value.reshape(own.numel(), *self.event_shape)).reshape(own)
+        return each.expand(torch.broadcast_shapes(own, self.batch_shape))
 
     def entropy(self) -> Tensor:
         """C/2 (N (1 + log 2π) + log det Σ)."""
         size, logdet = self.covariance.size, self.covariance.logdet()
-        return torch.tensor(0.5 * self._channels * (size * (1 + math.log(2 * math.pi)) + logdet))
+        each = 0.5 * self.channels * (size * (1 + math.log(2 * math.pi)) + logdet)
+        return torch.tensor(each).expand(self.batch_shape)
+
+
+@register_kl(GaussianField, GaussianField)  # type: ignore[untyped-decorator]
+def kl_divergence(p: GaussianField, q: GaussianField) -> Tensor:
+    """KL(p ‖ q) = ½ (tr Σ_q⁻¹ Σ_p − D + log det Σ_q − log det Σ_p), per mode where both are diagonal in one basis."""
+    if p.event_shape != q.event_shape:
+        raise InputError(f"p is over events {tuple(p.event_shape)} and q over {tuple(q.event_shape)}: use one shape.")
+    batch, channels, a, b = torch.broadcast_shapes(p.batch_shape, q.batch_shape), p.channels, p.covariance, q.covariance
+    if a.event_shape != b.event_shape:  # one of them has its channels in Σ
+        channels, a, b = 1, _of_whole_events(p), _of_whole_events(q)
+    each = 0.5 * channels * (_trace_of_ratio(a, b) - a.size + b.logdet() - a.logdet())
+    return torch.tensor(each).expand(batch)
+
+
+def _of_whole_events(field: GaussianField) -> Covariance:
+    """Σ over all axes of the event: block diagonal, one block per channel."""
+    if tuple(field.event_shape) == field.covariance.event_shape:
+        return field.covariance
+    return Channels(torch.eye(field.channels, dtype=torch.float64), field.covariance, normalize=False)
+
+
+def _trace_of_ratio(a: Covariance, b: Covariance) -> float:
+    """tr(B⁻¹ A) = Σ_j ‖B^-½ A^½ e_j‖² over the entries j."""
+    if a is b or a.shares_basis(b) or a.is_constant or b.is_constant:
+        return (a.eigenvalues / b.eigenvalues).sum().item()
+    if a.size > LIMIT:
+        raise InputError(
+            f"p and q do not share a basis, and their events have {a.size} variables: the divergence costs two "
+            f"transforms for each and is limited to {LIMIT}; use a smaller event."
+        )
+    total = 0.0
+    for entries in torch.arange(a.size, device="cpu").split(BLOCK):
+        impulses = torch.nn.functional.one_hot(entries, a.size).double().reshape(-1, *a.event_shape)
+        total += b.inv_sqrt(a.sqrt(impulses)).square().sum().item()
+    return total

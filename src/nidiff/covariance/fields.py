@@ -3,37 +3,31 @@
 import functools
 import math
 from collections import ChainMap
-from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Sequence
 from typing import ParamSpec
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
-from nidiff.covariance.operator import Covariance, call_arguments, check_shape
+from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
+from nidiff.recipe import call_arguments, check_kinds, remembered
 
 P = ParamSpec("P")
 
 
 def named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
-    """Let the covariance remember the call that made it, so that its configuration is that call and not an array.
-
-    Arguments annotated as numbers or as true or false are checked to be that.
-    """
+    """Let the covariance remember the call that made it, so that its configuration is that call and not an array."""
+    build = remembered(function)
 
     @functools.wraps(function)
-    def build(*args: P.args, **kwargs: P.kwargs) -> Covariance:
+    def build_for_shape(*args: P.args, **kwargs: P.kwargs) -> Covariance:
         arguments = call_arguments(function, args, kwargs)
-        arguments["shape"] = check_shape(arguments["shape"])
-        _check_kinds(function, arguments)
-        covariance = function(**arguments)  # type: ignore[call-arg]
-        covariance.recipe = (function.__name__, arguments)
-        return covariance
+        return build(**arguments | {"shape": check_shape(arguments["shape"])})  # type: ignore[call-arg]
 
-    return build
+    return build_for_shape
 
 
 @named
@@ -73,16 +67,23 @@ def matern(
     smoothness: float = 1.5,
     boundary: str = "periodic",
     normalize: bool = True,
+    aliased: bool = False,
 ) -> Covariance:
     """Matérn field: λ ∝ (2ν/ℓ² + |ω|²)^-(ν + d/2), ω in radians per pixel, ``length_scale`` ℓ in pixels, ν > 0.
 
-    The spectral density of the Matérn kernel at the modes of the grid: its periodic (or reflected) version.
+    The kernel behind it is a function of √(2ν) r/ℓ, such as exp(−r/ℓ) for ``smoothness`` ν = ½. Its spectrum is cut off
+    at the Nyquist frequency, so that a field of short length scale is smoother than the kernel: on images with ν = ½
+    and ℓ = 2, neighbours have correlation 0.715. With ``aliased`` the frequencies above are folded back, and Σ is the
+    kernel itself, sampled at the pixels and summed over its periodic (or reflected) images: 0.607 = exp(−½).
     """
     _check_positive("length_scale", length_scale)
     _check_positive("smoothness", smoothness)
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
-    omega = 2 * torch.pi * magnitude(family.frequencies(shape))
-    spectrum = (2 * smoothness + (length_scale * omega).square()).pow(-(smoothness + len(shape) / 2))
+    omega = [2 * torch.pi * frequency for frequency in family.frequencies(shape)]
+    if aliased:
+        spectrum = _aliased_matern(omega, length_scale, smoothness)
+    else:
+        spectrum = (2 * smoothness + (length_scale * magnitude(omega)).square()).pow(-(smoothness + len(shape) / 2))
     _check_spectrum(spectrum, f"length_scale={length_scale}, smoothness={smoothness}")
     return family(shape, spectrum, normalize=normalize)
 
@@ -103,28 +104,35 @@ def pyramid(
     num_levels: int = 10,
     ratio: float = 2.0,
     normalize: bool = True,
+    sizes: str = "powers",
 ) -> Covariance:
     """Pyramid (multi-resolution) noise, exactly: Σ = I + Σ_i discount^2i U_i U_iᵀ, i = 0 … num_levels − 1.
 
-    U_i is bilinear upsampling from max(1, ⌊n / ratio^i⌋) along each axis, as the common recipe draws it (it stops at
-    the level where an axis has one pixel). That recipe also draws ``ratio`` anew for each batch, between 2 and 4, and
-    divides by the batch's standard deviation: a mixture of such Gaussians. Here the ratio is fixed, and Σ with it.
-    U_i does not commute with shifts, so this is a `Dense` covariance: for up to 4096 pixels.
+    U_i is linear upsampling from a coarser grid; the last level is the one where an axis has one pixel. ``sizes`` says
+    how coarse level i is. "powers" divides the size of the event by ratio^i (32, 16, 8, 4, …), as kohya's sd-scripts
+    and GeoWizard do. "compounded" divides the size of the level before by ratio^i (32, 16, 4, 1), as Marigold,
+    diffusion-e2e-ft and most copies of the original recipe do: they overwrite the width and height in the loop.
+
+    These recipes draw the ratio anew for each level, between 2 and 4 (Marigold's "power_of_two" is 2), and divide by
+    the standard deviation of the batch: a mixture of such Gaussians. Here the ratio is fixed, and Σ with it. U_i does
+    not commute with shifts, so this is a `Dense` covariance: for up to 4096 pixels.
     """
     _check_positive("discount", discount)
+    one_of("sizes", sizes, ("powers", "compounded"))
     if ratio <= 1:
         raise InputError(f"ratio={ratio} must be above 1: each level is that much coarser.")
     if num_levels < 1:
         raise InputError(f"num_levels={num_levels} must be at least 1.")
-    size = torch.Size(shape).numel()
+    size = math.prod(shape)
     if size > 4096:
         raise InputError(
             f"shape={tuple(shape)} has {size} pixels, and the exact covariance of pyramid noise is a dense matrix: "
             "use at most 4096 pixels, or power_law, whose spectrum is close."
         )
     matrix = torch.eye(size, dtype=torch.float64, device="cpu")
+    coarse = shape
     for level in range(num_levels):
-        coarse = [max(1, int(n / ratio**level)) for n in shape]
+        coarse = [max(1, int(n / ratio**level)) for n in (shape if sizes == "powers" else coarse)]
         factor = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         for n, m in zip(shape, coarse, strict=True):
             up = _linear_upsampling(m, n)
@@ -137,7 +145,7 @@ def pyramid(
 
 def from_data(
     data: Tensor,
-    event_axes: int = 2,
+    event_axes: int | None = None,
     average: str = "radial",
     shrinkage: float = 0.01,
     boundary: str = "periodic",
@@ -145,14 +153,23 @@ def from_data(
 ) -> Covariance:
     """The stationary Σ fitted to ``data`` [N, ..., *event]: its mean power per mode over the last ``event_axes`` axes.
 
-    The mean over the N items is removed first. ``average`` is "radial" (modes with the same rounded |k| share one
-    power) or "modes" (each mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum to white: (1 − ρ) λ + ρ mean λ.
+    Data [N, L] have one such axis and images [N, C, H, W] two; for anything else, say how many. The mean over the N
+    items is removed first. ``average`` is "radial" (modes with the same rounded |k| share one power) or "modes" (each
+    mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum towards white: (1 − ρ) λ + ρ mean λ.
     """
+    check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize})
     one_of("average", average, ("radial", "modes"))
     if not 0 <= shrinkage <= 1:
         raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
-    if not 1 <= event_axes < data.ndim:
-        raise InputError(f"data has shape {tuple(data.shape)}: give [N, ..., *event] with event_axes={event_axes}.")
+    data = data if isinstance(data, Tensor) else as_numbers(data, "data")
+    if event_axes is None and data.ndim not in (2, 4):
+        raise InputError(
+            f"data has shape {tuple(data.shape)}: say how many of its last axes are the event, by event_axes=1 for "
+            "signals [N, C, L], 2 for images [N, H, W], 3 for volumes [N, C, D, H, W]."
+        )
+    event_axes = data.ndim // 2 if event_axes is None else event_axes
+    if event_axes not in range(1, data.ndim):
+        raise InputError(f"event_axes={event_axes!r} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
     if len(data) < 2:
         raise InputError(f"data has {len(data)} item: the spectrum needs at least two.")
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
@@ -185,6 +202,36 @@ def _power_law(
     return family(shape, spectrum, normalize=normalize, allow_singular=zero_mode == "zero")
 
 
+def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float) -> Tensor:
+    """The sum of (2ν + ℓ²|ω + 2πm|²)^-p, p = ν + d/2, over all integer vectors m.
+
+    (a + w²)^-p = ∫ t^(p−1) exp(−(a + w²) t) dt / Γ(p), and the sum of exp(−|ω + 2πm|² t) over m is a product over axes.
+    The integrand is analytic and bell-shaped in log t, so a plain sum over a grid of log t is exact to rounding.
+    """
+    power, log_rate = smoothness + len(omega) / 2, math.log(2 * smoothness) - 2 * math.log(length_scale)
+    step = 0.2 / math.sqrt(max(1.0, power))
+    low, high = min(math.log(1e-3), math.log(1e-17) - log_rate), math.log(2 * power + 80) - log_rate
+    log_t = low + step * torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device="cpu")
+    log_weight = power * (log_t - 2 * math.log(length_scale)) - (log_t + log_rate).exp()
+    log_weight += math.log(step) - math.lgamma(power)
+    # Below the grid the integrand is t^ν: its values there are a geometric series that begins with the first.
+    log_weight[0] -= math.log(-math.expm1(-smoothness * step))
+    product = log_weight.exp().unsqueeze(-1)
+    *others, last = [_gaussian_images(axis, log_t.exp()) for axis in omega]
+    for factor in others:
+        product = (product.unsqueeze(-1) * factor.unsqueeze(1)).flatten(1)
+    return (product.T @ last).reshape([len(axis) for axis in omega])
+
+
+def _gaussian_images(omega: Tensor, t: Tensor) -> Tensor:
+    """The sum of exp(−(ω + 2πm)² t) over all integers m, for every t and |ω| ≤ π: [t, ω]."""
+    t = t[:, None]
+    images = sum(torch.exp(-(omega + 2 * math.pi * m).square() * t) for m in range(-4, 5))
+    # For small t the Fourier series of the sum is the one that needs few terms.
+    waves = sum(torch.exp(-(j**2) / (4 * t)) * torch.cos(j * omega) for j in range(-4, 5))
+    return torch.where(t > 1 / (4 * math.pi), images, waves / (2 * (math.pi * t).sqrt()))
+
+
 def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
     """Mean squared coefficient of each mode, laid out as the eigenvalues, in blocks so that memory stays small."""
     axes = len(white.event_shape)
@@ -201,19 +248,6 @@ def _linear_upsampling(coarse: int, fine: int) -> Tensor:
     """The fine × coarse matrix of linear interpolation as torch does it (half-pixel centres, edges held)."""
     unit = torch.eye(coarse, dtype=torch.float64, device="cpu").unsqueeze(0)
     return torch.nn.functional.interpolate(unit, size=fine, mode="linear", align_corners=False)[0].T
-
-
-def _check_kinds(function: Callable[..., object], arguments: Mapping[str, object]) -> None:
-    """Refuse an argument that is not of the kind its annotation says: a number, a whole number, or true or false."""
-    for name, parameter in signature(function).parameters.items():
-        value, kind = arguments[name], parameter.annotation
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if kind is float and not number:
-            raise InputError(f"{name}={value!r} must be a finite number.")
-        if kind is int and not (number and isinstance(value, int)):
-            raise InputError(f"{name}={value!r} must be a whole number.")
-        if kind is bool and not isinstance(value, bool):
-            raise InputError(f"{name}={value!r} must be true or false.")
 
 
 def _check_positive(argument: str, value: float) -> None:

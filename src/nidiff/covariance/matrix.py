@@ -1,6 +1,7 @@
 """Covariances given entry by entry: Identity, Diagonal, Dense, and Channels, a C×C factor in front of a spatial Σ."""
 
 import hashlib
+import math
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -76,10 +77,8 @@ class Dense(Covariance):
         normalize: bool = True,
         allow_singular: bool = False,
     ) -> None:
-        values, self._vectors = symmetric_eigen(matrix, "matrix")
-        shape = check_shape((len(values),) if shape is None else shape)
-        if torch.Size(shape).numel() != len(values):
-            raise InputError(f"matrix is {len(values)}×{len(values)}, but shape={shape} has another number of entries.")
+        values, self._vectors = symmetric_eigen(matrix, "matrix", shape)
+        shape = (len(values),) if shape is None else shape
         super().__init__(shape, values, argument="matrix", normalize=normalize, allow_singular=allow_singular)
 
     def to_basis(self, x: Tensor) -> Tensor:
@@ -170,21 +169,64 @@ class Channels(Covariance):
         return self.spatial.as_coefficients(numbers)
 
 
-def symmetric_eigen(matrix: Any, argument: str) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and orthonormal eigenvectors of a symmetric positive semi-definite matrix, or an `InputError`."""
+def symmetric_eigen(matrix: Any, argument: str, shape: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and orthonormal eigenvectors of a symmetric positive semi-definite matrix, or an `InputError`.
+
+    ``shape`` is that of the event it is over: symmetries under reflection along its axes save time.
+    """
     matrix = as_numbers(matrix, argument)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise InputError(f"{argument} has shape {tuple(matrix.shape)}: a covariance matrix is square.")
+    size = len(matrix)
+    event = check_shape((size,) if shape is None else shape)
+    if math.prod(event) != size:
+        raise InputError(f"{argument} is {size}×{size}, but shape={event} has another number of entries.")
     if not bool(torch.isfinite(matrix).all()):
         raise InputError(f"{argument} has NaN or infinite entries.")
     scale = matrix.abs().max()
     if bool((matrix - matrix.T).abs().max() > 1e-8 * scale):
         raise InputError(f"{argument} is not symmetric: use (m + m.T) / 2 if the difference is rounding.")
-    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    rounding = len(values) * torch.finfo(torch.float64).eps * values.abs().max()
+    values, vectors = _eigen((matrix + matrix.T) / 2, event)
+    rounding = size * torch.finfo(torch.float64).eps * values.abs().max()
     if bool(values[0] < -rounding):
         raise InputError(
             f"{argument} is not positive definite (smallest eigenvalue {values[0].item():.3g}): "
             f"add a multiple of the identity larger than {-values[0].item():.3g}."
         )
     return torch.where(values <= rounding, 0.0, values), vectors
+
+
+def _eigen(matrix: Tensor, shape: Sequence[int], axis: int = 0) -> tuple[Tensor, Tensor]:
+    """`torch.linalg.eigh`, in parts where the matrix commutes with a reflection of the event along an axis.
+
+    Even and odd vectors do not mix then: along d axes there are 2^d problems, each 2^d times smaller and 8^d times
+    quicker.
+    """
+    if axis == len(shape):
+        return torch.linalg.eigh(matrix)
+    both = matrix.reshape(*shape, *shape)
+    difference = (both - both.flip(axis, axis + len(shape))).abs().max()
+    if shape[axis] == 1 or bool(difference > 64 * torch.finfo(matrix.dtype).eps * matrix.abs().max()):
+        return _eigen(matrix, shape, axis + 1)
+    parts = []
+    for half in _even_and_odd(shape[axis]):
+        small = (*shape[:axis], half.shape[1], *shape[axis + 1 :])
+        count = math.prod(small)
+        block = _along(_along(both, half, axis), half, axis + len(shape))
+        values, vectors = _eigen(block.reshape(count, count), small, axis + 1)
+        parts.append((values, _along(vectors.reshape(*small, count), half.T, axis).reshape(-1, count)))
+    values, order = torch.cat([values for values, _ in parts]).sort()
+    return values, torch.cat([vectors for _, vectors in parts], dim=1)[:, order]
+
+
+def _even_and_odd(n: int) -> tuple[Tensor, Tensor]:
+    """Orthonormal columns that span the even and the odd vectors of length n."""
+    identity = torch.eye(n, dtype=torch.float64, device="cpu")
+    first, last = identity[:, : n // 2], identity.flip(1)[:, : n // 2]
+    middle = identity[:, n // 2 : (n + 1) // 2]
+    return torch.cat([(first + last) / math.sqrt(2), middle], dim=1), (first - last) / math.sqrt(2)
+
+
+def _along(x: Tensor, matrix: Tensor, axis: int) -> Tensor:
+    """x · matrix over one axis of x."""
+    return (x.movedim(axis, -1) @ matrix).movedim(-1, axis)

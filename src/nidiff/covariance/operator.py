@@ -5,7 +5,6 @@ import math
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from nidiff.errors import InputError
 from nidiff.randomness import Generators, white_noise
+from nidiff.recipe import call_arguments
 
 if TYPE_CHECKING:
     from nidiff.covariance.distribution import GaussianField
@@ -23,9 +23,10 @@ class Covariance(ABC):
     """A covariance matrix Σ over the trailing axes ``event_shape`` of a tensor; any axes may stand in front.
 
     A family needs three methods: ``to_basis`` and ``from_basis``, an orthonormal change of basis and its inverse, and a
-    constructor that hands the eigenvalues to this one. Put into ``FAMILIES`` of `nidiff.covariance.fields`, it can also
-    be saved and loaded. Everything else in the first section below has a default. Σ is applied outside autocast, in
-    float32 or better, and the result has the dtype of the argument. Everything is differentiable in x.
+    constructor that hands the eigenvalues to this one. Registered in ``FAMILIES`` of `nidiff.covariance.fields`, it can
+    be saved and loaded, too. The rest of the first section has defaults, which only families with a layout of their own
+    or a shortcut override. Σ is applied outside autocast, in float32 or better, and the result has the dtype of the
+    argument. Everything is differentiable in x.
     """
 
     _built_with: Mapping[str, Any] = {}
@@ -36,7 +37,10 @@ class Covariance(ABC):
         if args or kwargs:  # not when copied or unpickled
             called = call_arguments(cls, args, kwargs)
             if cls.arguments is Covariance.arguments:
-                self._built_with = called
+                self._built_with = {
+                    name: value.detach().clone() if isinstance(value, Tensor) else value
+                    for name, value in called.items()
+                }
         return self
 
     def __init__(
@@ -49,19 +53,7 @@ class Covariance(ABC):
         allow_singular: bool = False,
     ) -> None:
         self.event_shape = self.shape = check_shape(event_shape)
-        values = as_numbers(eigenvalues, argument).detach()
-        if values.numel() != self.size:
-            raise InputError(
-                f"{argument} has shape {tuple(values.shape)}, but the event has shape {self.event_shape}: "
-                "give one eigenvalue per entry."
-            )
-        values = values.reshape(self.event_shape)
-        if not bool(torch.isfinite(values).all()):
-            raise InputError(f"{argument} has NaN or infinite entries: every eigenvalue of Σ must be a finite number.")
-        if bool((values < 0).any()) or not bool((values > 0).any()):
-            raise InputError(
-                f"{argument} gives Σ an eigenvalue of {values.min().item():.3g}: a covariance needs positive ones."
-            )
+        values = self._checked(eigenvalues, argument)
         if not allow_singular and bool((values == 0).any()):
             raise InputError(
                 f"{argument} gives Σ an eigenvalue of 0, so Σ has no inverse and no density: make it positive, "
@@ -69,9 +61,24 @@ class Covariance(ABC):
             )
         self._set_eigenvalues(values / values.mean() if normalize else values.clone())
 
+    def _checked(self, eigenvalues: Tensor, argument: str) -> Tensor:
+        values = as_numbers(eigenvalues, argument).detach()
+        if values.numel() != self.size:
+            raise InputError(
+                f"{argument} has shape {tuple(values.shape)}, but the event has shape {self.event_shape}: "
+                "give one eigenvalue per entry."
+            )
+        if not bool(torch.isfinite(values).all()):
+            raise InputError(f"{argument} has NaN or infinite entries: every eigenvalue of Σ must be a finite float64.")
+        if bool((values < 0).any()) or not bool((values > 0).any()):
+            raise InputError(
+                f"{argument} gives Σ an eigenvalue of {values.min().item():.3g}: a covariance needs positive ones."
+            )
+        return values.reshape(self.event_shape)
+
     def _set_eigenvalues(self, values: Tensor) -> None:
         positive = values[values > 0]
-        if not bool(torch.isfinite(values).all()) or len(positive) == 0:
+        if len(positive) == 0:
             raise InputError("Σ scaled like this is beyond float64: use a scale nearer to 1.")
         self._eigenvalues = values
         # Plain numbers, so that a compiled function need not look into a tensor.
@@ -109,7 +116,7 @@ class Covariance(ABC):
     def with_eigenvalues(self, eigenvalues: Tensor) -> "Covariance":
         """The Σ with these eigenvalues in the same basis."""
         other = copy.copy(self)
-        other._set_eigenvalues(eigenvalues)
+        other._set_eigenvalues(self._checked(eigenvalues, "eigenvalues"))
         other._changed = True
         return other
 
@@ -127,13 +134,22 @@ class Covariance(ABC):
         return eigenvalues.sqrt()
 
     def rotate_white(self, numbers: Tensor) -> Tensor:
-        """An orthogonal map of white numbers, where it takes one to make a draw not depend on which eigenvectors of an
-        eigenspace were found."""
+        """White numbers turned by an orthogonal map, if a family needs one so that its draws do not depend on which
+        eigenvectors of a repeated eigenvalue were found."""
         return numbers
 
     def as_coefficients(self, numbers: Tensor) -> Tensor:
         """Those numbers as coefficients for `from_basis`."""
         return numbers
+
+    def table(self, name: Hashable, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
+        """A float64 table in the dtype and on the device of ``like``, made once (a matrix of eigenvectors)."""
+        key = (name, like.dtype, like.device)
+        if key not in self._tables:
+            self._check_resolution(like.dtype)
+            with torch.inference_mode(False):  # else a table first used while sampling could never train
+                self._tables[key] = make().to(dtype=like.dtype, device=like.device)
+        return self._tables[key]
 
     # Σ as a matrix -----------------------------------------------------------------------------------------------
 
@@ -212,6 +228,11 @@ class Covariance(ABC):
         work = torch.promote_types(dtype, torch.float32)
         numbers = white_noise((*leading, *self.white_shape), generator, dtype=work, device=device)
         return self._outside_autocast(numbers, self.colour).to(dtype)
+
+    def colour(self, numbers: Tensor) -> Tensor:
+        """White numbers [..., *white_shape] turned into a draw of N(0, Σ), in place where possible."""
+        scale = self.table("white scale", numbers, lambda: self.white_scale(self._eigenvalues))
+        return self.from_basis(self.as_coefficients(self.rotate_white(numbers).mul_(scale)))
 
     def dense(self) -> Tensor:
         """The size × size matrix, float64: for tests and small problems."""
@@ -320,22 +341,8 @@ class Covariance(ABC):
 
     # Inside ------------------------------------------------------------------------------------------------------
 
-    def colour(self, numbers: Tensor) -> Tensor:
-        """White numbers as a draw of N(0, Σ), which they become in place."""
-        scale = self.table("white scale", numbers, lambda: self.white_scale(self._eigenvalues))
-        return self.from_basis(self.as_coefficients(self.rotate_white(numbers).mul_(scale)))
-
     def _eigenvalue_power(self, exponent: float, like: Tensor) -> Tensor:
         return self.table(exponent, like, lambda: self.layout(self._eigenvalues).pow(exponent))
-
-    def table(self, name: Hashable, like: Tensor, make: Callable[[], Tensor]) -> Tensor:
-        """A float64 table in the dtype and on the device of ``like``, made once."""
-        key = (name, like.dtype, like.device)
-        if key not in self._tables:
-            self._check_resolution(like.dtype)
-            with torch.inference_mode(False):  # else a table first used while sampling could never train
-                self._tables[key] = make().to(dtype=like.dtype, device=like.device)
-        return self._tables[key]
 
     def _check_resolution(self, dtype: torch.dtype) -> None:
         """In Σ^½ x the smallest modes must stand above the rounding of the largest: λ_max/λ_min ≤ 1/eps²."""
@@ -373,22 +380,3 @@ def as_numbers(values: Any, argument: str) -> Tensor:
         return torch.as_tensor(values, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{argument} must be a tensor of real numbers, or lists of equal length of them.") from error
-
-
-def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included; numbers of numpy and torch as Python's own."""
-    known = signature(function).parameters
-    try:
-        call = signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        raise InputError(f"{function.__name__}: {error}; it takes {', '.join(known)}.") from error
-    call.apply_defaults()
-    arguments: dict[str, Any] = {}
-    for name, value in call.arguments.items():
-        if known[name].kind is Parameter.VAR_KEYWORD:
-            arguments |= value
-        elif getattr(value, "ndim", None) == 0:
-            arguments[name] = value.item()
-        else:
-            arguments[name] = value.detach().clone() if isinstance(value, Tensor) else value
-    return arguments

@@ -152,7 +152,8 @@ class Schedule:
             "table",
             {"logsnr": self._unshifted.tolist(), "keeps": self.keeps, "time": self.time.tolist()},
         )
-        return {"schedule": name, **arguments, **({"shift": self.shift} if self.shift else {})}
+        plain = {key: _column(key, value).tolist() if _is_column(value) else value for key, value in arguments.items()}
+        return {"schedule": name, **plain, **({"shift": self.shift} if self.shift else {})}
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> "Schedule":
@@ -169,7 +170,7 @@ class Schedule:
 
     def __repr__(self) -> str:
         name, arguments = self.recipe or ("table", {"keeps": self.keeps, "num_levels": len(self)})
-        shown = {key: f"<{len(value)} numbers>" if isinstance(value, list) else repr(value) for key, value in
+        shown = {key: f"<{len(value)} numbers>" if _is_column(value) else repr(value) for key, value in
                  (arguments | ({"shift": self.shift} if self.shift else {})).items()}  # fmt: skip
         return f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})"
 
@@ -326,6 +327,10 @@ def _column(argument: str, values: Tensor | Sequence[float]) -> Tensor:
     if column.ndim != 1 or len(column) == 0 or not bool(torch.isfinite(column).all()):
         raise InputError(f"{argument} must be a column of finite numbers, but has shape {tuple(column.shape)}.")
     return column
+
+
+def _is_column(value: Any) -> bool:
+    return hasattr(value, "__len__") and not isinstance(value, str)
 
 
 def _from_betas(betas: Tensor) -> Schedule:

@@ -1,0 +1,168 @@
+"""Problems with a known answer: data whose exact denoiser, flow and density are closed forms, and networks to try."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import Process, broadcast
+from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.randomness import white_noise
+from nidiff.sampling.sampler import Visit, sample
+from nidiff.sampling.step import Sampler, Step
+
+AnySampler = str | Sampler | Step
+
+
+class Problem(Protocol):
+    """Data whose expected clean image is known."""
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor: ...
+
+
+def random_matrix(size: int, seed: int = 0) -> Tensor:
+    """A symmetric positive-definite matrix that commutes with nothing in particular."""
+    factor = normal(size, size, seed=seed)
+    return factor @ factor.T / size + 0.3 * torch.eye(size, dtype=torch.float64, device="cpu")
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """N(0, I) in float64, the same for the same seed."""
+    return white_noise(shape, torch.Generator("cpu").manual_seed(seed), dtype=torch.float64)
+
+
+class Gaussian:
+    """x0 ~ N(mean, matrix), ``matrix`` not commuting with Σ: denoiser, flow and density are exact."""
+
+    def __init__(self, covariance: Covariance, seed: int = 1, mean_scale: float = 0.5) -> None:
+        self.covariance = covariance
+        self.shape = covariance.event_shape
+        self.noise_matrix = covariance.dense()
+        self.matrix = random_matrix(covariance.size, seed)
+        self.mean = mean_scale * normal(covariance.size, seed=seed + 1)
+        assert (self.matrix @ self.noise_matrix - self.noise_matrix @ self.matrix).abs().max() > 1e-2
+
+    def marginal(self, level: Level) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of x at a level."""
+        return level.signal * self.mean, level.signal**2 * self.matrix + level.sigma**2 * self.noise_matrix
+
+    def denoise(self, x: Tensor, level: Level) -> Tensor:
+        """E[x0 | x] = m + signal · C (signal² C + sigma² Σ)⁻¹ (x − signal · m), all images at one level."""
+        mean, covariance = self.marginal(level)
+        gain = level.signal * self.matrix @ torch.linalg.inv(covariance)
+        flat = x.reshape(len(x), -1)
+        return (self.mean + (flat - mean) @ gain.T).reshape(x.shape)
+
+    def flow(self, x: Tensor, here: Level, there: Level) -> Tensor:
+        """The probability-flow ODE from ``here`` to ``there``: a linear map in whitened coordinates."""
+        values, vectors = torch.linalg.eigh(self.noise_matrix)
+        root = vectors @ torch.diag(values.sqrt()) @ vectors.T
+        whiten = torch.linalg.inv(root)
+        c, modes = torch.linalg.eigh(whiten @ self.matrix @ whiten)
+        scale = ((there.signal**2 * c + there.sigma**2) / (here.signal**2 * c + here.sigma**2)).sqrt()
+        flow = root @ modes @ torch.diag(scale) @ modes.T @ whiten
+        flat = x.reshape(len(x), -1) - here.signal * self.mean
+        return (there.signal * self.mean + flat @ flow.T).reshape(x.shape)
+
+    def log_prob(self, x: Tensor, level: Level) -> Tensor:
+        mean, covariance = self.marginal(level)
+        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x.reshape(len(x), -1))
+
+    def denoiser(self, process: Process, **options: Any) -> Denoiser:
+        return exact_denoiser(self, process, **options)
+
+
+def exact_denoiser(problem: Problem, process: Process, **options: Any) -> Denoiser:
+    """The exact denoiser of ``problem`` as a network that predicts x0 and is told a label, the same for all images."""
+
+    def net(x: Tensor, label: Tensor) -> Tensor:
+        return problem.denoise(x, process.schedule.level(label[0].item()))
+
+    return Denoiser(net, process, target="x0", **options)
+
+
+def smooth_net(event_shape: tuple[int, ...], channels: int = 1, seed: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+    """An arbitrary smooth nonlinear float64 network of (x, label)."""
+    size = channels * int(torch.Size(event_shape).numel())
+    first, second = normal(size, size, seed=seed) / size**0.5, normal(size, size, seed=seed + 1) / size**0.5
+
+    def net(x: Tensor, label: Tensor) -> Tensor:
+        hidden = torch.tanh(x.flatten(1) @ first + broadcast(0.01 * label.double(), x.flatten(1)))
+        return (hidden @ second).reshape(x.shape)
+
+    return net
+
+
+def uniform_in_logsnr(num_levels: int, keeps: str, low: float = -14.0, high: float = 7.0) -> Schedule:
+    """Levels at equal strides in log-SNR."""
+    return Schedule(torch.linspace(high, low, num_levels, dtype=torch.float64), keeps)
+
+
+class Impulses(Process):
+    """A process whose noise, draw by draw, is the columns of ``root``, one per image of the batch.
+
+    Every step is affine in x and in its noise. For data with mean 0 the images are then the responses to one unit of
+    noise each, and their outer products add up to the exact covariance of the sampler's output: no Monte Carlo.
+    """
+
+    def __init__(self, schedule: Schedule, covariance: Covariance, root: Tensor) -> None:
+        super().__init__(schedule, covariance)
+        self.root, self.draws = root, 0
+
+    def noise(self, shape: Sequence[int], *args: object, **kwargs: object) -> Tensor:
+        noise = torch.zeros(shape[0], self.covariance.size, dtype=torch.float64)
+        start = self.draws * self.root.shape[1]
+        noise[start : start + self.root.shape[1]] = self.root.T
+        self.draws += 1
+        return noise.reshape(tuple(shape))
+
+
+def output_covariance(
+    problem: Gaussian, schedule: Schedule, sampler: AnySampler, options: dict[str, Any], root: Tensor | None = None
+) -> Tensor:
+    """The exact covariance of the sampler's state at the last level, for data with mean 0.
+
+    ``root`` is a root of the covariance of the noise that is drawn: by default of Σ, as it should be.
+    """
+    values, vectors = torch.linalg.eigh(problem.noise_matrix)
+    root = vectors @ torch.diag(values.sqrt()) if root is None else root
+
+    def states(process: Impulses, batch: int) -> Tensor:
+        every: dict[str, Any] = {"num_steps": len(schedule), "denoise": False, "dtype": torch.float64, **options}
+        return sample(problem.denoiser(process), (batch, *problem.shape), sampler=sampler, **every).reshape(batch, -1)
+
+    silent = Impulses(schedule, problem.covariance, root[:, :0])
+    states(silent, 1)  # how often it draws
+    x = states(Impulses(schedule, problem.covariance, root), silent.draws * root.shape[1])
+    return x.T @ x
+
+
+def whitened_paths(
+    covariance: Covariance, schedule: Schedule, sampler: AnySampler, options: dict[str, Any]
+) -> list[tuple[Tensor, Tensor]]:
+    """Σ^-½ x and y along the path of the same sampler, for an arbitrary nonlinear network: eps_y(y, t) = eps(Σ^½ y, t).
+
+    The isotropic twin has the same basis and all eigenvalues 1, so that equal seeds mean equal white noise.
+    """
+    twin = covariance.with_eigenvalues(torch.ones_like(covariance.eigenvalues))
+    net = smooth_net(covariance.event_shape)
+    coloured = Denoiser(net, Process(schedule, covariance))
+    white = Denoiser(lambda y, label: net(covariance.sqrt(y), label), Process(schedule, twin))
+    paths = []
+    for denoiser in (coloured, white):
+        visits: list[Visit] = []
+        given: dict[str, Any] = {"num_steps": 15, "seeds": [5, 6, 7], "dtype": torch.float64, **options}
+        torch.manual_seed(5)  # for a sampler that does not draw from its chain
+        sample(denoiser, (3, *covariance.event_shape), sampler=sampler, callback=visits.append, **given)
+        paths.append([visit.x for visit in visits])
+    return [(covariance.inv_sqrt(x), y) for x, y in zip(*paths, strict=True)]
+
+
+def slope(steps: list[int], errors: list[float]) -> float:
+    """Order of convergence: minus the least-squares slope of log error against log steps."""
+    x = torch.tensor(steps, dtype=torch.float64).log()
+    y = torch.tensor(errors, dtype=torch.float64).log()
+    return -(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()

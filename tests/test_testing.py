@@ -1,0 +1,119 @@
+"""The checks that users run on their own pieces: right ones pass, and each kind of mistake fails where it should."""
+
+import pytest
+import torch
+from problems import COVARIANCES
+
+import nidiff
+from nidiff.covariance.fields import FAMILIES
+from nidiff.diffusion.schedule import SCHEDULES, as_schedule
+from nidiff.sampling.ancestral import ancestral, mix
+from nidiff.sampling.sampler import SAMPLERS
+from nidiff.testing import Report, check_covariance, check_sampler, check_schedule
+
+
+def failures(report: Report) -> set[str]:
+    """The statements that do not hold, as printed."""
+    assert report.passed == ("FAILED" not in str(report))
+    return {line.split("  ")[1] for line in str(report).splitlines() if line.startswith("FAILED")}
+
+
+@pytest.mark.parametrize("make", COVARIANCES.values(), ids=COVARIANCES.keys())
+def test_our_own_covariances_pass(make):
+    assert failures(check_covariance(make())) == set()
+
+
+def test_a_singular_covariance_passes_without_its_inverse():
+    assert failures(check_covariance(nidiff.gaussian_free_field((4, 5), zero_mode="zero"))) == set()
+
+
+class Shifted(nidiff.Covariance):
+    """Diagonal after a cyclic shift; ``wrong`` makes one mistake."""
+
+    def __init__(self, shape, variances=(1.0, 2.0, 3.0, 4.0), wrong=""):
+        super().__init__(shape, torch.as_tensor(variances))
+        self.wrong = wrong
+
+    def to_basis(self, x):
+        return x.roll(1, -1) * (1.1 if self.wrong == "scale" else 1.0)
+
+    def from_basis(self, coefficients):
+        return coefficients.roll(1 if self.wrong == "direction" else -1, -1)
+
+    @property
+    def marginal_variance(self):
+        true = super().marginal_variance
+        return true.flip(-1) if self.wrong == "diagonal" else true
+
+
+MISTAKES = {
+    "": set(),
+    "scale": {"the basis is inverted: from_basis(to_basis(x)) = x", "Σ has the eigenvalues"},
+    "direction": {"the basis is inverted: from_basis(to_basis(x)) = x", "Σ is symmetric"},
+    "diagonal": {"its diagonal is marginal_variance"},
+}
+
+
+@pytest.mark.parametrize(("wrong", "expected"), MISTAKES.items())
+def test_a_mistake_in_a_family_is_found(wrong, expected, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "Shifted", Shifted)
+    assert failures(check_covariance(Shifted((4,), wrong=wrong))) >= expected
+    assert check_covariance(Shifted((4,), wrong=wrong)).passed == (not wrong)
+
+
+def test_a_family_without_a_name_is_told_how_to_get_one():
+    assert 'FAMILIES["Shifted"] = Shifted' in str(check_covariance(Shifted((4,))))
+    with pytest.raises(nidiff.InputError, match="covariance has 4225 entries"):
+        check_covariance(nidiff.Identity((65, 65)))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_our_own_schedules_pass(name):
+    arguments = {
+        "smld_geometric": "num_levels=20,sigma_max=50,sigma_min=0.01",
+        "from_betas": None,
+        "from_alphas_cumprod": None,
+        "table": None,
+    }.get(name, "num_levels=30,shift=-0.4")
+    if arguments is not None:
+        assert failures(check_schedule(as_schedule(f"{name}:{arguments}"))) == set()
+
+
+def test_a_schedule_whose_clock_is_not_its_table_is_found():
+    wrong = nidiff.Schedule([3.0, 1.0, -2.0], logsnr_of_time=lambda time: 2 - 5 * time)
+    assert any(statement.startswith("logsnr_at") for statement in failures(check_schedule(wrong)))
+
+
+CASES = [("ancestral", {}), ("ddim", {"eta": 0.5}), ("euler", {"order": 1}), ("heun", {"order": 2}), ("cas", {})]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_our_own_samplers_pass(name, options):
+    kinds = {"keeps": ("signal",)} if name == "cas" else {}
+    assert failures(check_sampler(name, **kinds, **options)) == set()
+    assert failures(check_sampler(SAMPLERS[name].step, **kinds, **options)) == set()
+
+
+def white(chain, x, x0, here, there):
+    """White noise where coloured belongs: the mistake this library exists for."""
+    beta = here.sigma**2 - (here.signal / there.signal * there.sigma) ** 2
+    fresh = (beta * there.sigma**2 / here.sigma**2) ** 0.5
+    return mix(x, x0, here, there, fresh) + fresh * torch.randn_like(x)
+
+
+def too_much(chain, x, x0, here, there):
+    """Fresh noise on top of all the old one: white noise or coloured, the variance is wrong."""
+    return mix(x, x0, here, there, 0.0) + 0.5 * there.sigma * chain.noise()
+
+
+def biased(chain, x, x0, here, there):
+    return ancestral(chain, x, 0.9 * x0, here, there)
+
+
+def test_a_mistake_in_a_sampler_is_found():
+    assert any("whitened" in statement for statement in failures(check_sampler(white)))
+    found = failures(check_sampler(too_much))
+    assert any("covariance of Gaussian data" in statement for statement in found)
+    assert not any("whitened" in statement for statement in found)
+    assert any("mean of Gaussian data" in statement for statement in failures(check_sampler(biased)))
+    assert any("order of convergence is 2" in statement for statement in failures(check_sampler("euler", order=2)))
