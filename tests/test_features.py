@@ -265,7 +265,7 @@ def test_features_of_what_images_are_stored_as(tmp_path):
     for i, image in enumerate(pixels.permute(0, 2, 3, 1).numpy()):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
     files = [Encoded(str(i), tmp_path / f"{i}.png") for i in range(5)]
-    stream = read_encoded(files, Reading(memory_limit=0)).pixels
+    stream = read_encoded(files, Reading(memory_limit=0))[0]
     floats = Images(Images(pixels).batch(torch.arange(5)))
     network, seen = linear(), []
     expected = compute_features(network, pixels, batch=2, progress=lambda *counts: seen.append(counts))

@@ -23,6 +23,17 @@ ASIDE = ".tmp-"  # how the name of a file begins while it is written; after a ki
 
 
 @contextlib.contextmanager
+def writing(argument: str, path: Path, remedy: str = "choose another place or make room") -> Iterator[None]:
+    """Turn a failure of the file system into one sentence: every file of ours is written inside this."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{argument}={str(path)!r} cannot be written ({error.strerror or error}): {remedy}."
+        ) from error
+
+
+@contextlib.contextmanager
 def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     """A file to write to, which takes the place of ``path`` when the block ends; after an error ``path`` is untouched.
 
