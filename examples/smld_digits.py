@@ -25,7 +25,7 @@ def main(out: Path, steps: int, count: int) -> dict[str, float]:
     )
     experiment = dataclasses.replace(PRESETS["digits-smld"], steps=steps, cooldown=steps // 2)
     Train(experiment, out=out / "run", resume=(out / "run" / "experiment.json").exists()).train()
-    denoiser = nidiff.load_model(out / "run", clip=1.0)
+    denoiser = nidiff.load_model(out / "run")
     real = digits.batch(torch.arange(len(digits)))
     classifier = train_classifier(real, digits.labels)
     panels, named = {"real": real}, {}

@@ -88,12 +88,12 @@ def broadcast_weights(weights: Tensor, like: Tensor) -> Tensor:
 
 def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
     """A model folder with a small network that was never trained: its images are noise, but a function of the seed."""
+    from nidiff.diffusion.scaling import PIXELS
     from nidiff.model.folder import save_model
     from nidiff.model.network import unet
-    from nidiff.training.experiment import Experiment
 
     torch.manual_seed(0)
     network = unet(shape, widths=(8, 16), layers=1, attention=(1,))
-    experiment = Experiment(schedule=f"ddpm_linear:num_levels={num_levels}")
-    save_model(folder, network, nidiff.gaussian_free_field(shape[1:]), experiment)
+    process = nidiff.Process(nidiff.ddpm_linear(num_levels), nidiff.gaussian_free_field(shape[1:]))
+    save_model(nidiff.Denoiser(network, process, clip=1.0, scaling=PIXELS), folder)
     return folder

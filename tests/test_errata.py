@@ -22,6 +22,7 @@ from nidiff import (
     InputError,
     Level,
     Process,
+    ddpm_cosine,
     ddpm_linear,
     denoising_loss,
     gaussian_free_field,
@@ -43,7 +44,7 @@ from nidiff.calibration.scales import (
 )
 from nidiff.diffusion.target import TARGETS
 from nidiff.sampling.ancestral import ancestral, ddim, jump_variances, mix
-from nidiff.sampling.langevin import cas, langevin
+from nidiff.sampling.langevin import als, best_eta, cas
 from nidiff.sampling.step import Chain
 
 # Listed in the source of the paper for n = 2, 4, ..., 128: the "standard deviation σ_N at resolution N".
@@ -165,28 +166,33 @@ def test_e02_pixel_recipe_with_the_fourier_constant_is_off_by_sqrt_n(n):
 
     printed = filtered(n, index(n, math.inf).reciprocal()).real / sigma_n  # eq. 73: √Σ
     assert close((printed @ printed.T).diagonal(), size)
-    assert close(field.dense().diagonal(), 1.0)
+    unit = torch.eye(size, dtype=torch.float64).reshape(size, n, n)
+    root = field.sqrt(unit).reshape(size, size)
+    assert close(root, printed / n)
+    assert close((root @ root.T).diagonal(), 1.0)
 
     # eq. 75 as a whitener: what should be white on the N − 1 modes of the field has variance 1/N there.
     whitener = filtered(n, index(n, 0.0)).real * sigma_n
     white = whitener @ field.dense() @ whitener.T
     assert white.trace().item() == pytest.approx((size - 1) / size, abs=1e-10)
     proper = gaussian_free_field((n, n), 1.0)
-    assert close(
-        proper.inv_sqrt(proper.inv_sqrt(proper.dense().reshape(size, n, n))).reshape(size, size), torch.eye(size)
-    )
+    ours = proper.inv_sqrt(unit).reshape(size, size)
+    assert close(ours @ proper.dense() @ ours.T, torch.eye(size))
 
 
 @pytest.mark.parametrize("n", [2, 4, 5, 8])
 def test_e03_the_factor_sqrt_2n_halves_the_variance(n):
     size, sigma_n = n**2, paper_sigma(n)
     raw = filtered(n, index(n, math.inf).pow(-2)).real  # Re(W⁻¹ K⁻² W)
-    field = gaussian_free_field((n, n), 1.0, zero_mode="zero").dense()
+    field = gaussian_free_field((n, n), 1.0, zero_mode="zero")
 
     printed = raw / (2 * size * sigma_n**2)  # eq. 27, 78
     assert close(printed.diagonal(), 0.5)
-    assert close(field.diagonal(), 1.0)
-    assert close(field, raw / (size * sigma_n**2))
+    assert close(field.dense().diagonal(), 1.0)
+    assert close(field.dense(), raw / (size * sigma_n**2))
+    # g = Σ^½ z (eq. 26) of white z has that covariance.
+    root = field.sqrt(torch.eye(size, dtype=torch.float64).reshape(size, n, n)).reshape(size, size)
+    assert close(root.T @ root, field.dense())
 
 
 def test_e04_without_the_zero_mode_the_mean_is_never_noised_and_there_is_no_density():
@@ -351,15 +357,19 @@ def test_e10_the_expected_denoised_sample_divides_by_the_signal(remaining, error
     assert close((images - level.sigma * cov.sqrt(eps)) / level.signal, exact.reshape(images.shape))  # eq. 17
 
 
-def test_e10_the_printed_formula_is_right_when_the_signal_is_one():
-    cov, spread, x = gaussian_free_field(SHAPE, 1.0), data_covariance(), vectors(2)
-    for sigma in (0.01, 1.0, 20.0):
-        marginal = spread + sigma**2 * cov.dense()
-        exact = (spread @ torch.linalg.solve(marginal, x.T)).T
-        at = -torch.linalg.solve(marginal, x.T).T.reshape(-1, *SHAPE)
-        images = x.reshape(-1, *SHAPE)
-        assert close((images + sigma**2 * cov.matmul(at)).flatten(1), exact)
-        assert close(TARGETS["score"].decode(at, images, Level(1.0, sigma, 0), cov).flatten(1), exact)
+@pytest.mark.parametrize("sigma", [0.01, 1.0, 20.0])
+@pytest.mark.parametrize("noise", ["field", "white"])
+def test_e10_the_printed_formula_is_right_when_the_signal_is_one(sigma, noise):
+    cov = gaussian_free_field(SHAPE, 1.0) if noise == "field" else Identity(SHAPE)
+    spread, x, level = data_covariance(), vectors(2), Level(1.0, sigma, 0)
+    marginal = spread + sigma**2 * cov.dense()
+    exact = (spread @ torch.linalg.solve(marginal, x.T)).T  # E[x0 | x]
+    images, at = x.reshape(-1, *SHAPE), -torch.linalg.solve(marginal, x.T).T.reshape(-1, *SHAPE)
+    assert close((images + sigma**2 * cov.matmul(at)).flatten(1), exact)  # eq. 91, 103 in the score
+    denoiser = Denoiser(lambda x, label: at, Process(smld_geometric(10, 20.0, 0.01), cov), target="score")
+    assert close(denoiser(images, level).flatten(1), exact)
+    eps = denoiser.eps(images, level)
+    assert close((images - sigma * cov.sqrt(eps)).flatten(1), exact)  # and in eps
 
 
 def test_e11_the_network_must_see_coloured_noise():
@@ -380,8 +390,25 @@ def test_e11_the_network_must_see_coloured_noise():
     target = as_matrix(lambda eps: TARGETS["score"].encode(zeros(), eps, level, cov))
     marginal = of_x0 @ spread @ of_x0.T + of_eps @ of_eps.T
     regression = target @ of_eps.T @ torch.linalg.inv(marginal)
-    exact = -torch.linalg.inv(level.signal**2 * spread + level.sigma**2 * cov.dense())
+    law = level.signal**2 * spread + level.sigma**2 * cov.dense()
+    exact = -torch.linalg.inv(law)
     assert close(regression, exact)
+
+    # It minimises the loss. With a linear network that is quadratic in (x0, eps): its mean is a sum over unit vectors.
+    root = torch.linalg.cholesky(spread).T.reshape(-1, *SHAPE)
+    x0, eps = torch.cat([root, zeros()]), torch.cat([zeros(), EYE.reshape(-1, *SHAPE)])
+
+    def loss(matrix: Tensor) -> Tensor:
+        denoiser = Denoiser(lambda x, label: (x.flatten(1) @ matrix.T).reshape(x.shape), process, target="score")
+        return SIZE * denoising_loss(denoiser, x0, level=level, eps=eps, weighting="target").sum()
+
+    matrix = exact.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(matrix), matrix)
+    assert close(gradient, 0.0)
+    least = torch.linalg.inv(cov.dense()).trace() / level.sigma**2 - torch.linalg.inv(law).trace()  # E‖s‖² − E‖∇log p‖²
+    assert close(loss(exact), least)
+    printed = -inv_sqrt @ torch.linalg.inv(level.signal**2 * spread + level.sigma**2 * EYE)  # the optimum of eq. 12
+    assert loss(printed) > 1.02 * least
 
 
 def test_e12_the_mean_square_of_the_score_is_a_trace():
@@ -397,6 +424,10 @@ def test_e12_the_mean_square_of_the_score_is_a_trace():
     assert 0.7 * mean_square > SIZE / 0.5  # the same with it: isotropic
     printed = inverse * SIZE / 0.5  # eq. 13: a matrix, and 16 times E[s sᵀ]
     assert torch.linalg.matrix_norm(printed) == pytest.approx(16 * torch.linalg.matrix_norm(score @ score.T))
+
+    level = Level(1.0, 3.0, 0)  # eq. 85, 97: the same with signal 1
+    score = as_matrix(lambda eps: process.conditional_score(process.perturb(zeros(), level, eps), zeros(), level))
+    assert close(score @ score.T, inverse / 9)
 
 
 def test_e13_the_weight_stands_inside_the_norm():
@@ -542,8 +573,8 @@ def test_e19_ddim_keeps_the_marginals_for_every_eta(eta):
 def test_e20_the_sde_covariance_grows_to_sigma_squared_times_sigma():
     process, steps = Process(vp(), gaussian_free_field(SHAPE, 1.0)), 500
     cov, x0 = process.covariance.dense(), vectors(12, 1)[0]
-    start, end = process.schedule.level(0), process.schedule.level(len(process.schedule) - 1)
-    assert end.sigma**2 == pytest.approx(1 - math.exp(-10.05), rel=1e-12)  # eq. 25: ∫β = 0.1 + 19.9/2
+    signal, sigma = process.schedule.signal, process.schedule.sigma
+    assert sigma[-1].item() ** 2 == pytest.approx(1 - math.exp(-10.05), rel=1e-12)  # eq. 25: ∫β = 0.1 + 19.9/2
     times = torch.linspace(process.schedule.time[0].item(), 1.0, 2 * steps + 1, dtype=torch.float64)
     coefficients = [process.coefficients(time) for time in times.tolist()]
     step = (times[2] - times[0]).item()
@@ -555,7 +586,7 @@ def test_e20_the_sde_covariance_grows_to_sigma_squared_times_sigma():
             f, g2 = coefficients[i]
             return f * mean, rate(f, g2, mean, spread)
 
-        mean, spread = start.signal * x0, start.sigma**2 * cov
+        mean, spread = signal[0] * x0, sigma[0] ** 2 * cov
         for i in range(0, 2 * steps, 2):
             k1 = slope(i, mean, spread)
             k2 = slope(i + 1, mean + step / 2 * k1[0], spread + step / 2 * k1[1])
@@ -566,11 +597,11 @@ def test_e20_the_sde_covariance_grows_to_sigma_squared_times_sigma():
         return mean, spread
 
     mean, spread = integrate(lambda f, g2, mean, spread: 2 * f * spread + g2 * cov)
-    assert close(mean, end.signal * x0, 1e-9)
-    assert close(spread, end.sigma**2 * cov, 1e-9)
+    assert close(mean, signal[-1] * x0, 1e-9)
+    assert close(spread, sigma[-1] ** 2 * cov, 1e-9)
     # Printed after eq. 64: E[f xᵀ] in place of E[f (x − μ)ᵀ], which adds the square of the mean.
     _, printed = integrate(lambda f, g2, mean, spread: 2 * f * (spread + torch.outer(mean, mean)) + g2 * cov)
-    assert not close(printed, end.sigma**2 * cov, 1e-4)
+    assert not close(printed, sigma[-1] ** 2 * cov, 1e-4)
 
 
 # SMLD and NI-SMLD -----------------------------------------------------------------------------------------------------
@@ -593,7 +624,8 @@ def test_e22_the_initial_sample_has_the_square_of_the_largest_sigma():
 
 def test_e23_without_sigma_before_the_score_langevin_leaves_the_law():
     # Data whose covariance does not commute with Σ, started in the law of the level: what one update changes.
-    process, level, spread = smld_process(), Level(1.0, 0.7, 0), data_covariance()
+    process, spread = smld_process(), data_covariance()
+    level, below = process.schedule.level(116), process.schedule.level(115)
     cov = process.covariance.dense()
     law = spread + level.sigma**2 * cov
     denoiser = Denoiser(
@@ -602,7 +634,8 @@ def test_e23_without_sigma_before_the_score_langevin_leaves_the_law():
 
     def change(preconditioned: bool, eta: float) -> Tensor:
         def moved(x: Tensor, noise: Tensor) -> Tensor:
-            return langevin(Chain(denoiser, lambda: noise), x, denoiser(x, level), level, eta, preconditioned)
+            options = {"epsilon": eta * 0.01**2, "steps_per_level": 1, "preconditioned": preconditioned}
+            return als(Chain(denoiser, lambda: noise), x, denoiser(x, level), level, below, **options)
 
         of_x = as_matrix(lambda x: moved(x, zeros()))
         of_noise = as_matrix(lambda eps: moved(zeros(), process.covariance.sqrt(eps)))
@@ -687,12 +720,29 @@ def test_e24_the_papers_epsilons_make_beta_imaginary(epsilon, beta_squared):
 
 
 def test_e24_the_signal_to_noise_ratio_of_cas_is_that_of_the_preconditioned_update():
-    process, level = smld_process(), Level(1.0, 3.0, 0)
-    plain = as_matrix(lambda eps: process.conditional_score(process.perturb(zeros(), level, eps), zeros(), level))
-    ours = as_matrix(lambda eps: process.preconditioned_score(process.perturb(zeros(), level, eps), zeros(), level))
-    noise = process.covariance.dense().trace().sqrt()  # root mean square of g
-    assert close(level.sigma * ours.norm() / noise, 1.0)  # σ ‖Σs‖ / ‖g‖, the "≈ 1" that leaves ηγ/β
-    assert level.sigma * plain.norm() / noise > 1.2  # the same without Σ
+    process, eta = smld_process(), 0.062
+    here, there = process.schedule.level(100), process.schedule.level(99)
+    cov, ratio = process.covariance, here.sigma / there.sigma
+
+    def signal_to_noise(preconditioned: bool) -> float:
+        """Root mean squares over x at its level: how far a step of CAS moves x, over the noise that it adds."""
+
+        def moved(x: Tensor, noise: Tensor) -> Tensor:
+            chain = Chain(Denoiser(lambda x, label: 0 * x, process, target="x0"), lambda: noise)
+            options = {"epsilon": eta * 0.01**2, "preconditioned": preconditioned}
+            return cas(chain, x, 0 * x, here, there, **options)
+
+        def drift(eps: Tensor) -> Tensor:
+            x = process.perturb(zeros(), here, eps)
+            return moved(x, zeros()) - x
+
+        return (as_matrix(drift).norm() / as_matrix(lambda eps: moved(zeros(), cov.sqrt(eps))).norm()).item()
+
+    right = eta * ratio / math.sqrt(1 - (ratio * (1 - eta)) ** 2)  # ηγ/β
+    assert signal_to_noise(True) == pytest.approx(right, rel=1e-10)
+    plain = cov.eigenvalues.reciprocal().mean().sqrt().item()  # what the missing Σ makes of it
+    assert plain > 1.2
+    assert signal_to_noise(False) == pytest.approx(plain * right, rel=1e-10)
     large = gaussian_free_field((32, 32), 1.0).eigenvalues
     assert large.reciprocal().mean().sqrt().item() == pytest.approx(1.90, abs=0.005)
 
@@ -700,6 +750,7 @@ def test_e24_the_signal_to_noise_ratio_of_cas_is_that_of_the_preconditioned_upda
 def test_e27_the_ve_increments_have_no_further_time_step():
     process = Process(ve(1001, 20.0, 0.01), gaussian_free_field(SHAPE, 1.0))
     cov, variance = process.covariance.dense(), process.schedule.sigma.square()
+    assert close(process.schedule.signal, 1.0, 0.0)  # the mean stays where it is
     increments, step = variance.diff(), 1 / 1000
     printed = (increments * step).sum().item()  # √((σ²(t+Δt) − σ²(t)) Δt), squared and summed
     assert printed == pytest.approx(0.4, rel=1e-3)
@@ -773,6 +824,10 @@ def test_e30_the_quoted_ratios_do_not_solve_the_equation(top, levels, quoted, sh
     assert ratio == pytest.approx(math.sqrt(2 * dimension) / (math.sqrt(2 * dimension) - 3), rel=1e-9)
     assert ratio == pytest.approx(1.039796, abs=1e-6)
     assert num_levels(top, 0.01, ratio) == solved
+    # Neighbours among that many levels overlap by ½ or more; with one level fewer they do not.
+    for count, enough in ((solved, True), (solved - 1, False)):
+        sigma = smld_geometric(count, top, 0.01).sigma
+        assert (overlap((sigma[1] / sigma[0]).item(), dimension) >= 0.5) == enough
 
 
 def test_e30_the_radius_is_the_whitened_one():
@@ -840,24 +895,33 @@ def test_e31_the_quoted_epsilons_are_argmins_and_do_not_reach_one(steps, quoted,
     epsilon = langevin_epsilon(field, ratio, sigma_min, steps)
     assert epsilon == pytest.approx(ours, rel=1e-3)
     assert epsilon == pytest.approx(langevin_epsilon(Identity((32, 32)), ratio, sigma_min, steps), rel=1e-6)
+    assert epsilon == pytest.approx(best_eta(ratio, steps) * sigma_min**2, rel=1e-6)
     assert close(variance_ratio(field, ratio, epsilon, sigma_min, steps), reached, 1e-5)
 
 
 def test_e32_an_unconditional_network_averages_over_the_levels_that_explain_x():
-    sigma = smld_geometric(232, 50.0, 0.01).sigma
+    schedule = smld_geometric(232, 50.0, 0.01)
+    process, sigma = Process(schedule, Identity((1,))), schedule.sigma
     harmonic = 1 / (1 / sigma).mean()
     assert harmonic.item() == pytest.approx(0.0840, abs=1e-4)
 
-    # One image, 0, in one dimension: the loss E(eps − network(σ eps))² by quadrature on a logarithmic grid, both signs.
-    logs = torch.linspace(math.log(1e-5), math.log(1e3), 4001, dtype=torch.float64)
+    # One image, 0, in one dimension: the mean loss over all levels by quadrature, x on a logarithmic grid, both signs.
+    logs = torch.linspace(math.log(1e-5), math.log(1e3), 1001, dtype=torch.float64)
     x, width = logs.exp()[:, None], (logs[1] - logs[0]).item()
     density = torch.exp(-(x**2) / (2 * sigma**2)) / (math.sqrt(2 * math.pi) * sigma)
+    eps, level = (x / sigma).reshape(-1, 1), schedule.level(torch.arange(232).repeat(len(x)))
 
     def loss(network: Tensor) -> float:
-        return (2 * width * (x * density * (x / sigma - network[:, None]).square()).mean(1).sum()).item()
+        """Of the network that has these values on the grid."""
+
+        def net(x: Tensor) -> Tensor:
+            return network[((x.log() - logs[0]) / width).round().long()]
+
+        errors = denoising_loss(Denoiser(unconditional(net), process), 0 * eps, level=level, eps=eps)
+        return (2 * width * (x * density * errors.reshape(density.shape)).mean(1).sum()).item()
 
     optimum = (density * x / sigma).sum(1) / density.sum(1)  # E[x/σ | x]: over p(σ | x)
-    printed = x[:, 0] / harmonic  # over the training levels
+    printed = x[:, 0] / harmonic  # eq. 105: over the training levels
     assert loss(torch.zeros_like(optimum)) == pytest.approx(1.0, abs=1e-3)
     assert loss(optimum) == pytest.approx(0.2997, abs=1e-3)
     assert loss(printed) == pytest.approx((1 - sigma / harmonic).square().mean().item(), rel=1e-3)
@@ -894,15 +958,27 @@ def test_e32_in_the_dimension_of_images_there_is_nothing_to_correct(row, factor)
 # Equations that are right as printed and are checked nowhere else -----------------------------------------------------
 
 
-def test_eq45_the_one_step_chain_composes_to_the_marginal():
-    betas, x0 = torch.linspace(1e-4, 0.02, 20, dtype=torch.float64), vectors(13)
-    cov, schedule = field_covariance(), ddpm_linear(20)
+def cosine_betas() -> Tensor:
+    remaining = torch.cos((torch.arange(21, dtype=torch.float64) / 20 + 0.008) / 1.008 * math.pi / 2).square()
+    return (1 - remaining[1:] / remaining[:-1]).clamp(max=0.999)
+
+
+@pytest.mark.parametrize("schedule, betas", [
+    (ddpm_linear, lambda: torch.linspace(1e-4, 0.02, 20, dtype=torch.float64)),
+    (ddpm_cosine, cosine_betas),
+])  # fmt: skip
+def test_eq45_the_one_step_chain_composes_to_the_marginal(schedule, betas):
+    process, x0 = Process(schedule(20), gaussian_free_field(SHAPE, 1.0)), vectors(13, SIZE).reshape(-1, *SHAPE)
+    cov = process.covariance.dense()
     mean, spread = x0, torch.zeros_like(cov)
-    for row, beta in enumerate(betas.tolist()):
+    for row, beta in enumerate(betas().tolist()):
         mean, spread = math.sqrt(1 - beta) * mean, (1 - beta) * spread + beta * cov
-        level = schedule.level(row)
-        assert close(mean, level.signal * x0)
-        assert close(spread, level.sigma**2 * cov)
+        level = process.schedule.level(row)
+        of_eps = as_matrix(lambda eps, level=level: process.perturb(zeros(), level, eps))
+        assert close(mean, process.perturb(x0, level, zeros()))
+        assert close(spread, of_eps @ of_eps.T)
+    level = process.schedule.level(9)
+    assert not close((1 - betas()[:10]).prod() * x0, process.perturb(x0, level, zeros()), 0.02)  # without the root
 
 
 def test_eq57_the_reverse_mean_has_three_forms():
@@ -919,6 +995,13 @@ def test_eq57_the_reverse_mean_has_three_forms():
     by_score = (x + beta * process.covariance.matmul(score)) / math.sqrt(1 - beta)  # eq. 59
     for form in (by_x0, by_eps, by_score):
         assert close(mean, form)
+
+    # The step (eq. 58, 59) is that mean plus noise of variance β̃ Σ.
+    noise = process.covariance.sqrt(vectors(16).reshape(-1, *SHAPE))
+    chain = Chain(Denoiser(lambda x, label: eps, process), lambda: noise)
+    assert close(chain.denoiser(x, here), x0)
+    assert close(ancestral(chain, x, x0, here, there), by_eps + math.sqrt(posterior) * noise)
+    assert not close(ancestral(chain, x, x0, here, there), by_eps + math.sqrt(beta) * noise, 1e-4)
 
 
 def test_eq55_conditioning_gives_the_denoiser_and_its_uncertainty():
@@ -957,4 +1040,6 @@ def test_eq69_real_white_noise_becomes_the_field_with_mean_zero():
     assert close(root @ root.T, cov.dense())  # eq. 74
     inverse = as_matrix(cov.inv_sqrt)
     assert close(inverse.T @ inverse, torch.linalg.inv(cov.dense()))  # eq. 76
+    assert close(as_matrix(cov.solve), inverse.T @ inverse)
+    assert close(as_matrix(cov.matmul), root @ root.T)
     assert close(cov.sqrt(zeros()), 0.0)  # eq. 71, 77: the mean of a linear map of centred noise

@@ -37,6 +37,15 @@ def test_prior_is_the_top_of_the_process(schedule):
     peer = torch.distributions.MultivariateNormal(torch.zeros(12, dtype=torch.float64), scale**2 * COV.dense())
     assert torch.allclose(process.prior_log_prob(x), peer.log_prob(x.reshape(5, 12)), rtol=1e-10)
 
+    # Images in [−1, 1] at the last row are a draw of it, up to what is left of them; halfway they are not.
+    images, eps = normal(5, 3, 4, seed=1).clamp(-1, 1), normal(5, 3, 4, seed=2)
+
+    def distance(row: int) -> float:
+        return (process.perturb(images, schedule.level(row), eps) / scale - COV.sqrt(eps)).abs().max().item()
+
+    assert distance(len(schedule) - 1) < 0.06
+    assert distance(len(schedule) // 2) > 0.2
+
 
 @every_process
 def test_conditional_score_is_the_gradient_of_the_log_density(schedule):

@@ -22,7 +22,6 @@ from nidiff.generation.folder import SampleFolder
 from nidiff.generation.opened import seeds_text
 from nidiff.generation.tile import Tiled, tile_size
 from nidiff.model.folder import save_model
-from nidiff.training.experiment import Experiment
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "4", "--tile", "8")
 
@@ -306,10 +305,10 @@ def test_a_truncated_npz_is_named_and_left(sample, tmp_path):
 
 def test_a_model_that_gives_nan_is_said_to(model, tmp_path, capsys):
     broken = tmp_path / "broken"
-    network = nidiff.load_model(model).net
+    denoiser = nidiff.load_model(model)
     with torch.no_grad():
-        network.conv_out.bias.fill_(float("nan"))
-    save_model(broken, network, nidiff.gaussian_free_field((8, 8)), Experiment(schedule="ddpm_linear:num_levels=40"))
+        denoiser.net.conv_out.bias.fill_(float("nan"))
+    save_model(denoiser, broken)
     assert main(["sample", str(broken), *FLAGS, "--out", str(tmp_path / "n")]) == 2
     assert "the image of seed 0 has NaN" in capsys.readouterr().err
     assert not (tmp_path / "n" / "samples.npz").exists()
@@ -317,7 +316,7 @@ def test_a_model_that_gives_nan_is_said_to(model, tmp_path, capsys):
 
 def test_what_is_no_model_is_refused(tmp_path, capsys):
     assert main(["sample", str(tmp_path)]) == 2
-    assert "is not a run or a model" in capsys.readouterr().err
+    assert "is not a model or a run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("words", "seeds"), [("7", [7]), ("0-3", [0, 1, 2, 3]), ("9, 1-2,2", [1, 2, 9])])

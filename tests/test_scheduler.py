@@ -14,19 +14,21 @@ from nidiff.interop import NonIsotropicScheduler
 from nidiff.interop.scheduler import OPTIONS
 from nidiff.interop.timesteps import SPACINGS
 from nidiff.model import config as model_config
-from nidiff.model.config import ALGORITHMS, PREDICTIONS
+from nidiff.model.config import ALGORITHMS, predictions
 from nidiff.model.folder import same_covariance
 from nidiff.randomness import generators_from_seeds
 from nidiff.testing.problems import normal, smooth_net
 
 SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))
+PREDICTIONS = predictions()
 FITTED = nidiff.from_data(normal(50, 1, 4, 4), average="modes")  # a Σ that is arrays
 SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}, "dpmsolver++": {}}
 
 
 def scheduler(covariance=GFF, **options):
-    options = {"schedule": "ddpm_linear:num_levels=100,beta_max=0.2", "clip_sample": False, **options}
+    diffusers_own = {"algorithm": "ddpm", "timestep_spacing": "leading", "clip_sample": False}
+    options = {"schedule": "ddpm_linear:num_levels=100,beta_max=0.2", **diffusers_own, **options}
     return NonIsotropicScheduler(covariance, **options)
 
 
@@ -112,7 +114,8 @@ def test_with_white_noise_each_step_is_diffusers(name, spacing, prediction):
 def test_clipping_is_diffusers_too(algorithm):
     """DDIM's with use_clipped_model_output: the noise direction follows the clipped image."""
     peer = {"ddpm": diffusers.DDPMScheduler, "ddim": diffusers.DDIMScheduler}[algorithm](clip_sample_range=0.8)
-    ours = NonIsotropicScheduler(nidiff.Identity((4, 4)), algorithm=algorithm, clip_sample_range=0.8)
+    ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
+    assert ours.config.algorithm == algorithm
     for each in (peer, ours):
         each.set_timesteps(10)
     in_float64(peer)
@@ -122,6 +125,91 @@ def test_clipping_is_diffusers_too(algorithm):
     mine = ours.step(output, 500, x, generator=seeded())
     assert mine.pred_original_sample.abs().max() == 0.8
     assert torch.allclose(mine.prev_sample, theirs.prev_sample, rtol=0, atol=1e-6)
+
+
+THEIRS = {
+    "default": {},
+    "scaled_linear": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
+    "cosine": {"beta_schedule": "squaredcos_cap_v2", "num_train_timesteps": 500},
+    "betas": {"trained_betas": torch.linspace(1e-4, 0.03, 300).tolist(), "num_train_timesteps": 300},
+    "other words": {
+        "variance_type": "fixed_large",
+        "prediction_type": "v_prediction",
+        "timestep_spacing": "linspace",
+        "clip_sample_range": 0.5,
+    },
+    "sample, unclipped": {"prediction_type": "sample", "clip_sample": False, "timestep_spacing": "trailing"},
+}
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_a_configuration_of_ddpm_gives_its_images(case, tmp_path):
+    """From the object's config and from the file; with Σ = I the images are DDPMScheduler's own, else others."""
+    peer = diffusers.DDPMScheduler(**THEIRS[case])
+    peer.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "scheduler_config.json").read_text())
+    white = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
+    others = [NonIsotropicScheduler.from_config(saved, covariance=cov) for cov in (nidiff.Identity((4, 4)), GFF)]
+    assert torch.allclose(white.alphas_cumprod, peer.alphas_cumprod, rtol=1e-4, atol=1e-9)
+    peer.alphas_cumprod = torch.sigmoid(white.process.schedule.logsnr)  # in float64, as ours are
+    start, net, images = normal(*SHAPE), smooth_net((4, 4)), []
+    for each in (peer, white, *others):
+        each.set_timesteps(10)
+        x, generator = start if each is not others[1] else GFF.sqrt(start), seeded()
+        for t in each.timesteps:
+            x = each.step(net(x, t.expand(2)), t, x, generator=generator).prev_sample
+        images.append(x)
+    assert torch.allclose(images[1], images[0], atol=1e-5)
+    assert torch.equal(images[2], images[1])
+    assert (images[3] - images[0]).abs().max() > 1e-2
+
+
+def test_a_configuration_of_ddim_or_dpmsolver_names_its_algorithm():
+    for peer, algorithm in ((diffusers.DDIMScheduler, "ddim"), (diffusers.DPMSolverMultistepScheduler, "dpmsolver++")):
+        ours = NonIsotropicScheduler.from_config(peer().config, covariance=GFF)
+        assert ours.config.algorithm == algorithm
+        assert ours.config.timestep_spacing == peer().config.timestep_spacing
+        assert ours.config.clip_sample == peer().config.get("clip_sample", False)
+
+
+REFUSED = {
+    "thresholding": diffusers.DDPMScheduler(thresholding=True),
+    "rescale_betas_zero_snr": diffusers.DDPMScheduler(rescale_betas_zero_snr=True),
+    "variance_type": diffusers.DDPMScheduler(variance_type="learned_range"),
+    "steps_offset": diffusers.DDPMScheduler(steps_offset=1),
+    "beta_schedule": diffusers.DDPMScheduler(beta_schedule="sigmoid"),
+    "set_alpha_to_one": diffusers.DDIMScheduler(set_alpha_to_one=False),
+    "solver_order": diffusers.DPMSolverMultistepScheduler(solver_order=3),
+    "use_karras_sigmas": diffusers.DPMSolverMultistepScheduler(use_karras_sigmas=True),
+    "algorithm_type": diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
+    "DDPMScheduler": diffusers.HeunDiscreteScheduler(),
+    "skip_prk_steps": diffusers.PNDMScheduler(),
+    "original_inference_steps": diffusers.LCMScheduler(),
+}
+
+
+@pytest.mark.parametrize("field", REFUSED)
+def test_what_a_configuration_of_diffusers_asks_for_is_done_or_refused_by_name(field):
+    with pytest.raises(nidiff.InputError, match=field):
+        NonIsotropicScheduler.from_config(REFUSED[field].config, covariance=GFF)
+
+
+def test_before_set_timesteps_every_level_is_a_step_as_in_ddpm():
+    peer = diffusers.DDPMScheduler(clip_sample=False)
+    ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
+    in_float64(peer)
+    x, output = normal(*SHAPE), normal(*SHAPE, seed=1)
+    theirs = peer.step(output, 500, x, generator=seeded()).prev_sample
+    assert torch.allclose(ours.step(output, 500, x, generator=seeded()).prev_sample, theirs, atol=1e-6)
+    assert ours.num_inference_steps is peer.num_inference_steps is None
+    assert ours.previous_timestep(500) == peer.previous_timestep(500) == 499
+    for each in (ours, peer):
+        each.set_timesteps(10)
+    for t in ours.timesteps:
+        assert ours.previous_timestep(t) == peer.previous_timestep(t)
+    assert ours.previous_timestep(0) == -1
+    after = ours.step(output, 500, x, generator=seeded()).prev_sample
+    assert not torch.allclose(after, theirs, atol=1e-2)  # now it leads to 400
 
 
 def test_add_noise_and_velocity_with_white_noise_are_diffusers():
@@ -201,6 +289,27 @@ def test_the_exact_network_of_one_image_is_sampled_to_that_image():
     assert torch.allclose(loop(ours, exact, x), x0.expand(3, -1, -1, -1), atol=1e-8)
 
 
+def test_a_schedule_is_given_as_an_object_a_configuration_or_text():
+    wanted = nidiff.ddpm_cosine(40).shifted(0.5)
+    text = "ddpm_cosine:num_levels=40,shift=0.5"
+    for given in (wanted, wanted.to_config(), text):
+        ours = scheduler(schedule=given)
+        assert torch.equal(ours.process.schedule.logsnr, wanted.logsnr)
+        assert ours.config.schedule == wanted.to_config()
+    table = nidiff.Schedule([3.0, 1.0, -2.0])
+    again = NonIsotropicScheduler.from_config(scheduler(schedule=table).config)
+    assert again.process.schedule.logsnr.tolist() == [3.0, 1.0, -2.0]
+
+
+def test_the_defaults_are_those_of_nidiff_sample():
+    ours = NonIsotropicScheduler(GFF, clip_sample=False)
+    ours.set_timesteps(20)
+    net = smooth_net((4, 4))
+    generators = generators_from_seeds([5, 6])
+    x = loop(ours, net, ours.init_noise(SHAPE, generators, dtype=torch.float64))
+    assert torch.equal(x, nidiff.sample(ours.denoiser(net), SHAPE, seeds=[5, 6], dtype=torch.float64))
+
+
 # diffusers' promises about schedulers ----------------------------------------------------------------------------
 
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -234,6 +343,19 @@ def test_a_saved_scheduler_is_the_same(algorithm, covariance, tmp_path):
         t = first.timesteps[0]
         a, b = (each.step(output, t, x, generator=seeded()).prev_sample for each in (first, other))
         assert torch.equal(a, b)
+
+
+def test_the_configuration_of_a_reloaded_scheduler_keeps_every_field(tmp_path):
+    """diffusers marks what was not in a file as a default, which its from_config then leaves out."""
+    scheduler(FITTED, algorithm="ddim", prediction_type="sample").save_pretrained(tmp_path)
+    file = tmp_path / "scheduler_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_use_default_values": ["algorithm"]}))
+    reloaded = NonIsotropicScheduler.from_pretrained(tmp_path)
+    again = NonIsotropicScheduler.from_config(reloaded.config)
+    assert again.config == reloaded.config
+    assert again.config.algorithm == "ddim"
+    marked = {**reloaded.config, "_use_default_values": ["algorithm", "prediction_type"]}
+    assert NonIsotropicScheduler.from_config(marked).config.prediction_type == "sample"
 
 
 def test_a_configuration_can_be_changed_on_the_way():
@@ -273,7 +395,7 @@ def test_a_scheduler_of_diffusers_refuses_our_configuration(name, tmp_path):
 def test_timesteps_fall_within_the_schedule(algorithm, spacing):
     ours = scheduler(algorithm=algorithm, timestep_spacing=spacing)
     assert ours.timesteps.tolist() == list(range(99, -1, -1))
-    for steps in (1, 2, 3, 7, 33, 49, 98):
+    for steps in (1, 2, 3, 7, 33, 49, 98, 99, 100):
         ours.set_timesteps(steps)
         rows = ours.timesteps.tolist()
         assert len(rows) == steps == ours.num_inference_steps
@@ -463,7 +585,7 @@ BAD = {
     "algorithm": (lambda: scheduler(algorithm="dpmsolver"), "dpmsolver++"),
     "variance": (lambda: scheduler(variance_type="learned"), "fixed_small"),
     "spacing": (lambda: scheduler(timestep_spacing="even"), "leading"),
-    "schedule, a number": (lambda: scheduler(schedule=5), "NAME:key=value"),
+    "schedule, a number": (lambda: scheduler(schedule=5), "nidiff.Schedule"),
     "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "positive"),
     "clip, none": (lambda: scheduler(clip_sample=True, clip_sample_range=None), "positive"),
     "clip, a word": (lambda: scheduler(clip_sample=True, clip_sample_range="a"), "positive"),
@@ -487,18 +609,16 @@ BAD = {
         "unknown field 'beta'",
     ),
     "a DDPM config": (
-        lambda: NonIsotropicScheduler.from_config(diffusers.DDPMScheduler().config, covariance=GFF),
-        "beta_min",
+        lambda: NonIsotropicScheduler.from_config(diffusers.DDPMScheduler().config),
+        "covariance=",
     ),
     "no covariance": (lambda: NonIsotropicScheduler.from_config({}), "covariance="),
     "too many steps": (lambda: scheduler().set_timesteps(101), "from 1 to 100"),
-    "a level twice": (lambda: scheduler(algorithm="dpmsolver++").set_timesteps(100), "use fewer"),
     "no steps": (lambda: scheduler().set_timesteps(0), "from 1 to 100"),
     "half a step": (lambda: scheduler().set_timesteps(1.5), "integer"),
     "neither": (lambda: scheduler().set_timesteps(), "one of the two"),
     "rising timesteps": (lambda: scheduler().set_timesteps(timesteps=[3, 50]), "must fall"),
     "timesteps beyond": (lambda: scheduler().set_timesteps(timesteps=[100, 50]), "0 … 99"),
-    "step too early": (lambda: scheduler().step(X, 3, X), "set_timesteps"),
     "another timestep": (lambda: ready().step(X, 3, X), "scheduler.timesteps"),
     "between two timesteps": (lambda: ready().step(X, 50.7, X), "scheduler.timesteps"),
     "many timesteps": (lambda: ready().step(X, torch.tensor([50, 50]), X), "one number"),

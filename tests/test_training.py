@@ -108,7 +108,7 @@ def test_the_covariance_is_stored_once(straight):
 
 
 def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight):
-    denoiser = load_model(straight, clip=1.0)
+    denoiser = load_model(straight)
     ema = load_file(straight / "checkpoints" / "000010" / "ema.safetensors")
     for name, parameter in denoiser.net.named_parameters():
         assert torch.equal(parameter, ema[name])

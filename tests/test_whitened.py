@@ -11,7 +11,7 @@ import nidiff
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.interop import NonIsotropicScheduler, whitened
 from nidiff.interop.whitened import ON_Y
-from nidiff.model.config import PREDICTIONS
+from nidiff.model.config import predictions
 from nidiff.model.network import unet
 from nidiff.testing.problems import Gaussian, normal, smooth_net
 
@@ -120,7 +120,7 @@ def test_on_y_the_noise_of_a_scheduler_leads_to_the_law_of_the_data(name):
 @pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
 def test_ddpm_on_y_is_our_scheduler_on_x_path_by_path(prediction):
     peer = diffusers.DDPMScheduler(clip_sample=False, prediction_type=prediction, timestep_spacing="trailing")
-    ours = NonIsotropicScheduler(COV, prediction_type=prediction, timestep_spacing="trailing", clip_sample=False)
+    ours = NonIsotropicScheduler.from_config(peer.config, covariance=COV)
     peer.alphas_cumprod = torch.cumprod(1 - torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64), 0)
     for each in (peer, ours):
         each.set_timesteps(20)
@@ -143,7 +143,7 @@ def test_every_prediction_becomes_its_own_kind_in_y(prediction):
     """The encoder of the target, for white noise and y0 = Σ^-½ x0, says what is right."""
     from nidiff.diffusion.target import TARGETS
 
-    target = TARGETS[PREDICTIONS[prediction]]
+    target = TARGETS[predictions()[prediction]]
     schedule = nidiff.ddpm_linear(1000)
     level = schedule.level(400)
     x0, eps = normal(*SHAPE), normal(*SHAPE, seed=1)

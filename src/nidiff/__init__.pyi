@@ -40,6 +40,7 @@ from .interop.scheduler import NonIsotropicScheduler as NonIsotropicScheduler
 from .interop.whitened import Whitened as Whitened
 from .interop.whitened import whitened as whitened
 from .model.folder import load_model as load_model
+from .model.folder import save_model as save_model
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.sampler import sample as sample

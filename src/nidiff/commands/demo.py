@@ -54,7 +54,7 @@ class Demo:
             experiment = dataclasses.replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
             print(f"training {title} ({experiment.covariance})", file=sys.stderr)
             Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
-            denoiser = load_model(folder, clip=1.0)
+            denoiser = load_model(folder)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
             for sampler, num_steps in SAMPLERS.items():
                 images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds)

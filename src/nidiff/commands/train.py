@@ -83,10 +83,10 @@ class Train:
                     print(f"skipped a damaged checkpoint: {line}", file=sys.stderr)
                 restore(trainer, checkpoint)
             if main:
-                run.resume(trainer.step, trainer.experiment, trainer.covariance, facts)
+                run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts)
                 print(f"resuming {run.folder} after step {trainer.step}", file=sys.stderr)
         elif main:
-            run.begin(trainer.experiment, trainer.covariance, facts)
+            run.begin(trainer.experiment, trainer.denoiser, facts)
         trainer.accelerator.wait_for_everyone()
         train(trainer, run)
         if main:

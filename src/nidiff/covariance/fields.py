@@ -110,10 +110,10 @@ def pyramid(
 
     U_i is linear upsampling from a coarser grid; the last level is the one where an axis has one pixel. ``sizes`` says
     how coarse level i is. "powers" divides the size of the event by ratio^i (32, 16, 8, 4, …), as kohya's sd-scripts
-    and GeoWizard do. "compounded" divides the size of the level before by ratio^i (32, 16, 4, 1), as Marigold,
-    diffusion-e2e-ft and most copies of the original recipe do: they overwrite the width and height in the loop.
+    do. "compounded" divides the size of the level before by ratio^i (32, 16, 4, 1), as Marigold, diffusion-e2e-ft and
+    most copies of the original recipe do: they overwrite the width and height in the loop.
 
-    These recipes draw the ratio anew for each level, between 2 and 4 (Marigold's "power_of_two" is 2), and divide by
+    These three draw the ratio anew for each level, between 2 and 4 (2 in Marigold's "power_of_two"), and divide by
     the standard deviation of the batch: a mixture of such Gaussians. Here the ratio is fixed, and Σ with it. U_i does
     not commute with shifts, so this is a `Dense` covariance: for up to 4096 pixels.
     """

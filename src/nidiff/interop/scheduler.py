@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -10,24 +11,16 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin  # noqa: F401  
 from diffusers.utils.outputs import BaseOutput
 from torch import Tensor
 
-from nidiff.covariance.config import as_covariance, describe
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Level
-from nidiff.diffusion.target import TARGETS
+from nidiff.diffusion.scaling import Scaling
+from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
 from nidiff.interop.config import ConfiguredScheduler
 from nidiff.interop.guard import check_generator, warn_if_white
 from nidiff.interop.timesteps import checked, spaced
-from nidiff.model.config import (
-    ALGORITHMS,
-    BETA_SCHEDULE,
-    PREDICTIONS,
-    VARIANCES,
-    check_config,
-    schedule_of,
-)
+from nidiff.model.config import ALGORITHMS, VARIANCES, configured, scheduler_config
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.step import Chain
@@ -66,14 +59,16 @@ class NonIsotropicScheduler(ConfiguredScheduler):
     `nidiff.sample`.
 
     Args:
-        covariance: Σ, or what its ``to_config()`` returned.
-        schedule: the noise levels as NAME:key=value,…, such as "ddpm_linear:num_levels=1000".
-        prediction_type: "epsilon" (white), "sample", "v_prediction", "noise" (coloured) or "score".
-        algorithm: "ddpm", "ddim" or "dpmsolver++".
+        covariance: Σ, what its ``to_config()`` returned, or a folder that holds one.
+        schedule: a `nidiff.Schedule`, its configuration, or text such as "ddpm_linear:num_levels=1000".
+        prediction_type: "epsilon" (white), "sample", "v_prediction", "noise" (coloured), "score", or a target of yours
+            (a `Target`, or its name in `TARGETS`).
+        algorithm: "ddpm", "ddim" or "dpmsolver++". This default and that of the spacing are those of `nidiff.sample`.
         variance_type: of ddpm, "fixed_small" (β̃) or "fixed_large" (β).
         clip_sample: clip x̂0 to ±``clip_sample_range``, in pixels.
         timestep_spacing: "leading", "linspace" or "trailing".
         num_train_timesteps: the number of levels, which is the schedule's; recorded for scripts that ask for it.
+        scaling: the units of the data, recorded for the model that is saved with this scheduler.
     """
 
     order = 1
@@ -82,37 +77,39 @@ class NonIsotropicScheduler(ConfiguredScheduler):
     @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
-        covariance: Covariance | Mapping[str, Any],
-        schedule: str = "ddpm_linear:num_levels=1000",
-        prediction_type: str = "epsilon",
-        algorithm: str = "ddpm",
+        covariance: Covariance | Mapping[str, Any] | str | Path,
+        schedule: Schedule | Mapping[str, Any] | str = "ddpm_linear:num_levels=1000",
+        prediction_type: str | Target = "epsilon",
+        algorithm: str = "dpmsolver++",
         variance_type: str = "fixed_small",
         clip_sample: bool = True,
         clip_sample_range: float = 1.0,
-        timestep_spacing: str = "leading",
+        timestep_spacing: str = "trailing",
         num_train_timesteps: int | None = None,
+        scaling: Scaling | Mapping[str, Any] | None = None,
     ) -> None:
-        check_config(self.config)
-        table = schedule_of(self.config)
-        self.covariance = as_covariance(covariance)
-        self.process = Process(table, self.covariance)
-        self._target, self._clip = PREDICTIONS[prediction_type], clip_sample_range if clip_sample else None
-        # diffusers counts positional arguments among the defaults, which `from_config` then leaves out.
-        self.register_to_config(
-            covariance=describe(self.covariance),
-            num_train_timesteps=len(table),
-            beta_schedule=BETA_SCHEDULE,
-            _use_default_values=[],
-        )
+        self._model = configured(self.config, torch.nn.Identity())
+        self.process, self.covariance = self._model.process, self._model.process.covariance
+        self.scaling = self._model.scaling
+        # Objects become their configuration. diffusers counts positional arguments among the defaults, which
+        # `from_config` then leaves out.
+        plain = scheduler_config(self._model)
+        for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
+            plain.pop(key)
+        self.register_to_config(**plain, _use_default_values=[])
+        table = self.process.schedule
         self.init_noise_sigma = table.prior_scale
         self.alphas_cumprod = torch.sigmoid(table.logsnr).float()  # signal² / (signal² + sigma²): the SNR for scripts
-        self.num_inference_steps: int | None = None
-        self.timesteps = torch.arange(len(table) - 1, -1, -1)
-        self._levels: list[Level] = []
         self._past: Past | None = None
+        self._visit(list(range(len(table) - 1, -1, -1)))
+        self.num_inference_steps: int | None = None  # as in diffusers until `set_timesteps` is called
 
     def __len__(self) -> int:
         return len(self.process.schedule)
+
+    def denoiser(self, net: Callable[..., Any]) -> Denoiser:
+        """``net`` as a `nidiff.Denoiser` with the process, prediction, clipping and scaling of this scheduler."""
+        return self._model.with_net(net)
 
     # The forward process -----------------------------------------------------------------------------------------
 
@@ -156,11 +153,20 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         else:
             spare = 1 if self.config["algorithm"] == "dpmsolver++" else 0
             rows = spaced(len(self), num_inference_steps, self.config["timestep_spacing"], spare)  # type: ignore[arg-type]
+        self._visit(rows, device)
+        self._from_prior = timesteps is None or rows[0] == len(self) - 1
+
+    def _visit(self, rows: list[int], device: torch.device | str | None = None) -> None:
         self.num_inference_steps = len(rows)
         self.timesteps = torch.tensor(rows, device=device)
         self._levels = [self.process.schedule.level(row) for row in rows]
-        self._from_prior = timesteps is None or rows[0] == len(self) - 1
+        self._from_prior = True
         self._past = None
+
+    def previous_timestep(self, timestep: int | Tensor) -> Tensor:
+        """The level that `step` goes to from ``timestep``; −1 is the clean image."""
+        index = self._index(timestep)
+        return self.timesteps[index + 1] if index + 1 < len(self.timesteps) else torch.tensor(-1)
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
         """The network sees the sample as it is."""
@@ -207,7 +213,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
                 return self.covariance.sqrt(variance_noise.to(x))
             return self.process.noise(x.shape, generator, dtype=work, device=x.device)
 
-        denoiser = Denoiser(lambda x, label: output, self.process, self._target, self._clip)  # it has answered already
+        denoiser = self.denoiser(lambda x, label: output)  # it has answered already
         x0 = denoiser(x, here)
         past = self._past
         if index + 1 == len(self._levels):
@@ -223,8 +229,6 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         return NonIsotropicSchedulerOutput(*result) if return_dict else result
 
     def _index(self, timestep: int | Tensor) -> int:
-        if self.num_inference_steps is None:
-            raise InputError("step was called before set_timesteps: call set_timesteps(num_inference_steps) first.")
         try:
             row = float(timestep)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -232,7 +236,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         for index, level in enumerate(self._levels):
             if level.label == row:
                 return index
-        raise InputError(f"timestep={row:g} is not one that set_timesteps chose: give one of scheduler.timesteps.")
+        raise InputError(f"timestep={row:g} is not one of those to be visited: give one of scheduler.timesteps.")
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
         rows = torch.as_tensor(timesteps).reshape(-1).cpu()

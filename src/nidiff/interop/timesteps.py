@@ -10,14 +10,15 @@ from nidiff.errors import InputError, one_of
 
 
 def spaced(levels: int, count: int, spacing: str, spare: int) -> list[int]:
-    """``count`` falling rows of a schedule; ``spare`` rows more are laid out and the least noisy of them left out."""
+    """``count`` falling rows of a schedule; ``spare`` rows more are laid out, as far as the schedule has them, and the
+    least noisy ones left out."""
     try:
         count = operator.index(count)
     except TypeError as error:
         raise InputError(f"num_inference_steps={count!r} must be an integer.") from error
     if not 1 <= count <= levels:
         raise InputError(f"num_inference_steps={count} must be from 1 to {levels}, the levels of the schedule.")
-    rows = SPACINGS[one_of("timestep_spacing", spacing, SPACINGS)](levels, count, count + spare)[:count]
+    rows = SPACINGS[one_of("timestep_spacing", spacing, SPACINGS)](levels, count, min(count + spare, levels))[:count]
     if any(a == b for a, b in pairwise(rows)):
         raise InputError(
             f"num_inference_steps={count} visits a level twice with timestep_spacing={spacing!r}: use fewer."

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
-from nidiff.diffusion.schedule import Schedule
+from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError, one_of
-from nidiff.model.config import PREDICTIONS, is_positive
+from nidiff.model.config import is_positive, predictions
 
 # What a network predicts on x, and the word for what the scheduler is then told on y. A score is nothing that a
 # scheduler of diffusers takes.
@@ -43,7 +43,7 @@ class Whitened(torch.nn.Module):
 
     def forward(self, sample: Tensor, timestep: Any, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
-        x, target = self.colour(sample), TARGETS[PREDICTIONS[self.prediction_type]]
+        x, target = self.colour(sample), TARGETS[predictions()[self.prediction_type]]
         answer = self.unet(x, timestep, *args, **kwargs)
         if isinstance(answer, tuple):  # return_dict=False stood among the arguments without a name
             answer, return_dict = answer[0], False
@@ -113,13 +113,13 @@ def whitened(
             f"scheduler has prediction_type={config['prediction_type']!r}, but on y a network of {prediction_type!r} "
             f"says {on_y!r}: give the scheduler prediction_type={on_y!r}."
         )
-    return Whitened(unet, covariance, prediction_type, clip, None if clip is None else _schedule(scheduler))
+    return Whitened(unet, covariance, prediction_type, clip, None if clip is None else _levels(scheduler))
 
 
-def _schedule(scheduler: Any) -> Schedule:
-    """The table of noise levels, without what cannot be pickled."""
+def _levels(scheduler: Any) -> Schedule:
+    """The noise levels of a scheduler, which may be a `Schedule` itself."""
     if isinstance(scheduler, Schedule):
-        return Schedule(scheduler.logsnr, scheduler.keeps)
+        return scheduler
     remaining = getattr(scheduler, "alphas_cumprod", None)
     if remaining is None:
         raise InputError(
@@ -130,4 +130,4 @@ def _schedule(scheduler: Any) -> Schedule:
             "scheduler has a level of pure noise (rescale_betas_zero_snr=True), where clip cannot be applied: leave "
             "one of the two out."
         )
-    return Schedule(torch.logit(remaining.double()), "variance")
+    return from_alphas_cumprod(remaining.double())

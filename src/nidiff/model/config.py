@@ -1,16 +1,24 @@
-"""What scheduler_config.json of a model may hold. `load_model` and the scheduler of `nidiff.interop` both ask here."""
+"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of the data.
 
-from collections.abc import Collection, Mapping
+`load_model` and the scheduler of `nidiff.interop` both read it here.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.schedule import Schedule
+from nidiff.covariance.config import as_covariance, describe
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import Process
+from nidiff.diffusion.scaling import PIXELS, Scaling
+from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
+from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, one_of
-from nidiff.training.experiment import Experiment
 
-# diffusers' words, and ours.
-PREDICTIONS = {"epsilon": "eps", "sample": "x0", "v_prediction": "v", "noise": "noise", "score": "score"}
+# Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
+WORDS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
 ALGORITHMS = {"ddpm": "ancestral", "ddim": "ddim", "dpmsolver++": "dpmpp_2m"}
 VARIANCES = {"fixed_small": "posterior", "fixed_large": "beta"}
 SPACINGS = ("leading", "linspace", "trailing")
@@ -19,13 +27,22 @@ SPACINGS = ("leading", "linspace", "trailing")
 # refuses: "nidiff (needs …) is not implemented for DDIMScheduler".
 BETA_SCHEDULE = "nidiff (needs nidiff.interop.NonIsotropicScheduler)"
 
-WORDS: dict[str, Collection[str]] = {
-    "prediction_type": PREDICTIONS,
+CHOICES: dict[str, Collection[str]] = {
     "algorithm": ALGORITHMS,
     "variance_type": VARIANCES,
     "timestep_spacing": SPACINGS,
 }
-FIELDS = ("covariance", "schedule", *WORDS, "clip_sample", "clip_sample_range", "num_train_timesteps", "beta_schedule")
+FIELDS = (
+    "covariance",
+    "schedule",
+    "prediction_type",
+    *CHOICES,
+    "clip_sample",
+    "clip_sample_range",
+    "scaling",
+    "num_train_timesteps",
+    "beta_schedule",
+)
 
 
 def model_folder(path: Path) -> Path:
@@ -33,42 +50,78 @@ def model_folder(path: Path) -> Path:
     return path / "model" if (path / "model").is_dir() else path
 
 
-def has_network(model: Path) -> bool:
-    """Whether a model folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
-    return any(any((model / part).glob("*.safetensors")) for part in ("unet", "network"))
+def predictions() -> dict[str, str]:
+    """Every word that ``prediction_type`` may be, and the name in `TARGETS` that it stands for."""
+    return {WORDS.get(name, name): name for name in TARGETS}
 
 
-def scheduler_config(covariance: Covariance, experiment: Experiment) -> dict[str, Any]:
-    """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample the model as `nidiff.sample` does, x̂0 clipped
-    to the range of images."""
-    words = {ours: theirs for theirs, ours in PREDICTIONS.items()}
-    return {
+def prediction_type(target: Target) -> str:
+    """The word for a target."""
+    name = next((name for name, known in TARGETS.items() if known == target), None)
+    if name is None:
+        raise InputError(
+            "target is not registered, so what is saved could not be loaded: give it a name by "
+            'nidiff.diffusion.target.TARGETS["my_target"] = ….'
+        )
+    return WORDS.get(name, name)
+
+
+def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
+    """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample this denoiser as `nidiff.sample` does."""
+    schedule = denoiser.process.schedule.to_config()
+    if schedule["schedule"] not in SCHEDULES:
+        name = schedule["schedule"]
+        raise InputError(
+            f"schedule {name!r} is not registered, so what is saved could not be loaded: add it by "
+            f'nidiff.diffusion.schedule.SCHEDULES["{name}"] = {name}.'
+        )
+    config = {
         "_class_name": "NonIsotropicScheduler",
-        "covariance": covariance.to_config(),
-        "schedule": experiment.schedule,
-        "prediction_type": words[one_of("target", experiment.target, words)],
-        "algorithm": "ddpm",
-        "timestep_spacing": "linspace",
-        "clip_sample": True,
-        "clip_sample_range": 1.0,
+        "covariance": describe(denoiser.process.covariance),
+        "schedule": schedule,
+        "prediction_type": prediction_type(denoiser.target),
+        "algorithm": "dpmsolver++",
+        "timestep_spacing": "trailing",
+        "clip_sample": denoiser.clip is not None,
+        "clip_sample_range": 1.0 if denoiser.clip is None else denoiser.clip,
+        "scaling": None if denoiser.scaling is None else dataclasses.asdict(denoiser.scaling),
+        "num_train_timesteps": len(denoiser.process.schedule),
         "beta_schedule": BETA_SCHEDULE,
     }
+    try:
+        json.dumps(config, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"denoiser cannot be written as JSON ({error}): use plain finite numbers and words."
+        ) from error
+    return config
+
+
+def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
+    """The denoiser around ``net`` that the configuration describes: the inverse of `scheduler_config`."""
+    check_config(config)
+    word, clip = config.get("prediction_type", "epsilon"), config.get("clip_sample_range", 1.0)
+    target = (
+        word if isinstance(word, Target) else TARGETS[predictions()[one_of("prediction_type", word, predictions())]]
+    )
+    process = Process(_schedule(config), as_covariance(config["covariance"]))
+    return Denoiser(net, process, target, clip if config.get("clip_sample", True) else None, _scaling(config))
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse an unknown field, and a value that cannot be sampled with."""
+    """Refuse an unknown field, and a value that cannot be used."""
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
-            raise InputError(
-                f"the configuration has the unknown field {field!r}: known are {', '.join(FIELDS)} "
-                "(betas are written as schedule='ddpm_linear:num_levels=…,beta_min=…,beta_max=…')."
-            )
-    if "covariance" not in config:
+            raise InputError(f"the configuration has the unknown field {field!r}: known are {', '.join(FIELDS)}.")
+    covariance = config.get("covariance")
+    if covariance is None:
         raise InputError("the configuration has no covariance: pass covariance=, a covariance of nidiff.")
-    covariance = config["covariance"]
-    if not isinstance(covariance, Covariance | Mapping):
-        raise InputError(f"covariance={covariance!r} must be a covariance of nidiff or what its to_config() returned.")
-    for field, known in WORDS.items():
+    if isinstance(covariance, str) and not Path(covariance).is_dir():
+        raise InputError(
+            f"covariance={covariance!r} is not a folder that holds one: pass a covariance, such as "
+            "nidiff.gaussian_free_field((32, 32)), or what its to_config() returned."
+        )
+    for field, known in CHOICES.items():
         if field in config:
             one_of(field, config[field], known)
     clip, limit = config.get("clip_sample", True), config.get("clip_sample_range", 1.0)
@@ -78,24 +131,28 @@ def check_config(config: Mapping[str, Any]) -> None:
         raise InputError(f"clip_sample_range={limit!r} must be a positive number, or clip_sample=False.")
     if config.get("beta_schedule", BETA_SCHEDULE) != BETA_SCHEDULE:
         raise InputError(
-            f"beta_schedule={config['beta_schedule']!r} is not ours: write it as schedule='ddpm_linear:…'."
+            f"beta_schedule={config['beta_schedule']!r} is not ours: pass schedule=, such as "
+            "'ddpm_linear:num_levels=1000,beta_max=0.02'."
         )
 
 
-def schedule_of(config: Mapping[str, Any]) -> Schedule:
-    """The schedule that the configuration writes as NAME:key=value,…"""
-    text, count = config["schedule"], config.get("num_train_timesteps")
-    if not isinstance(text, str):
+def _schedule(config: Mapping[str, Any]) -> Schedule:
+    schedule, count = as_schedule(config["schedule"]), config.get("num_train_timesteps")
+    if count not in (None, len(schedule)):
         raise InputError(
-            f"schedule={text!r} must be written as NAME:key=value,…, such as 'ddpm_linear:num_levels=1000'."
-        )
-    table = Experiment(schedule=text).build_schedule()
-    if count not in (None, len(table)):
-        raise InputError(
-            f"num_train_timesteps={count} is not the {len(table)} levels of schedule={text!r}: "
+            f"num_train_timesteps={count} is not the {len(schedule)} levels of schedule={schedule!r}: "
             f"write it there, as num_levels={count}."
         )
-    return table
+    return schedule
+
+
+def _scaling(config: Mapping[str, Any]) -> Scaling | None:
+    scaling = config.get("scaling", PIXELS)  # version 0.1 wrote none: it knew only 8-bit images
+    if scaling is None or isinstance(scaling, Scaling):
+        return scaling
+    if not isinstance(scaling, Mapping) or set(scaling) != {"scale", "shift"}:
+        raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
+    return Scaling(**scaling)
 
 
 def is_positive(value: object) -> bool:

@@ -1,10 +1,18 @@
-"""A trained model as a folder that diffusers opens: ``unet/``, ``scheduler/`` with Σ, schedule and prediction, an index
-of the two and a model card. `nidiff.interop` reads the same files; nothing of it is imported here."""
+"""A model as a folder: the network, ``scheduler/`` with all that sampling needs to know, and a model card.
+
+    scheduler/scheduler_config.json     Σ, schedule, prediction, clipping, scaling of the data
+    scheduler/covariance.safetensors    the arrays of Σ, if it has any
+    unet/                               a diffusers model, as diffusers saves it
+    network/weights.safetensors         the weights of any other network
+    model_index.json, README.md         for diffusers and the Hub
+
+`nidiff.interop` reads the same files; nothing of it is imported here. Nothing is unpickled.
+"""
 
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -12,96 +20,151 @@ from typing import Any
 
 import torch
 
-from nidiff.covariance.config import ARRAYS, FileError, names_arrays, read_arrays, save_arrays
+from nidiff.covariance.config import ARRAYS, SCHEDULER, Config, FileError, names_arrays, read_arrays, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.process import Process
 from nidiff.errors import InputError
+from nidiff.files import replace_text, writing
 from nidiff.model.card import model_card
-from nidiff.model.config import PREDICTIONS, check_config, has_network, model_folder, schedule_of, scheduler_config
-from nidiff.training.experiment import Experiment
+from nidiff.model.config import configured, model_folder, scheduler_config
+from nidiff.model.network import OWN, UNET, load_network, save_network
 
-CONFIG = "scheduler_config.json"
-
-
-def save_model(folder: Path, unet: Any, covariance: Covariance, experiment: Experiment) -> None:
-    """Write ``unet`` and what it needs to be sampled to ``folder``; the old one stays until the new one is whole."""
-    aside = folder.with_name(f".tmp-{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
-    unet.save_pretrained(aside / "unet", safe_serialization=True)
-    (aside / "scheduler").mkdir()
-    save_arrays(covariance.tensors(), aside / "scheduler")
-    diffusers = {"_diffusers_version": version("diffusers")}
-    index = {
-        "_class_name": "NonIsotropicPipeline",
-        **diffusers,
-        "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
-        "unet": ["diffusers", type(unet).__name__],
-    }
-    scheduler = scheduler_config(covariance, experiment)
-    for name, values in (("model_index.json", index), (f"scheduler/{CONFIG}", {**scheduler, **diffusers})):
-        (aside / name).write_text(json.dumps(values, indent=2) + "\n")
-    (aside / "README.md").write_text(model_card(covariance, scheduler, experiment), encoding="utf-8")
-    old = folder.with_name(f".old-{folder.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        os.rename(folder, old)
-    os.rename(aside, folder)
-    shutil.rmtree(old, ignore_errors=True)
+CONFIG = f"scheduler/{SCHEDULER}"
+OURS = {"model_index.json", "README.md", "scheduler", UNET, OWN}
 
 
-def load_model(path: str | Path, covariance: Covariance | None = None, clip: float | None = None) -> Denoiser:
-    """The denoiser in a run directory or a model folder. A ``covariance`` other than the model's own is refused."""
-    folder = model_folder(Path(path))
-    file = folder / "scheduler" / CONFIG
-    if not has_network(folder) and any((place / "experiment.json").is_file() for place in (folder, folder.parent)):
-        raise InputError(f"path={str(path)!r} is a run that has not ended: continue it with nidiff train --resume.")
-    if not file.is_file():
-        raise InputError(f"path={str(path)!r} is not a run or a model of nidiff: it has no {file.name}.")
+def save_model(denoiser: Denoiser, folder: str | Path, about: Mapping[str, str] | None = None) -> None:
+    """Write the denoiser to ``folder``: its process, target, clipping, scaling and network.
+
+    The network may be any `torch.nn.Module`. ``about`` is what else the model card shall say, such as
+    ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole.
+    """
+    folder = Path(folder).absolute()
+    net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
+    if not isinstance(net, torch.nn.Module):
+        raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
+    scheduler = scheduler_config(denoiser)
+    _check_shape(net, denoiser.process.covariance)
+    _check_replaceable(folder)
+    aside, old = (folder.with_name(f".{kind}-{folder.name}") for kind in ("tmp", "old"))
+    with writing("folder", folder):
+        shutil.rmtree(aside, ignore_errors=True)
+        try:
+            save_process(denoiser, aside)
+            save_network(net, aside)
+            if type(net).__module__.startswith("diffusers."):
+                index = {
+                    "_class_name": "NonIsotropicPipeline",
+                    "_diffusers_version": version("diffusers"),
+                    "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
+                    "unet": ["diffusers", type(net).__name__],
+                }
+                replace_text(aside / "model_index.json", json.dumps(index, indent=2) + "\n")
+            card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
+            replace_text(aside / "README.md", card)
+            for file in filter(Path.is_file, aside.rglob("*")):
+                with file.open("rb") as written:
+                    os.fsync(written.fileno())
+            shutil.rmtree(old, ignore_errors=True)
+            if folder.exists():
+                os.rename(folder, old)
+            os.rename(aside, folder)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def save_process(denoiser: Denoiser, folder: Path) -> None:
+    """Write ``scheduler/`` of a model's folder only: a run does so when it begins, and the network comes at its end."""
+    config = scheduler_config(denoiser)
+    save_arrays(config["covariance"].tensors, folder / "scheduler")
+    replace_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def load_model(
+    folder: str | Path, net: torch.nn.Module | None = None, *, covariance: Covariance | None = None
+) -> Denoiser:
+    """The denoiser in a folder that `save_model` or `nidiff train` wrote, with its clipping and scaling.
+
+    A diffusers model is rebuilt from its own configuration. For any other network pass one that is built alike as
+    ``net``: its weights are loaded into it. ``covariance`` only says what you expect: another Σ than the model's own is
+    refused. Folders of version 0.1 open too; their data are 8-bit images.
+    """
+    place = model_folder(Path(folder))
+    file = place / CONFIG
+    run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
+    if not file.is_file() and run is None:
+        raise InputError(f"folder={str(folder)!r} is not a model or a run of nidiff: it has no {CONFIG}.")
+    if not file.is_file() or not has_network(place):
+        unfinished = f"is of a run that has not ended: continue it with nidiff train --resume --out {run}"
+        missing = f"has no weights in {UNET}/ or {OWN}/: copy them again from where the model was saved"
+        raise FileError(f"folder={str(folder)!r} {missing if run is None else unfinished}.")
     config = read_json(file)
     for key in ("covariance", "schedule", "prediction_type"):
         if key not in config:
-            raise InputError(f"path={str(path)!r} has no {key!r} in its {file.name}: train it with this version.")
-    arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(config["covariance"]) else {}
+            raise InputError(f"{str(file)!r} has no {key!r}: save the model again.")
     with _naming(file):
-        check_config(config)
-        process = Process(schedule_of(config), Covariance.from_config(config["covariance"], arrays))
-    check_same_covariance(process.covariance, covariance)
-    unet = _read_unet(folder / "unet")
+        if not isinstance(config["covariance"], Mapping):
+            raise InputError(f"covariance={config['covariance']!r} must be what to_config() of a covariance returned.")
+        arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(config["covariance"]) else {}
+        model = configured({**config, "covariance": Config(config["covariance"], arrays)}, torch.nn.Identity())
+    check_same_covariance(model.process.covariance, covariance)
+    network = load_network(place, net)
     with _naming(file):
-        image_shape(unet, process.covariance)
-    return Denoiser(unet, process, target=PREDICTIONS[config["prediction_type"]], clip=clip)
+        _check_shape(network, model.process.covariance)
+    return model.with_net(network)
 
 
-def _read_unet(folder: Path) -> Any:
-    from diffusers import UNet2DModel
-
-    again = "copy it again from where the model was saved."
-    if not folder.is_dir():
-        raise FileError(f"{str(folder)!r} is missing, which holds the network: {again}")
-    local = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
-    try:
-        unet, info = UNet2DModel.from_pretrained(folder, **local)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise FileError(f"{str(folder)!r} is damaged ({_first_line(error)}): {again}") from error
-    if info["missing_keys"]:
-        raise FileError(f"{str(folder)!r} has no weights for {info['missing_keys'][0]!r}: {again}")
-    return unet.eval()
+def has_network(folder: Path) -> bool:
+    """Whether a model's folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
+    return any(any((folder / part).glob("*.safetensors")) for part in (UNET, OWN))
 
 
-def image_shape(unet: Any, covariance: Covariance) -> tuple[int, ...]:
-    """The shape (channels, height, width) that the U-Net makes; a Σ that is over another is refused."""
-    size = unet.config["sample_size"]
-    if size is None:
-        raise InputError("unet has no sample_size in its configuration: build it with sample_size=(height, width).")
-    shape = (unet.config["in_channels"], *((size, size) if isinstance(size, int) else size))
+# The shape of what a network makes --------------------------------------------------------------------------------
+
+
+def image_shape(net: Any, covariance: Covariance) -> tuple[int, ...]:
+    """The shape [C, *axes] that a diffusers model makes; a Σ over another shape is refused."""
+    shape = _own_shape(net, covariance)
+    if shape is None:
+        raise InputError(
+            f"{type(net).__name__} does not say what shape it makes: pass image_shape=, such as (3, 32, 32), or give "
+            "it a config with in_channels and sample_size."
+        )
     event = covariance.event_shape
     if shape[-len(event) :] != event:
-        raise InputError(f"covariance is over {event}, but the U-Net makes images {shape}: build Σ for that shape.")
+        raise InputError(f"covariance is over {event}, but the network makes images {shape}: build Σ for that shape.")
     return shape
 
 
-# The files of a scheduler ----------------------------------------------------------------------------------------
+def _own_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
+    config = getattr(net, "config", None)
+    if not isinstance(config, Mapping) or config.get("in_channels") is None or config.get("sample_size") is None:
+        return None
+    size = config["sample_size"]
+    axes = max((parameter.ndim for parameter in net.parameters()), default=4) - 2  # of its convolutions
+    if axes == 1:  # a U-Net of signals takes any length; its default, 65536, says nothing
+        size = covariance.event_shape[-1:]
+    return (config["in_channels"], *((size,) * axes if isinstance(size, int) else size))
+
+
+def _check_shape(net: Any, covariance: Covariance) -> None:
+    if _own_shape(net, covariance) is not None:
+        image_shape(net, covariance)
+
+
+# Files ------------------------------------------------------------------------------------------------------------
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Only a model, or an empty folder, is replaced."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"folder={str(folder)!r} is a file: choose a new folder.")
+    names = {path.name for path in folder.iterdir()}
+    if names and not (names <= OURS and (folder / CONFIG).is_file()):
+        raise InputError(f"folder={str(folder)!r} holds other files than a model: choose an empty or a new folder.")
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -120,15 +183,13 @@ def _naming(file: Path) -> Iterator[None]:
     """Put the name of the file before what is wrong with its contents."""
     try:
         yield
+    except FileError:
+        raise
     except InputError as error:
         raise InputError(f"{str(file)!r} cannot be used: {error}") from error
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-# Only under its own Σ --------------------------------------------------------------------------------------------
+# Only under its own Σ ---------------------------------------------------------------------------------------------
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:

@@ -1,13 +1,20 @@
-"""The default network: diffusers' UNet2DModel, sized by a few numbers."""
+"""Networks: the default one, and any other in a folder. A file decides its weights, never the code that is run."""
 
+import json
 import math
 from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nidiff.covariance.config import FileError
 from nidiff.errors import InputError
 
 if TYPE_CHECKING:
     from torch.nn import Module
+
+UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module
+AGAIN = "copy it again from where the model was saved"
 
 
 def unet(
@@ -57,3 +64,97 @@ def check_size(height: int, width: int, resolutions: int) -> None:
             f"size={height}×{width} cannot be halved {resolutions - 1} times: use multiples of {factor} ({fits}), "
             "or fewer widths."
         )
+
+
+def save_network(net: "Module", folder: Path) -> None:
+    """Write a diffusers model to unet/ as diffusers does, and the weights of any other module to network/."""
+    from diffusers.models.modeling_utils import ModelMixin
+    from safetensors.torch import save_model
+
+    if isinstance(net, ModelMixin):
+        net.save_pretrained(folder / UNET, safe_serialization=True)
+        return
+    (folder / OWN).mkdir(parents=True)
+    try:
+        save_model(net, str(folder / OWN / "weights.safetensors"))
+    except (AttributeError, RuntimeError, ValueError) as error:
+        raise InputError(
+            f"the weights of denoiser.net cannot be saved ({first_line(error)}): make them plain tensors."
+        ) from error
+
+
+def load_network(folder: Path, net: "Module | None" = None) -> "Module":
+    """The network in a model's folder: rebuilt from its own configuration, or its weights loaded into ``net``."""
+    own = folder / OWN
+    if net is not None:
+        _fill(net, own if own.is_dir() else folder / UNET)
+        return net.eval()
+    if own.is_dir():
+        raise InputError(
+            f"folder={str(folder)!r} holds only the weights of a network: pass the network itself as net=."
+        )
+    return _rebuild(folder / UNET).eval()
+
+
+def _rebuild(folder: Path) -> Any:
+    try:
+        name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_class_name")
+    except (OSError, ValueError, AttributeError) as error:
+        raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+    if name not in NETWORKS:
+        raise InputError(
+            f"{str(folder)!r} holds a network of the class {name!r}, which is not one of {', '.join(NETWORKS)}: pass "
+            f'the network as net=, or register its class by nidiff.model.network.NETWORKS["{name}"] = {name}.'
+        )
+    known = NETWORKS[name]
+    kind = getattr(import_module(known), name) if isinstance(known, str) else known
+    options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
+    try:
+        net, info = kind.from_pretrained(folder, **options)
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+    _refuse_others(folder, info["missing_keys"], info["unexpected_keys"])
+    return net
+
+
+def _fill(net: "Module", folder: Path) -> None:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    weights: dict[str, Any] = {}
+    state = net.state_dict()
+    try:
+        for file in sorted(folder.glob("*.safetensors")):
+            weights |= load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+    for name in weights.keys() & state.keys():
+        if weights[name].shape != state[name].shape:
+            raise InputError(
+                f"{str(folder)!r} has {name!r} with shape {tuple(weights[name].shape)}, but in net it has "
+                f"{tuple(state[name].shape)}: pass the network that was saved."
+            )
+    # Of weights that share their memory only one is stored.
+    stored = {state[name].data_ptr() for name in weights.keys() & state.keys()}
+    missing = [name for name in state if name not in weights and state[name].data_ptr() not in stored]
+    _refuse_others(folder, missing, [name for name in weights if name not in state])
+    net.load_state_dict(weights, strict=False)
+
+
+def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[str]) -> None:
+    if missing:
+        raise FileError(
+            f"{str(folder)!r} has no weights for {missing[0]!r} of the network: {AGAIN}, or pass its own net."
+        )
+    if unexpected:
+        raise FileError(
+            f"{str(folder)!r} has weights for {unexpected[0]!r}, which the network does not have: pass its own net."
+        )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+# What may be rebuilt from unet/config.json by the name of its class: the class, or the package that has it.
+NETWORKS: dict[str, Any] = {"UNet2DModel": "diffusers", "UNet1DModel": "diffusers"}

@@ -137,7 +137,7 @@ def _grid(step: int, file: Path) -> str:
 
 
 def _denoising(run: RunDirectory) -> str:
-    denoiser = load_model(run.folder, clip=1.0)
+    denoiser = load_model(run.folder)
     x0, origin = _image_to_denoise(run, denoiser)
     found = denoise_levels(denoiser, x0)
     columns = [("", "noisy x", "denoised", "error")]

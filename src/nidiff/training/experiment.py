@@ -165,6 +165,15 @@ class Experiment:
             has_bf16 = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
         return dataclasses.replace(self, precision="bf16" if has_bf16 else "fp32")
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What the model card says of the training. A path is private: only its last part is named."""
+        data = self.data if self.data.startswith("hf:") else Path(self.data).name
+        return {
+            "data": f"{data}{', mirrored at random' if self.flip else ''}",
+            "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}",
+        }
+
     def to_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
         values["data_dir"] = None if self.data_dir is None else str(self.data_dir)

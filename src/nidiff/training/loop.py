@@ -20,6 +20,7 @@ from nidiff.data.images import Images
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
 from nidiff.diffusion.process import Process
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.model.folder import save_model
 from nidiff.model.network import unet
@@ -87,7 +88,7 @@ def build(experiment: Experiment, covariance: Covariance | None = None, **readin
     # What sampling or the process would refuse is refused before training.
     rehearse(Denoiser(net, process, experiment.target), images.shape, **experiment.sampling(process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
-    denoiser = Denoiser(model, process, target=experiment.target)
+    denoiser = Denoiser(model, process, experiment.target, clip=1.0, scaling=PIXELS)
     return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
 
 
@@ -129,7 +130,7 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: continue {run.folder} with --resume.")
     if main:
         with averaged_weights(trainer), run.writing():
-            save_model(run.model, trainer.net, trainer.covariance, experiment)
+            save_model(trainer.denoiser.with_net(trainer.net), run.model, experiment.about)
     accelerator.wait_for_everyone()
 
 

@@ -7,14 +7,13 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from nidiff.covariance.config import PLACES, load, save_arrays
+from nidiff.covariance.config import PLACES, load
 from nidiff.covariance.operator import Covariance
 from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
-from nidiff.model.config import has_network, scheduler_config
-from nidiff.model.folder import CONFIG
+from nidiff.model.folder import CONFIG, has_network, save_process
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.experiment import Experiment, read_experiment
@@ -93,20 +92,20 @@ class RunDirectory:
         if resume and (changed := self.experiment.differences(experiment.resolved())):
             raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
 
-    def begin(self, experiment: Experiment, covariance: Covariance, facts: Mapping[str, Any]) -> None:
+    def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
         """Clear the directory of an earlier run and write what this one is. The mark of a run is written last."""
         with writing("out", self.folder):
             for name in (*OURS[1:], ".old-model", ".tmp-model"):
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-            write_scheduler(self.model / "scheduler", covariance, experiment)
+            save_process(denoiser, self.model)
             self._describe(experiment, facts)
 
-    def resume(self, step: int, experiment: Experiment, covariance: Covariance, facts: Mapping[str, Any]) -> None:
+    def resume(self, step: int, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
         """Write what the run is from now on, and drop the log lines of steps that will be done again."""
         with self.writing():
-            if not (self.model / "scheduler" / CONFIG).is_file():
-                write_scheduler(self.model / "scheduler", covariance, experiment)
+            if not (self.model / CONFIG).is_file():
+                save_process(denoiser, self.model)
             for name in VERSION_0_1:
                 (self.folder / name).unlink(missing_ok=True)
             self._describe(experiment, facts)
@@ -147,19 +146,13 @@ class RunDirectory:
         """Write a grid of images of the seeds 0, 1, … to samples/STEP.png."""
         count = experiment.num_samples
         drawing = experiment.sampling(denoiser.process.schedule)
-        images = sample(denoiser.clipped(1.0), (count, *shape), seeds=range(count), **drawing)
+        images = sample(denoiser, (count, *shape), seeds=range(count), **drawing)
         with self.writing():
             save_grid(images, self.folder / "samples" / f"{step:06d}.png")
 
     def last_checkpoint(self) -> str:
         checkpoints = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
-
-
-def write_scheduler(folder: Path, covariance: Covariance, experiment: Experiment) -> None:
-    """Write the part of a model that is known before training: Σ, schedule, target and clipping."""
-    save_arrays(covariance.tensors(), folder)
-    replace_text(folder / CONFIG, json.dumps(scheduler_config(covariance, experiment), indent=2) + "\n")
 
 
 def _step_of(line: str) -> int | None:

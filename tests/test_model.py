@@ -1,0 +1,450 @@
+"""A model is an object: what save_model writes, load_model gives back to the bit, whatever the network and the data."""
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import diffusers
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import nidiff
+from nidiff.covariance.fields import FAMILIES
+from nidiff.diffusion.scaling import PIXELS
+from nidiff.diffusion.schedule import SCHEDULES
+from nidiff.diffusion.target import TARGETS
+from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
+from nidiff.model.folder import same_covariance, save_process
+from nidiff.model.network import NETWORKS, unet
+
+# What a user writes in a module of their own: a network with shared weights, a family of Σ, a target and a schedule.
+MINE = """
+import torch, nidiff
+from nidiff.recipe import remembered
+
+
+class Mine(torch.nn.Module):
+    def __init__(self, size=6, channels=1):
+        super().__init__()
+        self.first = torch.nn.Linear(size, size)
+        self.second = torch.nn.Linear(size, size)
+        self.second.weight = self.first.weight
+        self.register_buffer("counted", torch.tensor(3))
+
+    def forward(self, x, label):
+        return self.second(torch.tanh(self.first(x) + 0.01 * label.reshape(-1, *[1] * (x.ndim - 1))))
+
+
+class Haar(nidiff.Covariance):
+    def __init__(self, shape, weights):
+        super().__init__(shape, weights)
+
+    def to_basis(self, x):
+        a, b = x[..., ::2], x[..., 1::2]
+        return torch.stack([a + b, a - b], -1).flatten(-2) / 2**0.5
+
+    def from_basis(self, coefficients):
+        return self.to_basis(coefficients)
+
+
+def half(x0, eps, level, covariance):
+    return 2 * x0
+
+
+def from_half(signal, sigma):
+    return 0.0 * signal, 0.5 + 0.0 * signal
+
+
+@remembered
+def steep(num_levels):
+    return nidiff.Schedule(torch.linspace(4, -5, num_levels, dtype=torch.float64))
+
+
+TARGET = nidiff.Target(half, from_half, 0.0)
+"""
+REGISTER = """
+from nidiff.covariance.fields import FAMILIES
+from nidiff.diffusion.schedule import SCHEDULES
+from nidiff.diffusion.target import TARGETS
+
+FAMILIES["Haar"], SCHEDULES["steep"], TARGETS["half"] = Haar, steep, TARGET
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """The module as an object, not registered yet."""
+    (tmp_path / "mine.py").write_text(MINE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    import mine
+
+    yield mine
+    del sys.modules["mine"]
+
+
+@pytest.fixture
+def registered(mine, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "Haar", mine.Haar)
+    monkeypatch.setitem(SCHEDULES, "steep", mine.steep)
+    monkeypatch.setitem(TARGETS, "half", mine.TARGET)
+    return mine
+
+
+def seeded(kind, *args, **options):
+    torch.manual_seed(0)
+    return kind(*args, **options).eval()
+
+
+def signals(length=64):
+    """diffusers' U-Net of signals, whose time embedding is extra channels."""
+    return seeded(diffusers.UNet1DModel, length, None, 1, 1, extra_in_channels=64)
+
+
+def images():
+    return seeded(unet, (1, 8, 8), widths=(8,), layers=1, attention=())
+
+
+def denoiser(net, shape=(8, 8), target="eps", **options):
+    return nidiff.Denoiser(
+        net, nidiff.Process(nidiff.ddpm_linear(50), nidiff.gaussian_free_field(shape)), target, **options
+    )
+
+
+def drawn(model: nidiff.Denoiser) -> Tensor:
+    return nidiff.sample(model, (2, 1, *model.process.covariance.event_shape), num_steps=5, seeds=[3, 4])
+
+
+def assert_same(a: nidiff.Denoiser, b: nidiff.Denoiser) -> None:
+    assert same_covariance(a.process.covariance, b.process.covariance)
+    assert torch.equal(a.process.schedule.logsnr, b.process.schedule.logsnr)
+    assert a.process.schedule.to_config() == b.process.schedule.to_config()
+    assert (a.target_name, a.clip, a.scaling) == (b.target_name, b.clip, b.scaling)
+    assert torch.equal(drawn(a), drawn(b))
+
+
+# There and back --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["eps", "noise", "x0", "v", "score"])
+def test_a_model_of_images_is_the_same_after_saving(target, tmp_path):
+    first = denoiser(images(), target=target, clip=0.7, scaling=PIXELS)
+    nidiff.save_model(first, tmp_path / "m")
+    second = nidiff.load_model(tmp_path / "m")
+    assert_same(first, second)
+    assert not second.net.training
+    assert not torch.equal(drawn(second.clipped(None)), drawn(first))  # the clipping was the model's
+
+
+def test_a_model_of_signals_opens(tmp_path):
+    """A 1-D model of diffusers; its sample_size is a number, and by default one that says nothing."""
+    for length in (64, 65536):
+        first = denoiser(signals(length), (64,), "v", clip=3.0, scaling=nidiff.Scaling((2.0,), (-1.0,)))
+        nidiff.save_model(first, tmp_path / str(length))
+        assert_same(first, nidiff.load_model(tmp_path / str(length)))
+
+
+@pytest.mark.parametrize("shape", [(6,), (4, 6), (2, 4, 6)])
+def test_any_network_on_any_number_of_axes(shape, mine, tmp_path):
+    first = denoiser(seeded(mine.Mine), shape, "x0", scaling=nidiff.Scaling(2.0))
+    nidiff.save_model(first, tmp_path / "m", {"data": "volumes of rock"})
+    own = mine.Mine()
+    second = nidiff.load_model(tmp_path / "m", net=own)
+    assert second.net is own
+    assert own.first.weight is own.second.weight
+    assert_same(first, second)
+    card = (tmp_path / "m" / "README.md").read_text()
+    assert "| data | volumes of rock |" in card
+    assert "net=" in card
+    assert len(load_file(tmp_path / "m" / "network" / "weights.safetensors")) == 4  # the shared weight once
+
+
+def test_schedules_without_a_name_and_arrays_of_sigma_are_kept(mine, tmp_path):
+    schedule = nidiff.Schedule([3.0, 1.0, -0.5, -2.0, -4.0], "signal").shifted(0.3)
+    cov = 0.5 * nidiff.Identity((6,)) + nidiff.Fourier((6,), torch.tensor([3.0, 2.0, 1.0, 0.5, 1.0, 2.0]))
+    first = nidiff.Denoiser(seeded(mine.Mine), nidiff.Process(schedule, cov), clip=1.0)
+    nidiff.save_model(first, tmp_path / "m")
+    assert_same(first, nidiff.load_model(tmp_path / "m", mine.Mine()))
+
+
+def test_a_new_process_gets_the_same_samples(registered, tmp_path):
+    """A network, a family of Σ, a target and a schedule of one's own."""
+    process = nidiff.Process(registered.steep(30), registered.Haar((2, 6), torch.linspace(0.2, 3, 12)))
+    first = nidiff.Denoiser(seeded(registered.Mine), process, "half", clip=2.0, scaling=nidiff.Scaling(5.0, 1.0))
+    nidiff.save_model(first, tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "scheduler" / "scheduler_config.json").read_text())
+    assert config["prediction_type"] == "half"
+    code = f"""
+from mine import *
+{{register}}
+from safetensors.torch import save_file
+model = nidiff.load_model({str(tmp_path / "m")!r}, net=Mine())
+assert (model.target_name, model.clip, model.scaling) == ("half", 2.0, nidiff.Scaling(5.0, 1.0))
+save_file({{{{"x": nidiff.sample(model, (2, 1, 2, 6), num_steps=5, seeds=[3, 4])}}}}, {str(tmp_path / "x")!r})
+"""
+    run = {"cwd": tmp_path, "capture_output": True, "text": True}
+    answer = subprocess.run([sys.executable, "-c", code.format(register=REGISTER)], **run)
+    assert answer.returncode == 0, answer.stderr
+    assert torch.equal(load_file(tmp_path / "x")["x"], drawn(first))
+    answer = subprocess.run([sys.executable, "-c", code.format(register="")], **run)  # whoever did not register them
+    assert "InputError" in answer.stderr
+    assert "'half' is unknown" in answer.stderr
+
+
+def test_the_scheduler_and_the_pipeline_know_a_target_of_ones_own(registered, tmp_path):
+    process = nidiff.Process(nidiff.ddpm_linear(30), nidiff.gaussian_free_field((8, 8)))
+    first = nidiff.Denoiser(images(), process, "half", clip=1.0, scaling=PIXELS)
+    nidiff.save_model(first, tmp_path / "m")
+    pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+    pipeline.set_progress_bar_config(disable=True)
+    made = pipeline(2, num_inference_steps=5, seeds=[3, 4], output_type="pt").images
+    assert torch.equal(made, (drawn(first) / 2 + 0.5).clamp(0, 1))
+    by_object = NonIsotropicScheduler(process.covariance, process.schedule, registered.TARGET)
+    assert by_object.config.prediction_type == "half"
+
+
+def test_a_network_can_be_given_for_a_model_of_diffusers_too(tmp_path):
+    first = denoiser(images(), clip=1.0)
+    nidiff.save_model(first, tmp_path / "m")
+    torch.manual_seed(1)
+    other = unet((1, 8, 8), widths=(8,), layers=1, attention=())
+    assert_same(first, nidiff.load_model(tmp_path / "m", net=other))
+
+
+def test_a_class_of_ones_own_with_a_configuration_is_rebuilt_once_it_is_registered(tmp_path, monkeypatch):
+    class Ours(diffusers.UNet2DModel):
+        pass
+
+    first = denoiser(Ours.from_config(images().config).eval(), clip=1.0)
+    nidiff.save_model(first, tmp_path / "m")
+    assert not (tmp_path / "m" / "model_index.json").exists()  # diffusers would import what it names
+    with pytest.raises(nidiff.InputError, match="NETWORKS"):
+        nidiff.load_model(tmp_path / "m")
+    monkeypatch.setitem(NETWORKS, "Ours", Ours)
+    second = nidiff.load_model(tmp_path / "m")
+    assert type(second.net) is Ours
+    assert_same(first, second)
+
+
+def test_what_torch_compile_wrapped_is_saved_bare(mine, tmp_path):
+    first = denoiser(seeded(mine.Mine), (6,))
+    nidiff.save_model(first.with_net(torch.compile(first.net)), tmp_path / "m")
+    assert_same(first, nidiff.load_model(tmp_path / "m", mine.Mine()))
+
+
+def test_a_run_directory_opens_and_sigma_is_there_before_the_network(tmp_path):
+    first = denoiser(images(), clip=1.0, scaling=PIXELS)
+    run = tmp_path / "run"
+    save_process(first, run / "model")
+    (run / "experiment.json").write_text("{}")
+    assert same_covariance(nidiff.Covariance.load(run), first.process.covariance)
+    with pytest.raises(nidiff.InputError, match="--resume"):
+        nidiff.load_model(run)
+    with pytest.raises(OSError, match="--resume"):
+        NonIsotropicPipeline.from_pretrained(run)
+    nidiff.save_model(first, run / "model")
+    assert_same(first, nidiff.load_model(run))
+
+
+# Version 0.1 -----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_version_0_1_opens(tmp_path):
+    """Its schedule is text and it says nothing of scaling: the data were 8-bit images."""
+    net, folder = images(), tmp_path / "m"
+    net.save_pretrained(folder / "unet", safe_serialization=True)
+    (folder / "scheduler").mkdir()
+    cov = nidiff.from_data(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), average="modes")
+    save_file(
+        {key: value.contiguous() for key, value in cov.tensors().items()}, folder / "scheduler/covariance.safetensors"
+    )
+    scheduler = {
+        "_class_name": "NonIsotropicScheduler",
+        "covariance": cov.to_config(),
+        "schedule": "ddpm_linear:num_levels=50,shift=0.5",
+        "prediction_type": "v_prediction",
+        "algorithm": "ddpm",
+        "timestep_spacing": "linspace",
+        "clip_sample": True,
+        "clip_sample_range": 1.0,
+        "beta_schedule": "nidiff (needs nidiff.interop.NonIsotropicScheduler)",
+        "_diffusers_version": "0.36.0",
+    }
+    index = {
+        "_class_name": "NonIsotropicPipeline",
+        "_diffusers_version": "0.36.0",
+        "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
+        "unet": ["diffusers", "UNet2DModel"],
+    }
+    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
+    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "README.md").write_text("a card of version 0.1")
+    model = nidiff.load_model(folder)
+    process = nidiff.Process(nidiff.ddpm_linear(50).shifted(0.5), cov)
+    assert_same(model, nidiff.Denoiser(net, process, "v", clip=1.0, scaling=PIXELS))
+    pipeline = NonIsotropicPipeline.from_pretrained(folder)
+    pipeline.set_progress_bar_config(disable=True)
+    assert pipeline.scheduler.config.algorithm == "ddpm"
+    pipeline.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "README.md").read_text() == "a card of version 0.1"
+    assert torch.equal(drawn(nidiff.load_model(tmp_path / "again")), drawn(model))
+
+
+# Refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_what_could_not_be_loaded_is_refused_before_anything_is_written(mine, tmp_path):
+    net, gff = seeded(mine.Mine), nidiff.gaussian_free_field((6,))
+    haar = mine.Haar((6,), torch.linspace(1, 2, 6))
+    plain, steep = nidiff.ddpm_linear(9), mine.steep(9)
+    cases = {
+        "TARGETS": nidiff.Denoiser(net, nidiff.Process(plain, gff), mine.TARGET),
+        "FAMILIES": nidiff.Denoiser(net, nidiff.Process(plain, haar)),
+        "SCHEDULES": nidiff.Denoiser(net, nidiff.Process(steep, gff)),
+        "torch.nn.Module": nidiff.Denoiser(lambda x, label: x, nidiff.Process(plain, gff)),
+        r"images \(1, 8, 8\)": denoiser(images(), (6,)),
+    }
+    for words, model in cases.items():
+        with pytest.raises(nidiff.InputError, match=words):
+            nidiff.save_model(model, tmp_path / "m")
+    assert {path.name for path in tmp_path.iterdir()} <= {"mine.py", "__pycache__"}
+
+
+def rewritten(folder: Path, change) -> None:
+    file = folder / "network" / "weights.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file)
+
+
+def test_the_weights_of_another_network_are_refused(mine, tmp_path):
+    nidiff.save_model(denoiser(seeded(mine.Mine), (6,)), tmp_path / "m")
+    with pytest.raises(nidiff.InputError, match="net="):
+        nidiff.load_model(tmp_path / "m")
+    with pytest.raises(nidiff.InputError, match=r"shape \(6,"):
+        nidiff.load_model(tmp_path / "m", net=mine.Mine(5))
+    with pytest.raises(nidiff.InputError, match="no weights for '0.weight'"):
+        nidiff.load_model(tmp_path / "m", net=torch.nn.Sequential(torch.nn.Linear(6, 6)))
+    for number, (change, words) in enumerate(
+        [
+            (lambda tensors: tensors.pop("first.bias"), "no weights for 'first.bias'"),
+            (lambda tensors: tensors.update(third=torch.ones(2)), "'third'"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "m", folder)
+        rewritten(folder, change)
+        with pytest.raises(nidiff.InputError, match=words) as caught:
+            nidiff.load_model(folder, net=mine.Mine())
+        assert "\n" not in str(caught.value)
+    (tmp_path / "m" / "network" / "weights.safetensors").write_bytes(b"torn")
+    with pytest.raises(OSError, match="damaged"):
+        nidiff.load_model(tmp_path / "m", net=mine.Mine())
+
+
+def test_nothing_is_unpickled_and_no_class_is_imported_by_name(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "sprung",))
+
+    nidiff.save_model(denoiser(images()), tmp_path / "m")
+    folder = tmp_path / "m" / "unet"
+    (folder / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    assert nidiff.load_model(tmp_path / "m")
+    (folder / "diffusion_pytorch_model.safetensors").unlink()
+    for options in ({}, {"net": images()}):
+        with pytest.raises(nidiff.InputError, match="unet"):
+            nidiff.load_model(tmp_path / "m", **options)
+    assert not (tmp_path / "sprung").exists()
+    pickle.loads((folder / "diffusion_pytorch_model.bin").read_bytes())
+    assert (tmp_path / "sprung").exists()  # the trap works
+
+
+def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "stranger.py").write_text("import pathlib; pathlib.Path(__file__).with_name('sprung').touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    nidiff.save_model(denoiser(images()), tmp_path / "m")
+    config, index = tmp_path / "m" / "unet" / "config.json", tmp_path / "m" / "model_index.json"
+    whole = index.read_text()
+    index.write_text(json.dumps({**json.loads(whole), "unet": ["stranger", "Net"]}))
+    assert NonIsotropicPipeline.from_pretrained(tmp_path / "m")  # unet/config.json names a class that we know
+    index.write_text(json.dumps({**json.loads(whole), "scheduler": ["stranger", "Net"]}))
+    with pytest.raises(nidiff.InputError, match="stranger"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+    index.write_text(whole)
+    for name in ("Net", "stranger.Net", "UNet2DConditionModel", None):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": name}))
+        with pytest.raises(nidiff.InputError, match="NETWORKS"):
+            nidiff.load_model(tmp_path / "m")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_only_a_model_is_replaced(tmp_path):
+    """The old model stays until the new one is whole; other people's files stay in any case."""
+    first, folder = denoiser(images(), clip=1.0), tmp_path / "m"
+    nidiff.save_model(first, folder)
+
+    class Failing(torch.nn.Module):
+        def state_dict(self, *args, **kwargs):
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(nidiff.InputError, match="No space left"):
+        nidiff.save_model(denoiser(Failing()), folder)
+    assert_same(first, nidiff.load_model(folder))
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    nidiff.save_model(first.clipped(2.0), folder)
+    assert nidiff.load_model(folder).clip == 2.0
+    (folder / "thesis.tex").write_text("years")
+    (tmp_path / "file").write_text("one")
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "README.md").write_text("mine")
+    for other in (folder, tmp_path / "file", tmp_path / "project"):
+        with pytest.raises(nidiff.InputError, match="new folder"):
+            nidiff.save_model(first, other)
+    assert (folder / "thesis.tex").read_text() == "years"
+    with pytest.raises(nidiff.InputError, match="cannot be written"):
+        nidiff.save_model(first, tmp_path / "file" / "m")
+    with pytest.raises(nidiff.InputError, match="is not a model or a run"):
+        nidiff.load_model(tmp_path / "project")
+
+
+# In a pipeline ---------------------------------------------------------------------------------------------------
+
+
+def test_a_pipeline_of_ones_own_network(mine, tmp_path):
+    scheduler = NonIsotropicScheduler(nidiff.gaussian_free_field((6, 6)), nidiff.ddpm_linear(30))
+    with pytest.raises(nidiff.InputError, match="image_shape"):
+        NonIsotropicPipeline(seeded(mine.Mine), scheduler)
+    with pytest.raises(nidiff.InputError, match="image_shape"):
+        NonIsotropicPipeline(seeded(mine.Mine), scheduler, image_shape=(1, 5, 5))
+    with pytest.raises(nidiff.InputError, match="torch.nn.Module"):
+        NonIsotropicPipeline(lambda x, t: x, scheduler, image_shape=(1, 6, 6))
+    first = NonIsotropicPipeline(seeded(mine.Mine), scheduler, image_shape=(1, 6, 6))
+    first.save_pretrained(tmp_path / "m")
+    second = NonIsotropicPipeline.from_pretrained(tmp_path / "m", unet=mine.Mine(), image_shape=(1, 6, 6))
+    for pipeline in (first, second):
+        pipeline.set_progress_bar_config(disable=True)
+    made = [pipeline(2, seeds=[3, 4], output_type="pt").images for pipeline in (first, second)]
+    assert torch.equal(*made)
+    x = nidiff.sample(nidiff.load_model(tmp_path / "m", mine.Mine()), (2, 1, 6, 6), seeds=[3, 4])
+    assert torch.equal(made[0], (x / 2 + 0.5).clamp(0, 1))
+    with pytest.raises(nidiff.InputError, match="net="):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+
+
+def test_a_pipeline_of_signals_gives_them_in_their_units(tmp_path):
+    scaling = nidiff.Scaling(10.0, 20.0)
+    nidiff.save_model(denoiser(signals(), (64,), clip=3.0, scaling=scaling), tmp_path / "m")
+    pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+    pipeline.set_progress_bar_config(disable=True)
+    made = pipeline(2, num_inference_steps=5, seeds=[3, 4], output_type="np").images
+    assert made.shape == (2, 64, 1)
+    expected = scaling.to_data(drawn(nidiff.load_model(tmp_path / "m")))
+    assert torch.equal(torch.from_numpy(made).movedim(-1, 1), expected)
+    with pytest.raises(nidiff.InputError, match="output_type"):
+        pipeline(2)
