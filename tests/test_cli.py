@@ -294,16 +294,21 @@ denoiser = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), nidiff.Process(
 print(nidiff.sample(denoiser, (2, 1, 8, 8), num_steps=3, seeds=[0, 1]).abs().max().item() <= 1)
 nidiff.NonIsotropicScheduler(covariance=cov), nidiff.NonIsotropicPipeline, nidiff.load_model, nidiff.calibrate
 print(len(nidiff.load_dataset("digits")))
-try:
-    nidiff.load_dataset("hf:mnist")
-except nidiff.InputError as error:
-    print(error)
+for call in (
+    lambda: nidiff.load_dataset("hf:mnist"),
+    lambda: nidiff.log_likelihood(denoiser, torch.zeros(1, 1, 8, 8)),
+):
+    try:
+        call()
+    except nidiff.InputError as error:
+        print(error)
 """
     done = without(EXTRAS, code)
     assert done.returncode == 0, done.stderr[-2000:]
-    sampled, count, refusal = done.stdout.splitlines()
+    sampled, count, hub, likelihood = done.stdout.splitlines()
     assert (sampled, count) == ("True", "1498")
-    assert "nidiff[hub]" in refusal
+    assert "nidiff[hub]" in hub
+    assert "nidiff[likelihood]" in likelihood
 
 
 def test_a_missing_module_of_no_extra_is_a_bug_and_keeps_its_traceback(tmp_path):

@@ -2,7 +2,9 @@
 
 import gzip
 import hashlib
+import os
 import struct
+import subprocess
 import sys
 import tarfile
 import threading
@@ -11,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import nidiff
 from nidiff.data import cifar10, fashion_mnist
@@ -307,3 +310,21 @@ def test_a_data_dir_that_is_not_used_is_refused(tmp_path):
 def test_the_hub_needs_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     refuse("'datasets' is not installed", "nidiff[hub]", name="hf:some/name")
+
+
+def test_a_dataset_of_the_hub_gives_its_images_and_labels(tmp_path):
+    """A folder is a dataset to the Hub's library too, read by the same code and without a network."""
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)
+    for i, image in enumerate(pixels):
+        folder = tmp_path / "animals" / ("cat", "dog")[i // 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i}.png")
+    code = "import nidiff, sys; d = nidiff.load_dataset(sys.argv[1]); print(d.labels.tolist(), d.pixels.tolist())"
+    done = subprocess.run(
+        [sys.executable, "-c", code, f"hf:{tmp_path / 'animals'}"],
+        env={**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.strip() == f"[0, 0, 1, 1] {np.moveaxis(pixels, -1, 1).tolist()}"

@@ -384,7 +384,7 @@ def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "r")
     shutil.rmtree(tmp_path / "r" / "model" / "unet")
     assert not RunDirectory.open(tmp_path / "r").has_model
-    with pytest.raises(nidiff.InputError, match="has not ended|unet"):
+    with pytest.raises(nidiff.InputError, match="has not ended"):
         load_model(tmp_path / "r")
 
 

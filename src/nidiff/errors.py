@@ -15,7 +15,7 @@ class InputError(ValueError):
 
 
 class Interrupted(Exception):
-    """A long command was asked to stop and has left its work so that it can go on; the message says how."""
+    """A long command was asked to stop and has saved its work; the message says how to continue."""
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> str:

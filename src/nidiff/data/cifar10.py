@@ -39,14 +39,14 @@ def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True
         if records.size != IMAGES * RECORD or records[::RECORD].max() > 9:
             raise InputError(
                 f"{name!r} of {str(place)!r} is not {IMAGES} records of CIFAR-10 of {RECORD} bytes: "
-                "replace it by the official file."
+                "replace it with the official file."
             )
         records = records.reshape(IMAGES, RECORD)
         pixels.numpy()[names.index(name)] = records[:, 1:].reshape(IMAGES, 3, 32, 32)
         labels.numpy()[names.index(name)] = records[:, 0]
         found.add(name)
     if found != set(names):
-        raise InputError(f"{str(place)!r} lacks {min(set(names) - found)!r}: replace it by the official file.")
+        raise InputError(f"{str(place)!r} lacks {min(set(names) - found)!r}: replace it with the official file.")
     return pixels.flatten(0, 1), labels.flatten()
 
 
@@ -82,5 +82,5 @@ def _contents(place: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
                     yield wanted[member.name], stream.read(IMAGES * RECORD + 1)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise InputError(
-            f"{str(place)!r} cannot be read as an archive ({error}): replace it by the official file."
+            f"{str(place)!r} cannot be read as an archive ({error}): replace it with the official file."
         ) from error

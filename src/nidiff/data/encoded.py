@@ -1,4 +1,4 @@
-"""Images in files (PNG, JPEG, …) as uint8 pixels: decoded at once, or batch by batch where that would not fit."""
+"""Images in files (PNG, JPEG, …) as uint8 pixels: decoded at once, or batch by batch if memory is short."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -76,18 +76,10 @@ class Stream:
         return pixels
 
 
-class Decoded(NamedTuple):
-    """What `read_encoded` returns."""
+def read_encoded(images: Source, reading: Reading) -> tuple[Tensor | Stream, list[int], list[str]]:
+    """Images as uint8 [N, C, H, W], which of ``images`` they are, and the names of the corrupt ones left out.
 
-    pixels: Tensor | Stream
-    rows: list[int]
-    """Which of the images they are."""
-    skipped: list[str]
-    """The names of the corrupt ones that were left out."""
-
-
-def read_encoded(images: Source, reading: Reading) -> Decoded:
-    """Images as uint8 [N, C, H, W]; unless ``reading`` gives a size and channels, all must be alike.
+    Unless ``reading`` gives a size and channels, all must be alike.
 
     More than its memory limit in bytes of pixels (None: no limit) become a `Stream`, which decodes the same values. A
     corrupt image is an error that names it: at once, or in a stream when it is met. With ``skip_corrupt`` it is left
@@ -114,7 +106,7 @@ def read_encoded(images: Source, reading: Reading) -> Decoded:
         pixels = memory[: len(rows)]
     if not rows:
         raise _none_left(images)
-    return Decoded(pixels, rows, skipped or [])
+    return pixels, rows, skipped or []
 
 
 def _each(

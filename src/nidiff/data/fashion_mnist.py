@@ -42,8 +42,8 @@ def load_fashion_mnist(split: str, data_dir: Path | None = None, progress: bool 
     images, labels = (read_idx(folder / name) for name in files)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise InputError(
-            f"{str(folder)!r} has {tuple(images.shape)} images and {tuple(labels.shape)} labels, which do not fit: "
-            "replace its files by the official ones."
+            f"{str(folder)!r} has {tuple(images.shape)} images and {tuple(labels.shape)} labels, which do not match: "
+            "replace its files with the official ones."
         )
     return images[:, None], labels.long()
 
@@ -65,12 +65,12 @@ def read_idx(file: Path) -> Tensor:
     try:
         content = bytearray(gzip.decompress(file.read_bytes()))
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{str(file)!r} cannot be unpacked ({error}): replace it by the official file.") from error
+        raise InputError(f"{str(file)!r} cannot be unzipped ({error}): replace it with the official file.") from error
     if content[:3] != b"\0\0\x08" or len(content) < (start := 4 + 4 * content[3]):
-        raise InputError(f"{str(file)!r} does not begin like an IDX file of bytes: replace it by the official file.")
+        raise InputError(f"{str(file)!r} does not begin like an IDX file of bytes: replace it with the official file.")
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     if not 0 < math.prod(shape) == len(content) - start:
         raise InputError(
-            f"{str(file)!r} has {len(content) - start} values for the shape {shape}: replace it by the official file."
+            f"{str(file)!r} has {len(content) - start} values for the shape {shape}: replace it with the official file."
         )
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)

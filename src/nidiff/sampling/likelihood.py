@@ -8,6 +8,7 @@ from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, one_of
+from nidiff.extras import require
 from nidiff.randomness import Generators, white_noise
 
 
@@ -29,7 +30,7 @@ def log_likelihood(
     pass per dimension) or "hutchinson" (unbiased, ``num_probes`` random signs, fixed along the path). ``method``,
     ``rtol`` and ``atol`` are torchdiffeq's, of its adaptive solvers.
     """
-    from torchdiffeq import odeint
+    odeint = require("torchdiffeq").odeint
 
     one_of("trace", trace, TRACES)
     one_of("method", method, METHODS)

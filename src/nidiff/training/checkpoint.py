@@ -1,11 +1,11 @@
 """Checkpoints that survive a kill, a full disk and flipped bytes.
 
 ``folder/000500/`` holds one ``NAME.safetensors`` per group of tensors, ``optimizer.pt``, ``state.json`` and
-``manifest.json``, the checksums of the others. A checkpoint has its name only once it is whole and on the disk:
+``manifest.json``, the checksums of the others. A checkpoint gets its name only when it is complete and on the disk:
 
-    .tmp-000500        being written; after a crash, rubbish
-    .replaced-000500   the earlier one of the same step, while the new one takes its name
-    .old-000500        being deleted; after a crash, rubbish
+    .tmp-000500        is being written; after a crash, can be deleted
+    .replaced-000500   an earlier one of the same step, while the new one takes its name
+    .old-000500        is being deleted; after a crash, can be deleted
 
 One process writes. Nothing is unpickled: safetensors, JSON, and ``weights_only=True`` for the optimizer.
 """
@@ -36,12 +36,8 @@ _MANIFEST, _STATE, _OPTIMIZER, _TENSORS = "manifest.json", "state.json", "optimi
 _NAME = re.compile(r"(\.tmp-|\.replaced-|\.old-|)([0-9]{6}|[1-9][0-9]{6,})")
 
 
-class CheckpointError(InputError):
-    """A checkpoint cannot be written, or none can be used: one sentence, and what to do."""
-
-
 class Checkpoint(NamedTuple):
-    """What `load_checkpoint` read: every tensor on the CPU, and the newer checkpoints it had to skip."""
+    """What `load_checkpoint` returns: every tensor on the CPU, and the newer checkpoints it had to skip."""
 
     step: int
     tensors: dict[str, dict[str, Tensor]]
@@ -60,10 +56,9 @@ def save_checkpoint(
     optimizer: Mapping[str, Any] | None,
     keep: int,
 ) -> Path:
-    """Write ``folder/{step:06d}`` whole or not at all, then remove all but the newest ``keep`` (0 keeps all).
+    """Write ``folder/{step:06d}`` completely or not at all, then remove all but the newest ``keep`` (0 keeps all).
 
-    Checkpoints of a later step are neither counted nor removed: this run passed over them as damaged, or they are not
-    its own.
+    Checkpoints of a later step are neither counted nor removed: they were skipped as damaged, or are not this run's.
     """
     if keep < 0:
         raise InputError(f"keep={keep} is negative: use 0 to keep every checkpoint, or how many to keep.")
@@ -74,7 +69,10 @@ def save_checkpoint(
         _sync(folder.parent)
         _tidy(folder)
         written.mkdir()
-        _write_files(written, step, tensors, state, optimizer)
+        files = {name: _write(written / name, data) for name, data in _contents(step, tensors, state, optimizer)}
+        manifest = {"format": FORMAT, "nidiff": __version__, "files": files}
+        _write(written / _MANIFEST, _json(manifest | {"sha256": _digest_of_manifest(manifest)}))
+        _sync(written)
         if path.exists():
             os.rename(path, folder / f".replaced-{name}")
         os.rename(written, path)
@@ -87,7 +85,7 @@ def save_checkpoint(
     except OSError as error:
         with contextlib.suppress(OSError):
             _tidy(folder)
-        raise CheckpointError(
+        raise InputError(
             f"Checkpoint {name} could not be saved in {folder} ({error.strerror or error}): "
             f"the run can be resumed from {_newest_whole(folder)}."
         ) from error
@@ -106,53 +104,48 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         except _Damage as damage:  # noqa: PERF203 - the next one is the remedy
             damaged.append(f"{path.name}/{damage}")
     if damaged:
-        raise CheckpointError(
-            f"No checkpoint in {folder} is whole ({', '.join(damaged)}): restore one from a copy, or start a new run."
+        raise InputError(
+            f"all checkpoints in {folder} are damaged ({', '.join(damaged)}): restore one from a copy, or start again."
         )
     return None
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in ``folder``, whole or damaged, by step."""
+    """The checkpoints in ``folder``, damaged ones included, by step."""
     found: dict[int, Path] = {}
-    # A kill between the two renames of a replacement leaves only the replaced one: it is still a checkpoint.
+    # A kill between the two renames of a replacement leaves only the replaced one, which is still a checkpoint.
     try:
         for prefix in (".replaced-", ""):
             found |= {_step(path): path for path in _entries(folder, prefix)}
     except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read ({error.strerror}): check its permissions and disk.") from error
+        raise InputError(f"{folder} cannot be read ({error.strerror}): check its permissions and disk.") from error
     return [found[step] for step in sorted(found)]
 
 
 # Writing ---------------------------------------------------------------------------------------------------------
 
 
-def _write_files(
-    folder: Path,
-    step: int,
-    tensors: Mapping[str, Mapping[str, Tensor]],
-    state: Mapping[str, Any],
-    optimizer: Mapping[str, Any] | None,
-) -> None:
-    files = {}
+def _contents(
+    step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], optimizer: Any
+) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each file, one at a time."""
     for name, group in tensors.items():
         # A copy of each: safetensors refuses tensors that share memory or are not contiguous.
         copies = {k: v.detach().to("cpu", copy=True, memory_format=torch.contiguous_format) for k, v in group.items()}
-        files[name + _TENSORS] = _write(folder / (name + _TENSORS), safetensors.torch.save(copies))
+        yield name + _TENSORS, safetensors.torch.save(copies)
     if optimizer is not None:
         buffer = io.BytesIO()
         torch.save(_plain(optimizer), buffer)
-        files[_OPTIMIZER] = _write(folder / _OPTIMIZER, buffer.getbuffer())
-    content = {"format": FORMAT, "step": step, "state": state}
-    files[_STATE] = _write(folder / _STATE, (json.dumps(content, indent=2) + "\n").encode())
-    manifest = {"format": FORMAT, "nidiff": __version__, "files": files}
-    signed = {**manifest, "sha256": _digest_of_manifest(manifest)}
-    _write(folder / _MANIFEST, (json.dumps(signed, indent=2) + "\n").encode())
-    _sync(folder)
+        yield _OPTIMIZER, buffer.getvalue()
+    yield _STATE, _json({"format": FORMAT, "step": step, "state": state})
 
 
-def _write(path: Path, data: bytes | memoryview) -> dict[str, Any]:
-    """Write and sync ``data``. It is hashed in memory, so that the checksum is of what was meant to be written."""
+def _json(values: Mapping[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2) + "\n").encode()
+
+
+def _write(path: Path, data: bytes) -> dict[str, Any]:
+    """Write and sync ``data``. It is hashed in memory: the checksum is that of what was meant to be written."""
     with path.open("wb") as file:
         file.write(data)
         file.flush()
@@ -166,10 +159,8 @@ def _plain(value: Any) -> Any:
         return value.detach().cpu()
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, tuple):
-        return tuple(_plain(item) for item in value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (bool, int, float, str, type(None)):  # not a subclass, which would be pickled as such
@@ -243,7 +234,7 @@ def _manifest(path: Path) -> dict[str, Any]:
     if manifest.pop("sha256", None) != _digest_of_manifest(manifest):
         raise _Damage(f"{_MANIFEST}: checksum differs")
     if manifest["format"] != FORMAT:
-        raise CheckpointError(
+        raise InputError(
             f"{path} has checkpoint format {manifest['format']}, written by nidiff {manifest['nidiff']}, and nidiff "
             f"{__version__} reads format {FORMAT}: use that version of nidiff, or start a new run."
         )
@@ -265,7 +256,7 @@ def _bytes(path: Path) -> bytes:
 
 def _newest_whole(folder: Path) -> str:
     for path in reversed(list_checkpoints(folder)):
-        with contextlib.suppress(_Damage, CheckpointError):
+        with contextlib.suppress(_Damage, InputError):
             for _ in _verified(path):
                 pass
             return path.name

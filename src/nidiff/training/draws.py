@@ -19,8 +19,8 @@ def mixed_seed(*numbers: int) -> int:
 
 
 def image_indices(seed: int, total: int, start: int, count: int) -> Tensor:
-    """Positions start … start + count − 1 of an endless sequence that goes through all ``total`` images, shuffled anew
-    each time."""
+    """Positions start … start + count − 1 of an endless sequence that goes through all ``total`` images, in a new
+    random order each time."""
     epochs = range(start // total, (start + count - 1) // total + 1)
     endless = torch.cat([_order(seed, epoch, total) for epoch in epochs])
     first = start - epochs[0] * total

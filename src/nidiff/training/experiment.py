@@ -101,16 +101,16 @@ class Experiment:
     """Images in a grid."""
 
     def __post_init__(self) -> None:
-        for name, low in POSITIVE.items():
+        least = (
+            dict.fromkeys(COUNTS, 1) | dict.fromkeys(SIZES, 0) | ({} if self.num_steps is None else {"num_steps": 1})
+        )
+        for name, low in least.items():
             value = getattr(self, name)
-            if value is None and name == "num_steps":
-                continue
             if not isinstance(value, int | float) or not (math.isfinite(value) and value >= low):
                 raise InputError(f"{name}={value!r} must be a number, at least {low}.")
-        if not 0 <= self.ema_decay < 1:
-            raise InputError(f"ema_decay={self.ema_decay} must be at least 0 and below 1.")
-        if not 0 <= self.dropout < 1:
-            raise InputError(f"dropout={self.dropout} must be at least 0 and below 1.")
+        for name in ("ema_decay", "dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
         if not (0 < self.learning_rate < math.inf and self.gradient_clip > 0):
             raise InputError("learning_rate and gradient_clip must be positive and finite.")
         if self.batch_size % self.accumulation:
@@ -226,22 +226,8 @@ def read_experiment(path: Path) -> Experiment:
     return Experiment.from_json(values, str(file))
 
 
-POSITIVE = {
-    "steps": 1,
-    "batch_size": 1,
-    "accumulation": 1,
-    "warmup": 0,
-    "cooldown": 0,
-    "weight_decay": 0,
-    "seed": 0,
-    "log_every": 1,
-    "sample_every": 0,
-    "checkpoint_every": 1,
-    "keep": 0,
-    "num_steps": 1,
-    "num_samples": 1,
-    "layers": 1,
-}
+COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_samples", "layers")  # 1 or more
+SIZES = ("warmup", "cooldown", "weight_decay", "seed", "sample_every", "keep")  # 0 or more
 PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
 
 _CIFAR10 = Experiment(

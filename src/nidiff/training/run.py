@@ -47,9 +47,7 @@ class RunDirectory:
         """The run in ``folder``, or an `InputError` if there is none that can be read."""
         run = RunDirectory(folder)
         if not run.exists():
-            raise InputError(
-                f"run={str(folder)!r} has no experiment.json: give the directory of a run of nidiff train."
-            )
+            raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json.")
         read_experiment(folder)
         return run
 
@@ -92,7 +90,7 @@ class RunDirectory:
         if any(path.name not in OURS and not path.name.startswith((".tmp-", ".old-")) for path in found):
             raise InputError(f"{out} holds other files: choose an empty or new directory.")
         if resume and (changed := self.experiment.differences(experiment.resolved())):
-            raise InputError(f"the run was begun with other settings ({'; '.join(changed)}): use those, or a new out.")
+            raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
 
     def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
         """Clear the directory of an earlier run and write what this one is. The mark of a run is written last."""
