@@ -35,6 +35,16 @@ def test_a_denoiser_pickles_and_copies_with_everything_it_has(target):
         assert (other.target_name, other.clip, other.scaling) == (target, 2.0, PIXELS)
 
 
+def test_a_network_of_x_alone_is_a_module_too():
+    """Its weights are seen, moved, saved and pickled like any other's."""
+    schedule = nidiff.smld_geometric(20, 5.0, 0.05)
+    net = nidiff.unconditional(torch.nn.Linear(3, 3), harmonic=schedule)
+    denoiser = nidiff.Denoiser(net, nidiff.Process(schedule, COV))
+    assert len(list(denoiser.parameters())) == 2
+    x, level = normal(3, 2, 3).float(), schedule.level(torch.tensor([0, 5, 19]))
+    assert torch.equal(pickle.loads(pickle.dumps(denoiser))(x, level), denoiser(x, level))
+
+
 def test_a_worker_process_that_spawns_gets_the_denoiser():
     """DataLoader workers that spawn unpickle their data set (the default from Python 3.14)."""
     denoiser = nidiff.Denoiser(Net(), PROCESS)

@@ -92,7 +92,7 @@ def as_tensor(result: Any) -> Tensor:
     return tensor
 
 
-def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> Callable[[Tensor, Tensor], Tensor]:
+def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> torch.nn.Module:
     """A network of x alone, as one that is told the level and does not listen: s(x, σ) = −Σ^-½ ε(x) / σ (eq. 87, 99).
 
     Given the training schedule as ``harmonic``, ε is multiplied by σ_H / σ, σ_H the harmonic mean of its sigmas: the
@@ -100,12 +100,17 @@ def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None
     p(σ | x), not over the training levels; at the dimension of images that is 1/σ within a percent, and the correction
     is wrong by the factor σ_H / σ: 0.0017 to 8.4 for the paper's own 232 levels (E32).
     """
+    return _Unconditional(net, harmonic)
 
-    def told(x: Tensor, label: Tensor) -> Tensor:
-        output = as_tensor(net(x))
-        if harmonic is None:
+
+class _Unconditional(torch.nn.Module):
+    def __init__(self, net: Callable[[Tensor], Any], harmonic: Schedule | None) -> None:
+        super().__init__()
+        self.net, self.harmonic = net, harmonic
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        output = as_tensor(self.net(x))
+        if self.harmonic is None:
             return output
-        factor = 1 / (1 / harmonic.sigma).mean() / harmonic.level(label).sigma
+        factor = 1 / (1 / self.harmonic.sigma).mean() / self.harmonic.level(label).sigma
         return broadcast(factor, output) * output
-
-    return told

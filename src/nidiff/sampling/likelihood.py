@@ -7,16 +7,19 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, choose, one_of
 from nidiff.extras import require
 from nidiff.randomness import Generators, white_noise
+
+# (velocity, x, probes) -> div(velocity) per image, given velocity as a function of x on the autograd tape.
+Trace = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def log_likelihood(
     denoiser: Denoiser,
     x: Tensor,
     *,
-    trace: str = "hutchinson",
+    trace: str | Trace = "hutchinson",
     num_probes: int = 1,
     rtol: float = 1e-5,
     atol: float = 1e-5,
@@ -32,7 +35,7 @@ def log_likelihood(
     """
     odeint = require("torchdiffeq").odeint
 
-    one_of("trace", trace, TRACES)
+    divergence_of = choose("trace", trace, TRACES)
     one_of("method", method, METHODS)
     if num_probes < 1:
         raise InputError(f"num_probes={num_probes} must be at least 1.")
@@ -52,7 +55,7 @@ def log_likelihood(
         with torch.enable_grad():
             at = state[0].detach().requires_grad_()
             velocity = process.flow(at, denoiser(at, level), level)
-            divergence = TRACES[trace](velocity, at, probes)
+            divergence = divergence_of(velocity, at, probes)
         return velocity.detach(), divergence.detach()
 
     span = schedule.logsnr[[0, -1]].to(x.device)
@@ -90,5 +93,4 @@ def _hutchinson(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
 
 
 METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
-# div(velocity) per image, given velocity as a function of x on the autograd tape.
-TRACES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {"exact": _exact, "hutchinson": _hutchinson}
+TRACES: dict[str, Trace] = {"exact": _exact, "hutchinson": _hutchinson}

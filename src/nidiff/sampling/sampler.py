@@ -1,5 +1,6 @@
 """The sampling loop, once, and the names of the samplers it knows."""
 
+import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from inspect import Parameter, signature
@@ -116,7 +117,9 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         chosen = chosen._replace(spacing=options.pop("spacing", chosen.spacing))
     else:
         chosen = sampler if isinstance(sampler, Sampler) else Sampler(sampler)
-    kinds = get_type_hints(chosen.step)
+    kinds: dict[str, Any] = {}
+    with contextlib.suppress(NameError, TypeError):  # a step may be an object, or have annotations nobody can resolve
+        kinds = get_type_hints(chosen.step)
     known = [p.name for p in signature(chosen.step).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
     for key, value in options.items():
         if key not in known:
