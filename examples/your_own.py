@@ -7,7 +7,6 @@ import torch
 
 import nidiff
 from nidiff.covariance.fields import FAMILIES
-from nidiff.sampling.ancestral import mix
 from nidiff.sampling.sampler import SAMPLERS
 
 
@@ -36,11 +35,11 @@ class Net(torch.nn.Sequential):  # predicts x0, which lies in [-1, 1]
 
 
 def lazy(chain, x, x0, here, there, *, share: float = 0.3):  # DDIM that draws a share of the noise anew
-    return mix(x, x0, here, there, share * there.sigma) + share * there.sigma * chain.noise()
+    kept = (1 - share**2) ** 0.5 * (x - here.signal * x0) / here.sigma
+    return there.signal * x0 + there.sigma * (kept + share * chain.noise())
 
 
 def main(folder="out/your_own", steps=3000):  # train on signals that jump once; save, load in a new process, sample
-    torch.manual_seed(0)
     denoiser = nidiff.Denoiser(Net(), nidiff.Process(nidiff.ddpm_cosine(100), Haar((32,))), target="x0")
     optimizer = torch.optim.Adam(denoiser.parameters(), 1e-3)
     for _ in range(steps):
@@ -54,8 +53,7 @@ def main(folder="out/your_own", steps=3000):  # train on signals that jump once;
 
 FAMILIES["Haar"], SAMPLERS["lazy"] = Haar, nidiff.Sampler(lazy, spacing="trailing", num_steps=50)
 if __name__ == "__main__" and len(sys.argv) > 1:  # the new process has the folder and nothing else
-    denoiser = nidiff.load_model(sys.argv[1], net=Net())
-    samples = nidiff.sample(denoiser, (500, 32), sampler="lazy:share=0.6", seeds=range(500))
+    samples = nidiff.sample(nidiff.load_model(sys.argv[1], net=Net()), (500, 32), sampler="lazy:share=0.6")
     once = (samples.sign().diff() != 0).sum(1) == 1
     print(f"{once.double().mean():.1%} of 500 samples jump exactly once")
 elif __name__ == "__main__":
