@@ -25,9 +25,8 @@ def spectrum(fields: Tensor) -> Tensor:
 def main(steps: int = 800, count: int = 100) -> dict[str, tuple[float, float]]:
     """(error of the spectrum, skewness) of the noise, the samples and, for comparison, more data."""
     torch.manual_seed(0)
-    layers = [nn.Conv3d(2, 16, 3, padding=1, padding_mode="circular"), nn.SiLU()]  # the field and its noise level
-    for _ in range(3):
-        layers += [nn.Conv3d(16, 16, 3, padding=1, padding_mode="circular"), nn.SiLU()]
+    ring = {"padding": 1, "padding_mode": "circular"}
+    layers = [layer for c in (2, 16, 16, 16) for layer in (nn.Conv3d(c, 16, 3, **ring), nn.SiLU())]  # 2: field, level
     net = nn.Sequential(*layers, nn.Conv3d(16, 1, 1))
     told = lambda x, label: net(torch.cat([x, (label / 50 - 1).view(-1, 1, 1, 1, 1).expand_as(x)], 1))  # noqa: E731
     process = nidiff.Process(nidiff.ddpm_cosine(100), NOISE)
@@ -38,11 +37,12 @@ def main(steps: int = 800, count: int = 100) -> dict[str, tuple[float, float]]:
         nidiff.denoising_loss(denoiser, log_normal(16), weighting="target").mean().backward()
         optimizer.step()
     shape, wanted = (count, 1, *SHAPE), spectrum(log_normal(20 * count))
-    fields = {"noise": process.prior(shape), "samples": nidiff.sample(denoiser, shape), "more data": log_normal(count)}
+    noise, samples = process.prior(shape), nidiff.sample(denoiser, shape, sampler="ancestral")
+    fields = {"noise": noise, "samples": samples, "more data": log_normal(count)}
     for name, x in fields.items():
         error = (spectrum(x) / wanted).log().square().mean().sqrt().item()
         found[name] = error, ((x - x.mean()) / x.std()).pow(3).mean().item()
-        print(f"{name}: error of the log spectrum {error:.2f}, skewness {found[name][1]:.2f}")
+        print("{}: error of the log spectrum {:.2f}, skewness {:.2f}".format(name, *found[name]))
     return found
 
 

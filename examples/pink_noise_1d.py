@@ -21,8 +21,7 @@ def main(out: Path = Path("out"), steps: int = 1500, count: int = 500) -> dict[s
     """Train and sample; the root mean square over frequencies of log(power / power of the data)."""
     torch.manual_seed(0)
     layers = [nn.Conv1d(2, 48, 5, padding=2)]  # two channels: the signal and its noise level
-    for reach in (1, 2, 4, 8, 4):
-        layers += [nn.SiLU(), nn.Conv1d(48, 48, 5, padding=2 * reach, dilation=reach)]
+    layers += [f for n in (1, 2, 4, 8, 4) for f in (nn.SiLU(), nn.Conv1d(48, 48, 5, padding=2 * n, dilation=n))]
     net = nn.Sequential(*layers, nn.SiLU(), nn.Conv1d(48, 1, 5, padding=2))
     told = lambda x, label: net(torch.cat([x, (label / 50 - 1)[:, None, None].expand_as(x)], dim=1))  # noqa: E731
     pink = nidiff.power_law((64,), exponent=1.0)
@@ -33,7 +32,8 @@ def main(out: Path = Path("out"), steps: int = 1500, count: int = 500) -> dict[s
         nidiff.denoising_loss(denoiser, heartbeats(64), weighting="target").mean().backward()
         optimizer.step()
     shape, real = (count, 1, 64), torch.fft.rfft(heartbeats(count)).abs().square().mean((0, 1))
-    found = {"noise": pink.sample(shape), "samples": nidiff.sample(denoiser, shape), "more data": heartbeats(count)}
+    noise, samples = pink.sample(shape), nidiff.sample(denoiser, shape, sampler="ancestral")
+    found = {"noise": noise, "samples": samples, "more data": heartbeats(count)}
     errors, figure = {}, Figure(figsize=(9, 4), layout="constrained")
     for axes, (name, signals) in zip(figure.subplots(1, 3, sharey=True), found.items(), strict=True):
         power = torch.fft.rfft(signals).abs().square().mean((0, 1))

@@ -17,7 +17,7 @@ from nidiff.training.experiment import PRESETS
 
 
 def main(out: Path, steps: int, count: int) -> dict[str, float]:
-    """Train (or go on with) the run in ``out``; the share of digits a classifier names, per sampler."""
+    """Train, or resume, the run in ``out``; the share of digits that a classifier names, per sampler."""
     digits = nidiff.load_dataset("digits")
     found = nidiff.calibrate(digits.pixels, nidiff.gaussian_free_field((8, 8)))
     print(

@@ -23,9 +23,9 @@ def main(out: Path = Path("out"), steps: int = 4000, count: int = 2000) -> dict[
     """Train and sample; how far the prior, the samples and, for comparison, more data are from the data."""
     torch.manual_seed(0)
     hidden = [layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.SiLU())]
-    net = nn.Sequential(nn.Linear(3, 128), nn.SiLU(), *hidden, nn.Linear(128, 2))  # (point, noise level) -> eps
+    net = nn.Sequential(nn.Linear(3, 128), nn.SiLU(), *hidden, nn.Linear(128, 2))  # (point, noise level) -> v
     process = nidiff.Process(nidiff.ddpm_cosine(100), nidiff.Dense(torch.tensor([[1.0, 0.8], [0.8, 1.0]])))  # any Σ
-    denoiser = nidiff.Denoiser(lambda x, label: net(torch.cat([x, label[:, None] / 50 - 1], 1)), process)
+    denoiser = nidiff.Denoiser(lambda x, label: net(torch.cat([x, label[:, None] / 50 - 1], 1)), process, "v")
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -33,8 +33,8 @@ def main(out: Path = Path("out"), steps: int = 4000, count: int = 2000) -> dict[
         nidiff.denoising_loss(denoiser, two_moons(256)).mean().backward()
         optimizer.step()
         decay.step()
-    shape, data, more = (count, 2), two_moons(count), two_moons(count)
-    clouds = {"prior": process.prior(shape), "samples": nidiff.sample(denoiser, shape), "more data": more}
+    data, samples = two_moons(count), nidiff.sample(denoiser, (count, 2), sampler="ancestral")
+    clouds = {"prior": process.prior((count, 2)), "samples": samples, "more data": two_moons(count)}
     distances, figure = {}, Figure(figsize=(9, 3.2), layout="constrained")
     for axes, (name, points) in zip(figure.subplots(1, 3), clouds.items(), strict=True):
         distances[name] = energy_distance(points, data)

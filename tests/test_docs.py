@@ -20,7 +20,7 @@ DOCS = ROOT / "docs"
 def public_names() -> dict[str, str]:
     """Each public name and the module it comes from, as the stub of the package lists them."""
     stub = ast.parse((ROOT / "src/nidiff/__init__.pyi").read_text())
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module]
     return {alias.name: f"nidiff.{node.module}" for node in imports for alias in node.names}
 
 
@@ -55,6 +55,14 @@ def test_every_public_name_has_its_place_in_the_api_pages():
     assert {name: shown.get(name) for name in public_names()} == public_names()
     for name, module in shown.items():
         assert hasattr(importlib.import_module(module), name)
+
+
+def test_nidiff_testing_needs_no_import_of_its_own_and_is_documented():
+    """In a new process, since another test may have imported it; ``import nidiff`` alone stays quick."""
+    command = "import sys, nidiff; assert 'torch' not in sys.modules; print(*nidiff.testing.__all__)"
+    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert run.stdout.split(), run.stderr
+    assert set(run.stdout.split()) <= documented_names().keys()
 
 
 def test_every_page_is_in_the_navigation():

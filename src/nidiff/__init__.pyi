@@ -1,3 +1,4 @@
+from . import testing as testing
 from .calibration.scales import Calibration as Calibration
 from .calibration.scales import calibrate as calibrate
 from .covariance.fields import from_data as from_data

@@ -39,7 +39,7 @@ def evaluate_cell(
         data: the real images: a `Bench`, or what `open_bench` takes, whose other arguments go in ``settings``
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
         sampler: NAME:key=value,…
-        clip, batch, tile: as in ``nidiff sample``.
+        clip: as in ``nidiff sample``, and so are ``batch`` and ``tile``.
     """
     state, seeds = process_state(), sorted({int(seed) for seed in seeds})
     opened = model if isinstance(model, Model) else open_model(Path(model), state)
