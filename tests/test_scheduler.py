@@ -11,8 +11,7 @@ import torch
 import nidiff
 from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicScheduler
-from nidiff.interop.scheduler import OPTIONS
-from nidiff.interop.timesteps import SPACINGS
+from nidiff.model.config import SPACINGS
 from nidiff.model import config as model_config
 from nidiff.model.config import ALGORITHMS, predictions
 from nidiff.model.folder import same_covariance

@@ -1,10 +1,12 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from diffusers.configuration_utils import register_to_config
 from diffusers.schedulers.scheduling_utils import SchedulerMixin  # noqa: F401  diffusers looks for it in this module
@@ -13,13 +15,12 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
 from nidiff.interop.config import ConfiguredScheduler
-from nidiff.interop.guard import check_generator, warn_if_white
-from nidiff.interop.timesteps import spaced
 from nidiff.model.config import ALGORITHMS, VARIANCES, configured, scheduler_config
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
@@ -134,7 +135,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
-        check_generator(generator)
+        _check_generator(generator)
         return self.process.prior(shape, generator, dtype=dtype, device=device)
 
     # The reverse process -----------------------------------------------------------------------------------------
@@ -149,13 +150,29 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         may begin below the noisiest one (image to image)."""
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
-        if timesteps is not None:
-            rows = checked_rows(self.process.schedule, timesteps, "timesteps")
+        if timesteps is None:
+            rows = self._spaced(num_inference_steps)
         else:
-            spare = 1 if self.config["algorithm"] == "dpmsolver++" else 0
-            rows = spaced(len(self), num_inference_steps, self.config["timestep_spacing"], spare)  # type: ignore[arg-type]
+            rows = checked_rows(self.process.schedule, timesteps, "timesteps")
         self._visit(rows, device)
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
+
+    def _spaced(self, count: Any) -> list[int]:
+        """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
+        more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
+        levels, spacing = len(self), self.config["timestep_spacing"]
+        if not hasattr(count, "__index__") or not 1 <= count <= levels:
+            raise InputError(
+                f"num_inference_steps={count!r} must be an integer from 1 to {levels}, the schedule's levels."
+            )
+        laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
+        if spacing == "leading":
+            rows = np.arange(laid_out)[::-1] * (levels // laid_out)
+        elif spacing == "linspace":
+            rows = np.linspace(0, levels - 1, laid_out).round()[::-1]
+        else:
+            rows = np.arange(levels, 0, -levels / count).round() - 1
+        return rows[:count].astype(int).tolist()
 
     def _visit(self, rows: list[int], device: torch.device | str | None = None) -> None:
         self.num_inference_steps = len(rows)
@@ -196,7 +213,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         index = self._index(timestep)
         self._check("sample", sample)
         self._check("model_output", model_output, sample)
-        check_generator(generator)
+        _check_generator(generator)
         if variance_noise is not None:
             self._check("variance_noise", variance_noise, sample)
             if generator is not None:
@@ -207,7 +224,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         work = torch.promote_types(sample.dtype, torch.float32)
         here, x, output = self._levels[index], sample.to(work), model_output.to(work)
         if index == 0 and self._from_prior:
-            warn_if_white(self.process, x)
+            _warn_if_white(self.process, x)
 
         def noise() -> Tensor:
             if variance_noise is not None:
@@ -223,26 +240,24 @@ class NonIsotropicScheduler(ConfiguredScheduler):
             chain = Chain(denoiser, noise)
             if past is not None and past.leads_to(index, x):
                 chain.previous = past.level, past.x0
+            options: dict[str, dict[str, object]] = {
+                "ddpm": {"variance": VARIANCES[self.config["variance_type"]]},
+                "ddim": {"eta": eta},
+            }
             step = SAMPLERS[ALGORITHMS[algorithm]].step
-            x = step(chain, x, x0, here, self._levels[index + 1], **OPTIONS[algorithm](self.config, eta))
+            x = step(chain, x, x0, here, self._levels[index + 1], **options.get(algorithm, {}))
         self._past = Past(index, here, x0, x.detach())
         result = x.to(sample.dtype), x0.to(sample.dtype)
         return NonIsotropicSchedulerOutput(*result) if return_dict else result
 
     def _index(self, timestep: int | Tensor) -> int:
         try:
-            row = float(timestep)
+            return [level.label for level in self._levels].index(float(timestep))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"timestep={timestep!r} must be one number: give one of scheduler.timesteps.") from error
-        for index, level in enumerate(self._levels):
-            if level.label == row:
-                return index
-        raise InputError(f"timestep={row:g} is not one of those to be visited: give one of scheduler.timesteps.")
+            raise InputError(f"timestep={timestep!r} must be one number of scheduler.timesteps.") from error
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
         rows = torch.as_tensor(timesteps).reshape(-1).cpu()
-        if not bool(((rows >= 0) & (rows < len(self))).all()):
-            raise InputError(f"timesteps={rows.tolist()} must lie in 0 … {len(self) - 1}, the levels of the schedule.")
         if len(rows) not in (1, len(like)):
             raise InputError(f"timesteps has {len(rows)} entries for {len(like)} images: give one per image.")
         return self.process.schedule.level(rows.expand(len(like)))
@@ -254,9 +269,27 @@ class NonIsotropicScheduler(ConfiguredScheduler):
             raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
 
 
-# What the step of an algorithm is told, of the configuration and eta.
-OPTIONS: dict[str, Callable[[Mapping[str, Any], float], dict[str, object]]] = {
-    "ddpm": lambda config, eta: {"variance": VARIANCES[config["variance_type"]]},
-    "ddim": lambda config, eta: {"eta": eta},
-    "dpmsolver++": lambda config, eta: {},
-}
+def _warn_if_white(process: Process, x: Tensor) -> None:
+    """Warn where white noise of some strength explains the initial sample x better than the prior, by a factor e¹².
+
+    A draw from the prior is better explained by a given other law by that factor with a probability of at most e⁻¹²,
+    since the mean of the ratio of densities is 1. A start that is white and passes is hardly less likely under the
+    prior than under white noise: a single small image, a Σ that differs from I in few modes.
+    """
+    x = x.detach()
+    white = -0.5 * x.numel() * (torch.log(2 * torch.pi * x.double().square().mean()) + 1)
+    if bool(white - process.prior_log_prob(x).double().sum() > 12):
+        warnings.warn(
+            f"The initial sample is not N(0, Σ) with Σ = {process.covariance!r}, so the images will not be the "
+            "model's: draw it by scheduler.init_noise(shape), or use nidiff.interop.NonIsotropicPipeline.",
+            stacklevel=3,
+        )
+
+
+def _check_generator(generator: object) -> None:
+    """Refuse what is no generator: the fourth argument of `DDIMScheduler.step` is eta."""
+    each = generator if isinstance(generator, Sequence) else (generator,)
+    if generator is not None and not all(isinstance(one, torch.Generator) for one in each):
+        raise InputError(
+            f"generator={generator!r} must be a torch.Generator or a list of one per image; give eta by name, eta=…."
+        )

@@ -11,12 +11,14 @@ import torch
 from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor
 
+from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError, one_of
-from nidiff.model.config import is_positive, predictions
+from nidiff.model.config import predictions
+from nidiff.notation import fits
 
 # What a network predicts on x, and the word for what the scheduler is then told on y. A score is nothing that a
 # scheduler of diffusers takes.
@@ -92,15 +94,12 @@ def whitened(
             acts on y, where it is wrong, and must be off.
         scheduler: the diffusers scheduler that will be used, or a `nidiff.Schedule`.
     """
-    if not isinstance(covariance, Covariance):
-        raise InputError(
-            f"covariance={covariance!r} must be a covariance of nidiff, such as Covariance.from_config(…)."
-        )
+    covariance = as_covariance(covariance)
     covariance.require_invertible("a whitened network")
     if prediction_type == "score":
         raise InputError("prediction_type='score' has no scheduler in diffusers: use NonIsotropicScheduler for it.")
     on_y = ON_Y[one_of("prediction_type", prediction_type, ON_Y)]
-    if clip is not None and not is_positive(clip):
+    if clip is not None and not (fits(clip, float) and clip > 0):
         raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
     if clip is not None and scheduler is None:
         raise InputError("clip needs the noise levels: pass scheduler=, the one that will be used.")
@@ -120,14 +119,8 @@ def _levels(scheduler: Any) -> Schedule:
     """The noise levels of a scheduler, which may be a `Schedule` itself."""
     if isinstance(scheduler, Schedule):
         return scheduler
-    remaining = getattr(scheduler, "alphas_cumprod", None)
-    if remaining is None:
+    if not hasattr(scheduler, "alphas_cumprod"):
         raise InputError(
             f"scheduler={type(scheduler).__name__} has no alphas_cumprod: pass the nidiff.Schedule instead."
         )
-    if not bool((remaining > 0).all()):
-        raise InputError(
-            "scheduler has a level of pure noise (rescale_betas_zero_snr=True), where clip cannot be applied: leave "
-            "one of the two out."
-        )
-    return from_alphas_cumprod(remaining.double())
+    return from_alphas_cumprod(scheduler.alphas_cumprod.double())
