@@ -25,6 +25,7 @@ from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
 FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")
+LIBRARIES = (["diffusers"], [NonIsotropicScheduler.__module__])  # diffusers would import any that a file names
 
 
 class NonIsotropicPipeline(DiffusionPipeline):
@@ -110,18 +111,15 @@ class NonIsotropicPipeline(DiffusionPipeline):
         folder = Path(pretrained_model_name_or_path)
         folder = whole_model(folder) if folder.exists() else downloaded(str(folder), FILES, kwargs)
         index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-        ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
-        # diffusers would import whatever library is named there.
-        for part, known in (("unet", ["diffusers"]), ("scheduler", ["diffusers", ours[0]])):
-            named = index.get(part)
-            if not isinstance(named, list) or named[:1] not in [[library] for library in known]:
-                raise InputError(
-                    f"{str(folder)!r} has no model_index.json with a {part} of diffusers or of ours, but {named}: use "
-                    "nidiff.load_model and nidiff.sample for a network of your own."
-                )
+        named = [index.get(part) for part in ("unet", "scheduler")]
+        if not all(isinstance(one, list) and one[:1] in LIBRARIES for one in named):
+            raise InputError(
+                f"{str(folder)!r} names {named} as network and scheduler, which are not both of diffusers or nidiff: use "
+                "nidiff.load_model and nidiff.sample for a network of your own."
+            )
         if scheduler is not None:
             _check_scheduler(scheduler)
-            if index["scheduler"] != ours:  # it was trained with white noise
+            if index["scheduler"][0] == "diffusers":  # it was trained with white noise
                 check_same_covariance(Identity(scheduler.covariance.event_shape), scheduler.covariance)
                 kwargs["scheduler"] = scheduler
         kwargs.setdefault("use_safetensors", True)  # nothing is unpickled
@@ -137,13 +135,13 @@ class NonIsotropicPipeline(DiffusionPipeline):
         another model."""
         self._check_own()
         super().save_pretrained(save_directory, *args, **kwargs)
-        card = Path(save_directory) / "README.md"
-        if not self._may_describe(card):
-            self._write_card(card, card.parent.resolve().name)
+        folder = Path(save_directory)
+        if self._kept_card(folder) is None:
+            self._write_card(folder, folder.resolve().name)
 
     def _upload_folder(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """The last act of ``push_to_hub``: our card goes in the place of diffusers' empty one."""
-        self._write_card(Path(working_dir) / "README.md", repo_id)
+        self._write_card(Path(working_dir), repo_id)
         return super()._upload_folder(working_dir, repo_id, *args, **kwargs)
 
     def _check_own(self) -> None:
@@ -151,24 +149,22 @@ class NonIsotropicPipeline(DiffusionPipeline):
         _check_scheduler(self.scheduler)
         check_same_covariance(self._covariance, self.scheduler.covariance)
 
-    def _may_describe(self, card: Path) -> bool:
-        """Whether the card is there, and somebody's own text or what we would say of this model."""
-        if not card.is_file():
-            return False
-        text = card.read_text(encoding="utf-8")
-        return not text.startswith(FRONT) or model_facts(self.scheduler.covariance, self.scheduler.config) in text
+    def _kept_card(self, folder: Path) -> str | None:
+        """README.md of the folder, unless it is our card of another model."""
+        file, facts = folder / "README.md", model_facts(self.scheduler.covariance, self.scheduler.config)
+        text = file.read_text(encoding="utf-8") if file.is_file() else None
+        return None if text is None or (text.startswith(FRONT) and facts not in text) else text
 
-    def _write_card(self, file: Path, name: str) -> None:
+    def _write_card(self, folder: Path, name: str) -> None:
         """Write the card that the model came with, with the metrics of its run; or a new one if it has none."""
-        text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
         origin = Path(self.name_or_path or os.devnull)
-        if self._may_describe(origin / "README.md"):
-            text = (origin / "README.md").read_text(encoding="utf-8")
-            text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\(")[^"]*', lambda _: name, text)
-            run = origin.resolve().parent
-            if (run / "experiment.json").is_file() and (results := known_results(run)):
-                text = text.partition(METRICS)[0] + METRICS + markdown(results)
-        file.write_text(text, encoding="utf-8")
+        text = self._kept_card(origin)
+        if text is None:
+            text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
+        elif (origin.resolve().parent / "experiment.json").is_file() and (results := known_results(origin.parent)):
+            text = text.partition(METRICS)[0] + METRICS + markdown(results)
+        text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\(")[^"]*', lambda _: name, text)
+        (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _check_scheduler(scheduler: Any) -> None:

@@ -1,18 +1,19 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from diffusers.configuration_utils import register_to_config
-from diffusers.schedulers.scheduling_utils import SchedulerMixin  # noqa: F401  diffusers looks for it in this module
-from diffusers.utils.outputs import BaseOutput
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
+from nidiff.covariance.config import ARRAYS, SCHEDULER, as_covariance, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
@@ -20,20 +21,13 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
-from nidiff.interop.config import ConfiguredScheduler
-from nidiff.model.config import ALGORITHMS, VARIANCES, configured, scheduler_config
+from nidiff.interop.config import downloaded, translated
+from nidiff.model.config import ALGORITHMS, FIELDS, VARIANCES, check_fields, configured, scheduler_config, with_arrays
+from nidiff.model.folder import check_same_covariance
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
-
-
-@dataclass
-class NonIsotropicSchedulerOutput(BaseOutput):
-    """The sample at the next level, and the clean image x̂0 expected from the one before."""
-
-    prev_sample: Tensor
-    pred_original_sample: Tensor
 
 
 class Past(NamedTuple):
@@ -51,7 +45,7 @@ class Past(NamedTuple):
         return bool((x.detach() - self.returned).norm() <= 0.01 * self.returned.norm())
 
 
-class NonIsotropicScheduler(ConfiguredScheduler):
+class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
     """DDPM, DDIM and DPM-Solver++(2M) for x = signal · x0 + sigma · Σ^½ · eps.
 
     Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
@@ -112,6 +106,44 @@ class NonIsotropicScheduler(ConfiguredScheduler):
     def denoiser(self, net: Callable[..., Any]) -> Denoiser:
         """``net`` as a `nidiff.Denoiser` with the process, prediction, clipping and scaling of this scheduler."""
         return self._model.with_net(net)
+
+    # Its configuration ---------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
+        Unlike in diffusers, a field that has no meaning here is refused."""
+        if isinstance(config, Mapping):
+            theirs = "beta_schedule" in config and "schedule" not in config
+            config = {"covariance": None, **(translated(config) if theirs else config)}
+            check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
+            config.pop("_use_default_values", None)  # the fields that diffusers would leave out
+            if "schedule" in kwargs:
+                config.pop("num_train_timesteps", None)  # it was that of the other schedule
+            for given in (config, kwargs):
+                given.pop("beta_schedule", None)  # no argument: it is always the same
+        return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+
+    @classmethod
+    def load_config(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *, covariance: Any = None, **kwargs: Any
+    ) -> Any:
+        """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it; `from_pretrained` reads
+        it. ``covariance`` only says what you expect: another is refused."""
+        place, subfolder = Path(pretrained_model_name_or_path), kwargs.get("subfolder") or ""
+        if not place.exists():
+            place = downloaded(str(place), [str(Path(subfolder, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
+        result = super().load_config(place, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        config |= with_arrays(config, place.parent if place.is_file() else place / subfolder)
+        if covariance is not None:
+            check_same_covariance(as_covariance(config["covariance"]), as_covariance(covariance))
+        return result
+
+    def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
+        save_arrays(self.covariance.tensors(), Path(save_directory))
+        super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     # The forward process -----------------------------------------------------------------------------------------
 
@@ -200,7 +232,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         return_dict: bool = True,
         *,
         eta: float = 0.0,
-    ) -> NonIsotropicSchedulerOutput | tuple[Tensor, Tensor]:
+    ) -> DDPMSchedulerOutput | tuple[Tensor, Tensor]:
         """From the level ``timestep`` to the next one, given what the network says at ``sample``.
 
         dpmsolver++ is of second order where ``sample`` is what the step before returned, and else of first.
@@ -248,7 +280,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
             x = step(chain, x, x0, here, self._levels[index + 1], **options.get(algorithm, {}))
         self._past = Past(index, here, x0, x.detach())
         result = x.to(sample.dtype), x0.to(sample.dtype)
-        return NonIsotropicSchedulerOutput(*result) if return_dict else result
+        return DDPMSchedulerOutput(*result) if return_dict else result
 
     def _index(self, timestep: int | Tensor) -> int:
         try:

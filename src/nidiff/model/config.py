@@ -1,7 +1,4 @@
-"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of the data.
-
-`load_model` and the scheduler of `nidiff.interop` both read it here.
-"""
+"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of the data."""
 
 import dataclasses
 import json
@@ -92,6 +89,8 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     for field, known in (("algorithm", ALGORITHMS), ("variance_type", VARIANCES), ("timestep_spacing", SPACINGS)):
         one_of(field, config[field], known)
     covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
+    if not isinstance(target, Target):
+        target = predictions()[one_of("prediction_type", target, predictions())]
     schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
     if count not in (None, len(schedule)):
         raise InputError(
@@ -107,8 +106,6 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
         raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
-    if not isinstance(target, Target):
-        target = predictions()[one_of("prediction_type", target, predictions())]
     process = Process(schedule, as_covariance(Path(covariance) if isinstance(covariance, str) else covariance))
     return Denoiser(net, process, target, limit if clip else None, scaling)
 

@@ -1,19 +1,12 @@
 """A model as a folder: the network, ``scheduler/`` with all that sampling needs to know, and a model card.
 
-    scheduler/scheduler_config.json     Σ, schedule, prediction, clipping, scaling of the data
-    scheduler/covariance.safetensors    the arrays of Σ, if it has any
-    unet/                               a diffusers model, as diffusers saves it
-    network/weights.safetensors         the weights of any other network
-    model_index.json, README.md         for diffusers and the Hub
-
-`nidiff.interop` reads the same files; nothing of it is imported here. Nothing is unpickled.
+docs/diffusers.md shows its files, which `nidiff.interop` reads too. Nothing is unpickled.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -92,13 +85,16 @@ def load_model(
     """
     place = whole_model(Path(folder))
     file = place / CONFIG
-    with _naming(file):
-        model = configured(with_arrays(read_json(file), file.parent), torch.nn.Identity())
-    check_same_covariance(model.process.covariance, covariance)
     network = load_network(place, net)
-    with _naming(file):
+    try:
+        model = configured(with_arrays(read_json(file), file.parent), network)
         known_shape(network, model.process.covariance)
-    return model.with_net(network)
+    except FileError:
+        raise
+    except InputError as error:
+        raise InputError(f"{str(file)!r} cannot be used: {error}") from error
+    check_same_covariance(model.process.covariance, covariance)
+    return model
 
 
 def whole_model(folder: Path) -> Path:
@@ -117,9 +113,6 @@ def whole_model(folder: Path) -> Path:
 def has_network(folder: Path) -> bool:
     """Whether a model's folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
     return any(any((folder / part).glob("*.safetensors")) for part in (UNET, OWN))
-
-
-# The shape of what a network makes --------------------------------------------------------------------------------
 
 
 def image_shape(net: Any, covariance: Covariance) -> tuple[int, ...]:
@@ -148,9 +141,6 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
     return shape
 
 
-# Files ------------------------------------------------------------------------------------------------------------
-
-
 def _check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
     if not folder.exists():
@@ -160,20 +150,6 @@ def _check_replaceable(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
     if names and not (names <= OURS and (folder / CONFIG).is_file()):
         raise InputError(f"folder={str(folder)!r} holds other files than a model: choose an empty or a new folder.")
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Put the name of the file before what is wrong with its contents."""
-    try:
-        yield
-    except FileError:
-        raise
-    except InputError as error:
-        raise InputError(f"{str(file)!r} cannot be used: {error}") from error
-
-
-# Only under its own Σ ---------------------------------------------------------------------------------------------
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
