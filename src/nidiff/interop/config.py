@@ -26,10 +26,7 @@ def translated(theirs: Mapping[str, Any]) -> dict[str, Any]:
     theirs = {key: value for key, value in theirs.items() if not key.startswith("_")}
     for key, value in theirs.items():
         if key not in (*BETAS, *SAME, *IDLE, *REQUIRED):
-            raise InputError(
-                f"config has the field {key!r}, which is not one of DDPMScheduler or DDIMScheduler: pass schedule= and "
-                "the other arguments instead."
-            )
+            raise InputError(f"config has {key!r}, which is not of DDPMScheduler or DDIMScheduler: pass schedule=.")
         if REQUIRED.get(key, value) != value:
             raise InputError(f"config has {key}={value!r}, which this scheduler does not do: use {REQUIRED[key]!r}.")
     ours = {key: theirs[key] for key in SAME if key in theirs}

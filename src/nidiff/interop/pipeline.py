@@ -43,9 +43,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         _check_scheduler(scheduler)
         self._covariance, self._image_shape = scheduler.covariance, image_shape(unet, scheduler.covariance)
         if len(self._image_shape) != 3 or scheduler.scaling not in (None, PIXELS):
-            raise InputError(
-                "NonIsotropicPipeline is for 8-bit images: use nidiff.load_model and nidiff.sample instead."
-            )
+            raise InputError("NonIsotropicPipeline is for 8-bit images: use nidiff.load_model and nidiff.sample.")
         self.register_modules(unet=unet, scheduler=scheduler)
 
     @torch.no_grad()
@@ -73,9 +71,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         self._check_own()
         if seeds is not None:
             if generator is not None or len(seeds) != batch_size:
-                raise InputError(
-                    f"seeds has {len(seeds)} entries: give batch_size={batch_size} of them and no generator."
-                )
+                raise InputError(f"seeds has {len(seeds)} entries: give batch_size={batch_size}, and no generator.")
             generator = generators_from_seeds(seeds)
         if num_inference_steps is None:
             sampler = SAMPLERS[ALGORITHMS[self.scheduler.config["algorithm"]]]
@@ -114,20 +110,18 @@ class NonIsotropicPipeline(DiffusionPipeline):
         named = [index.get(part) for part in ("unet", "scheduler")]
         if not all(isinstance(one, list) and one[:1] in LIBRARIES for one in named):
             raise InputError(
-                f"{str(folder)!r} names {named} as network and scheduler, which are not both of diffusers or nidiff: use "
-                "nidiff.load_model and nidiff.sample for a network of your own."
+                f"{str(folder)!r} has no model_index.json that names a network and a scheduler of diffusers or nidiff, "
+                f"but {named}: use nidiff.load_model and nidiff.sample for a network of your own."
             )
         if scheduler is not None:
             _check_scheduler(scheduler)
-            if index["scheduler"][0] == "diffusers":  # it was trained with white noise
-                check_same_covariance(Identity(scheduler.covariance.event_shape), scheduler.covariance)
-                kwargs["scheduler"] = scheduler
+            white = index["scheduler"][0] == "diffusers"  # the noise it was trained with
+            own = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
+            check_same_covariance(own, scheduler.covariance)
+            kwargs["scheduler"] = scheduler
         kwargs.setdefault("use_safetensors", True)  # nothing is unpickled
         pipeline: NonIsotropicPipeline = super().from_pretrained(str(folder), **kwargs)
         check_same_covariance(pipeline.scheduler.covariance, covariance)
-        if scheduler is not None:
-            check_same_covariance(pipeline.scheduler.covariance, scheduler.covariance)
-            pipeline.scheduler = scheduler
         return pipeline
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
@@ -157,11 +151,12 @@ class NonIsotropicPipeline(DiffusionPipeline):
 
     def _write_card(self, folder: Path, name: str) -> None:
         """Write the card that the model came with, with the metrics of its run; or a new one if it has none."""
-        origin = Path(self.name_or_path or os.devnull)
+        origin = Path(self.name_or_path or os.devnull).resolve()
+        run = origin.parent
         text = self._kept_card(origin)
         if text is None:
             text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
-        elif (origin.resolve().parent / "experiment.json").is_file() and (results := known_results(origin.parent)):
+        elif (run / "experiment.json").is_file() and (results := known_results(run)):
             text = text.partition(METRICS)[0] + METRICS + markdown(results)
         text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\(")[^"]*', lambda _: name, text)
         (folder / "README.md").write_text(text, encoding="utf-8")

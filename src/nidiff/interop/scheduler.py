@@ -4,7 +4,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,21 +28,6 @@ from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
-
-
-class Past(NamedTuple):
-    """What a step leaves for a multistep method: its place, level and x̂0, and the sample it returned."""
-
-    place: int
-    level: Level
-    x0: Tensor
-    returned: Tensor
-
-    def leads_to(self, place: int, x: Tensor) -> bool:
-        """Whether x came from that step, up to rounding: not if it is another batch, or the start of another run."""
-        if self.place != place - 1 or self.returned.shape != x.shape:
-            return False
-        return bool((x.detach() - self.returned).norm() <= 0.01 * self.returned.norm())
 
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
@@ -93,11 +78,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
         self.register_to_config(**plain, _use_default_values=[])
-        table = self.process.schedule
-        self.init_noise_sigma = table.prior_scale
-        self.alphas_cumprod = torch.sigmoid(table.logsnr).float()  # signal² / (signal² + sigma²): the SNR for scripts
-        self._past: Past | None = None
-        self._visit(list(range(len(table) - 1, -1, -1)))
+        self.init_noise_sigma = self.process.schedule.prior_scale
+        self.alphas_cumprod = torch.sigmoid(self.process.schedule.logsnr).float()  # signal² / (signal² + sigma²)
+        self.set_timesteps(timesteps=range(len(self) - 1, -1, -1))
         self.num_inference_steps: int | None = None  # as in diffusers until `set_timesteps` is called
 
     def __len__(self) -> int:
@@ -106,8 +89,6 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     def denoiser(self, net: Callable[..., Any]) -> Denoiser:
         """``net`` as a `nidiff.Denoiser` with the process, prediction, clipping and scaling of this scheduler."""
         return self._model.with_net(net)
-
-    # Its configuration ---------------------------------------------------------------------------------------------
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -135,7 +116,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             place = downloaded(str(place), [str(Path(subfolder, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
         result = super().load_config(place, **kwargs)
         config = result[0] if isinstance(result, tuple) else result
-        config |= with_arrays(config, place.parent if place.is_file() else place / subfolder)
+        config |= with_arrays(config, place if place.is_file() else place / subfolder / SCHEDULER)
         if covariance is not None:
             check_same_covariance(as_covariance(config["covariance"]), as_covariance(covariance))
         return result
@@ -182,21 +163,20 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         may begin below the noisiest one (image to image)."""
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
-        if timesteps is None:
-            rows = self._spaced(num_inference_steps)
-        else:
-            rows = checked_rows(self.process.schedule, timesteps, "timesteps")
-        self._visit(rows, device)
+        table = self.process.schedule
+        rows = self._spaced(num_inference_steps) if timesteps is None else checked_rows(table, timesteps, "timesteps")
+        self.num_inference_steps = len(rows)
+        self.timesteps = torch.tensor(rows, device=device)
+        self._levels = [table.level(row) for row in rows]
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
+        self._past: tuple[int, Level, Tensor, Tensor] | None = None  # index, level, x̂0 and result of the last step
 
     def _spaced(self, count: Any) -> list[int]:
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
         if not hasattr(count, "__index__") or not 1 <= count <= levels:
-            raise InputError(
-                f"num_inference_steps={count!r} must be an integer from 1 to {levels}, the schedule's levels."
-            )
+            raise InputError(f"num_inference_steps={count!r} must be an integer from 1 to {levels}.")
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -205,13 +185,6 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         else:
             rows = np.arange(levels, 0, -levels / count).round() - 1
         return rows[:count].astype(int).tolist()
-
-    def _visit(self, rows: list[int], device: torch.device | str | None = None) -> None:
-        self.num_inference_steps = len(rows)
-        self.timesteps = torch.tensor(rows, device=device)
-        self._levels = [self.process.schedule.level(row) for row in rows]
-        self._from_prior = True
-        self._past = None
 
     def previous_timestep(self, timestep: int | Tensor) -> Tensor:
         """The level that `step` goes to from ``timestep``; −1 is the clean image."""
@@ -265,22 +238,24 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
 
         denoiser = self.denoiser(lambda x, label: output)  # it has answered already
         x0 = denoiser(x, here)
-        past = self._past
         if index + 1 == len(self._levels):
             x = x0
         else:
-            chain = Chain(denoiser, noise)
-            if past is not None and past.leads_to(index, x):
-                chain.previous = past.level, past.x0
-            options: dict[str, dict[str, object]] = {
-                "ddpm": {"variance": VARIANCES[self.config["variance_type"]]},
-                "ddim": {"eta": eta},
-            }
+            chain = Chain(denoiser, noise, self._previous(index, x))
+            options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
             step = SAMPLERS[ALGORITHMS[algorithm]].step
             x = step(chain, x, x0, here, self._levels[index + 1], **options.get(algorithm, {}))
-        self._past = Past(index, here, x0, x.detach())
+        self._past = index, here, x0, x.detach()
         result = x.to(sample.dtype), x0.to(sample.dtype)
         return DDPMSchedulerOutput(*result) if return_dict else result
+
+    def _previous(self, index: int, x: Tensor) -> tuple[Level, Tensor] | None:
+        """Level and x̂0 of the last step if x came from it, up to rounding: not for another batch, or another start."""
+        if self._past is None:
+            return None
+        place, level, x0, result = self._past
+        follows = place == index - 1 and result.shape == x.shape
+        return (level, x0) if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
 
     def _index(self, timestep: int | Tensor) -> int:
         try:
@@ -322,6 +297,4 @@ def _check_generator(generator: object) -> None:
     """Refuse what is no generator: the fourth argument of `DDIMScheduler.step` is eta."""
     each = generator if isinstance(generator, Sequence) else (generator,)
     if generator is not None and not all(isinstance(one, torch.Generator) for one in each):
-        raise InputError(
-            f"generator={generator!r} must be a torch.Generator or a list of one per image; give eta by name, eta=…."
-        )
+        raise InputError(f"generator={generator!r} is no torch.Generator or list of one per image; give eta by name.")

@@ -58,10 +58,7 @@ class Whitened(torch.nn.Module):
             if config.get(option):
                 raise InputError(f"scheduler has {option}=True, which acts on y: turn it off and pass clip= here.")
         if config.get("prediction_type", on_y) != on_y:
-            raise InputError(
-                f"scheduler has prediction_type={config['prediction_type']!r}, but on y a network of "
-                f"{prediction_type!r} says {on_y!r}: give the scheduler prediction_type={on_y!r}."
-            )
+            raise InputError(f"on y this network says {on_y!r}: give the scheduler prediction_type={on_y!r}.")
         if clip is not None and not (fits(clip, float) and clip > 0):
             raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
         self.clip = clip
@@ -100,7 +97,7 @@ class Whitened(torch.nn.Module):
             return getattr(self.unet, name)
 
 
-whitened = Whitened
+whitened = Whitened  # reads better where it is called
 
 
 def _levels(scheduler: Any) -> Schedule:

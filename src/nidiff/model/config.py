@@ -1,4 +1,4 @@
-"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of the data."""
+"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of data."""
 
 import dataclasses
 import json
@@ -93,15 +93,10 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         target = predictions()[one_of("prediction_type", target, predictions())]
     schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
     if count not in (None, len(schedule)):
-        raise InputError(
-            f"num_train_timesteps={count} is not the {len(schedule)} levels of schedule={schedule!r}: "
-            f"write it there, as num_levels={count}."
-        )
+        raise InputError(f"num_train_timesteps={count} differs from {schedule!r}: write num_levels={count} there.")
     clip, limit = config["clip_sample"], config["clip_sample_range"]
     if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
-        raise InputError(
-            f"clip_sample={clip!r} must be True or False, and clip_sample_range={limit!r} a positive number."
-        )
+        raise InputError(f"clip_sample={clip!r} must be True or False, and clip_sample_range={limit!r} positive.")
     if isinstance(scaling, Mapping) and set(scaling) == {"scale", "shift"}:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
@@ -115,17 +110,16 @@ def check_fields(config: Mapping[str, Any]) -> None:
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
             raise InputError(f"the configuration has the unknown field {field!r}: known are {', '.join(FIELDS)}.")
-    betas = config.get("beta_schedule", BETA_SCHEDULE)
-    if betas != BETA_SCHEDULE:
+    if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
         raise InputError(f"beta_schedule={betas!r} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'.")
 
 
-def with_arrays(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The configuration in a file of ``folder``, with the arrays of Σ that lie beside it at hand."""
+def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The configuration in a file, with the arrays of Σ that lie beside it at hand."""
     covariance = config.get("covariance")
     if not isinstance(covariance, Mapping):
-        raise InputError(f"covariance={covariance!r} in a file must be what to_config() of a covariance returned.")
-    arrays = read_arrays(folder / ARRAYS) if names_arrays(covariance) else {}
+        raise FileError(f"{str(file)!r} has covariance={covariance!r}, not what to_config() returned: save it again.")
+    arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(covariance) else {}
     return {**config, "covariance": Config(covariance, arrays)}
 
 

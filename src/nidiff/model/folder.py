@@ -86,13 +86,12 @@ def load_model(
     place = whole_model(Path(folder))
     file = place / CONFIG
     network = load_network(place, net)
+    config = with_arrays(read_json(file), file)
     try:
-        model = configured(with_arrays(read_json(file), file.parent), network)
+        model = configured(config, network)
         known_shape(network, model.process.covariance)
-    except FileError:
-        raise
     except InputError as error:
-        raise InputError(f"{str(file)!r} cannot be used: {error}") from error
+        raise FileError(f"{str(file)!r} cannot be used: {error}") from error
     check_same_covariance(model.process.covariance, covariance)
     return model
 
@@ -143,13 +142,9 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
 
 def _check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"folder={str(folder)!r} is a file: choose a new folder.")
-    names = {path.name for path in folder.iterdir()}
-    if names and not (names <= OURS and (folder / CONFIG).is_file()):
-        raise InputError(f"folder={str(folder)!r} holds other files than a model: choose an empty or a new folder.")
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):
+        raise InputError(f"folder={str(folder)!r} is not a model, and is not replaced by one: choose a new folder.")
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:

@@ -33,13 +33,11 @@ def unet(
     from diffusers import UNet2DModel
 
     channels, height, width = image_shape
-    factor = 2 ** (len(widths) - 1)
+    halvings = len(widths) - 1
+    factor = 2**halvings
     if height % factor or width % factor:
-        fits = ", ".join(f"{max(1, n // factor) * factor} or {-(-n // factor) * factor}" for n in (height, width))
-        raise InputError(
-            f"size={height}×{width} cannot be halved {len(widths) - 1} times: use multiples of {factor} ({fits}), or "
-            "fewer widths."
-        )
+        fits = " × ".join(f"{max(1, n // factor) * factor} or {-(-n // factor) * factor}" for n in (height, width))
+        raise InputError(f"size={height}×{width} cannot be halved {halvings} times: use fewer widths, or {fits}.")
     if not widths or any(w < 8 or w % 8 for w in widths):
         raise InputError(f"widths={tuple(widths)} must be multiples of 8.")
     if any(not 0 <= depth < len(widths) for depth in attention):
@@ -84,9 +82,7 @@ def load_network(folder: Path, net: Module | None = None) -> Module:
         _fill(net, own if own.is_dir() else folder / UNET)
         return net.eval()
     if own.is_dir():
-        raise InputError(
-            f"folder={str(folder)!r} holds only the weights of a network: pass the network itself as net=."
-        )
+        raise InputError(f"folder={str(folder)!r} holds only the weights: pass the network itself as net=.")
     return _rebuild(folder / UNET).eval()
 
 
@@ -99,9 +95,8 @@ def _rebuild(folder: Path) -> Any:
         )
     known = NETWORKS[name]
     kind = getattr(import_module(known), name) if isinstance(known, str) else known
-    options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     try:
-        net, info = kind.from_pretrained(folder, **options)
+        net, info = kind.from_pretrained(folder, use_safetensors=True, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
     _refuse_others(folder, info["missing_keys"], info["unexpected_keys"])
