@@ -5,6 +5,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import diffusers
@@ -371,12 +372,13 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
     nidiff.save_model(denoiser(images()), tmp_path / "m")
     config, index = tmp_path / "m" / "unet" / "config.json", tmp_path / "m" / "model_index.json"
     whole = index.read_text()
-    index.write_text(json.dumps({**json.loads(whole), "unet": ["stranger", "Net"]}))
-    assert NonIsotropicPipeline.from_pretrained(tmp_path / "m")  # unet/config.json names a class that we know
-    index.write_text(json.dumps({**json.loads(whole), "scheduler": ["stranger", "Net"]}))
-    with pytest.raises(nidiff.InputError, match="stranger"):
-        NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+    for named in ({"unet": ["stranger", "Net"]}, {"scheduler": ["stranger", "Net"]}, {"unet": "stranger"}):
+        index.write_text(json.dumps({**json.loads(whole), **named}))
+        with pytest.raises(nidiff.InputError, match="stranger"):
+            NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+        assert nidiff.load_model(tmp_path / "m")  # unet/config.json names a class that we know
     index.write_text(whole)
+    assert NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     for name in ("Net", "stranger.Net", "UNet2DConditionModel", None, ["UNet2DModel"]):
         config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": name}))
         with pytest.raises(nidiff.InputError, match="NETWORKS"):
@@ -416,39 +418,20 @@ def test_only_a_model_is_replaced(tmp_path):
 # In a pipeline ---------------------------------------------------------------------------------------------------
 
 
-def test_a_pipeline_of_ones_own_network(mine, tmp_path):
+def test_a_network_of_ones_own_and_other_data_are_no_pipeline(mine, tmp_path):
+    """One sentence says what to use instead, and that opens the same folder."""
     scheduler = NonIsotropicScheduler(nidiff.gaussian_free_field((6, 6)), nidiff.ddpm_linear(30))
-    with pytest.raises(nidiff.InputError, match="image_shape"):
-        NonIsotropicPipeline(seeded(mine.Mine), scheduler)
-    with pytest.raises(nidiff.InputError, match="image_shape"):
-        NonIsotropicPipeline(seeded(mine.Mine), scheduler, image_shape=(1, 5, 5))
-    with pytest.raises(nidiff.InputError, match="torch.nn.Module"):
-        NonIsotropicPipeline(lambda x, t: x, scheduler, image_shape=(1, 6, 6))
-    first = NonIsotropicPipeline(seeded(mine.Mine), scheduler, image_shape=(1, 6, 6))
-    first.save_pretrained(tmp_path / "m")
-    second = NonIsotropicPipeline.from_pretrained(tmp_path / "m", unet=mine.Mine(), image_shape=(1, 6, 6))
-    for pipeline in (first, second):
-        pipeline.set_progress_bar_config(disable=True)
-    made = [pipeline(2, seeds=[3, 4], output_type="pt").images for pipeline in (first, second)]
-    assert torch.equal(*made)
-    x = nidiff.sample(nidiff.load_model(tmp_path / "m", mine.Mine()), (2, 1, 6, 6), seeds=[3, 4])
-    assert torch.equal(made[0], (x / 2 + 0.5).clamp(0, 1))
-    with pytest.raises(nidiff.InputError, match="net="):
-        NonIsotropicPipeline.from_pretrained(tmp_path / "m")
-    with pytest.raises(nidiff.InputError, match="torch_dtype"):
-        NonIsotropicPipeline.from_pretrained(tmp_path / "m", unet=mine.Mine(), torch_dtype=torch.float16)
-    with pytest.raises(nidiff.InputError, match="push_to_hub"):
-        first.save_pretrained(tmp_path / "other", push_to_hub=True)
-
-
-def test_a_pipeline_of_signals_gives_them_in_their_units(tmp_path):
-    scaling = nidiff.Scaling(10.0, 20.0)
-    nidiff.save_model(denoiser(signals(), (64,), clip=3.0, scaling=scaling), tmp_path / "m")
-    pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
-    pipeline.set_progress_bar_config(disable=True)
-    made = pipeline(2, num_inference_steps=5, seeds=[3, 4], output_type="np").images
-    assert made.shape == (2, 64, 1)
-    expected = scaling.to_data(drawn(nidiff.load_model(tmp_path / "m")))
-    assert torch.equal(torch.from_numpy(made).movedim(-1, 1), expected)
-    with pytest.raises(nidiff.InputError, match="output_type"):
-        pipeline(2)
+    nidiff.save_model(denoiser(seeded(mine.Mine), (6, 6)), tmp_path / "own")
+    nidiff.save_model(denoiser(signals(), (64,)), tmp_path / "signals")
+    nidiff.save_model(denoiser(images(), scaling=nidiff.Scaling(10.0, 20.0)), tmp_path / "degrees")
+    for act in (
+        lambda: NonIsotropicPipeline(seeded(mine.Mine), scheduler),
+        lambda: NonIsotropicPipeline(lambda x, t: x, scheduler),
+        *(partial(NonIsotropicPipeline.from_pretrained, tmp_path / name) for name in ("own", "signals", "degrees")),
+    ):
+        with pytest.raises(nidiff.InputError, match="nidiff.sample") as caught:
+            act()
+        assert "nidiff.load_model" in str(caught.value)
+    assert nidiff.load_model(tmp_path / "own", net=mine.Mine())
+    assert nidiff.load_model(tmp_path / "signals")
+    assert nidiff.load_model(tmp_path / "degrees")

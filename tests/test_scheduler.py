@@ -11,10 +11,7 @@ import torch
 import nidiff
 from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicScheduler
-from nidiff.interop.scheduler import OPTIONS
-from nidiff.interop.timesteps import SPACINGS
-from nidiff.model import config as model_config
-from nidiff.model.config import ALGORITHMS, predictions
+from nidiff.model.config import ALGORITHMS, SPACINGS, predictions
 from nidiff.model.folder import same_covariance
 from nidiff.randomness import generators_from_seeds
 from nidiff.testing.problems import normal, smooth_net
@@ -164,12 +161,18 @@ def test_a_configuration_of_ddpm_gives_its_images(case, tmp_path):
     assert (images[3] - images[0]).abs().max() > 1e-2
 
 
-def test_a_configuration_of_ddim_or_dpmsolver_names_its_algorithm():
-    for peer, algorithm in ((diffusers.DDIMScheduler, "ddim"), (diffusers.DPMSolverMultistepScheduler, "dpmsolver++")):
-        ours = NonIsotropicScheduler.from_config(peer().config, covariance=GFF)
-        assert ours.config.algorithm == algorithm
-        assert ours.config.timestep_spacing == peer().config.timestep_spacing
-        assert ours.config.clip_sample == peer().config.get("clip_sample", False)
+def test_a_configuration_of_an_early_diffusers_has_its_defaults():
+    """The scheduler of google/ddpm-cifar10-32: what it does not say is what DDPMScheduler takes it for."""
+    early = {"_class_name": "DDPMScheduler", "beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
+    early |= {"num_train_timesteps": 1000, "trained_betas": None, "clip_sample": True, "variance_type": "fixed_large"}
+    ours = NonIsotropicScheduler.from_config(early, covariance=GFF)
+    peer = diffusers.DDPMScheduler.from_config(early)
+    for field in ("variance_type", "clip_sample", "clip_sample_range", "prediction_type", "timestep_spacing"):
+        assert ours.config[field] == peer.config[field]
+    assert ours.config.algorithm == "ddpm"
+    assert (
+        NonIsotropicScheduler.from_config(diffusers.DDIMScheduler().config, covariance=GFF).config.algorithm == "ddim"
+    )
 
 
 REFUSED = {
@@ -179,11 +182,8 @@ REFUSED = {
     "steps_offset": diffusers.DDPMScheduler(steps_offset=1),
     "beta_schedule": diffusers.DDPMScheduler(beta_schedule="sigmoid"),
     "set_alpha_to_one": diffusers.DDIMScheduler(set_alpha_to_one=False),
-    "solver_order": diffusers.DPMSolverMultistepScheduler(solver_order=3),
-    "use_karras_sigmas": diffusers.DPMSolverMultistepScheduler(use_karras_sigmas=True),
-    "variance_type='learned'": diffusers.DPMSolverMultistepScheduler(variance_type="learned"),
-    "algorithm_type": diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
-    "DDPMScheduler": diffusers.HeunDiscreteScheduler(),
+    "solver_order": diffusers.DPMSolverMultistepScheduler(),
+    "use_karras_sigmas": diffusers.HeunDiscreteScheduler(),
     "skip_prk_steps": diffusers.PNDMScheduler(),
     "original_inference_steps": diffusers.LCMScheduler(),
 }
@@ -220,11 +220,6 @@ def test_add_noise_and_velocity_with_white_noise_are_diffusers():
     assert torch.allclose(ours.add_noise(x0, noise, t), peer.add_noise(x0, noise, t), rtol=0, atol=1e-12)
     assert torch.allclose(ours.get_velocity(x0, noise, t), peer.get_velocity(x0, noise, t), rtol=0, atol=1e-12)
     assert torch.allclose(ours.alphas_cumprod, peer.alphas_cumprod.float())
-
-
-def test_the_words_of_a_configuration_are_those_of_the_scheduler():
-    assert OPTIONS.keys() == model_config.ALGORITHMS.keys()
-    assert set(SPACINGS) == set(model_config.SPACINGS)
 
 
 # Any Σ is nidiff.sample ------------------------------------------------------------------------------------------
@@ -389,6 +384,21 @@ def test_a_scheduler_of_diffusers_refuses_our_configuration(name, tmp_path):
     with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
         peer.from_pretrained(tmp_path)
     assert isinstance(peer.from_config(peer().config), peer)
+
+
+@pytest.mark.parametrize("spacing", SPACINGS)
+@pytest.mark.parametrize(
+    "peer", [diffusers.DDPMScheduler, diffusers.DDIMScheduler, diffusers.DPMSolverMultistepScheduler]
+)
+def test_timesteps_are_those_of_diffusers_for_any_number_of_steps(peer, spacing):
+    algorithm = {"DDPMScheduler": "ddpm", "DDIMScheduler": "ddim"}.get(peer.__name__, "dpmsolver++")
+    theirs = peer(timestep_spacing=spacing)
+    ours = scheduler(schedule=nidiff.ddpm_linear(1000), algorithm=algorithm, timestep_spacing=spacing)
+    for steps in (*range(1, 130), 250, 499, 500, 999):
+        for each in (theirs, ours):
+            each.set_timesteps(steps)
+        # By rounding, diffusers' "trailing" has one timestep more than asked for with 61, 103, … steps.
+        assert ours.timesteps.tolist() == theirs.timesteps.tolist()[:steps]
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
@@ -576,7 +586,7 @@ def ready(**options):
 X = torch.zeros(SHAPE)
 BAD = {
     "family": (lambda: scheduler({"covariance": "gausian_free_field", "shape": [4, 4]}), "gaussian_free_field"),
-    "not a covariance": (lambda: scheduler("gff"), "to_config"),
+    "not a covariance": (lambda: scheduler("gff"), "holds no covariance"),
     "a field of Σ": (lambda: scheduler({"covariance": "gaussian_free_field", "shape": [4, 4], "gama": 1}), "gama"),
     "arrays of Σ": (lambda: scheduler(dict(FITTED.to_config())), "safetensors"),
     "singular Σ": (lambda: scheduler(nidiff.gaussian_free_field((4, 4), zero_mode="zero")), "zero_mode"),

@@ -232,9 +232,9 @@ BAD = {
     "coloured noise in y": ({"prediction_type": "noise", "scheduler": levels("sample")}, "prediction_type='epsilon'"),
     "a level of pure noise": (
         {"clip": 1.0, "prediction_type": "v_prediction", "scheduler": diffusers.DDIMScheduler(**ZERO_SNR)},
-        "rescale_betas_zero_snr",
+        "pure noise",
     ),
-    "not a covariance": ({"covariance": {"covariance": "gff"}}, "must be a covariance"),
+    "not a covariance": ({"covariance": {"covariance": "gff"}}, "is unknown"),
     "a scheduler without levels": ({"clip": 1.0, "scheduler": object()}, "alphas_cumprod"),
 }
 

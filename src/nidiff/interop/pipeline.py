@@ -1,6 +1,5 @@
 """Images from a network and a `NonIsotropicScheduler`: what `DDPMPipeline` is for white noise."""
 
-import operator
 import os
 import re
 from collections.abc import Sequence
@@ -8,60 +7,44 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.models.modeling_utils import ModelMixin
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError
 
-from nidiff.covariance.config import ARRAYS, names_arrays
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.diffusion.schedule import as_schedule
 from nidiff.errors import InputError, one_of
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import markdown
-from nidiff.interop.config import DOWNLOAD
+from nidiff.interop.config import downloaded
 from nidiff.interop.scheduler import NonIsotropicScheduler
-from nidiff.model.card import METRICS, model_card
-from nidiff.model.config import ALGORITHMS
-from nidiff.model.folder import (
-    CONFIG,
-    check_same_covariance,
-    has_network,
-    image_shape,
-    load_model,
-    read_json,
-    save_model,
-)
+from nidiff.model.card import FRONT, METRICS, model_card, model_facts
+from nidiff.model.config import ALGORITHMS, read_json
+from nidiff.model.folder import check_same_covariance, image_shape, whole_model
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
-FILES = ("model_index.json", "README.md", "unet/*", "network/*", "scheduler/*")
+FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")
+LIBRARIES = (["diffusers"], [NonIsotropicScheduler.__module__])  # diffusers would import any that a file names
 
 
 class NonIsotropicPipeline(DiffusionPipeline):
-    """A network that was trained under Σ and the scheduler that knows Σ. Under another Σ it is refused.
+    """A diffusers model that was trained under Σ and the scheduler that knows Σ. Under another Σ it is refused.
 
-    The network is called as ``unet(x, timesteps)``. A model of diffusers says in its configuration what shape it makes;
-    for any other module give ``image_shape`` (channels, height, width).
+    It makes images; for a network or data of another kind there are `nidiff.sample` and `nidiff.save_model`.
     """
 
     model_cpu_offload_seq: Any = "unet"
     unet: torch.nn.Module
     scheduler: NonIsotropicScheduler
 
-    def __init__(
-        self, unet: torch.nn.Module, scheduler: NonIsotropicScheduler, image_shape: Sequence[int] | None = None
-    ) -> None:
+    def __init__(self, unet: torch.nn.Module, scheduler: NonIsotropicScheduler) -> None:
         super().__init__()
         _check_scheduler(scheduler)
-        self._image_shape = _shape(unet, scheduler.covariance, image_shape)
+        self._covariance, self._image_shape = scheduler.covariance, image_shape(unet, scheduler.covariance)
+        if len(self._image_shape) != 3 or scheduler.scaling not in (None, PIXELS):
+            raise InputError("NonIsotropicPipeline is for 8-bit images: use nidiff.load_model and nidiff.sample.")
         self.register_modules(unet=unet, scheduler=scheduler)
-        if image_shape is not None:
-            self.register_to_config(image_shape=list(self._image_shape))
-        self._covariance = scheduler.covariance
 
     @torch.no_grad()
     def __call__(
@@ -75,7 +58,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         eta: float = 0.0,
         seeds: Sequence[int] | None = None,
     ) -> ImagePipelineOutput | tuple[Any]:
-        """Images in [0, 1]; if the scheduler has a scaling of other data than 8-bit images, data in their own units.
+        """Images in [0, 1].
 
         Args:
             generator: one for the batch, or a list of one per image.
@@ -86,27 +69,20 @@ class NonIsotropicPipeline(DiffusionPipeline):
         """
         one_of("output_type", output_type, ("pil", "np", "pt"))
         self._check_own()
-        scaling = self.scheduler.scaling or PIXELS
-        if output_type == "pil" and (scaling != PIXELS or len(self._image_shape) != 3):
-            raise InputError('output_type="pil" is for 8-bit images: use "np" or "pt" for these data.')
         if seeds is not None:
             if generator is not None or len(seeds) != batch_size:
-                raise InputError(
-                    f"seeds has {len(seeds)} entries: give batch_size={batch_size} of them and no generator."
-                )
+                raise InputError(f"seeds has {len(seeds)} entries: give batch_size={batch_size}, and no generator.")
             generator = generators_from_seeds(seeds)
         if num_inference_steps is None:
             sampler = SAMPLERS[ALGORITHMS[self.scheduler.config["algorithm"]]]
             num_inference_steps = default_steps(sampler, self.scheduler.process.schedule)
-        first = next(self.unet.parameters(), torch.zeros(()))
-        device = self._execution_device if isinstance(self.unet, ModelMixin) else first.device
+        device, dtype = self._execution_device, next(self.unet.parameters()).dtype
         self.scheduler.set_timesteps(num_inference_steps, device)
-        shape = (batch_size, *self._image_shape)
-        images = self.scheduler.init_noise(shape, generator, device, first.dtype)
+        images = self.scheduler.init_noise((batch_size, *self._image_shape), generator, device, dtype)
         for t in self.progress_bar(self.scheduler.timesteps):
             output = as_tensor(self.unet(images, t.expand(batch_size)))
             images = self.scheduler.step(output, t, images, generator, return_dict=False, eta=eta)[0]
-        result: Any = (images / 2 + 0.5).clamp(0, 1) if scaling == PIXELS else scaling.to_data(images)
+        result: Any = (images / 2 + 0.5).clamp(0, 1)
         if output_type != "pt":
             result = result.cpu().float().movedim(1, -1).numpy()
         if output_type == "pil":
@@ -126,81 +102,40 @@ class NonIsotropicPipeline(DiffusionPipeline):
         """Open a model folder, a run directory of `nidiff train` or a Hub repository.
 
         ``covariance`` only says what you expect: another than the model's own is refused, in ``scheduler`` too. A model
-        of diffusers, trained with white noise, opens with a ``scheduler`` whose Σ is I. A network that is not of
-        diffusers is passed as ``unet``, with its ``image_shape``: its weights are loaded.
+        of diffusers, trained with white noise, opens with a ``scheduler`` whose Σ is I.
         """
-        name = str(pretrained_model_name_or_path)
-        folder = Path(name)
-        if (folder / "experiment.json").is_file():
-            folder = folder / "model"
-            if not has_network(folder):
-                raise OSError(f"{name!r} is a run that has not ended: continue it with nidiff train --resume.")
-        if not folder.exists() and (name.count("/") > 1 or folder.is_absolute()):
-            raise OSError(f"{name!r} does not exist: give a model folder, a run directory or a Hub repository.")
-        if not folder.exists():
-            folder = Path(cls.download(name, **kwargs))  # here, so that the card comes along when it is saved again
+        folder = Path(pretrained_model_name_or_path)
+        folder = whole_model(folder) if folder.exists() else downloaded(str(folder), FILES, kwargs)
         index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-        libraries = {key: named[0] for key, named in index.items() if isinstance(named, list) and len(named) == 2}
-        if libraries.get("scheduler", "diffusers") not in ("diffusers", NonIsotropicScheduler.__module__):
+        named = [index.get(part) for part in ("unet", "scheduler")]
+        if not all(isinstance(one, list) and one[:1] in LIBRARIES for one in named):
             raise InputError(
-                f"{name!r} names the scheduler {index['scheduler']}, which is neither ours nor of diffusers: save the "
-                "model again."
+                f"{str(folder)!r} has no model_index.json that names a network and a scheduler of diffusers or nidiff, "
+                f"but {named}: use nidiff.load_model and nidiff.sample for a network of your own."
             )
         if scheduler is not None:
             _check_scheduler(scheduler)
-            if libraries.get("scheduler") == "diffusers":  # it was trained with white noise
-                check_same_covariance(Identity(scheduler.covariance.event_shape), scheduler.covariance)
-                kwargs["scheduler"] = scheduler
+            white = index["scheduler"][0] == "diffusers"  # the noise it was trained with
+            own = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
+            check_same_covariance(own, scheduler.covariance)
+            kwargs["scheduler"] = scheduler
         kwargs.setdefault("use_safetensors", True)  # nothing is unpickled
-        pipeline: NonIsotropicPipeline
-        if libraries.get("unet", None if (folder / CONFIG).is_file() else "diffusers") == "diffusers":
-            pipeline = super().from_pretrained(str(folder), **kwargs)
-        else:  # diffusers would import the module that the file names
-            for option in kwargs.keys() - {"unet", "image_shape", "scheduler", "use_safetensors", *DOWNLOAD}:
-                raise InputError(f"{option} is an option for networks of diffusers: leave it out.")
-            net: Any = load_model(folder, net=kwargs.get("unet")).net
-            own = NonIsotropicScheduler.from_pretrained(folder, subfolder="scheduler")
-            pipeline = cls(net, own, kwargs.get("image_shape", index.get("image_shape")))
-            pipeline.register_to_config(_name_or_path=str(folder))
+        pipeline: NonIsotropicPipeline = super().from_pretrained(str(folder), **kwargs)
         check_same_covariance(pipeline.scheduler.covariance, covariance)
-        if scheduler is not None:
-            check_same_covariance(pipeline.scheduler.covariance, scheduler.covariance)
-            pipeline.scheduler = scheduler
         return pipeline
 
-    @classmethod
-    def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
-        """Fetch the files from the Hub: diffusers' own takes a scheduler/ with arrays for weights it does not know."""
-        chosen = {key: kwargs[key] for key in DOWNLOAD if kwargs.get(key) is not None}
-        try:
-            return snapshot_download(pretrained_model_name, allow_patterns=list(FILES), **chosen)
-        except (HfHubHTTPError, OSError, ValueError) as error:
-            raise OSError(
-                f"{pretrained_model_name!r} is neither a folder here nor within reach on the Hub: give a model folder, "
-                "a run directory or a Hub repository."
-            ) from error
-
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write the network, its scheduler with Σ and a model card. An existing README.md is kept, unless it came with
+        """Write the network, its scheduler with Σ and a model card. A README.md is kept, unless it is the card of
         another model."""
         self._check_own()
+        super().save_pretrained(save_directory, *args, **kwargs)
         folder = Path(save_directory)
-        card, before, origin = folder / "README.md", _described(folder), _described(self._origin())
-        if isinstance(self.unet, ModelMixin):
-            super().save_pretrained(save_directory, *args, **kwargs)
-        elif kwargs.get("push_to_hub"):
-            raise InputError("push_to_hub=True needs a network of diffusers: call pipeline.push_to_hub(name) instead.")
-        else:
-            save_model(self.scheduler.denoiser(self.unet), folder)
-            return
-        now = _described(folder)
-        if not card.exists() or before not in (None, now):
-            self._write_card(card, folder.resolve().name, origin == now)
+        if self._kept_card(folder) is None:
+            self._write_card(folder, folder.resolve().name)
 
     def _upload_folder(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """The last act of ``push_to_hub``: our card goes in the place of diffusers' empty one."""
-        folder = Path(working_dir)
-        self._write_card(folder / "README.md", repo_id, _described(self._origin()) == _described(folder))
+        self._write_card(Path(working_dir), repo_id)
         return super()._upload_folder(working_dir, repo_id, *args, **kwargs)
 
     def _check_own(self) -> None:
@@ -208,38 +143,23 @@ class NonIsotropicPipeline(DiffusionPipeline):
         _check_scheduler(self.scheduler)
         check_same_covariance(self._covariance, self.scheduler.covariance)
 
-    def _origin(self) -> Path:
-        """The folder that the model was opened from."""
-        return Path(getattr(self, "name_or_path", None) or os.devnull)
+    def _kept_card(self, folder: Path) -> str | None:
+        """README.md of the folder, unless it is our card of another model."""
+        file, facts = folder / "README.md", model_facts(self.scheduler.covariance, self.scheduler.config)
+        text = file.read_text(encoding="utf-8") if file.is_file() else None
+        return None if text is None or (text.startswith(FRONT) and facts not in text) else text
 
-    def _write_card(self, file: Path, name: str, unchanged: bool) -> None:
-        """Write the card that the model came with if it is ``unchanged``, else a new one. The card of a model in a run
-        gets the current metrics."""
-        origin, run = self._origin(), self._origin().resolve().parent
-        if unchanged and (origin / "README.md").is_file():
-            card = (origin / "README.md").read_text(encoding="utf-8")
-            opening = re.compile(r'NonIsotropicPipeline\.from_pretrained\("[^"]*"\)')
-            text = opening.sub(lambda _: f'NonIsotropicPipeline.from_pretrained("{name}")', card)
-        else:
-            known = self.scheduler.covariance, self.scheduler.config
-            text = model_card(*known, name=name, pipeline=isinstance(self.unet, ModelMixin))
-        if unchanged and (run / "experiment.json").is_file() and (results := known_results(run)):
+    def _write_card(self, folder: Path, name: str) -> None:
+        """Write the card that the model came with, with the metrics of its run; or a new one if it has none."""
+        origin = Path(self.name_or_path or os.devnull).resolve()
+        run = origin.parent
+        text = self._kept_card(origin)
+        if text is None:
+            text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
+        elif (run / "experiment.json").is_file() and (results := known_results(run)):
             text = text.partition(METRICS)[0] + METRICS + markdown(results)
-        file.write_text(text, encoding="utf-8")
-
-
-def _shape(unet: Any, covariance: Covariance, given: Sequence[int] | None) -> tuple[int, ...]:
-    """The shape of one image, of the network's own configuration or as it is ``given``."""
-    if not isinstance(unet, torch.nn.Module):
-        raise InputError(f"unet is a {type(unet).__name__}: give a torch.nn.Module.")
-    if given is None:
-        return image_shape(unet, covariance)
-    try:
-        shape = tuple(operator.index(size) for size in given)
-    except TypeError as error:
-        raise InputError(f"image_shape={given!r} must be integers, such as (3, 32, 32).") from error
-    covariance.check_trailing(shape, "image_shape")
-    return shape
+        text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\(")[^"]*', lambda _: name, text)
+        (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def _check_scheduler(scheduler: Any) -> None:
@@ -248,18 +168,3 @@ def _check_scheduler(scheduler: Any) -> None:
             f"scheduler is a {type(scheduler).__name__}, which knows no Σ: give a NonIsotropicScheduler, or run it in "
             "whitened coordinates (nidiff.interop.whitened)."
         )
-
-
-def _described(folder: Path) -> list[object] | None:
-    """What a card says of the model in the folder: Σ, schedule and prediction; None if there is no model."""
-    file = folder / CONFIG
-    if not file.is_file():
-        return None
-    try:
-        config = read_json(file)
-        schedule = as_schedule(config.get("schedule", "")).to_config()  # version 0.1 wrote it as text
-    except InputError:
-        return []
-    arrays = file.with_name(ARRAYS)
-    said = [config.get("covariance"), schedule, config.get("prediction_type")]
-    return [*said, arrays.read_bytes() if names_arrays(config.get("covariance")) and arrays.is_file() else None]

@@ -1,56 +1,36 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
+import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
-from diffusers.configuration_utils import register_to_config
-from diffusers.schedulers.scheduling_utils import SchedulerMixin  # noqa: F401  diffusers looks for it in this module
-from diffusers.utils.outputs import BaseOutput
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput
+from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
+from nidiff.covariance.config import ARRAYS, SCHEDULER, as_covariance, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
-from nidiff.interop.config import ConfiguredScheduler
-from nidiff.interop.guard import check_generator, warn_if_white
-from nidiff.interop.timesteps import spaced
-from nidiff.model.config import ALGORITHMS, VARIANCES, configured, scheduler_config
+from nidiff.interop.config import downloaded, translated
+from nidiff.model.config import ALGORITHMS, FIELDS, VARIANCES, check_fields, configured, scheduler_config, with_arrays
+from nidiff.model.folder import check_same_covariance
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
 
 
-@dataclass
-class NonIsotropicSchedulerOutput(BaseOutput):
-    """The sample at the next level, and the clean image x̂0 expected from the one before."""
-
-    prev_sample: Tensor
-    pred_original_sample: Tensor
-
-
-class Past(NamedTuple):
-    """What a step leaves for a multistep method: its place, level and x̂0, and the sample it returned."""
-
-    place: int
-    level: Level
-    x0: Tensor
-    returned: Tensor
-
-    def leads_to(self, place: int, x: Tensor) -> bool:
-        """Whether x came from that step, up to rounding: not if it is another batch, or the start of another run."""
-        if self.place != place - 1 or self.returned.shape != x.shape:
-            return False
-        return bool((x.detach() - self.returned).norm() <= 0.01 * self.returned.norm())
-
-
-class NonIsotropicScheduler(ConfiguredScheduler):
+class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
     """DDPM, DDIM and DPM-Solver++(2M) for x = signal · x0 + sigma · Σ^½ · eps.
 
     Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
@@ -98,11 +78,9 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
         self.register_to_config(**plain, _use_default_values=[])
-        table = self.process.schedule
-        self.init_noise_sigma = table.prior_scale
-        self.alphas_cumprod = torch.sigmoid(table.logsnr).float()  # signal² / (signal² + sigma²): the SNR for scripts
-        self._past: Past | None = None
-        self._visit(list(range(len(table) - 1, -1, -1)))
+        self.init_noise_sigma = self.process.schedule.prior_scale
+        self.alphas_cumprod = torch.sigmoid(self.process.schedule.logsnr).float()  # signal² / (signal² + sigma²)
+        self.set_timesteps(timesteps=range(len(self) - 1, -1, -1))
         self.num_inference_steps: int | None = None  # as in diffusers until `set_timesteps` is called
 
     def __len__(self) -> int:
@@ -111,6 +89,42 @@ class NonIsotropicScheduler(ConfiguredScheduler):
     def denoiser(self, net: Callable[..., Any]) -> Denoiser:
         """``net`` as a `nidiff.Denoiser` with the process, prediction, clipping and scaling of this scheduler."""
         return self._model.with_net(net)
+
+    @classmethod
+    def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
+        Unlike in diffusers, a field that has no meaning here is refused."""
+        if isinstance(config, Mapping):
+            theirs = "beta_schedule" in config and "schedule" not in config
+            config = {"covariance": None, **(translated(config) if theirs else config)}
+            check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
+            config.pop("_use_default_values", None)  # the fields that diffusers would leave out
+            if "schedule" in kwargs:
+                config.pop("num_train_timesteps", None)  # it was that of the other schedule
+            for given in (config, kwargs):
+                given.pop("beta_schedule", None)  # no argument: it is always the same
+        return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+
+    @classmethod
+    def load_config(  # type: ignore[override]
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *, covariance: Any = None, **kwargs: Any
+    ) -> Any:
+        """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it; `from_pretrained` reads
+        it. ``covariance`` only says what you expect: another is refused."""
+        place, subfolder = Path(pretrained_model_name_or_path), kwargs.get("subfolder") or ""
+        if not place.exists():
+            place = downloaded(str(place), [str(Path(subfolder, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
+        result = super().load_config(place, **kwargs)
+        config = result[0] if isinstance(result, tuple) else result
+        config |= with_arrays(config, place if place.is_file() else place / subfolder / SCHEDULER)
+        if covariance is not None:
+            check_same_covariance(as_covariance(config["covariance"]), as_covariance(covariance))
+        return result
+
+    def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
+        """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
+        save_arrays(self.covariance.tensors(), Path(save_directory))
+        super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
 
     # The forward process -----------------------------------------------------------------------------------------
 
@@ -134,7 +148,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
-        check_generator(generator)
+        _check_generator(generator)
         return self.process.prior(shape, generator, dtype=dtype, device=device)
 
     # The reverse process -----------------------------------------------------------------------------------------
@@ -149,20 +163,28 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         may begin below the noisiest one (image to image)."""
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
-        if timesteps is not None:
-            rows = checked_rows(self.process.schedule, timesteps, "timesteps")
-        else:
-            spare = 1 if self.config["algorithm"] == "dpmsolver++" else 0
-            rows = spaced(len(self), num_inference_steps, self.config["timestep_spacing"], spare)  # type: ignore[arg-type]
-        self._visit(rows, device)
-        self._from_prior = timesteps is None or rows[0] == len(self) - 1
-
-    def _visit(self, rows: list[int], device: torch.device | str | None = None) -> None:
+        table = self.process.schedule
+        rows = self._spaced(num_inference_steps) if timesteps is None else checked_rows(table, timesteps, "timesteps")
         self.num_inference_steps = len(rows)
         self.timesteps = torch.tensor(rows, device=device)
-        self._levels = [self.process.schedule.level(row) for row in rows]
-        self._from_prior = True
-        self._past = None
+        self._levels = [table.level(row) for row in rows]
+        self._from_prior = timesteps is None or rows[0] == len(self) - 1
+        self._past: tuple[int, Level, Tensor, Tensor] | None = None  # index, level, x̂0 and result of the last step
+
+    def _spaced(self, count: Any) -> list[int]:
+        """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
+        more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
+        levels, spacing = len(self), self.config["timestep_spacing"]
+        if not hasattr(count, "__index__") or not 1 <= count <= levels:
+            raise InputError(f"num_inference_steps={count!r} must be an integer from 1 to {levels}.")
+        laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
+        if spacing == "leading":
+            rows = np.arange(laid_out)[::-1] * (levels // laid_out)
+        elif spacing == "linspace":
+            rows = np.linspace(0, levels - 1, laid_out).round()[::-1]
+        else:
+            rows = np.arange(levels, 0, -levels / count).round() - 1
+        return rows[:count].astype(int).tolist()
 
     def previous_timestep(self, timestep: int | Tensor) -> Tensor:
         """The level that `step` goes to from ``timestep``; −1 is the clean image."""
@@ -183,7 +205,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         return_dict: bool = True,
         *,
         eta: float = 0.0,
-    ) -> NonIsotropicSchedulerOutput | tuple[Tensor, Tensor]:
+    ) -> DDPMSchedulerOutput | tuple[Tensor, Tensor]:
         """From the level ``timestep`` to the next one, given what the network says at ``sample``.
 
         dpmsolver++ is of second order where ``sample`` is what the step before returned, and else of first.
@@ -196,7 +218,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         index = self._index(timestep)
         self._check("sample", sample)
         self._check("model_output", model_output, sample)
-        check_generator(generator)
+        _check_generator(generator)
         if variance_noise is not None:
             self._check("variance_noise", variance_noise, sample)
             if generator is not None:
@@ -207,7 +229,7 @@ class NonIsotropicScheduler(ConfiguredScheduler):
         work = torch.promote_types(sample.dtype, torch.float32)
         here, x, output = self._levels[index], sample.to(work), model_output.to(work)
         if index == 0 and self._from_prior:
-            warn_if_white(self.process, x)
+            _warn_if_white(self.process, x)
 
         def noise() -> Tensor:
             if variance_noise is not None:
@@ -216,33 +238,33 @@ class NonIsotropicScheduler(ConfiguredScheduler):
 
         denoiser = self.denoiser(lambda x, label: output)  # it has answered already
         x0 = denoiser(x, here)
-        past = self._past
         if index + 1 == len(self._levels):
             x = x0
         else:
-            chain = Chain(denoiser, noise)
-            if past is not None and past.leads_to(index, x):
-                chain.previous = past.level, past.x0
+            chain = Chain(denoiser, noise, self._previous(index, x))
+            options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
             step = SAMPLERS[ALGORITHMS[algorithm]].step
-            x = step(chain, x, x0, here, self._levels[index + 1], **OPTIONS[algorithm](self.config, eta))
-        self._past = Past(index, here, x0, x.detach())
+            x = step(chain, x, x0, here, self._levels[index + 1], **options.get(algorithm, {}))
+        self._past = index, here, x0, x.detach()
         result = x.to(sample.dtype), x0.to(sample.dtype)
-        return NonIsotropicSchedulerOutput(*result) if return_dict else result
+        return DDPMSchedulerOutput(*result) if return_dict else result
+
+    def _previous(self, index: int, x: Tensor) -> tuple[Level, Tensor] | None:
+        """Level and x̂0 of the last step if x came from it, up to rounding: not for another batch, or another start."""
+        if self._past is None:
+            return None
+        place, level, x0, result = self._past
+        follows = place == index - 1 and result.shape == x.shape
+        return (level, x0) if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
 
     def _index(self, timestep: int | Tensor) -> int:
         try:
-            row = float(timestep)
+            return [level.label for level in self._levels].index(float(timestep))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"timestep={timestep!r} must be one number: give one of scheduler.timesteps.") from error
-        for index, level in enumerate(self._levels):
-            if level.label == row:
-                return index
-        raise InputError(f"timestep={row:g} is not one of those to be visited: give one of scheduler.timesteps.")
+            raise InputError(f"timestep={timestep!r} must be one number of scheduler.timesteps.") from error
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
         rows = torch.as_tensor(timesteps).reshape(-1).cpu()
-        if not bool(((rows >= 0) & (rows < len(self))).all()):
-            raise InputError(f"timesteps={rows.tolist()} must lie in 0 … {len(self) - 1}, the levels of the schedule.")
         if len(rows) not in (1, len(like)):
             raise InputError(f"timesteps has {len(rows)} entries for {len(like)} images: give one per image.")
         return self.process.schedule.level(rows.expand(len(like)))
@@ -254,9 +276,25 @@ class NonIsotropicScheduler(ConfiguredScheduler):
             raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
 
 
-# What the step of an algorithm is told, of the configuration and eta.
-OPTIONS: dict[str, Callable[[Mapping[str, Any], float], dict[str, object]]] = {
-    "ddpm": lambda config, eta: {"variance": VARIANCES[config["variance_type"]]},
-    "ddim": lambda config, eta: {"eta": eta},
-    "dpmsolver++": lambda config, eta: {},
-}
+def _warn_if_white(process: Process, x: Tensor) -> None:
+    """Warn where white noise of some strength explains the initial sample x better than the prior, by a factor e¹².
+
+    A draw from the prior is better explained by a given other law by that factor with a probability of at most e⁻¹²,
+    since the mean of the ratio of densities is 1. A start that is white and passes is hardly less likely under the
+    prior than under white noise: a single small image, a Σ that differs from I in few modes.
+    """
+    x = x.detach()
+    white = -0.5 * x.numel() * (torch.log(2 * torch.pi * x.double().square().mean()) + 1)
+    if bool(white - process.prior_log_prob(x).double().sum() > 12):
+        warnings.warn(
+            f"The initial sample is not N(0, Σ) with Σ = {process.covariance!r}, so the images will not be the "
+            "model's: draw it by scheduler.init_noise(shape), or use nidiff.interop.NonIsotropicPipeline.",
+            stacklevel=3,
+        )
+
+
+def _check_generator(generator: object) -> None:
+    """Refuse what is no generator: the fourth argument of `DDIMScheduler.step` is eta."""
+    each = generator if isinstance(generator, Sequence) else (generator,)
+    if generator is not None and not all(isinstance(one, torch.Generator) for one in each):
+        raise InputError(f"generator={generator!r} is no torch.Generator or list of one per image; give eta by name.")

@@ -11,35 +11,58 @@ import torch
 from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor
 
+from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError, one_of
-from nidiff.model.config import is_positive, predictions
+from nidiff.model.config import predictions
+from nidiff.notation import fits
 
-# What a network predicts on x, and the word for what the scheduler is then told on y. A score is nothing that a
-# scheduler of diffusers takes.
+# What a network predicts on x, and the word for what the scheduler is then told on y.
 ON_Y = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v_prediction", "noise": "epsilon"}
 
 
 class Whitened(torch.nn.Module):
-    """What `whitened` returns: the network of y. Whatever else it is asked for (config, dtype, …) is the U-Net's."""
+    """``unet``, trained on x under Σ, as a network of y = Σ^-½ x for any diffusers scheduler.
+
+    Start from ``torch.randn``, take the steps of the scheduler, and go back to pixels by ``.colour(y)``. Give the
+    scheduler the prediction_type of the network ("epsilon" for a network of coloured "noise"). Whatever else this is
+    asked for (config, dtype, …) is the U-Net's.
+
+    Args:
+        clip: clip x̂0 to ±clip in pixels, which needs the noise levels of ``scheduler``. The scheduler's own clipping
+            acts on y, where it is wrong, and must be off.
+        scheduler: the diffusers scheduler that will be used, or a `nidiff.Schedule`.
+    """
 
     def __init__(
         self,
         unet: torch.nn.Module,
         covariance: Covariance,
-        prediction_type: str,
-        clip: float | None,
-        schedule: Schedule | None,
+        *,
+        prediction_type: str = "epsilon",
+        clip: float | None = None,
+        scheduler: Any = None,
     ) -> None:
         super().__init__()
         self.unet = unet
-        self.covariance = covariance
-        self.prediction_type = prediction_type
+        self.covariance = as_covariance(covariance)
+        self.covariance.require_invertible("a whitened network")
+        if prediction_type == "score":
+            raise InputError("prediction_type='score' has no scheduler in diffusers: use NonIsotropicScheduler for it.")
+        self.prediction_type = one_of("prediction_type", prediction_type, ON_Y)
+        on_y, config = ON_Y[prediction_type], getattr(scheduler, "config", {})
+        for option in ("clip_sample", "thresholding"):
+            if config.get(option):
+                raise InputError(f"scheduler has {option}=True, which acts on y: turn it off and pass clip= here.")
+        if config.get("prediction_type", on_y) != on_y:
+            raise InputError(f"on y this network says {on_y!r}: give the scheduler prediction_type={on_y!r}.")
+        if clip is not None and not (fits(clip, float) and clip > 0):
+            raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
         self.clip = clip
-        self.schedule = schedule
+        self.schedule = None if clip is None else _levels(scheduler)
 
     def forward(self, sample: Tensor, timestep: Any, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
@@ -74,60 +97,13 @@ class Whitened(torch.nn.Module):
             return getattr(self.unet, name)
 
 
-def whitened(
-    unet: torch.nn.Module,
-    covariance: Covariance,
-    *,
-    prediction_type: str = "epsilon",
-    clip: float | None = None,
-    scheduler: Any = None,
-) -> Whitened:
-    """``unet``, trained on x under Σ, as a network of y = Σ^-½ x for any diffusers scheduler.
-
-    Start from ``torch.randn``, take the steps of the scheduler, and go back to pixels by ``.colour(y)``. Give the
-    scheduler the prediction_type of the network ("epsilon" for a network of coloured "noise").
-
-    Args:
-        clip: clip x̂0 to ±clip in pixels, which needs the noise levels of ``scheduler``. The scheduler's own clipping
-            acts on y, where it is wrong, and must be off.
-        scheduler: the diffusers scheduler that will be used, or a `nidiff.Schedule`.
-    """
-    if not isinstance(covariance, Covariance):
-        raise InputError(
-            f"covariance={covariance!r} must be a covariance of nidiff, such as Covariance.from_config(…)."
-        )
-    covariance.require_invertible("a whitened network")
-    if prediction_type == "score":
-        raise InputError("prediction_type='score' has no scheduler in diffusers: use NonIsotropicScheduler for it.")
-    on_y = ON_Y[one_of("prediction_type", prediction_type, ON_Y)]
-    if clip is not None and not is_positive(clip):
-        raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
-    if clip is not None and scheduler is None:
-        raise InputError("clip needs the noise levels: pass scheduler=, the one that will be used.")
-    config = getattr(scheduler, "config", {})
-    for option in ("clip_sample", "thresholding"):
-        if config.get(option):
-            raise InputError(f"scheduler has {option}=True, which acts on y: turn it off and pass clip= here.")
-    if config.get("prediction_type", on_y) != on_y:
-        raise InputError(
-            f"scheduler has prediction_type={config['prediction_type']!r}, but on y a network of {prediction_type!r} "
-            f"says {on_y!r}: give the scheduler prediction_type={on_y!r}."
-        )
-    return Whitened(unet, covariance, prediction_type, clip, None if clip is None else _levels(scheduler))
+whitened = Whitened  # reads better where it is called
 
 
 def _levels(scheduler: Any) -> Schedule:
     """The noise levels of a scheduler, which may be a `Schedule` itself."""
     if isinstance(scheduler, Schedule):
         return scheduler
-    remaining = getattr(scheduler, "alphas_cumprod", None)
-    if remaining is None:
-        raise InputError(
-            f"scheduler={type(scheduler).__name__} has no alphas_cumprod: pass the nidiff.Schedule instead."
-        )
-    if not bool((remaining > 0).all()):
-        raise InputError(
-            "scheduler has a level of pure noise (rescale_betas_zero_snr=True), where clip cannot be applied: leave "
-            "one of the two out."
-        )
-    return from_alphas_cumprod(remaining.double())
+    if not hasattr(scheduler, "alphas_cumprod"):
+        raise InputError("clip needs noise levels: pass scheduler=, one with alphas_cumprod or a nidiff.Schedule.")
+    return from_alphas_cumprod(scheduler.alphas_cumprod.double())

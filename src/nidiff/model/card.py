@@ -17,7 +17,6 @@ tags:
 - non-isotropic-noise
 ---
 """
-
 COLOURED = """# A diffusion model with non-isotropic noise
 
 x = signal · x0 + sigma · Σ^½ · eps: the noise of this model is not white. Sampling has to start from N(0, Σ) and to add
@@ -27,8 +26,6 @@ WHITE = """# A diffusion model
 
 x = signal · x0 + sigma · eps with white noise, the case Σ = I of the Python package nidiff.
 """
-
-
 PIPELINE = """from nidiff.interop import NonIsotropicPipeline
 
 pipeline = NonIsotropicPipeline.from_pretrained("{name}")
@@ -44,36 +41,38 @@ def model_card(
     covariance: Covariance,
     scheduler: Mapping[str, Any],
     about: Mapping[str, str] | None = None,
-    metrics: str = "",
     name: str = "PATH_OR_REPOSITORY",
     pipeline: bool = True,
 ) -> str:
-    """Σ in numbers, schedule, prediction, whatever ``about`` adds, how to sample, and metrics.
-
-    ``scheduler`` is the configuration of the scheduler, ``metrics`` a table in Markdown, ``name`` what the model is
-    opened by and ``pipeline`` whether `NonIsotropicPipeline` opens it.
-    """
-    numbers = summary(covariance)
-    length = "beyond the image" if numbers.correlation_length is None else f"{numbers.correlation_length:.3g} pixels"
-    facts = {
-        "noise": f"N(0, Σ), Σ = `{covariance!r}` over {' × '.join(map(str, covariance.event_shape))}",
-        "condition number of Σ": f"{numbers.condition_number:.4g}",
-        "effective rank of Σ": f"{numbers.effective_rank:.4g} of {covariance.size}",
-        "correlation length": length,
-        "schedule": f"`{as_schedule(scheduler['schedule'])!r}`",
-        "prediction": f"`{scheduler['prediction_type']}`",
-        **(about or {}),
-    }
-    rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
+    """The card of a model that is opened by ``name``, and by `NonIsotropicPipeline` if ``pipeline``."""
     return f"""{FRONT}
-{WHITE if numbers.condition_number == 1 else COLOURED}
+{WHITE if covariance.condition_number == 1 else COLOURED}
 | | |
 |---|---|
-{rows}
-
+{model_facts(covariance, scheduler)}{_rows(about or {})}
 ## How to sample
 
 ```python
 {(PIPELINE if pipeline else OWN).format(name=name)}
 ```
-{METRICS + metrics if metrics else ""}"""
+"""
+
+
+def model_facts(covariance: Covariance, scheduler: Mapping[str, Any]) -> str:
+    """What every card says of its model: Σ in numbers, and the schedule and prediction of the scheduler's config."""
+    numbers = summary(covariance)
+    length = "beyond the image" if numbers.correlation_length is None else f"{numbers.correlation_length:.3g} pixels"
+    return _rows(
+        {
+            "noise": f"N(0, Σ), Σ = `{covariance!r}` over {' × '.join(map(str, covariance.event_shape))}",
+            "condition number of Σ": f"{numbers.condition_number:.4g}",
+            "effective rank of Σ": f"{numbers.effective_rank:.4g} of {covariance.size}",
+            "correlation length": length,
+            "schedule": f"`{as_schedule(scheduler['schedule'])!r}`",
+            "prediction": f"`{scheduler['prediction_type']}`",
+        }
+    )
+
+
+def _rows(facts: Mapping[str, str]) -> str:
+    return "".join(f"| {key} | {value} |\n" for key, value in facts.items())

@@ -1,21 +1,19 @@
-"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of the data.
-
-`load_model` and the scheduler of `nidiff.interop` both read it here.
-"""
+"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of data."""
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nidiff.covariance.config import as_covariance, describe
+from nidiff.covariance.config import ARRAYS, Config, FileError, as_covariance, describe, names_arrays, read_arrays
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
+from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, one_of
+from nidiff.notation import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
 WORDS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
@@ -27,22 +25,18 @@ SPACINGS = ("leading", "linspace", "trailing")
 # refuses: "nidiff (needs …) is not implemented for DDIMScheduler".
 BETA_SCHEDULE = "nidiff (needs nidiff.interop.NonIsotropicScheduler)"
 
-CHOICES: dict[str, Collection[str]] = {
-    "algorithm": ALGORITHMS,
-    "variance_type": VARIANCES,
-    "timestep_spacing": SPACINGS,
+# The fields that may be missing in a file. Version 0.1 wrote no scaling: it knew only 8-bit images.
+DEFAULTS: dict[str, Any] = {
+    "algorithm": "dpmsolver++",
+    "variance_type": "fixed_small",
+    "timestep_spacing": "trailing",
+    "clip_sample": True,
+    "clip_sample_range": 1.0,
+    "scaling": PIXELS,
+    "num_train_timesteps": None,
+    "beta_schedule": BETA_SCHEDULE,
 }
-FIELDS = (
-    "covariance",
-    "schedule",
-    "prediction_type",
-    *CHOICES,
-    "clip_sample",
-    "clip_sample_range",
-    "scaling",
-    "num_train_timesteps",
-    "beta_schedule",
-)
+FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
 
 
 def model_folder(path: Path) -> Path:
@@ -63,8 +57,7 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
             "target is not registered, so what is saved could not be loaded: give it a name by "
             'nidiff.diffusion.target.TARGETS["my_target"] = ….'
         )
-    if schedule["schedule"] not in SCHEDULES:
-        name = schedule["schedule"]
+    if (name := schedule["schedule"]) not in SCHEDULES:
         raise InputError(
             f"schedule {name!r} is not registered, so what is saved could not be loaded: add it by "
             f'nidiff.diffusion.schedule.SCHEDULES["{name}"] = {name}.'
@@ -85,68 +78,57 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
     try:
         json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InputError(
-            f"denoiser cannot be written as JSON ({error}): use plain finite numbers and words."
-        ) from error
+        raise InputError(f"denoiser cannot be saved as JSON ({error}): use plain finite numbers and words.") from error
     return config
 
 
 def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     """The denoiser around ``net`` that the configuration describes: the inverse of `scheduler_config`."""
-    check_config(config)
-    target, clip = config.get("prediction_type", "epsilon"), config.get("clip_sample_range", 1.0)
+    check_fields(config)
+    config = {**dict.fromkeys(FIELDS), **DEFAULTS, **config}
+    for field, known in (("algorithm", ALGORITHMS), ("variance_type", VARIANCES), ("timestep_spacing", SPACINGS)):
+        one_of(field, config[field], known)
+    covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
     if not isinstance(target, Target):
         target = predictions()[one_of("prediction_type", target, predictions())]
-    process = Process(_schedule(config), as_covariance(config["covariance"]))
-    return Denoiser(net, process, target, clip if config.get("clip_sample", True) else None, _scaling(config))
+    schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
+    if count not in (None, len(schedule)):
+        raise InputError(f"num_train_timesteps={count} differs from {schedule!r}: write num_levels={count} there.")
+    clip, limit = config["clip_sample"], config["clip_sample_range"]
+    if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
+        raise InputError(f"clip_sample={clip!r} must be True or False, and clip_sample_range={limit!r} positive.")
+    if isinstance(scaling, Mapping) and set(scaling) == {"scale", "shift"}:
+        scaling = Scaling(**scaling)
+    if not isinstance(scaling, Scaling | None):
+        raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
+    process = Process(schedule, as_covariance(Path(covariance) if isinstance(covariance, str) else covariance))
+    return Denoiser(net, process, target, limit if clip else None, scaling)
 
 
-def check_config(config: Mapping[str, Any]) -> None:
-    """Refuse an unknown field, and a value that cannot be used."""
+def check_fields(config: Mapping[str, Any]) -> None:
+    """Refuse an unknown field; those that begin with _ are diffusers' own."""
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
             raise InputError(f"the configuration has the unknown field {field!r}: known are {', '.join(FIELDS)}.")
+    if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
+        raise InputError(f"beta_schedule={betas!r} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'.")
+
+
+def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """The configuration in a file, with the arrays of Σ that lie beside it at hand."""
     covariance = config.get("covariance")
-    if covariance is None:
-        raise InputError("the configuration has no covariance: pass covariance=, a covariance of nidiff.")
-    if isinstance(covariance, str) and not Path(covariance).is_dir():
-        raise InputError(
-            f"covariance={covariance!r} is not a folder that holds one: pass a covariance, such as "
-            "nidiff.gaussian_free_field((32, 32)), or what its to_config() returned."
-        )
-    for field, known in CHOICES.items():
-        if field in config:
-            one_of(field, config[field], known)
-    clip, limit = config.get("clip_sample", True), config.get("clip_sample_range", 1.0)
-    if not isinstance(clip, bool):
-        raise InputError(f"clip_sample={clip!r} must be True or False.")
-    if clip and not is_positive(limit):
-        raise InputError(f"clip_sample_range={limit!r} must be a positive number, or clip_sample=False.")
-    if config.get("beta_schedule", BETA_SCHEDULE) != BETA_SCHEDULE:
-        raise InputError(
-            f"beta_schedule={config['beta_schedule']!r} is not ours: pass schedule=, such as "
-            "'ddpm_linear:num_levels=1000,beta_max=0.02'."
-        )
+    if not isinstance(covariance, Mapping):
+        raise FileError(f"{str(file)!r} has covariance={covariance!r}, not what to_config() returned: save it again.")
+    arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(covariance) else {}
+    return {**config, "covariance": Config(covariance, arrays)}
 
 
-def _schedule(config: Mapping[str, Any]) -> Schedule:
-    schedule, count = as_schedule(config["schedule"]), config.get("num_train_timesteps")
-    if count not in (None, len(schedule)):
-        raise InputError(
-            f"num_train_timesteps={count} is not the {len(schedule)} levels of schedule={schedule!r}: "
-            f"write it there, as num_levels={count}."
-        )
-    return schedule
-
-
-def _scaling(config: Mapping[str, Any]) -> Scaling | None:
-    scaling = config.get("scaling", PIXELS)  # version 0.1 wrote none: it knew only 8-bit images
-    if scaling is None or isinstance(scaling, Scaling):
-        return scaling
-    if not isinstance(scaling, Mapping) or set(scaling) != {"scale", "shift"}:
-        raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
-    return Scaling(**scaling)
-
-
-def is_positive(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a JSON file."""
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("it does not hold a configuration")
+    except (OSError, ValueError) as error:
+        raise FileError(f"{str(file)!r} cannot be read ({error}): copy it again from where it was saved.") from error
+    return values

@@ -1,32 +1,25 @@
 """A model as a folder: the network, ``scheduler/`` with all that sampling needs to know, and a model card.
 
-    scheduler/scheduler_config.json     Σ, schedule, prediction, clipping, scaling of the data
-    scheduler/covariance.safetensors    the arrays of Σ, if it has any
-    unet/                               a diffusers model, as diffusers saves it
-    network/weights.safetensors         the weights of any other network
-    model_index.json, README.md         for diffusers and the Hub
-
-`nidiff.interop` reads the same files; nothing of it is imported here. Nothing is unpickled.
+docs/diffusers.md shows its files, which `nidiff.interop` reads too. Nothing is unpickled.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from nidiff.covariance.config import ARRAYS, SCHEDULER, Config, FileError, names_arrays, read_arrays, save_arrays
+from nidiff.covariance.config import SCHEDULER, FileError, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 from nidiff.model.card import model_card
-from nidiff.model.config import configured, model_folder, scheduler_config
+from nidiff.model.config import configured, model_folder, read_json, scheduler_config, with_arrays
 from nidiff.model.network import OWN, UNET, load_network, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
@@ -44,7 +37,7 @@ def save_model(denoiser: Denoiser, folder: str | Path, about: Mapping[str, str] 
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
     scheduler = scheduler_config(denoiser)
-    _check_shape(net, denoiser.process.covariance)
+    known_shape(net, denoiser.process.covariance)
     _check_replaceable(folder)
     aside, old = (folder.with_name(f".{kind}-{folder.name}") for kind in ("tmp", "old"))
     with writing("folder", folder):
@@ -90,29 +83,30 @@ def load_model(
     ``net``: its weights are loaded into it. ``covariance`` only says what you expect: another Σ than the model's own is
     refused. Folders of version 0.1 open too; their data are 8-bit images.
     """
-    place = model_folder(Path(folder))
+    place = whole_model(Path(folder))
     file = place / CONFIG
+    network = load_network(place, net)
+    config = with_arrays(read_json(file), file)
+    try:
+        model = configured(config, network)
+        known_shape(network, model.process.covariance)
+    except InputError as error:
+        raise FileError(f"{str(file)!r} cannot be used: {error}") from error
+    check_same_covariance(model.process.covariance, covariance)
+    return model
+
+
+def whole_model(folder: Path) -> Path:
+    """The model's folder in a run directory, or ``folder`` itself, if it has all that sampling needs."""
+    place = model_folder(folder)
     run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
-    if not file.is_file() and run is None:
+    if not (place / CONFIG).is_file() and run is None:
         raise InputError(f"folder={str(folder)!r} is not a model or a run of nidiff: it has no {CONFIG}.")
-    if not file.is_file() or not has_network(place):
+    if not (place / CONFIG).is_file() or not has_network(place):
         unfinished = f"is of a run that has not ended: continue it with nidiff train --resume --out {run}"
         missing = f"has no weights in {UNET}/ or {OWN}/: copy them again from where the model was saved"
         raise FileError(f"folder={str(folder)!r} {missing if run is None else unfinished}.")
-    config = read_json(file)
-    for key in ("covariance", "schedule", "prediction_type"):
-        if key not in config:
-            raise InputError(f"{str(file)!r} has no {key!r}: save the model again.")
-    with _naming(file):
-        if not isinstance(config["covariance"], Mapping):
-            raise InputError(f"covariance={config['covariance']!r} must be what to_config() of a covariance returned.")
-        arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(config["covariance"]) else {}
-        model = configured({**config, "covariance": Config(config["covariance"], arrays)}, torch.nn.Identity())
-    check_same_covariance(model.process.covariance, covariance)
-    network = load_network(place, net)
-    with _naming(file):
-        _check_shape(network, model.process.covariance)
-    return model.with_net(network)
+    return place
 
 
 def has_network(folder: Path) -> bool:
@@ -120,76 +114,37 @@ def has_network(folder: Path) -> bool:
     return any(any((folder / part).glob("*.safetensors")) for part in (UNET, OWN))
 
 
-# The shape of what a network makes --------------------------------------------------------------------------------
-
-
 def image_shape(net: Any, covariance: Covariance) -> tuple[int, ...]:
-    """The shape [C, *axes] that a diffusers model makes; a Σ over another shape is refused."""
-    shape = _own_shape(net, covariance)
+    """The shape [C, *axes] that a diffusers model makes; any other network is refused."""
+    shape = known_shape(net, covariance)
     if shape is None:
         raise InputError(
-            f"{type(net).__name__} does not say what shape it makes: pass image_shape=, such as (3, 32, 32), or give "
-            "it a config with in_channels and sample_size."
+            f"{type(net).__name__} is not a diffusers model that says what shape it makes: use nidiff.sample, "
+            "nidiff.save_model and nidiff.load_model for a network of your own."
         )
-    event = covariance.event_shape
+    return shape
+
+
+def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
+    """The same, or None where only the network itself knows; a Σ over another shape is refused."""
+    config = getattr(net, "config", None)
+    if not isinstance(config, Mapping) or config.get("in_channels") is None or config.get("sample_size") is None:
+        return None
+    size, event = config["sample_size"], covariance.event_shape
+    axes = max((parameter.ndim for parameter in net.parameters()), default=4) - 2  # of its convolutions
+    if axes == 1:  # a U-Net of signals takes any length; its default, 65536, says nothing
+        size = event[-1:]
+    shape = (config["in_channels"], *((size,) * axes if isinstance(size, int) else size))
     if shape[-len(event) :] != event:
         raise InputError(f"covariance is over {event}, but the network makes images {shape}: build Σ for that shape.")
     return shape
 
 
-def _own_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
-    config = getattr(net, "config", None)
-    if not isinstance(config, Mapping) or config.get("in_channels") is None or config.get("sample_size") is None:
-        return None
-    size = config["sample_size"]
-    axes = max((parameter.ndim for parameter in net.parameters()), default=4) - 2  # of its convolutions
-    if axes == 1:  # a U-Net of signals takes any length; its default, 65536, says nothing
-        size = covariance.event_shape[-1:]
-    return (config["in_channels"], *((size,) * axes if isinstance(size, int) else size))
-
-
-def _check_shape(net: Any, covariance: Covariance) -> None:
-    if _own_shape(net, covariance) is not None:
-        image_shape(net, covariance)
-
-
-# Files ------------------------------------------------------------------------------------------------------------
-
-
 def _check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise InputError(f"folder={str(folder)!r} is a file: choose a new folder.")
-    names = {path.name for path in folder.iterdir()}
-    if names and not (names <= OURS and (folder / CONFIG).is_file()):
-        raise InputError(f"folder={str(folder)!r} holds other files than a model: choose an empty or a new folder.")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{str(file)!r} cannot be read ({error}): copy it again from where it was saved.") from error
-    if not isinstance(values, dict):
-        raise FileError(f"{str(file)!r} does not hold a configuration: copy it again from where it was saved.")
-    return values
-
-
-@contextmanager
-def _naming(file: Path) -> Iterator[None]:
-    """Put the name of the file before what is wrong with its contents."""
-    try:
-        yield
-    except FileError:
-        raise
-    except InputError as error:
-        raise InputError(f"{str(file)!r} cannot be used: {error}") from error
-
-
-# Only under its own Σ ---------------------------------------------------------------------------------------------
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):
+        raise InputError(f"folder={str(folder)!r} is not a model, and is not replaced by one: choose a new folder.")
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:

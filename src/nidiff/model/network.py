@@ -1,17 +1,17 @@
 """Networks: the default one, and any other in a folder. A file decides its weights, never the code that is run."""
 
-import json
 import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from nidiff.covariance.config import FileError
+from torch import Tensor
+from torch.nn import Module
+
+from nidiff.covariance.config import FileError, read_arrays
 from nidiff.errors import InputError
-
-if TYPE_CHECKING:
-    from torch.nn import Module
+from nidiff.model.config import read_json
 
 UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module
 AGAIN = "copy it again from where the model was saved"
@@ -24,7 +24,7 @@ def unet(
     layers: int = 2,
     attention: Sequence[int] = (1,),
     dropout: float = 0.0,
-) -> "Module":
+) -> Module:
     """A U-Net for images [C, H, W]: one resolution per width, each half the one before, ``layers`` blocks per
     resolution and self-attention at the resolutions listed in ``attention`` (0 is the full one).
 
@@ -33,7 +33,11 @@ def unet(
     from diffusers import UNet2DModel
 
     channels, height, width = image_shape
-    check_size(height, width, len(widths))
+    halvings = len(widths) - 1
+    factor = 2**halvings
+    if height % factor or width % factor:
+        fits = " × ".join(f"{max(1, n // factor) * factor} or {-(-n // factor) * factor}" for n in (height, width))
+        raise InputError(f"size={height}×{width} cannot be halved {halvings} times: use fewer widths, or {fits}.")
     if not widths or any(w < 8 or w % 8 for w in widths):
         raise InputError(f"widths={tuple(widths)} must be multiples of 8.")
     if any(not 0 <= depth < len(widths) for depth in attention):
@@ -55,18 +59,7 @@ def unet(
     return network
 
 
-def check_size(height: int, width: int, resolutions: int) -> None:
-    """Each resolution but the last is halved."""
-    factor = 2 ** (resolutions - 1)
-    if height % factor or width % factor:
-        fits = ", ".join(str(max(1, n // factor) * factor) + f" or {-(-n // factor) * factor}" for n in (height, width))
-        raise InputError(
-            f"size={height}×{width} cannot be halved {resolutions - 1} times: use multiples of {factor} ({fits}), "
-            "or fewer widths."
-        )
-
-
-def save_network(net: "Module", folder: Path) -> None:
+def save_network(net: Module, folder: Path) -> None:
     """Write a diffusers model to unet/ as diffusers does, and the weights of any other module to network/."""
     from diffusers.models.modeling_utils import ModelMixin
     from safetensors.torch import save_model
@@ -78,29 +71,23 @@ def save_network(net: "Module", folder: Path) -> None:
     try:
         save_model(net, str(folder / OWN / "weights.safetensors"))
     except (AttributeError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"the weights of denoiser.net cannot be saved ({first_line(error)}): make them plain tensors."
-        ) from error
+        reason = first_line(error)
+        raise InputError(f"the weights of denoiser.net cannot be saved ({reason}): make them plain tensors.") from error
 
 
-def load_network(folder: Path, net: "Module | None" = None) -> "Module":
+def load_network(folder: Path, net: Module | None = None) -> Module:
     """The network in a model's folder: rebuilt from its own configuration, or its weights loaded into ``net``."""
     own = folder / OWN
     if net is not None:
         _fill(net, own if own.is_dir() else folder / UNET)
         return net.eval()
     if own.is_dir():
-        raise InputError(
-            f"folder={str(folder)!r} holds only the weights of a network: pass the network itself as net=."
-        )
+        raise InputError(f"folder={str(folder)!r} holds only the weights: pass the network itself as net=.")
     return _rebuild(folder / UNET).eval()
 
 
 def _rebuild(folder: Path) -> Any:
-    try:
-        name = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_class_name")
-    except (OSError, ValueError, AttributeError) as error:
-        raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+    name = read_json(folder / "config.json").get("_class_name")
     if not isinstance(name, str) or name not in NETWORKS:
         raise InputError(
             f"{str(folder)!r} holds a network of the class {name!r}, which is not one of {', '.join(NETWORKS)}: pass "
@@ -108,26 +95,19 @@ def _rebuild(folder: Path) -> Any:
         )
     known = NETWORKS[name]
     kind = getattr(import_module(known), name) if isinstance(known, str) else known
-    options = {"use_safetensors": True, "local_files_only": True, "output_loading_info": True}
     try:
-        net, info = kind.from_pretrained(folder, **options)
+        net, info = kind.from_pretrained(folder, use_safetensors=True, local_files_only=True, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError) as error:
         raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
     _refuse_others(folder, info["missing_keys"], info["unexpected_keys"])
     return net
 
 
-def _fill(net: "Module", folder: Path) -> None:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    weights: dict[str, Any] = {}
+def _fill(net: Module, folder: Path) -> None:
+    weights: dict[str, Tensor] = {}
     state = net.state_dict()
-    try:
-        for file in sorted(folder.glob("*.safetensors")):
-            weights |= load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+    for file in sorted(folder.glob("*.safetensors")):
+        weights |= read_arrays(file)
     for name in weights.keys() & state.keys():
         if weights[name].shape != state[name].shape:
             raise InputError(
@@ -142,14 +122,10 @@ def _fill(net: "Module", folder: Path) -> None:
 
 
 def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-    if missing:
-        raise FileError(
-            f"{str(folder)!r} has no weights for {missing[0]!r} of the network: {AGAIN}, or pass its own net."
-        )
-    if unexpected:
-        raise FileError(
-            f"{str(folder)!r} has weights for {unexpected[0]!r}, which the network does not have: pass its own net."
-        )
+    differences = [f"no weights for {name!r} of the network" for name in missing]
+    differences += [f"weights for {name!r}, which the network does not have" for name in unexpected]
+    if differences:
+        raise FileError(f"{str(folder)!r} has {differences[0]}: {AGAIN}, or pass the network that was saved.")
 
 
 def first_line(error: Exception) -> str:
