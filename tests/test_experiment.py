@@ -83,6 +83,7 @@ def test_automatic_precision_becomes_one_that_training_can_repeat():
 BAD = {
     "steps": (lambda: Experiment(steps=0), "steps=0"),
     "batch": (lambda: Experiment(batch_size=-1), "batch_size=-1"),
+    "keep": (lambda: Experiment(keep=-1), "keep=-1"),
     "accumulation": (lambda: Experiment(batch_size=10, accumulation=3), "multiple of accumulation=3"),
     "precision": (lambda: Experiment(precision="fp8"), "precision='fp8'.*'fp16'"),
     "ema": (lambda: Experiment(ema_decay=1.0), "ema_decay=1.0"),

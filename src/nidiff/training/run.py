@@ -12,7 +12,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import replace_text, writing
+from nidiff.files import ASIDE, REPLACED, replace_text, writing
 from nidiff.model.folder import CONFIG, has_network, save_process
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import list_checkpoints
@@ -68,7 +68,7 @@ class RunDirectory:
     def covariance(self) -> Covariance:
         """The Σ of the run, stored when it began."""
         # A kill while the model is replaced leaves it under one of these names.
-        folders = [self.folder, self.folder / ".old-model", self.folder / ".tmp-model"]
+        folders = [self.folder, *(self.folder / f"{prefix}model" for prefix in (REPLACED, ASIDE))]
         return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
 
     @property
@@ -87,7 +87,7 @@ class RunDirectory:
         if self.exists() and not resume and not overwrite:
             raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
         found = self.folder.iterdir() if self.folder.is_dir() and not self.exists() else ()
-        if any(path.name not in OURS and not path.name.startswith((".tmp-", ".old-")) for path in found):
+        if any(path.name not in OURS and not path.name.startswith((ASIDE, REPLACED)) for path in found):
             raise InputError(f"{out} holds other files: choose an empty or new directory.")
         if resume and (changed := self.experiment.differences(experiment.resolved())):
             raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
@@ -95,7 +95,7 @@ class RunDirectory:
     def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
         """Clear the directory of an earlier run and write what this one is. The mark of a run is written last."""
         with writing("out", self.folder):
-            for name in (*OURS[1:], ".old-model", ".tmp-model"):
+            for name in (*OURS[1:], f"{REPLACED}model", f"{ASIDE}model"):
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             save_process(denoiser, self.model)
