@@ -92,7 +92,10 @@ BAD = {
         lambda: build("gaussian_fre_field"),
         "did you mean 'gaussian_free_field'",
     ),
-    "covariance key": (lambda: build("gaussian_free_field:alpha=1"), "no 'alpha': it takes gamma"),
+    "covariance key": (
+        lambda: build("gaussian_free_field:alpha=1"),
+        "covariance='gaussian_free_field'.*argument 'alpha'.: it takes gamma",
+    ),
     "covariance value": (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
     "covariance missing": (lambda: build("matern"), "matern.*length_scale"),
     "covariance syntax": (lambda: build("matern:2"), "NAME:key=value"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from nidiff.errors import InputError, one_of
-from nidiff.notation import fits
+from nidiff.recipe import fits
 
 if TYPE_CHECKING:
     from torch import Tensor
