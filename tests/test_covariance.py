@@ -645,7 +645,7 @@ BAD = {
     "unknown family": (lambda: nidiff.Covariance.from_config({"covariance": "Wavelet"}), "'Fourier'"),
     "unknown key": (
         lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}),
-        "argument 'size'.: it takes shape",
+        "argument 'size'",
     ),
     "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
     "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),

@@ -19,18 +19,8 @@ from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.experiment import Experiment, read_experiment
 
 VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
-OURS = (
-    "experiment.json",
-    *VERSION_0_1,
-    "checkpoints",
-    "model",
-    "log.jsonl",
-    "tensorboard",
-    "samples",
-    "generated",
-    "metrics.json",
-    "report.html",
-)
+FILES = ("experiment.json", *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
+FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
 
 
 class RunDirectory:
@@ -67,8 +57,8 @@ class RunDirectory:
     @property
     def covariance(self) -> Covariance:
         """The Σ of the run, stored when it began."""
-        # A kill while the model is replaced leaves it under one of these names.
-        folders = [self.folder, *(self.folder / f"{prefix}model" for prefix in (REPLACED, ASIDE))]
+        # A kill while the model is replaced leaves it under another name.
+        folders = [self.folder, *(self.folder / name for name in FOLDERS if name.endswith("-model"))]
         return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
 
     @property
@@ -87,7 +77,7 @@ class RunDirectory:
         if self.exists() and not resume and not overwrite:
             raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
         found = self.folder.iterdir() if self.folder.is_dir() and not self.exists() else ()
-        if any(path.name not in OURS and not path.name.startswith((ASIDE, REPLACED)) for path in found):
+        if any(path.name not in (*FILES, *FOLDERS) and not path.name.startswith(ASIDE) for path in found):
             raise InputError(f"{out} holds other files: choose an empty or new directory.")
         if resume and (changed := self.experiment.differences(experiment.resolved())):
             raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
@@ -95,7 +85,7 @@ class RunDirectory:
     def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
         """Clear the directory of an earlier run and write what this one is. The mark of a run is written last."""
         with writing("out", self.folder):
-            for name in (*OURS[1:], f"{REPLACED}model", f"{ASIDE}model"):
+            for name in (*FOLDERS, *FILES[1:]):
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             save_process(denoiser, self.model)
@@ -123,15 +113,14 @@ class RunDirectory:
         before = self.facts
         changed = [f"{key}: {before[key]} → {value}" for key, value in facts.items() if before.get(key, value) != value]
         if changed:
-            raise InputError(
-                f"the data of the run have changed ({'; '.join(changed)}): restore them, or begin a new run."
-            )
+            remedy = "restore them, or begin a new run"
+            raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
 
     def writing(self) -> AbstractContextManager[None]:
         """A disk that is full or gone ends the run with a sentence that says how to continue it."""
         return writing("out", self.folder, "make room, then continue the run with --resume")
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, **values: float) -> None:
         """Write one line to log.jsonl, and the same to TensorBoard if it is installed."""
         with self.writing():
             with self.log_file.open("a") as file:
