@@ -24,19 +24,14 @@ MOST_TILE = 4096
 class Job:
     """All that decides the pixels of a seed."""
 
-    model: str
-    """The checksum of the model."""
+    model: str  # its checksum
     sampler: str
     num_steps: int
     spacing: str
-    options: dict[str, Any] = field(default_factory=dict)
-    """The sampler's own, such as eta."""
-    clip: float | None = 1.0
-    """x̂0 is clipped to [−clip, clip]; None: it is not."""
-    tile: int = 0
-    """Images in one call of the network, whatever the batch; 0: the batch."""
-    floats: bool = False
-    """Keep float32 instead of uint8."""
+    options: dict[str, Any] = field(default_factory=dict)  # the sampler's own, such as eta
+    clip: float | None = 1.0  # x̂0 is clipped to [−clip, clip]; None: it is not
+    tile: int = 0  # images in one call of the network, whatever the batch; 0: the batch
+    floats: bool = False  # keep float32 instead of uint8
 
     @property
     def arguments(self) -> dict[str, Any]:

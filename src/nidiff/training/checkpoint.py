@@ -65,7 +65,7 @@ def save_checkpoint(
                 (written / name).write_bytes(data)
                 files[name] = _fingerprint(data)  # of what was meant to be written
             manifest = {"format": FORMAT, "nidiff": __version__, "files": files}
-            (written / _MANIFEST).write_bytes(_json(manifest | {"sha256": _digest_of_manifest(manifest)}))
+            (written / _MANIFEST).write_bytes(_json(manifest | {"sha256": _own_checksum(manifest)}))
         until_now = [other for other in list_checkpoints(folder) if int(other.name) <= step]
         for other in until_now[:-keep] if keep else []:
             remove_folder(other)
@@ -146,8 +146,8 @@ def _fingerprint(data: bytes) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
-def _digest_of_manifest(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+def _own_checksum(manifest: Mapping[str, Any]) -> str:
+    return str(_fingerprint(json.dumps(manifest, sort_keys=True).encode())["sha256"])
 
 
 # Reading ---------------------------------------------------------------------------------------------------------
@@ -160,7 +160,7 @@ class _Damage(Exception):
 def _read(path: Path) -> Checkpoint:
     """The checkpoint, if it is what its manifest says, and the manifest is what its own checksum says."""
     manifest = _content(path / _MANIFEST)
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _digest_of_manifest(manifest):
+    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _own_checksum(manifest):
         raise _Damage(f"{_MANIFEST}: checksum differs")
     if manifest["format"] != FORMAT:
         raise InputError(

@@ -106,6 +106,8 @@ class Experiment:
                 if value is not None and not low <= value < high:
                     limit = "finite" if high == math.inf else f"below {high}"
                     raise InputError(f"{name}={value!r} must be at least {low} and {limit}.")
+        if not (0 < self.learning_rate < math.inf and self.gradient_clip > 0):
+            raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
         if self.batch_size % self.accumulation:
             raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
         one_of("precision", self.precision, PRECISIONS)
@@ -177,7 +179,7 @@ def read_experiment(path: Path) -> Experiment:
     try:
         values = json.loads(file.read_text())
         version = values.pop("format", None)
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, TypeError) as error:
         raise InputError(f"{str(file)!r} is not an experiment ({error}): give an experiment.json.") from error
     if version not in (1, FORMAT):
         raise InputError(f"{file} has format {version!r}, but this version reads 1 and {FORMAT}: train it again.")
@@ -195,7 +197,7 @@ def read_experiment(path: Path) -> Experiment:
 
 CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
 COUNTS = ("steps", "batch_size", "accumulation", "layers", "log_every", "checkpoint_every", "num_steps", "num_samples")
-SIZES = ("warmup", "cooldown", "learning_rate", "weight_decay", "gradient_clip", "seed", "sample_every", "keep")
+SIZES = ("warmup", "cooldown", "weight_decay", "seed", "sample_every", "keep")
 RANGES = ((1, math.inf, COUNTS), (0, math.inf, SIZES), (0, 1, ("ema_decay", "dropout")))
 PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
 

@@ -28,7 +28,7 @@ from nidiff.model.folder import save_model
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
-from nidiff.training.checkpoint import Checkpoint, save_checkpoint
+from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.memory import keep_freed_memory
@@ -46,8 +46,7 @@ class Trainer:
     accelerator: Accelerator
     images: Images
     denoiser: Denoiser
-    net: torch.nn.Module  # the bare U-Net
-    model: torch.nn.Module  # the same as accelerate wraps it: what denoiser calls
+    net: torch.nn.Module  # the bare U-Net; denoiser.net is the same as accelerate wraps it
     optimizer: Any
     ema: EMAModel
     step: int = 0
@@ -78,7 +77,7 @@ def build(experiment: Experiment, covariance: Covariance | None = None, **readin
     rehearse(Denoiser(net, process, experiment.target), images.shape, **experiment.sampling(process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = Denoiser(model, process, experiment.target, clip=1.0, scaling=PIXELS)
-    return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
+    return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema)
 
 
 def train(trainer: Trainer, run: RunDirectory) -> None:
@@ -124,18 +123,18 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
     """Take one optimiser step on this process' share of the batch; returns its mean loss, still on the device."""
-    experiment, accelerator, model = trainer.experiment, trainer.accelerator, trainer.model
+    experiment, accelerator = trainer.experiment, trainer.accelerator
     # For dropout, the only draw that belongs to a process and not to an image; the -1 keeps it apart from those.
     torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index, -1))
     total = torch.zeros((), device=accelerator.device)
     for rest in reversed(range(experiment.accumulation)):
         x0, generators = next(batches)
-        with accelerator.no_sync(model) if rest else contextlib.nullcontext():
+        with accelerator.no_sync(trainer.denoiser.net) if rest else contextlib.nullcontext():
             x0 = x0.to(accelerator.device)
             loss = denoising_loss(trainer.denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
             accelerator.backward(loss / experiment.accumulation)
         total += loss.detach() / experiment.accumulation
-    accelerator.clip_grad_norm_(model.parameters(), experiment.gradient_clip)
+    accelerator.clip_grad_norm_(trainer.net.parameters(), experiment.gradient_clip)
     for group in trainer.optimizer.param_groups:
         group["lr"] = learning_rate(experiment, trainer.step + 1)
     trainer.optimizer.step()
@@ -226,8 +225,9 @@ def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> flo
 
 
 def _diverged(what: str, run: RunDirectory) -> InputError:
-    remedy = "begin a new run with a smaller learning_rate or with precision=fp32"
-    return InputError(f"{what}; {run.last_checkpoint()}: {remedy}.")
+    saved = [path.name for path in list_checkpoints(run.checkpoints)]
+    last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+    return InputError(f"{what}; {last}: begin a new run with a smaller learning_rate or with precision=fp32.")
 
 
 def anyone(accelerator: Accelerator, flag: bool) -> bool:

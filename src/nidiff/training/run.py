@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from nidiff.errors import InputError
 from nidiff.files import ASIDE, REPLACED, replace_text, writing
 from nidiff.model.folder import CONFIG, has_network, save_process
 from nidiff.sampling.sampler import sample
-from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.experiment import Experiment, read_experiment
 
 VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
@@ -30,7 +30,6 @@ class RunDirectory:
         self.folder = folder
         self.name = folder.resolve().name
         self.checkpoints, self.model, self.log_file = folder / "checkpoints", folder / "model", folder / "log.jsonl"
-        self._writer: Any = None
 
     @staticmethod
     def open(folder: Path) -> "RunDirectory":
@@ -125,23 +124,24 @@ class RunDirectory:
         with self.writing():
             with self.log_file.open("a") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
-            if self._writer is None:
-                self._writer = _tensorboard(self.folder / "tensorboard")
-            if self._writer:
+            if self._tensorboard is not None:
                 for name, value in values.items():
-                    self._writer.add_scalar(name, value, step)
+                    self._tensorboard.add_scalar(name, value, step)
+
+    @cached_property
+    def _tensorboard(self) -> Any:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return None
+        return SummaryWriter(str(self.folder / "tensorboard"))
 
     def write_samples(self, step: int, denoiser: Denoiser, experiment: Experiment, shape: Sequence[int]) -> None:
         """Write a grid of images of the seeds 0, 1, … to samples/STEP.png."""
-        count = experiment.num_samples
-        drawing = experiment.sampling(denoiser.process.schedule)
+        count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
         images = sample(denoiser, (count, *shape), seeds=range(count), **drawing)
         with self.writing():
             save_grid(images, self.folder / "samples" / f"{step:06d}.png")
-
-    def last_checkpoint(self) -> str:
-        checkpoints = list_checkpoints(self.checkpoints)
-        return f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
 
 
 def _step_of(line: str) -> int | None:
@@ -149,11 +149,3 @@ def _step_of(line: str) -> int | None:
         return int(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
         return None  # the last line of a killed run may be cut short
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return False
-    return SummaryWriter(str(folder))
