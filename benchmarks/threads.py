@@ -28,13 +28,14 @@ def measure(threads: int, seconds: float) -> float:
     import torch
 
     import nidiff
+    from nidiff.diffusion.schedule import as_schedule
     from nidiff.model.network import unet
     from nidiff.training.experiment import PRESETS
 
     torch.set_num_threads(threads)
     experiment, images = PRESETS["digits"], nidiff.load_dataset("digits")
     net = unet(images.shape, widths=experiment.widths, layers=experiment.layers, attention=experiment.attention)
-    process = nidiff.Process(experiment.build_schedule(), experiment.build_covariance(images))
+    process = nidiff.Process(as_schedule(experiment.schedule), experiment.build_covariance(images))
     denoiser = nidiff.Denoiser(net, process, experiment.target)
     optimizer = torch.optim.AdamW(net.parameters(), lr=experiment.learning_rate, fused=True)
     x0 = images.batch(torch.arange(experiment.batch_size))

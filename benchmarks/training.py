@@ -69,7 +69,7 @@ def our_loop(trainer: Trainer) -> Callable[[], None]:
     batches = step_batches(trainer)
 
     def step() -> None:
-        train_step(trainer, next(batches)).item()
+        train_step(trainer, batches).item()
 
     return step
 

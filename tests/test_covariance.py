@@ -643,7 +643,10 @@ BAD = {
     "negative seed": (lambda: generators_from_seeds([-1]), "seeds"),
     "duplicate seed": (lambda: generators_from_seeds([3, 4, 3]), "seeds contains 3 twice"),
     "unknown family": (lambda: nidiff.Covariance.from_config({"covariance": "Wavelet"}), "'Fourier'"),
-    "unknown key": (lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}), "no .size."),
+    "unknown key": (
+        lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}),
+        "argument 'size'",
+    ),
     "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
     "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),
     "integer noise": (lambda: nidiff.Identity((2,)).sample((2, 2), dtype=torch.int64), "dtype"),

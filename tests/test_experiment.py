@@ -8,6 +8,7 @@ import torch
 
 import nidiff
 from nidiff.data.dataset import load_dataset
+from nidiff.diffusion.schedule import as_schedule
 from nidiff.model.network import unet
 from nidiff.notation import parse_call
 from nidiff.training.experiment import PRESETS, Experiment, read_experiment
@@ -43,7 +44,7 @@ def test_covariance_and_schedule_are_built_from_their_names():
     experiment = Experiment(covariance="matern:length_scale=2", schedule="ddpm_linear:num_levels=50,shift=1.5")
     assert torch.equal(experiment.build_covariance(images).eigenvalues, nidiff.matern((8, 8), 2).eigenvalues)
     expected = nidiff.ddpm_linear(50).shifted(1.5)
-    assert torch.equal(experiment.build_schedule().logsnr, expected.logsnr)
+    assert torch.equal(as_schedule(experiment.schedule).logsnr, expected.logsnr)
     fitted = Experiment(covariance="from_data:shrinkage=0.1").build_covariance(images)
     assert torch.equal(
         fitted.eigenvalues, nidiff.from_data(images.batch(torch.arange(len(images))), shrinkage=0.1).eigenvalues
@@ -83,6 +84,7 @@ def test_automatic_precision_becomes_one_that_training_can_repeat():
 BAD = {
     "steps": (lambda: Experiment(steps=0), "steps=0"),
     "batch": (lambda: Experiment(batch_size=-1), "batch_size=-1"),
+    "keep": (lambda: Experiment(keep=-1), "keep=-1"),
     "accumulation": (lambda: Experiment(batch_size=10, accumulation=3), "multiple of accumulation=3"),
     "precision": (lambda: Experiment(precision="fp8"), "precision='fp8'.*'fp16'"),
     "ema": (lambda: Experiment(ema_decay=1.0), "ema_decay=1.0"),
@@ -91,13 +93,16 @@ BAD = {
         lambda: build("gaussian_fre_field"),
         "did you mean 'gaussian_free_field'",
     ),
-    "covariance key": (lambda: build("gaussian_free_field:alpha=1"), "no 'alpha': it takes gamma"),
+    "covariance key": (
+        lambda: build("gaussian_free_field:alpha=1"),
+        "covariance='gaussian_free_field'.*argument 'alpha'.: it takes gamma",
+    ),
     "covariance value": (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
     "covariance missing": (lambda: build("matern"), "matern.*length_scale"),
     "covariance syntax": (lambda: build("matern:2"), "NAME:key=value"),
-    "shift": (lambda: Experiment(schedule="vp:shift=abc").build_schedule(), "shift"),
+    "shift": (lambda: as_schedule(Experiment(schedule="vp:shift=abc").schedule), "shift"),
+    "schedule": (lambda: as_schedule(Experiment(schedule="linear").schedule), "schedule='linear'"),
     "infinite rate": (lambda: Experiment(learning_rate=float("inf")), "learning_rate"),
-    "schedule": (lambda: Experiment(schedule="linear").build_schedule(), "schedule='linear'"),
     "size": (lambda: unet((1, 28, 28), widths=(8, 8, 8, 8)), "28×28 cannot be halved 3 times.*24 or 32"),
     "widths": (lambda: unet((1, 8, 8), widths=(10,)), "widths"),
     "attention": (lambda: unet((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
@@ -117,8 +122,8 @@ def test_bad_input_is_named_in_one_sentence(call, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("not json", "cannot be read"),
-        ("[]", "not an experiment"),
+        ("not json", "is not an experiment"),
+        ("[]", "is not an experiment"),
         ('{"format": 0}', "format 0"),
         ('{"format": 1, "learning_rat": 1}', "did you mean 'learning_rate'"),
         ('{"format": 1, "steps": "many"}', "steps"),

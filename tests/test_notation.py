@@ -42,7 +42,7 @@ def test_a_call_says_what_the_function_takes():
     assert call("thing", "free", {"anything": 3}, known, 2.0) == 5.0
     for name, arguments, message in (
         ("powr", {}, "thing='powr'.*did you mean 'power'"),
-        ("power", {"base": 1, "height": 2}, "thing=power.*no 'height': it takes base, exponent"),
+        ("power", {"base": 1, "height": 2}, "thing='power'.*argument 'height'.: it takes base, exponent"),
         ("power", {"exponent": 2}, "thing='power'.*'base'"),
     ):
         with pytest.raises(nidiff.InputError, match=message):

@@ -194,7 +194,7 @@ def test_a_run_of_version_0_1_is_resumed(straight, tmp_path):
     assert json.loads((out / "experiment.json").read_text())["format"] == 2
 
 
-@pytest.mark.parametrize("left", [".old-model", ".tmp-model"])
+@pytest.mark.parametrize("left", [".replaced-model", ".tmp-model"])
 def test_a_kill_while_the_model_is_replaced_does_not_lose_the_covariance(straight, tmp_path, left):
     shutil.copytree(straight, tmp_path / "r")
     (tmp_path / "r" / "model").rename(tmp_path / "r" / left)

@@ -31,14 +31,7 @@ class Command(Protocol):
 
 
 COMMANDS: Mapping[str, type[Command]] = {
-    "calibrate": Calibrate,
-    "demo": Demo,
-    "evaluate": Evaluate,
-    "noise": Noise,
-    "report": Report,
-    "sample": Sample,
-    "table": Table,
-    "train": Train,
+    command.__name__.lower(): command for command in (Calibrate, Demo, Evaluate, Noise, Report, Sample, Table, Train)
 }
 
 
@@ -50,31 +43,21 @@ def main(argv: list[str] | None = None) -> int:
         print(f"nidiff {nidiff.__version__}")
         return 0
     try:
-        try:
+        with explained():
             _parse(arguments or ["--help"]).run()
-        except ModuleNotFoundError as error:
-            raise explained(error) from error
     except SystemExit as stop:  # how tyro ends after a usage error or --help
         return int(stop.code or 0)
-    except InputError as error:
-        print(f"nidiff: {error}", file=sys.stderr)
-        return 2
-    except Interrupted as stop:
-        print(f"nidiff: {stop}", file=sys.stderr)
-        return 130
-    except KeyboardInterrupt:
-        print("nidiff: interrupted", file=sys.stderr)
-        return 130
+    except (InputError, Interrupted, KeyboardInterrupt) as error:
+        print(f"nidiff: {str(error) or 'interrupted'}", file=sys.stderr)
+        return 2 if isinstance(error, InputError) else 130
     return 0
 
 
 def _parse(arguments: list[str]) -> Command:
     config = (tyro.conf.FlagCreatePairsOff,)
-    command = COMMANDS.get(arguments[0])
-    if command is Train:  # its flags have the defaults of a preset
-        default, prog = Train.defaults(arguments[1:]), "nidiff train"
-        return tyro.cli(Train, prog=prog, args=arguments[1:], default=default, config=config)
-    choice: Command = tyro.extras.subcommand_cli_from_dict(
-        dict(COMMANDS), prog="nidiff", description=ABOUT, args=arguments, config=config
-    )
+    if arguments[0] == "train":  # its flags have the defaults of a preset
+        default = Train.defaults(arguments[1:])
+        return tyro.cli(Train, prog="nidiff train", args=arguments[1:], default=default, config=config)
+    choose = tyro.extras.subcommand_cli_from_dict
+    choice: Command = choose(dict(COMMANDS), prog="nidiff", description=ABOUT, args=arguments, config=config)
     return choice

@@ -1,6 +1,8 @@
 """What ``pip install nidiff`` leaves out, and the extra that installs it."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from nidiff.errors import InputError
@@ -18,17 +20,18 @@ EXTRAS = {
 
 def require(module: str) -> Any:
     """Import a module that belongs to an extra."""
-    try:
+    with explained():
         return importlib.import_module(module)
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Name the extra to install in one sentence; any other missing module is a bug and stays one."""
+    try:
+        yield
     except ModuleNotFoundError as error:
-        raise explained(error) from error
-
-
-def explained(error: ModuleNotFoundError) -> Exception:
-    """The error as one sentence that names the extra to install; any other missing module is a bug and stays."""
-    module = (error.name or "").partition(".")[0]
-    if module not in EXTRAS:
-        return error
-    return InputError(
-        f"the package {module!r} is not installed: run pip install 'nidiff[{EXTRAS[module]}]', or 'nidiff[all]'."
-    )
+        module = (error.name or "").partition(".")[0]
+        if module not in EXTRAS:
+            raise
+        extra = f"run pip install 'nidiff[{EXTRAS[module]}]', or 'nidiff[all]'"
+        raise InputError(f"the package {module!r} is not installed: {extra}.") from error

@@ -1,8 +1,10 @@
 """Files that are the old one or the new one, never half of each; and arrays that are read only if they are whole."""
 
 import contextlib
+import errno
 import hashlib
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,8 +20,8 @@ except ImportError:  # Windows
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-
-ASIDE = ".tmp-"  # how the name of a file begins while it is written; after a kill it is left behind and can be deleted
+ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves can be deleted
+REPLACED = ".replaced-"  # and that of a folder while another takes its place
 
 
 @contextlib.contextmanager
@@ -49,6 +51,55 @@ def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
         os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of ``path`` when the block ends and all of it is on the disk.
+
+    After an error ``path`` is as it was. After a kill it may have the name `REPLACED` until `recover_folder` is called.
+    """
+    recover_folder(path)
+    aside = path.with_name(f"{ASIDE}{path.name}")
+    try:
+        aside.mkdir(parents=True)
+        yield aside
+        for written in (*aside.rglob("*"), aside):
+            sync(written)
+        if path.exists():
+            os.rename(path, path.with_name(f"{REPLACED}{path.name}"))
+        os.rename(aside, path)
+        sync(path.parent)
+    finally:
+        recover_folder(path)
+
+
+def recover_folder(path: Path) -> None:
+    """Give a folder its name back that nothing has replaced, and remove what is not needed."""
+    replaced = path.with_name(f"{REPLACED}{path.name}")
+    if replaced.exists() and not path.exists():
+        os.rename(replaced, path)
+    for left in (path.with_name(f"{ASIDE}{path.name}"), replaced):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete a folder that nobody shall find half deleted."""
+    os.rename(path, path.with_name(f"{ASIDE}{path.name}"))
+    sync(path.parent)
+    recover_folder(path)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder, and say so like this
+            raise
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -1,15 +1,17 @@
-"""The call that made an object, so that its configuration is that call."""
+"""The call that made an object, so that its configuration is that call; and of what kind its arguments must be."""
 
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
-from typing import Any, ParamSpec, TypeVar
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar, get_args, get_origin
 
 from nidiff.errors import InputError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+KINDS = {float: "a finite number", int: "a whole number", bool: "true or false"}
 
 
 def remembered(function: Callable[P, T]) -> Callable[P, T]:
@@ -39,24 +41,27 @@ def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     call.apply_defaults()
     arguments: dict[str, Any] = {}
     for name, value in call.arguments.items():
-        if known[name].kind is Parameter.VAR_KEYWORD:
-            arguments |= value
-        elif getattr(value, "ndim", None) == 0:
-            arguments[name] = value.item()
-        else:
-            arguments[name] = value
-    return arguments
+        arguments |= value if known[name].kind is Parameter.VAR_KEYWORD else {name: value}
+    return {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in arguments.items()}
 
 
-def check_kinds(function: Callable[..., object], arguments: Mapping[str, object]) -> None:
+def check_kinds(function: Callable[..., object], arguments: Mapping[str, Any]) -> None:
     """Refuse an argument that is not of the kind its annotation says: a number, a whole number, or true or false."""
     parameters = signature(function).parameters
     for name, value in arguments.items():
         kind = parameters[name].annotation if name in parameters else None
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if kind is float and not number:
-            raise InputError(f"{name}={value!r} must be a finite number.")
-        if kind is int and not (number and isinstance(value, int)):
-            raise InputError(f"{name}={value!r} must be a whole number.")
-        if kind is bool and not isinstance(value, bool):
-            raise InputError(f"{name}={value!r} must be true or false.")
+        if kind in KINDS and not (fits(value, kind) and math.isfinite(value)):
+            raise InputError(f"{name}={value!r} must be {KINDS[kind]}.")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON or of text can be an argument of the annotated type."""
+    if get_origin(kind) is Callable:
+        return callable(value)
+    if kind == tuple[int, ...]:
+        return isinstance(value, list) and all(fits(entry, int) for entry in value)
+    if kind in (int, float):
+        return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
+    if kind in (str, bool):
+        return isinstance(value, kind)
+    return value is None or any(fits(value, str if part is Path else part) for part in get_args(kind))

@@ -44,32 +44,26 @@ class SampleFolder:
 
     def check(self, job: "Job") -> None:
         """Refuse a folder that holds anything but samples of this job; nothing is written."""
-        for place in (self.path, *self.path.parents):
-            if place.exists() and not place.is_dir():
-                raise InputError(
-                    f"out={str(self.path)!r} cannot be made, since {str(place)!r} is a file: choose another."
-                )
+        out = f"out={str(self.path)!r}"
         if job.floats and "npz" not in self.kinds:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
         try:
             found = json.loads((self.path / "job.json").read_text())["job"]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             if self.path.is_dir() and any(not path.name.startswith(ASIDE) for path in self.path.iterdir()):
-                raise InputError(
-                    f"out={str(self.path)!r} holds other files: choose an empty or new directory."
-                ) from None
+                raise InputError(f"{out} holds other files: choose an empty or new directory.") from None
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"out={str(self.path)!r} has a damaged job.json: choose another directory.") from error
+            raise InputError(f"{out} has a damaged job.json: choose another directory.") from error
         if "steps" in found:  # what version 0.1 called it
             found["num_steps"] = found.pop("steps")
-        differences = [f"{key}: {found.get(key)!r}, not {value!r}" for key, value in asdict(job).items()
-                       if found.get(key) != value]  # fmt: skip
-        if differences:
-            raise InputError(
-                f"out={str(self.path)!r} holds the samples of another job ({'; '.join(differences)}): "
-                "choose another directory, or delete that one."
-            )
+        mine = asdict(job)
+        different = "; ".join(
+            f"{key}: {found.get(key)!r}, not {mine[key]!r}" for key in mine if found.get(key) != mine[key]
+        )
+        if different:
+            remedy = "choose another directory, or delete that one"
+            raise InputError(f"{out} holds the samples of another job ({different}): {remedy}.")
 
     def missing(self, seeds: Sequence[int]) -> list[int]:
         """The ``seeds`` that are still to be drawn, rising."""
@@ -92,24 +86,21 @@ class SampleFolder:
                 with locked(self.path):
                     replace_npz(self.parts / f"{seeds[0]}-{len(seeds)}.npz", arrays)
             else:
-                for seed, image in zip(seeds, images, strict=True):
-                    self._save_picture(seed, image)
+                self._save_pictures(seeds, images)
 
     def finish(self, seeds: Sequence[int]) -> None:
         """Merge the parts, write the pictures of ``seeds``, and remove what is no longer needed."""
         with self._writing():
-            first = list(seeds[:SHOWN])
+            first = seeds[:SHOWN]
             if "npz" in self.kinds:
                 with locked(self.path):
                     self._merge()
-                shown = self.read(seeds if "png" in self.kinds else first)
                 if "png" in self.kinds:
-                    for seed, image in zip(seeds, shown, strict=True):
-                        if not self._picture(seed).exists():
-                            self._save_picture(seed, image)
+                    self._save_pictures(seeds, self.read(seeds))
+                shown = self.read(first)
             else:
                 shown = torch.stack([_opened(self._picture(seed)) for seed in first])
-            save_grid(shown[:SHOWN], self.path / "grid.png")
+            save_grid(shown, self.path / "grid.png")
             for left in [*self.path.glob(f"{ASIDE}*"), *self.png.glob(f"{ASIDE}*")]:  # by a kill
                 left.unlink(missing_ok=True)
 
@@ -118,26 +109,16 @@ class SampleFolder:
         files = self._files()
         if files in ([], [self.archive]):
             return
-        seeds = {file: read_npz(file, ["seeds"], REMEDY)["seeds"] for file in files}
-        rising = np.unique(np.concatenate(list(seeds.values())))
-        merged = None
-        for file in files:
-            images = read_npz(file, ["arr_0"], REMEDY)["arr_0"]
-            merged = np.empty((len(rising), *images.shape[1:]), images.dtype) if merged is None else merged
-            merged[np.searchsorted(rising, seeds[file])] = images
-        assert merged is not None
-        replace_npz(self.archive, {"arr_0": merged, "seeds": rising})
-        for file in files:
-            if file != self.archive:
-                file.unlink()
+        stored = [read_npz(file, ["arr_0", "seeds"], REMEDY) for file in files]
+        rising, places = np.unique(np.concatenate([part["seeds"] for part in stored]), return_index=True)
+        images = np.concatenate([part["arr_0"] for part in stored])[places]
+        replace_npz(self.archive, {"arr_0": images, "seeds": rising})
         shutil.rmtree(self.parts)
 
     def read(self, seeds: Sequence[int]) -> Tensor:
         """The images [N, C, H, W] of ``seeds``, as they are stored in samples.npz."""
         stored = read_npz(self.archive, ["arr_0", "seeds"], REMEDY)
-        place = {int(seed): row for row, seed in enumerate(stored["seeds"])}
-        rows = [place[seed] for seed in seeds]
-        return torch.from_numpy(stored["arr_0"][rows]).movedim(-1, 1)
+        return torch.from_numpy(stored["arr_0"][np.searchsorted(stored["seeds"], seeds)]).movedim(-1, 1)
 
     def _files(self) -> list[Path]:
         whole = [self.archive] if self.archive.exists() else []
@@ -146,8 +127,10 @@ class SampleFolder:
     def _picture(self, seed: int) -> Path:
         return self.png / f"{seed:06d}.png"
 
-    def _save_picture(self, seed: int, image: Tensor) -> None:
-        save_png(as_grey_or_rgb(quantise(image)[None])[0].movedim(0, -1), self._picture(seed))
+    def _save_pictures(self, seeds: Sequence[int], images: Tensor) -> None:
+        for seed, image in zip(seeds, as_grey_or_rgb(quantise(images)), strict=True):
+            if not self._picture(seed).exists():
+                save_png(image.movedim(0, -1), self._picture(seed))
 
     def _writing(self) -> AbstractContextManager[None]:
         remedy = "make room or choose another; repeat the command to continue with the images that are there"

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
-from tqdm import tqdm
 
 from nidiff.data.images import quantise
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.tile import Tiled
+from nidiff.progress import progress_bar
 from nidiff.sampling.sampler import Visit, rehearse, sample
 
 if TYPE_CHECKING:
@@ -25,19 +24,14 @@ MOST_TILE = 4096
 class Job:
     """All that decides the pixels of a seed."""
 
-    model: str
-    """The checksum of the model."""
+    model: str  # its checksum
     sampler: str
     num_steps: int
     spacing: str
-    options: dict[str, Any] = field(default_factory=dict)
-    """The sampler's own, such as eta."""
-    clip: float | None = 1.0
-    """x̂0 is clipped to [−clip, clip]; None: it is not."""
-    tile: int = 0
-    """Images in one call of the network, whatever the batch; 0: the batch."""
-    floats: bool = False
-    """Keep float32 instead of uint8."""
+    options: dict[str, Any] = field(default_factory=dict)  # the sampler's own, such as eta
+    clip: float | None = 1.0  # x̂0 is clipped to [−clip, clip]; None: it is not
+    tile: int = 0  # images in one call of the network, whatever the batch; 0: the batch
+    floats: bool = False  # keep float32 instead of uint8
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -71,15 +65,19 @@ def run_job(
     if state.is_main_process:
         folder.begin(job)
     blocks = [missing[i : i + batch] for i in range(0, len(missing), batch)]
-    with _bar(title, len(missing), state) as bar:
+    with progress_bar(title, "images", shown=state.is_main_process) as progress:
         try:
-            for block in blocks[state.process_index :: state.num_processes]:
+            for number, block in enumerate(blocks[state.process_index :: state.num_processes]):
 
-                def advance(at: Visit, share: float = len(block) * state.num_processes) -> None:
-                    bar.update(min(share / at.num_steps, bar.total - bar.n))
+                def advance(at: Visit, before: int = number * batch, size: int = len(block)) -> None:
+                    done = state.num_processes * (before + size * at.step / at.num_steps)  # the others are as far
+                    progress(min(done, len(missing)), len(missing))
 
                 images = sample(ready, (len(block), *shape), seeds=block, callback=advance, **job.arguments).cpu()
-                _check_finite(images, block)
+                for seed, image in zip(block, images, strict=True):
+                    if not bool(image.isfinite().all()):
+                        problem = f"the image of seed {seed} has NaN or infinite pixels"
+                        raise InputError(f"{problem}: use more steps, or train the model again.")
                 folder.add(block, images.clamp(-1, 1) if job.floats else quantise(images))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
@@ -87,24 +85,3 @@ def run_job(
     if state.is_main_process:
         folder.finish(seeds)
     state.wait_for_everyone()
-
-
-def _check_finite(images: Tensor, seeds: Sequence[int]) -> None:
-    bad = ~images.flatten(1).isfinite().all(1)
-    if bool(bad.any()):
-        seed = seeds[int(bad.nonzero()[0])]
-        raise InputError(
-            f"the image of seed {seed} has NaN or infinite pixels: use more steps, or train the model again."
-        )
-
-
-def _bar(title: str, total: int, state: "PartialState") -> Any:
-    """Images, their rate and the time left. The main process counts for all, step by step."""
-    count = "{n:.0f}/{total} images [{elapsed}<{remaining}, {rate_fmt}]"
-    return tqdm(
-        total=total,
-        desc=title,
-        unit=" images",
-        bar_format="{l_bar}{bar}| " + count,
-        disable=None if state.is_main_process and total else True,
-    )

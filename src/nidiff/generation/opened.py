@@ -24,13 +24,11 @@ PATIENCE = timedelta(days=7)  # how long a process waits for the others
 
 
 class Model(NamedTuple):
-    """A model opened for sampling."""
+    """A model opened for sampling images [C, H, W] = ``shape``; ``path`` is its run directory, or its own folder."""
 
     path: Path
-    """The run directory, or the model's own folder."""
     denoiser: Denoiser
     shape: tuple[int, ...]
-    """[C, H, W]."""
     sha256: str
 
     @property
@@ -99,16 +97,13 @@ def cell_name(job: Job) -> str:
     usual = job.spacing == SAMPLERS[job.sampler].spacing
     options = ({} if usual else {"spacing": job.spacing}) | job.options
     digest = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
-    words = [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps), digest[:8]]
-    return "-".join(words)
+    return "-".join(
+        [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps), digest[:8]]
+    )
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
     """Rising seeds as the shortest text: 0-3,8 for 0, 1, 2, 3, 8."""
-    parts: list[list[int]] = []
-    for seed in seeds:
-        if parts and parts[-1][1] == seed - 1:
-            parts[-1][1] = seed
-        else:
-            parts.append([seed, seed])
-    return ",".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+    known = set(seeds)
+    first, last = ([seed for seed in seeds if seed + side not in known] for side in (-1, 1))
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))

@@ -4,8 +4,6 @@ docs/diffusers.md shows its files, which `nidiff.interop` reads too. Nothing is 
 """
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -17,7 +15,7 @@ from nidiff.covariance.config import SCHEDULER, FileError, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import replace_text, writing
+from nidiff.files import replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
 from nidiff.model.config import configured, model_folder, read_json, scheduler_config, with_arrays
 from nidiff.model.network import OWN, UNET, load_network, save_network
@@ -39,32 +37,19 @@ def save_model(denoiser: Denoiser, folder: str | Path, about: Mapping[str, str] 
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
     _check_replaceable(folder)
-    aside, old = (folder.with_name(f".{kind}-{folder.name}") for kind in ("tmp", "old"))
-    with writing("folder", folder):
-        shutil.rmtree(aside, ignore_errors=True)
-        try:
-            save_process(denoiser, aside)
-            save_network(net, aside)
-            if type(net).__module__.startswith("diffusers."):
-                index = {
-                    "_class_name": "NonIsotropicPipeline",
-                    "_diffusers_version": version("diffusers"),
-                    "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
-                    "unet": ["diffusers", type(net).__name__],
-                }
-                replace_text(aside / "model_index.json", json.dumps(index, indent=2) + "\n")
-            card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
-            replace_text(aside / "README.md", card)
-            for file in filter(Path.is_file, aside.rglob("*")):
-                with file.open("rb") as written:
-                    os.fsync(written.fileno())
-            shutil.rmtree(old, ignore_errors=True)
-            if folder.exists():
-                os.rename(folder, old)
-            os.rename(aside, folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+    with writing("folder", folder), replacing_folder(folder) as aside:
+        save_process(denoiser, aside)
+        save_network(net, aside)
+        if type(net).__module__.startswith("diffusers."):
+            index = {
+                "_class_name": "NonIsotropicPipeline",
+                "_diffusers_version": version("diffusers"),
+                "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
+                "unet": ["diffusers", type(net).__name__],
+            }
+            replace_text(aside / "model_index.json", json.dumps(index, indent=2) + "\n")
+        card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
+        replace_text(aside / "README.md", card)
 
 
 def save_process(denoiser: Denoiser, folder: Path) -> None:

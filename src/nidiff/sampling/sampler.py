@@ -12,8 +12,9 @@ from torch import Tensor
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of
-from nidiff.notation import fits, parse_call
+from nidiff.notation import parse_call
 from nidiff.randomness import Generators, generators_from_seeds
+from nidiff.recipe import fits
 from nidiff.sampling.ancestral import ancestral, ddim
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun

@@ -1,8 +1,10 @@
 """Problems with a known answer: data whose exact denoiser, flow and density are closed forms, and networks to try."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,12 +17,6 @@ from nidiff.sampling.sampler import Visit, sample
 from nidiff.sampling.step import Sampler, Step
 
 AnySampler = str | Sampler | Step
-
-
-class Problem(Protocol):
-    """Data whose expected clean image is known."""
-
-    def denoise(self, x: Tensor, level: Level) -> Tensor: ...
 
 
 def random_matrix(size: int, seed: int = 0) -> Tensor:
@@ -58,12 +54,11 @@ class Gaussian:
 
     def flow(self, x: Tensor, here: Level, there: Level) -> Tensor:
         """The probability-flow ODE from ``here`` to ``there``: a linear map in whitened coordinates."""
-        values, vectors = torch.linalg.eigh(self.noise_matrix)
-        root = vectors @ torch.diag(values.sqrt()) @ vectors.T
+        root = torch.linalg.cholesky(self.noise_matrix)
         whiten = torch.linalg.inv(root)
-        c, modes = torch.linalg.eigh(whiten @ self.matrix @ whiten)
+        c, modes = torch.linalg.eigh(whiten @ self.matrix @ whiten.T)
         scale = ((there.signal**2 * c + there.sigma**2) / (here.signal**2 * c + here.sigma**2)).sqrt()
-        flow = root @ modes @ torch.diag(scale) @ modes.T @ whiten
+        flow = root @ (modes * scale) @ modes.T @ whiten
         flat = x.reshape(len(x), -1) - here.signal * self.mean
         return (there.signal * self.mean + flat @ flow.T).reshape(x.shape)
 
@@ -72,22 +67,18 @@ class Gaussian:
         return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x.reshape(len(x), -1))
 
     def denoiser(self, process: Process, **options: Any) -> Denoiser:
-        return exact_denoiser(self, process, **options)
+        """`denoise` as a network that predicts x0 and is told a label, the same for all images."""
+
+        def net(x: Tensor, label: Tensor) -> Tensor:
+            return self.denoise(x, process.schedule.level(label[0].item()))
+
+        return Denoiser(net, process, target="x0", **options)
 
 
-def exact_denoiser(problem: Problem, process: Process, **options: Any) -> Denoiser:
-    """The exact denoiser of ``problem`` as a network that predicts x0 and is told a label, the same for all images."""
-
-    def net(x: Tensor, label: Tensor) -> Tensor:
-        return problem.denoise(x, process.schedule.level(label[0].item()))
-
-    return Denoiser(net, process, target="x0", **options)
-
-
-def smooth_net(event_shape: tuple[int, ...], channels: int = 1, seed: int = 0) -> Callable[[Tensor, Tensor], Tensor]:
+def smooth_net(event_shape: tuple[int, ...]) -> Callable[[Tensor, Tensor], Tensor]:
     """An arbitrary smooth nonlinear float64 network of (x, label)."""
-    size = channels * int(torch.Size(event_shape).numel())
-    first, second = normal(size, size, seed=seed) / size**0.5, normal(size, size, seed=seed + 1) / size**0.5
+    size = math.prod(event_shape)
+    first, second = normal(size, size) / size**0.5, normal(size, size, seed=1) / size**0.5
 
     def net(x: Tensor, label: Tensor) -> Tensor:
         hidden = torch.tanh(x.flatten(1) @ first + broadcast(0.01 * label.double(), x.flatten(1)))
@@ -113,9 +104,8 @@ class Impulses(Process):
         self.root, self.draws = root, 0
 
     def noise(self, shape: Sequence[int], *args: object, **kwargs: object) -> Tensor:
-        noise = torch.zeros(shape[0], self.covariance.size, dtype=torch.float64)
-        start = self.draws * self.root.shape[1]
-        noise[start : start + self.root.shape[1]] = self.root.T
+        noise, count = torch.zeros(shape[0], self.covariance.size, dtype=torch.float64), self.root.shape[1]
+        noise[self.draws * count :][:count] = self.root.T
         self.draws += 1
         return noise.reshape(tuple(shape))
 
@@ -127,8 +117,7 @@ def output_covariance(
 
     ``root`` is a root of the covariance of the noise that is drawn: by default of Σ, as it should be.
     """
-    values, vectors = torch.linalg.eigh(problem.noise_matrix)
-    root = vectors @ torch.diag(values.sqrt()) if root is None else root
+    root = torch.linalg.cholesky(problem.noise_matrix) if root is None else root
 
     def states(process: Impulses, batch: int) -> Tensor:
         every: dict[str, Any] = {"num_steps": len(schedule), "denoise": False, "dtype": torch.float64, **options}
@@ -163,6 +152,4 @@ def whitened_paths(
 
 def slope(steps: list[int], errors: list[float]) -> float:
     """Order of convergence: minus the least-squares slope of log error against log steps."""
-    x = torch.tensor(steps, dtype=torch.float64).log()
-    y = torch.tensor(errors, dtype=torch.float64).log()
-    return -(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()).item()
+    return -float(np.polyfit(np.log(steps), np.log(errors), 1)[0])

@@ -6,13 +6,12 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from nidiff.errors import InputError, one_of
-from nidiff.notation import fits
+from nidiff.recipe import fits
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,18 +100,14 @@ class Experiment:
     """Images in a grid."""
 
     def __post_init__(self) -> None:
-        least = (
-            dict.fromkeys(COUNTS, 1) | dict.fromkeys(SIZES, 0) | ({} if self.num_steps is None else {"num_steps": 1})
-        )
-        for name, low in least.items():
-            value = getattr(self, name)
-            if not isinstance(value, int | float) or not (math.isfinite(value) and value >= low):
-                raise InputError(f"{name}={value!r} must be a number, at least {low}.")
-        for name in ("ema_decay", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name}={getattr(self, name)} must be at least 0 and below 1.")
+        for low, high, names in RANGES:
+            for name in names:
+                value = getattr(self, name)
+                if value is not None and not low <= value < high:
+                    limit = "finite" if high == math.inf else f"below {high}"
+                    raise InputError(f"{name}={value!r} must be at least {low} and {limit}.")
         if not (0 < self.learning_rate < math.inf and self.gradient_clip > 0):
-            raise InputError("learning_rate and gradient_clip must be positive and finite.")
+            raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
         if self.batch_size % self.accumulation:
             raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
         one_of("precision", self.precision, PRECISIONS)
@@ -121,19 +116,8 @@ class Experiment:
         """The images, with ``options`` for the other arguments of `load_dataset`, such as split."""
         from nidiff.data.dataset import load_dataset
 
-        return load_dataset(
-            self.data,
-            data_dir=self.data_dir,
-            size=self.size,
-            channels=self.channels,
-            skip_corrupt=self.skip_corrupt,
-            **options,
-        )
-
-    def build_schedule(self) -> "Schedule":
-        from nidiff.diffusion.schedule import as_schedule
-
-        return as_schedule(self.schedule)
+        own = {name: getattr(self, name) for name in ("data_dir", "size", "channels", "skip_corrupt")}
+        return load_dataset(self.data, **own, **options)
 
     def build_covariance(self, images: "Images") -> "Covariance":
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
@@ -179,29 +163,6 @@ class Experiment:
         values["data_dir"] = None if self.data_dir is None else str(self.data_dir)
         return {"format": FORMAT, **values}
 
-    @staticmethod
-    def from_json(values: Mapping[str, Any], source: str) -> "Experiment":
-        """The experiment that `to_json` wrote to the file ``source``."""
-        if values.get("format") not in (1, FORMAT):
-            raise InputError(
-                f"{source} has format {values.get('format')!r}, but this version reads 1 and {FORMAT}: train it again."
-            )
-        known = {f.name for f in fields(Experiment)}
-        given = {k: v for k, v in values.items() if k not in ("format", "resolved")}
-        if values["format"] == 1 and "sample_steps" in given:
-            given["num_steps"] = given.pop("sample_steps")
-        for key in given:
-            one_of(f"the key of {source}", key, known)
-        for key, kind in get_type_hints(Experiment).items():
-            if key in given and not fits(given[key], kind):
-                raise InputError(f"{source} has {key}={given[key]!r}, which has the wrong type: correct it.")
-        for key in ("widths", "attention"):
-            if key in given:
-                given[key] = tuple(given[key])
-        if given.get("data_dir") is not None:
-            given["data_dir"] = Path(given["data_dir"])
-        return Experiment(**given)
-
     def differences(self, other: "Experiment") -> list[str]:
         """The fields that matter to the mathematics and differ, as ``name: mine → theirs``."""
         return [
@@ -213,21 +174,31 @@ class Experiment:
 
 
 def read_experiment(path: Path) -> Experiment:
-    """The experiment in a JSON file, or in the run directory ``path``."""
+    """The experiment that `Experiment.to_json` wrote to a file, or to the run directory ``path``."""
     file = path / "experiment.json" if path.is_dir() else path
     try:
         values = json.loads(file.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise InputError(
-            f"{str(file)!r} cannot be read as an experiment ({error}): give an experiment.json."
-        ) from error
-    if not isinstance(values, dict):
-        raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
-    return Experiment.from_json(values, str(file))
+        version = values.pop("format", None)
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise InputError(f"{str(file)!r} is not an experiment ({error}): give an experiment.json.") from error
+    if version not in (1, FORMAT):
+        raise InputError(f"{file} has format {version!r}, but this version reads 1 and {FORMAT}: train it again.")
+    values.pop("resolved", None)
+    if version == 1 and "sample_steps" in values:
+        values["num_steps"] = values.pop("sample_steps")
+    kinds = get_type_hints(Experiment)
+    for key, value in values.items():
+        if not fits(value, kinds[one_of(f"the key of {file}", key, kinds)]):
+            raise InputError(f"{file} has {key}={value!r}, which has the wrong type: correct it.")
+        if value is not None and key in CONVERTED:
+            values[key] = CONVERTED[key](value)
+    return Experiment(**values)
 
 
-COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_samples", "layers")  # 1 or more
-SIZES = ("warmup", "cooldown", "weight_decay", "seed", "sample_every", "keep")  # 0 or more
+CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
+COUNTS = ("steps", "batch_size", "accumulation", "layers", "log_every", "checkpoint_every", "num_steps", "num_samples")
+SIZES = ("warmup", "cooldown", "weight_decay", "seed", "sample_every", "keep")
+RANGES = ((1, math.inf, COUNTS), (0, math.inf, SIZES), (0, 1, ("ema_decay", "dropout")))
 PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
 
 _CIFAR10 = Experiment(
@@ -236,10 +207,8 @@ _CIFAR10 = Experiment(
     schedule="ddpm_linear:num_levels=1000",
     widths=(128, 256, 256, 256),
     layers=2,
-    attention=(1,),
     dropout=0.1,
     steps=300_000,
-    batch_size=128,
     learning_rate=2e-4,
     warmup=5000,
     cooldown=0,

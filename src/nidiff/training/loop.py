@@ -2,6 +2,7 @@
 stopped and resumed."""
 
 import contextlib
+import itertools
 import signal
 import time
 from collections.abc import Iterator
@@ -21,12 +22,13 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS
+from nidiff.diffusion.schedule import as_schedule
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.model.folder import save_model
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
-from nidiff.training.checkpoint import Checkpoint, save_checkpoint
+from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.memory import keep_freed_memory
@@ -44,15 +46,10 @@ class Trainer:
     accelerator: Accelerator
     images: Images
     denoiser: Denoiser
-    net: torch.nn.Module  # the bare U-Net
-    model: torch.nn.Module  # the same as accelerate wraps it: what denoiser calls
+    net: torch.nn.Module  # the bare U-Net; denoiser.net is the same as accelerate wraps it
     optimizer: Any
     ema: EMAModel
     step: int = 0
-
-    @property
-    def covariance(self) -> Covariance:
-        return self.denoiser.process.covariance
 
 
 def build(experiment: Experiment, covariance: Covariance | None = None, **reading: Any) -> Trainer:
@@ -65,31 +62,22 @@ def build(experiment: Experiment, covariance: Covariance | None = None, **readin
     accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
     per_pass = accelerator.num_processes * experiment.accumulation
     if experiment.batch_size % per_pass:
-        raise InputError(
-            f"batch_size={experiment.batch_size} must be a multiple of processes × accumulation = {per_pass}."
-        )
+        size = f"batch_size={experiment.batch_size}"
+        raise InputError(f"{size} must be a multiple of processes × accumulation = {per_pass}.")
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
     torch.manual_seed(mixed_seed(experiment.seed))
-    net = unet(
-        images.shape,
-        widths=experiment.widths,
-        layers=experiment.layers,
-        attention=experiment.attention,
-        dropout=experiment.dropout,
-    ).train()
-    process = Process(
-        experiment.build_schedule(), experiment.build_covariance(images) if covariance is None else covariance
-    )
+    shape = {name: getattr(experiment, name) for name in ("widths", "layers", "attention", "dropout")}
+    net = unet(images.shape, **shape).train()
+    covariance = experiment.build_covariance(images) if covariance is None else covariance
+    process = Process(as_schedule(experiment.schedule), covariance)
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
-    optimizer = torch.optim.AdamW(
-        net.parameters(), lr=experiment.learning_rate, weight_decay=experiment.weight_decay, fused=True
-    )
+    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
     # What sampling or the process would refuse is refused before training.
     rehearse(Denoiser(net, process, experiment.target), images.shape, **experiment.sampling(process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = Denoiser(model, process, experiment.target, clip=1.0, scaling=PIXELS)
-    return Trainer(experiment, accelerator, images, denoiser, net, model, optimizer, ema)
+    return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema)
 
 
 def train(trainer: Trainer, run: RunDirectory) -> None:
@@ -102,8 +90,9 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
     bar = tqdm(total=experiment.steps, initial=trainer.step, unit="step", disable=not main)
     losses: list[Tensor] = []
     since = time.perf_counter()
+    batches = step_batches(trainer)
     with bar, _stop_requests() as requested:
-        for batches in step_batches(trainer):
+        while trainer.step < experiment.steps:
             losses.append(train_step(trainer, batches))
             step = trainer.step
             bar.update()
@@ -114,9 +103,7 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 rate = len(losses) * experiment.batch_size / (time.perf_counter() - since)
                 bar.set_postfix(loss=f"{loss:.4f}", images_per_s=f"{rate:.0f}")
                 if main:
-                    run.log(
-                        step, {"loss": loss, "images_per_s": rate, "learning_rate": learning_rate(experiment, step)}
-                    )
+                    run.log(step, loss=loss, images_per_s=rate, learning_rate=learning_rate(experiment, step))
                 losses, since = [], time.perf_counter()
             pictures = last or bool(experiment.sample_every and step % experiment.sample_every == 0)
             if main and due:
@@ -134,20 +121,20 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
     accelerator.wait_for_everyone()
 
 
-def train_step(trainer: Trainer, batches: list[Batch]) -> Tensor:
+def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
     """Take one optimiser step on this process' share of the batch; returns its mean loss, still on the device."""
-    experiment, accelerator, model = trainer.experiment, trainer.accelerator, trainer.model
+    experiment, accelerator = trainer.experiment, trainer.accelerator
     # For dropout, the only draw that belongs to a process and not to an image; the -1 keeps it apart from those.
     torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index, -1))
     total = torch.zeros((), device=accelerator.device)
-    for index, (x0, generators) in enumerate(batches):
-        last = index == len(batches) - 1
-        with contextlib.nullcontext() if last else accelerator.no_sync(model):
+    for rest in reversed(range(experiment.accumulation)):
+        x0, generators = next(batches)
+        with accelerator.no_sync(trainer.denoiser.net) if rest else contextlib.nullcontext():
             x0 = x0.to(accelerator.device)
             loss = denoising_loss(trainer.denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
-            accelerator.backward(loss / len(batches))
-        total += loss.detach() / len(batches)
-    accelerator.clip_grad_norm_(model.parameters(), experiment.gradient_clip)
+            accelerator.backward(loss / experiment.accumulation)
+        total += loss.detach() / experiment.accumulation
+    accelerator.clip_grad_norm_(trainer.net.parameters(), experiment.gradient_clip)
     for group in trainer.optimizer.param_groups:
         group["lr"] = learning_rate(experiment, trainer.step + 1)
     trainer.optimizer.step()
@@ -167,19 +154,12 @@ def save(trainer: Trainer, run: RunDirectory) -> None:
     """Save a checkpoint of everything the next step depends on."""
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.net.parameters()):
         raise _diverged(f"the weights after step {trainer.step} are not finite", run)
-    names = [name for name, _ in trainer.net.named_parameters()]
     scaler = trainer.accelerator.scaler
     save_checkpoint(
         run.checkpoints,
         trainer.step,
-        tensors={
-            "model": trainer.net.state_dict(),
-            "ema": dict(zip(names, trainer.ema.shadow_params, strict=True)),
-        },
-        state={
-            "ema_step": trainer.ema.optimization_step,
-            "scaler": None if scaler is None else scaler.state_dict(),
-        },
+        tensors={"model": trainer.net.state_dict(), "ema": _average(trainer)},
+        state={"ema_step": trainer.ema.optimization_step, "scaler": scaler and scaler.state_dict()},
         optimizer=trainer.optimizer.state_dict(),
         keep=trainer.experiment.keep,
     )
@@ -188,13 +168,18 @@ def save(trainer: Trainer, run: RunDirectory) -> None:
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put the trainer where it was when the checkpoint was saved."""
     trainer.net.load_state_dict(checkpoint.tensors["model"])
-    for shadow, (name, _) in zip(trainer.ema.shadow_params, trainer.net.named_parameters(), strict=True):
-        shadow.copy_(checkpoint.tensors["ema"][name])
+    for name, average in _average(trainer).items():
+        average.copy_(checkpoint.tensors["ema"][name])
     trainer.ema.optimization_step = checkpoint.state["ema_step"]
     trainer.optimizer.load_state_dict(checkpoint.optimizer)
     if trainer.accelerator.scaler is not None and checkpoint.state["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
     trainer.step = checkpoint.step
+
+
+def _average(trainer: Trainer) -> dict[str, Tensor]:
+    names = [name for name, _ in trainer.net.named_parameters()]
+    return dict(zip(names, trainer.ema.shadow_params, strict=True))
 
 
 @contextlib.contextmanager
@@ -210,31 +195,23 @@ def averaged_weights(trainer: Trainer) -> Iterator[None]:
         trainer.ema.restore(trainer.net.parameters())
 
 
-def step_batches(trainer: Trainer) -> Iterator[list[Batch]]:
-    """This process' share of the batch of every step still to be done, in ``accumulation`` parts."""
+def step_batches(trainer: Trainer) -> Iterator[Batch]:
+    """This process' share of the batch of every step still to be done, each in ``accumulation`` parts."""
     experiment, accelerator = trainer.experiment, trainer.accelerator
     size = experiment.batch_size // (accelerator.num_processes * experiment.accumulation)
     first = accelerator.process_index * size * experiment.accumulation
-    parts = (
-        (step, first + part * size)
-        for step in range(trainer.step, experiment.steps)
-        for part in range(experiment.accumulation)
-    )
     generators: list[list[torch.Generator]] = []
 
     def draws() -> Iterator[tuple[Tensor, Tensor | None]]:
-        for step, start in parts:
+        for step, part in itertools.product(range(trainer.step, experiment.steps), range(experiment.accumulation)):
+            start = first + part * size
             own = image_generators(experiment.seed, step, start, size, accelerator.device)
             index = image_indices(experiment.seed, len(trainer.images), step * experiment.batch_size + start, size)
             generators.append(own)
             yield index, random_index(2, size, own, device="cpu").bool() if experiment.flip else None
 
-    batches: list[Batch] = []
     for x0 in trainer.images.prefetch(draws()):
-        batches.append((x0, generators.pop(0)))
-        if len(batches) == experiment.accumulation:
-            yield batches
-            batches = []
+        yield x0, generators.pop(0)
 
 
 def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> float:
@@ -243,14 +220,14 @@ def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> flo
     bad = torch.nonzero(~torch.isfinite(stacked)).flatten()
     if len(bad):
         step = trainer.step - len(losses) + 1 + int(bad[0])
-        raise _diverged(f"the loss of step {step} is {stacked[bad[0]].item()}", run)
+        raise _diverged(f"the loss of step {step} is {stacked[bad[0]]:g}", run)
     return stacked.mean().item()
 
 
 def _diverged(what: str, run: RunDirectory) -> InputError:
-    return InputError(
-        f"{what}; {run.last_checkpoint()}: begin a new run with a smaller learning_rate or with precision=fp32."
-    )
+    saved = [path.name for path in list_checkpoints(run.checkpoints)]
+    last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+    return InputError(f"{what}; {last}: begin a new run with a smaller learning_rate or with precision=fp32.")
 
 
 def anyone(accelerator: Accelerator, flag: bool) -> bool:
@@ -264,9 +241,8 @@ def anyone(accelerator: Accelerator, flag: bool) -> bool:
 def _stop_requests() -> Iterator[list[int]]:
     """A list that fills when SIGINT or SIGTERM arrives, so that the loop can stop between two steps."""
     received: list[int] = []
-    before = {
-        number: signal.signal(number, lambda n, _: received.append(n)) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda n, _: received.append(n)) for number in signals}
     try:
         yield received
     finally:

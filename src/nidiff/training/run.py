@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,14 @@ from nidiff.covariance.operator import Covariance
 from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import replace_text, writing
+from nidiff.files import ASIDE, REPLACED, replace_text, writing
 from nidiff.model.folder import CONFIG, has_network, save_process
 from nidiff.sampling.sampler import sample
-from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.experiment import Experiment, read_experiment
 
 VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
-OURS = (
-    "experiment.json",
-    *VERSION_0_1,
-    "checkpoints",
-    "model",
-    "log.jsonl",
-    "tensorboard",
-    "samples",
-    "generated",
-    "metrics.json",
-    "report.html",
-)
+FILES = ("experiment.json", *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
+FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
 
 
 class RunDirectory:
@@ -40,7 +30,6 @@ class RunDirectory:
         self.folder = folder
         self.name = folder.resolve().name
         self.checkpoints, self.model, self.log_file = folder / "checkpoints", folder / "model", folder / "log.jsonl"
-        self._writer: Any = None
 
     @staticmethod
     def open(folder: Path) -> "RunDirectory":
@@ -67,8 +56,8 @@ class RunDirectory:
     @property
     def covariance(self) -> Covariance:
         """The Σ of the run, stored when it began."""
-        # A kill while the model is replaced leaves it under one of these names.
-        folders = [self.folder, self.folder / ".old-model", self.folder / ".tmp-model"]
+        # A kill while the model is replaced leaves it under another name.
+        folders = [self.folder, *(self.folder / name for name in FOLDERS if name.endswith("-model"))]
         return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
 
     @property
@@ -87,7 +76,7 @@ class RunDirectory:
         if self.exists() and not resume and not overwrite:
             raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
         found = self.folder.iterdir() if self.folder.is_dir() and not self.exists() else ()
-        if any(path.name not in OURS and not path.name.startswith((".tmp-", ".old-")) for path in found):
+        if any(path.name not in (*FILES, *FOLDERS) and not path.name.startswith(ASIDE) for path in found):
             raise InputError(f"{out} holds other files: choose an empty or new directory.")
         if resume and (changed := self.experiment.differences(experiment.resolved())):
             raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
@@ -95,7 +84,7 @@ class RunDirectory:
     def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
         """Clear the directory of an earlier run and write what this one is. The mark of a run is written last."""
         with writing("out", self.folder):
-            for name in (*OURS[1:], ".old-model", ".tmp-model"):
+            for name in (*FOLDERS, *FILES[1:]):
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
             save_process(denoiser, self.model)
@@ -123,36 +112,36 @@ class RunDirectory:
         before = self.facts
         changed = [f"{key}: {before[key]} → {value}" for key, value in facts.items() if before.get(key, value) != value]
         if changed:
-            raise InputError(
-                f"the data of the run have changed ({'; '.join(changed)}): restore them, or begin a new run."
-            )
+            remedy = "restore them, or begin a new run"
+            raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
 
     def writing(self) -> AbstractContextManager[None]:
         """A disk that is full or gone ends the run with a sentence that says how to continue it."""
         return writing("out", self.folder, "make room, then continue the run with --resume")
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(self, step: int, **values: float) -> None:
         """Write one line to log.jsonl, and the same to TensorBoard if it is installed."""
         with self.writing():
             with self.log_file.open("a") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
-            if self._writer is None:
-                self._writer = _tensorboard(self.folder / "tensorboard")
-            if self._writer:
+            if self._tensorboard is not None:
                 for name, value in values.items():
-                    self._writer.add_scalar(name, value, step)
+                    self._tensorboard.add_scalar(name, value, step)
+
+    @cached_property
+    def _tensorboard(self) -> Any:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return None
+        return SummaryWriter(str(self.folder / "tensorboard"))
 
     def write_samples(self, step: int, denoiser: Denoiser, experiment: Experiment, shape: Sequence[int]) -> None:
         """Write a grid of images of the seeds 0, 1, … to samples/STEP.png."""
-        count = experiment.num_samples
-        drawing = experiment.sampling(denoiser.process.schedule)
+        count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
         images = sample(denoiser, (count, *shape), seeds=range(count), **drawing)
         with self.writing():
             save_grid(images, self.folder / "samples" / f"{step:06d}.png")
-
-    def last_checkpoint(self) -> str:
-        checkpoints = list_checkpoints(self.checkpoints)
-        return f"the last good checkpoint is {checkpoints[-1]}" if checkpoints else "there is no checkpoint yet"
 
 
 def _step_of(line: str) -> int | None:
@@ -160,11 +149,3 @@ def _step_of(line: str) -> int | None:
         return int(json.loads(line)["step"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError):
         return None  # the last line of a killed run may be cut short
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return False
-    return SummaryWriter(str(folder))

@@ -32,7 +32,7 @@ def _measure(trainer: Trainer, images: int) -> float:
     trainer.experiment = dataclasses.replace(
         trainer.experiment, steps=trainer.step + 1, batch_size=batch, accumulation=1, cooldown=0
     )
-    (batches,) = step_batches(trainer)
+    batches = iter(list(step_batches(trainer)))
     start = time.perf_counter()
     train_step(trainer, batches).item()  # waits for the device
     return time.perf_counter() - start
