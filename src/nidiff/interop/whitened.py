@@ -18,7 +18,7 @@ from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod
 from nidiff.diffusion.target import TARGETS
 from nidiff.errors import InputError, one_of
 from nidiff.model.config import predictions
-from nidiff.notation import fits
+from nidiff.recipe import fits
 
 # What a network predicts on x, and the word for what the scheduler is then told on y.
 ON_Y = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v_prediction", "noise": "epsilon"}

@@ -13,7 +13,7 @@ from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, one_of
-from nidiff.notation import fits
+from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
 WORDS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
