@@ -9,10 +9,10 @@ from nidiff.covariance.fields import FAMILIES
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.sampling.ancestral import ancestral, mix
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.testing import Report, check_covariance, check_sampler, check_schedule
+from nidiff.testing import Findings, check_covariance, check_sampler, check_schedule
 
 
-def failures(report: Report) -> set[str]:
+def failures(report: Findings) -> set[str]:
     """The statements that do not hold, as printed."""
     assert report.passed == ("FAILED" not in str(report))
     return {line.split("  ")[1] for line in str(report).splitlines() if line.startswith("FAILED")}

@@ -6,4 +6,4 @@ The public names are listed in ``__init__.pyi``; each is imported when it is fir
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -5,7 +5,6 @@ needs, and one line in `COMMANDS` adds it. Results go to stdout, everything else
 """
 
 import sys
-from collections.abc import Mapping
 from typing import Protocol
 
 import tyro
@@ -30,7 +29,7 @@ class Command(Protocol):
     def run(self) -> None: ...
 
 
-COMMANDS: Mapping[str, type[Command]] = {
+COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command for command in (Calibrate, Demo, Evaluate, Noise, Report, Sample, Table, Train)
 }
 

@@ -52,9 +52,8 @@ def run_folder(path: Path) -> Path:
 def open_model(path: Path, state: "PartialState") -> Model:
     """The model in a run directory or a model folder, on the device of this process."""
     path = run_folder(path)
-    denoiser = load_model(path)
-    net = denoiser.net.to(state.device)  # type: ignore[attr-defined]
-    shape = image_shape(net, denoiser.process.covariance)
+    denoiser = load_model(path).to(state.device)
+    shape = image_shape(denoiser.net, denoiser.process.covariance)
     return Model(path, denoiser, shape, model_sha256(model_folder(path)))
 
 

@@ -1,4 +1,4 @@
-"""Each check returns a `Report`: print it, and assert ``report.passed``."""
+"""Each check returns a `Findings`: print it, and assert ``report.passed``."""
 
 import math
 from typing import Any, NamedTuple
@@ -40,7 +40,7 @@ class Check(NamedTuple):
         return self.error <= self.limit
 
 
-class Report(NamedTuple):
+class Findings(NamedTuple):
     """What was checked of ``subject``."""
 
     subject: str
@@ -55,7 +55,7 @@ class Report(NamedTuple):
         return f"{self.subject}\n{aligned([('', 'statement', 'error', 'limit'), *rows])}"
 
 
-def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Report:
+def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Findings:
     """Whether everything the covariance computes is what its dense matrix says, in float64."""
     if covariance.size > LARGEST:
         raise InputError(f"covariance has {covariance.size} entries: check a smaller one, of at most {LARGEST}.")
@@ -89,10 +89,10 @@ def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Report:
     checks.append(
         _rebuilt(lambda: Covariance.from_config(covariance.to_config(), covariance.tensors()).dense(), matrix)
     )
-    return Report(repr(covariance), checks)
+    return Findings(repr(covariance), checks)
 
 
-def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Report:
+def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
     """Whether the table goes from little to much noise, keeps what it says, and can be asked in each of its ways."""
     rows, logsnr = torch.linspace(0, len(schedule) - 1, 7, dtype=torch.float64), schedule.logsnr
     between: Any = schedule.level(rows)
@@ -108,7 +108,7 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Report:
     }  # fmt: skip
     checks = [Check(statement, _difference(*pair), tolerance) for statement, pair in pairs.items()]
     checks.append(_rebuilt(lambda: Schedule.from_config(schedule.to_config()).logsnr, logsnr))
-    return Report(repr(schedule), checks)
+    return Findings(repr(schedule), checks)
 
 
 def check_sampler(
@@ -117,7 +117,7 @@ def check_sampler(
     order: float | None = None,
     keeps: tuple[str, ...] = ("variance", "signal"),
     **options: Any,
-) -> Report:
+) -> Findings:
     """Whether a sampler is right under a coloured Σ, on data whose exact denoiser is known.
 
     In whitened coordinates it must be the isotropic algorithm, path by path; on Gaussian data whose covariance does not
@@ -142,7 +142,7 @@ def check_sampler(
             found = _order(sampler, options, kind)
             words = f"{name}: the order of convergence is {order:g} (measured: {found:.2f})"
             checks.append(Check(words, abs(found - order), 0.3))
-    return Report(f"sampler {getattr(sampler, '__name__', sampler)}", checks)
+    return Findings(f"sampler {getattr(sampler, '__name__', sampler)}", checks)
 
 
 def _law_error(sampler: AnySampler, options: dict[str, Any], keeps: str, num_levels: int) -> float:
