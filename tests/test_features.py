@@ -22,7 +22,7 @@ from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation import features as features_module
 from nidiff.evaluation.cache import load_statistics, pixels_sha256, reference_features
 from nidiff.evaluation.features import FEATURES, INCEPTION, FeatureNetwork, compute_features, load_features
-from nidiff.evaluation.frechet import frechet_distance
+from nidiff.evaluation.frechet import frechet_distance, frechet_from_statistics
 from nidiff.evaluation.metrics import by_label
 
 
@@ -408,14 +408,15 @@ def test_a_users_reference_that_is_refused(tmp_path):
     assert mu.dtype == sigma.dtype == torch.float64
     cases = {
         "lacks one of the arrays mu, sigma: give a whole npz": {"mu": np.zeros(3)},
-        r"give \[D\] and \[D, D\]": {"mu": np.zeros(2), "sigma": eye},
-        "not of finite floats": {"mu": np.full(3, np.nan), "sigma": eye},
+        r"sigma1 has shape \(3, 3\): give \[D, D\]": {"mu": np.zeros(2), "sigma": eye},
+        "mu has NaN or infinite": {"mu": np.full(3, np.nan), "sigma": eye},
+        "mu has dtype <U1": {"mu": np.array(["a"] * 3), "sigma": eye},
         "cannot be read as an npz": {"mu": np.array([object()] * 3), "sigma": eye},
     }
     for message, arrays in cases.items():
         np.savez(tmp_path / "bad.npz", **arrays)
         with pytest.raises(InputError, match=message):
-            load_statistics(tmp_path / "bad.npz")
+            frechet_from_statistics(*load_statistics(tmp_path / "bad.npz"), mu, sigma)
     np.save(tmp_path / "array.npy", eye)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:-60])
     for name in ("cut.npz", "array.npy", "missing.npz"):

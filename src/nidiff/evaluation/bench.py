@@ -1,5 +1,6 @@
 """What generated images are compared with, and how: one place for the numbers and for where they come from."""
 
+import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
 from nidiff.evaluation.image_set import ImageSet
-from nidiff.evaluation.metrics import check_counts, check_varied, measure
+from nidiff.evaluation.metrics import measure
 from nidiff.evaluation.results import Measured
 from nidiff.training.experiment import Experiment, read_experiment
 
@@ -29,24 +30,23 @@ class Bench:
     network: FeatureNetwork
     k: int = 3
     bootstrap: int = 20
-    cache: Path | None = None
 
     def check(self, shape: tuple[int, ...], num_generated: int) -> None:
         """Refuse images that cannot be compared, before they are drawn."""
         mine, other = (" × ".join(map(str, one)) for one in (self.pixels.shape[1:], shape))
         if mine != other:
-            raise InputError(
-                f"the images to compare are {other} and those of {self.name} {mine}: give data of that shape."
-            )
+            raise InputError(f"the images to compare are {other} and those of {self.name} {mine}: give data like them.")
         if self.bootstrap < 0 or self.bootstrap == 1:
             raise InputError(f"bootstrap={self.bootstrap} gives no error: use 2 resamples or more, or 0 for none.")
-        check_counts(len(self.pixels), num_generated, self.k)
+        if self.k < 1:
+            raise InputError(f"k={self.k} is not a neighbour: use 1 or more, such as 3.")
+        for which, count in (("real", len(self.pixels)), ("generated", num_generated)):
+            if count <= self.k:
+                raise InputError(f"there are {count} {which} images, and k={self.k} needs k + 1: add some, or lower k.")
 
     @cached_property
     def real(self) -> ImageSet:
-        found = reference_features(self.pixels, self.network, name=self.name, cache=self.cache)
-        check_varied(found.features, "real")
-        return ImageSet(self.pixels, found.features, self.k)
+        return self._images(self.pixels, self.name)
 
     @cached_property
     def _data_sha256(self) -> str:
@@ -71,9 +71,14 @@ class Bench:
 
     def measure(self, generated: Tensor, features: Path | None = None) -> dict[str, Measured]:
         """The metrics of uint8 images; their features are kept in the folder ``features``."""
-        found = reference_features(generated, self.network, name="generated", cache=features)
-        images = ImageSet(generated, found.features, self.k)
+        images = self._images(generated, "generated", features)
         return measure(self.real, images, self.network.name, bootstrap=self.bootstrap)
+
+    def _images(self, pixels: Tensor, name: str, cache: Path | None = None) -> ImageSet:
+        features = reference_features(pixels, self.network, name=name, cache=cache).features
+        if bool((features == features[0]).all()):
+            raise InputError(f"the features of the {name} images are constant: give images that differ.")
+        return ImageSet(pixels, features, self.k)
 
 
 def open_bench(
@@ -122,10 +127,7 @@ def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tup
 def _commit() -> str | None:
     """The commit of the checkout that nidiff runs from, marked where it was changed; None where it was installed."""
     root = Path(nidiff.__file__).parents[2]
-    if not (root / ".git").exists():
+    if not (root / ".git").exists() or shutil.which("git") is None:
         return None
-    try:
-        command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

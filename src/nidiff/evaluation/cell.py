@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from torch import Tensor
 
 from nidiff.data.images import Images
@@ -13,7 +12,7 @@ from nidiff.evaluation.bench import Bench, all_pixels, open_bench
 from nidiff.evaluation.metrics import by_label
 from nidiff.evaluation.results import Result, known_results, remember
 from nidiff.generation.folder import SampleFolder
-from nidiff.generation.job import Job, run_job
+from nidiff.generation.job import run_job
 from nidiff.generation.opened import Model, cell_name, open_model, plan_job, process_state, seeds_text
 
 
@@ -42,11 +41,28 @@ def evaluate_cell(
         clip, batch, tile: as in ``nidiff sample``.
     """
     state, seeds = process_state(), sorted({int(seed) for seed in seeds})
-    opened = model if isinstance(model, Model) else open_model(Path(model), state)
-    job = plan_job(opened, sampler, num_steps, clip=clip, tile=tile)
-    bench = data if isinstance(data, Bench) else open_bench(opened.path, data, **settings)
-    bench.check(opened.shape, len(seeds))
-    return evaluate_job(opened, job, bench, seeds, batch=batch, state=state)
+    model = model if isinstance(model, Model) else open_model(Path(model), state)
+    job = plan_job(model, sampler, num_steps, clip=clip, tile=tile)
+    bench = data if isinstance(data, Bench) else open_bench(model.path, data, **settings)
+    bench.check(model.shape, len(seeds))
+    provenance = bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
+    settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
+    asked = Result(model.name, *settled, provenance=provenance)
+    for known in known_results(model.path):
+        # A metric may have been added since.
+        if known.question == asked.question and known.metrics.keys() >= by_label(bench.network.name).keys():
+            return replace(known, run=model.name) if state.is_main_process else None
+    if state.is_main_process:
+        _ = bench.real  # unusable real images or features are refused before hours of drawing
+    folder = SampleFolder(model.path / "generated" / cell_name(job))
+    title = f"{model.name}, {job.sampler} {job.num_steps}"
+    run_job(job, model.denoiser, model.shape, folder, seeds, batch=batch, state=state, title=title)
+    result = None
+    if state.is_main_process:
+        result = replace(asked, metrics=bench.measure(folder.read(seeds), folder.path / "features"))
+        remember(model.path, result)
+    state.wait_for_everyone()
+    return result
 
 
 def evaluate_images(
@@ -59,37 +75,3 @@ def evaluate_images(
     if not state.is_main_process:
         return None
     return Result(name, "-", 0, metrics=bench.measure(generated), provenance=bench.provenance(len(generated)))
-
-
-def evaluate_job(
-    model: Model, job: Job, bench: Bench, seeds: Sequence[int], *, batch: int, state: PartialState
-) -> Result | None:
-    """The result of a job, found in the run's metrics.json or computed and put there.
-
-    Every process draws; the main one computes, and has the result.
-    """
-    asked = Result(
-        run=model.name,
-        sampler=job.sampler,
-        num_steps=job.num_steps,
-        spacing=job.spacing,
-        options=job.options,
-        seeds=seeds_text(seeds),
-        clip=job.clip,
-        provenance=bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile},
-    )
-    for known in known_results(model.path):
-        # A metric may have been added since.
-        if known.question == asked.question and known.metrics.keys() >= by_label(bench.network.name).keys():
-            return replace(known, run=model.name) if state.is_main_process else None
-    if state.is_main_process:
-        _ = bench.real  # unusable real images or features are refused before hours of drawing
-    folder = SampleFolder(model.path / "generated" / cell_name(job))
-    title = f"{model.name}, {job.sampler} {asked.num_steps}"
-    run_job(job, model.denoiser, model.shape, folder, seeds, batch=batch, state=state, title=title)
-    result = None
-    if state.is_main_process:
-        result = replace(asked, metrics=bench.measure(folder.read(seeds), folder.path / "features"))
-        remember(model.path, result)
-    state.wait_for_everyone()
-    return result

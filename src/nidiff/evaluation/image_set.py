@@ -1,5 +1,6 @@
 """A set of images as the metrics see it."""
 
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from torch import Tensor
@@ -10,36 +11,26 @@ from nidiff.evaluation.spectrum import radial_powers
 from nidiff.progress import progress_bar
 
 
+@dataclass(eq=False)
 class ImageSet:
-    """Images (``pixels``, uint8 [N, C, H, W]) and their ``features`` [N, D].
+    """Images and their features; what several metrics need is computed when it is first asked for, and once."""
 
-    What several metrics need, or one needs for every resample, is computed when it is first asked for, and once.
-    ``k`` is the neighbour whose distance decides what is near an image, for precision and recall.
-    """
-
-    def __init__(self, pixels: Tensor, features: Tensor, k: int = 3) -> None:
-        self.k = k
-        self._pixels, self._features = pixels, features
-        self._rows: Tensor | None = None  # of a resample, in the set ``_whole``
-        self._whole = self
-        self._near: dict[ImageSet, PrecisionRecall] = {}
-
-    def resampled(self, rows: Tensor) -> "ImageSet":
-        """The images of ``rows``; nothing is copied before it is asked for."""
-        drawn = ImageSet(self._pixels, self._features, self.k)
-        drawn._whole, drawn._rows = self._whole, rows if self._rows is None else self._rows[rows]
-        return drawn
+    pixels: Tensor
+    """uint8 [N, C, H, W]."""
+    features: Tensor
+    """[N, D]."""
+    k: int = 3
+    """For precision and recall: the neighbour whose distance decides what is near an image."""
+    _near: "dict[ImageSet, PrecisionRecall]" = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
-        return len(self._features if self._rows is None else self._rows)
+        return len(self.features)
 
-    @property
-    def pixels(self) -> Tensor:
-        return self._pixels if self._rows is None else self._pixels[self._rows]
-
-    @property
-    def features(self) -> Tensor:
-        return self._features if self._rows is None else self._features[self._rows]
+    def resampled(self, rows: Tensor) -> "ImageSet":
+        """The images of ``rows``."""
+        drawn = ImageSet(self.pixels[rows], self.features[rows], self.k)
+        drawn.powers = self.powers[rows]
+        return drawn
 
     @cached_property
     def moments(self) -> Moments:
@@ -49,7 +40,7 @@ class ImageSet:
     @cached_property
     def powers(self) -> Tensor:
         """The radial power spectrum of each image, float64 [N, K]."""
-        return radial_powers(self.pixels) if self._rows is None else self._whole.powers[self._rows]
+        return radial_powers(self.pixels)
 
     def near(self, real: "ImageSet") -> PrecisionRecall:
         """Precision and recall of these images against ``real`` ones: two metrics from one pass over the pairs."""

@@ -9,7 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nidiff.errors import InputError
-from nidiff.evaluation.results import NOT_MEASURED, Line, Result, find_metrics, group_lines
+from nidiff.evaluation.results import NOT_MEASURED, Result
+from nidiff.evaluation.table import Line, find_metrics, group_lines
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
 MARKERS = "osD^vPX*"
@@ -22,7 +23,7 @@ def quality_figure(results: Sequence[Result]) -> Figure:
         raise InputError("results has no metrics: a plot needs at least one.")
     columns = min(3, len(metrics))
     rows = math.ceil(len(metrics) / columns)
-    labels = [_plain(f"{line.run}{line.mark}, {line.sampler}") for line in lines]
+    labels = [_plain(f"{line.run}, {line.sampler}") for line in lines]
     width = max(5.0, 3.6 * columns)
     abreast = min(len(lines), max(1, int(width / (0.09 * max(map(len, labels)) + 0.6))))  # entries of the legend
     height = 3.0 * rows + 0.25 * math.ceil(len(lines) / abreast) + 0.2
@@ -43,9 +44,9 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Line]) -> None:
     ticks: set[int] = set()
     for index, line in enumerate(lines):
         points = [
-            (result.num_steps, one.value, one.error or 0.0)
+            (result.num_steps, one.finite, one.error or 0.0)
             for result in line.results
-            if (one := result.metrics.get(name, NOT_MEASURED)).is_finite and one.value is not None
+            if (one := result.metrics.get(name, NOT_MEASURED)).finite is not None
         ]
         if points:
             steps, values, errors = zip(*points, strict=True)
