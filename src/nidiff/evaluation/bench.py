@@ -15,8 +15,7 @@ from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
-from nidiff.evaluation.image_set import ImageSet
-from nidiff.evaluation.metrics import measure
+from nidiff.evaluation.metrics import ImageSet, measure
 from nidiff.evaluation.results import Measured
 from nidiff.training.experiment import Experiment, read_experiment
 

@@ -24,24 +24,16 @@ CHUNK = 256  # images at a time
 
 
 class Reference(NamedTuple):
-    """Features, float32 [N, D], their mean and unbiased covariance in float64, and the file that keeps them."""
+    """Features, float32 [N, D], and the file that keeps them with their mean and unbiased covariance in float64."""
 
     features: Tensor
-    mu: Tensor
-    sigma: Tensor
-    data_sha256: str
     file: Path
 
 
 def reference_features(
-    images: Images | Stream | Tensor,
-    network: FeatureNetwork,
-    *,
-    name: str,
-    cache: Path | None = None,
-    batch: int | None = None,
+    images: Images | Stream | Tensor, network: FeatureNetwork, *, name: str, cache: Path | None = None
 ) -> Reference:
-    """The features of uint8 ``images`` and their mean and covariance, from the folder ``cache`` if they are there.
+    """The features of uint8 ``images``, from the folder ``cache`` if they are there.
 
     The file is called after ``name``, the network, and a hash of the pixels, the network's weights and its
     preprocessing, so that what changes the features changes the file. The default folder is "features" in the cache
@@ -59,18 +51,18 @@ def reference_features(
     file = folder / f"{'-'.join(words)}-{key[:16]}.npz"
     if file.exists():
         try:
-            return _read(file, identity)
+            return Reference(_read(file, identity), file)
         except InputError:
             print(f"{file} is damaged: its features are computed again", file=sys.stderr)
     with writing("cache", folder, "give a folder that can be written"):
         folder.mkdir(parents=True, exist_ok=True)  # now, for computing features may take an hour
     with progress_bar(f"{network.name} features of {name}", "images") as progress:
-        features = compute_features(network, images, batch=batch, progress=progress)
+        features = compute_features(network, images, progress=progress)
     mu, sigma = statistics(features)
     arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
     with writing("cache", folder, "make room or give another folder"):
         replace_npz(file, arrays | {key: np.array(text) for key, text in identity.items()})
-    return Reference(features, mu, sigma, identity["data_sha256"], file)
+    return Reference(features, file)
 
 
 def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
@@ -88,9 +80,8 @@ def pixels_sha256(images: Images | Stream | Tensor) -> str:
     return digest.hexdigest()
 
 
-def _read(file: Path, identity: dict[str, str]) -> Reference:
+def _read(file: Path, identity: dict[str, str]) -> Tensor:
     found = read_npz(file, ["features", "mu", "sigma", *identity], "remove it")
     if any(str(found[key]) != text for key, text in identity.items()):
         raise InputError(f"{str(file)!r} holds other features: remove it.")
-    features, mu, sigma = (torch.from_numpy(found[key]) for key in ("features", "mu", "sigma"))
-    return Reference(as_features(features, "features"), mu, sigma, identity["data_sha256"], file)
+    return as_features(torch.from_numpy(found["features"]), "features")

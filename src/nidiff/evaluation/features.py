@@ -39,15 +39,11 @@ class FeatureNetwork:
     """A map from uint8 images to features, with all that its numbers depend on."""
 
     name: str
-    sha256: str
-    """Of the file of weights."""
-    preprocessing: str
-    """All that is done to the pixels before the weights see them."""
+    sha256: str  # of the file of weights
+    preprocessing: str  # all that is done to the pixels before the weights see them
     device: torch.device
-    forward: Callable[[Tensor], Tensor] = field(repr=False)
-    """uint8 [N, C, H, W] on the device to [N, D]."""
-    grey: bool = False
-    """Whether ``forward`` takes one channel; if not, the channel is given to it three times."""
+    forward: Callable[[Tensor], Tensor] = field(repr=False)  # uint8 [N, C, H, W] on the device to [N, D]
+    grey: bool = False  # whether ``forward`` takes one channel; if not, the channel is given to it three times
 
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:

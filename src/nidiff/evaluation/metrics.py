@@ -1,23 +1,61 @@
 """The metrics: how far generated images are from real ones, each with its error."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 
 from nidiff.errors import InputError
-from nidiff.evaluation.frechet import moments_distance
-from nidiff.evaluation.image_set import ImageSet
+from nidiff.evaluation.frechet import Moments, moments, moments_distance
 from nidiff.evaluation.kernel_distance import kernel_distance
+from nidiff.evaluation.precision_recall import PrecisionRecall, precision_recall
 from nidiff.evaluation.results import Measured
-from nidiff.evaluation.spectrum import powers_error
+from nidiff.evaluation.spectrum import powers_error, radial_powers
 from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
 
 SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
 
 Answer: TypeAlias = "float | tuple[float, float | None]"
+
+
+@dataclass(eq=False)
+class ImageSet:
+    """Images and their features; what several metrics need is computed when it is first asked for, and once."""
+
+    pixels: Tensor  # uint8 [N, C, H, W]
+    features: Tensor  # [N, D]
+    k: int = 3  # for precision and recall: the neighbour whose distance decides what is near an image
+    _near: "dict[ImageSet, PrecisionRecall]" = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def resampled(self, rows: Tensor) -> "ImageSet":
+        """The images of ``rows``."""
+        drawn = ImageSet(self.pixels[rows], self.features[rows], self.k)
+        drawn.powers = self.powers[rows]
+        return drawn
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Mean and covariance of the features."""
+        return moments(self.features)
+
+    @cached_property
+    def powers(self) -> Tensor:
+        """The radial power spectrum of each image, float64 [N, K]."""
+        return radial_powers(self.pixels)
+
+    def near(self, real: "ImageSet") -> PrecisionRecall:
+        """Precision and recall of these images against ``real`` ones: two metrics from one pass over the pairs."""
+        if real not in self._near:
+            with progress_bar("precision and recall", "pairs") as progress:
+                self._near[real] = precision_recall(real.features, self.features, self.k, progress=progress)
+        return self._near[real]
 
 
 @dataclass(frozen=True)

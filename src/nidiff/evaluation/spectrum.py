@@ -14,9 +14,9 @@ CHUNK = 256  # images at a time
 def spectrum_error(real_images: Array, generated_images: Array) -> float:
     """The root mean square over the wavenumbers of log P_generated − log P_real, natural logarithms.
 
-    P is the `radial_power` of images [N, C, H, W]. Every wavenumber counts the same, whatever its power, up to the
-    corner of the spectrum: 0.1 is about 10 % of power at each. No mean image is removed, since generated images must
-    have the right one; but wavenumber 0, the brightness of each channel, is left out.
+    P is the mean of `radial_powers` over the images [N, C, H, W]. Every wavenumber counts the same, whatever its power,
+    up to the corner of the spectrum: 0.1 is about 10 % of power at each. No mean image is removed, since generated
+    images must have the right one; but wavenumber 0, the brightness of each channel, is left out.
     """
     real, generated = _as_images(real_images, "real_images"), _as_images(generated_images, "generated_images")
     mine, other = tuple(real.shape[1:]), tuple(generated.shape[1:])
@@ -41,11 +41,6 @@ def radial_powers(images: Tensor) -> Tensor:
     shell = wavenumber(Fourier, tuple(images.shape[-2:])).round().long()
     spectra = (torch.fft.fft2(as_pixels(chunk).double(), norm="ortho").abs().square() for chunk in images.split(CHUNK))
     return torch.cat([radial_mean(spectrum.mean(1).cpu(), shell) for spectrum in spectra])
-
-
-def radial_power(images: Tensor) -> Tensor:
-    """The mean of `radial_powers` over the images."""
-    return radial_powers(images).mean(0)
 
 
 def _log_spectrum(powers: Tensor, name: str) -> Tensor:

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
@@ -56,31 +56,28 @@ def text(results: Sequence[Result]) -> str:
 
 def csv_text(results: Sequence[Result]) -> str:
     """One line per result: its settings, the value and error of each metric in full precision, its provenance."""
-    metrics = find_metrics(results)
-    provenance = dict.fromkeys(chain.from_iterable(result.provenance for result in results))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*HEAD, *chain.from_iterable((name, f"{name} (error)") for name in metrics), *provenance])
+    rows = []
     for result in results:
-        own = vars(result) | {"options": json.dumps(result.options)}
-        writer.writerow(
-            [own[key] for key in HEAD]
-            + [entry for name in metrics for entry in result.metrics.get(name, NOT_MEASURED)[:2]]
-            + [result.provenance.get(key) for key in provenance]
-        )
+        row = {key: getattr(result, key) for key in HEAD} | {"options": json.dumps(result.options)}
+        for name, one in result.metrics.items():
+            row |= {name: one.value, f"{name} (error)": one.error}
+        rows.append(row | dict(result.provenance))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(chain.from_iterable(rows))), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
 
 
 def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
     """The head and the rows as in the paper's table: by run and sampler, which are named once, then by steps."""
     metrics, lines = find_metrics(results), group_lines(results)
-    best = _best_values(lines, metrics)
+    best = _best_values(chain.from_iterable(lines.values()), metrics)
     head = [f"{style.escape(name)} {style.higher if up else style.lower}".rstrip() for name, up in metrics.items()]
-    rows = [["run", "sampler", "steps", *head]]
-    before = ""
-    for line in lines:
-        names = ["" if line.run == before else style.escape(line.run), style.escape(line.sampler)]
-        for result in line.results:
+    rows, before = [["run", "sampler", "steps", *head]], ""
+    for (run, sampler), line in lines.items():
+        names = ["" if run == before else style.escape(run), style.escape(sampler)]
+        for result in line:
             row = [*names, str(result.num_steps)]
             for name in metrics:
                 one = result.metrics.get(name, NOT_MEASURED)
@@ -88,7 +85,7 @@ def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
                 row.append((style.best if is_best else "{}").format(number(one, style)))
             rows.append(row)
             names = ["", ""]
-        before = line.run
+        before = run
     return rows
 
 
@@ -97,34 +94,19 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
     return [style.escape(f"{mark} {source}".lstrip()) for source, mark in _marks(results).items()]
 
 
-class Line(NamedTuple):
-    """The results of one run and sampler that can be compared, from many steps to few."""
-
-    run: str
-    """With the mark of their source, if there are several."""
-    sampler: str
-    results: list[Result]
-
-
-def group_lines(results: Sequence[Result]) -> list[Line]:
-    """Results by run, sampler and source, runs and samplers in the order in which they first occur."""
-    marks = _marks(results)
-    groups: dict[str, dict[tuple[str, str], dict[int, Result]]] = {}
-    for result in results:
-        run = one_line(result.run)
-        key = (f"{run} {marks[result.source]}".rstrip(), result.sampler_text)
-        # Of two results of one cell, the later counts.
-        groups.setdefault(run, {}).setdefault(key, {})[result.num_steps] = result
-    return [
-        Line(*key, [found[num_steps] for num_steps in sorted(found, reverse=True)])
-        for lines in groups.values()
-        for key, found in lines.items()
-    ]
-
-
 def find_metrics(results: Sequence[Result]) -> dict[str, bool]:
     """The metrics of all results in the order in which they first occur, and whether higher is better."""
     return {name: one.higher_is_better for result in results for name, one in result.metrics.items()}
+
+
+def group_lines(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Results by run (with the mark of its source) and sampler, as they first occur, from many steps to few."""
+    marks, runs = _marks(results), [result.run for result in results]
+    lines: dict[tuple[str, str], dict[int, Result]] = {}
+    for result in sorted(results, key=lambda result: runs.index(result.run)):
+        key = (one_line(f"{result.run} {marks[result.source]}"), result.sampler_text)
+        lines.setdefault(key, {})[result.num_steps] = result  # of two results of one cell, the later counts
+    return {key: [line[num_steps] for num_steps in sorted(line, reverse=True)] for key, line in lines.items()}
 
 
 def _marks(results: Sequence[Result]) -> dict[str, str]:
@@ -133,10 +115,10 @@ def _marks(results: Sequence[Result]) -> dict[str, str]:
     return {source: f"[{index}]" if len(sources) > 1 else "" for index, source in enumerate(sources, 1)}
 
 
-def _best_values(lines: Sequence[Line], metrics: Mapping[str, bool]) -> dict[tuple[str, int, str], float]:
+def _best_values(results: Iterable[Result], metrics: Mapping[str, bool]) -> dict[tuple[str, int, str], float]:
     """The best value of each source, number of steps and metric for which there are two or more."""
     values: dict[tuple[str, int, str], list[float]] = {}
-    for result in chain.from_iterable(line.results for line in lines):
+    for result in results:
         for name, one in result.metrics.items():
             if one.finite is not None:
                 values.setdefault((result.source, result.num_steps, name), []).append(one.finite)

@@ -35,19 +35,11 @@ def calibration_figure(
 
 def _draw_distances(axes: Axes, distances: Tensor, calibration: Calibration) -> None:
     axes.hist(distances.cpu().numpy(), bins=80, color="0.65", density=True)
-    axes.axvline(calibration.sigma_max, color=COLOUR, linewidth=1.6)
+    axes.axvline(calibration.sigma_max, color=COLOUR, linewidth=1.6, zorder=4)
     how = {"max": "largest of all pairs", "batch": "largest within a mini-batch", "quantile": "quantile"}
-    axes.annotate(
-        f"sigma_max = {calibration.sigma_max:.2f}\n{how[calibration.distance]}",
-        (calibration.sigma_max, 0.97),
-        (-6, 0),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=COLOUR,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-    )
+    words = f"sigma_max = {calibration.sigma_max:.2f} \n{how[calibration.distance]} "
+    label = axes.text(calibration.sigma_max, 0.97, words, ha="right", va="top", color=COLOUR)
+    label.set(transform=axes.get_xaxis_transform(), backgroundcolor=(1, 1, 1, 0.8))
     axes.set_xlim(0, 1.03 * max(calibration.sigma_max, distances.max().item()))
     axes.set_yticks([])
     axes.spines[["left", "right", "top"]].set_visible(False)
