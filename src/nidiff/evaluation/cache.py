@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from nidiff.data.download import cache_folder
-from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
-from nidiff.evaluation.features import FeatureNetwork, compute_features
+from nidiff.evaluation.features import FeatureNetwork, Pixels, compute_features
 from nidiff.evaluation.frechet import statistics
 from nidiff.evaluation.points import as_features, as_tensor
 from nidiff.files import read_npz, replace_npz, writing
@@ -30,9 +29,7 @@ class Reference(NamedTuple):
     file: Path
 
 
-def reference_features(
-    images: Images | Stream | Tensor, network: FeatureNetwork, *, name: str, cache: Path | None = None
-) -> Reference:
+def reference_features(images: Pixels, network: FeatureNetwork, *, name: str, cache: Path | None = None) -> Reference:
     """The features of uint8 ``images``, from the folder ``cache`` if they are there.
 
     The file is called after ``name``, the network, and a hash of the pixels, the network's weights and its
@@ -71,7 +68,7 @@ def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
     return as_tensor(found["mu"], "mu").double(), as_tensor(found["sigma"], "sigma").double()
 
 
-def pixels_sha256(images: Images | Stream | Tensor) -> str:
+def pixels_sha256(images: Pixels) -> str:
     """The checksum of the shape and of all pixels as uint8, whatever they are stored as."""
     pixels = images.pixels if isinstance(images, Images) else images
     digest = hashlib.sha256(repr(tuple(pixels.shape)).encode())

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,6 +33,7 @@ SUFFIXES = (".pt", ".ts", ".torchscript", ".pt2")  # the last is torch.export's,
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
+Pixels: TypeAlias = Images | Stream | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,50 +74,40 @@ def load_features(
 
     Such a module is a file of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2). It maps uint8
     [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; it is tried on two
-    images of 32×32 when it is loaded. It is a program: use only one that you trust.
-
-    Args:
-        file: the weights of "inception" or "efficientnet-lite0". Default: Inception is downloaded to the cache folder
-            once; EfficientNet comes with its Python package.
-        device: where the network runs. Default: a GPU if there is one.
+    images of 32×32 when it is loaded. It is a program: use only one that you trust. ``file`` has the weights of
+    "inception", which are else downloaded to the cache folder once, or of "efficientnet-lite0", which are else those of
+    its Python package. The network runs on ``device``, by default a GPU if there is one.
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if str(name) in FEATURES:
         return FEATURES[str(name)](None if file is None else Path(file), place)
     if Path(name).suffix.lower() not in SUFFIXES:
-        known = ", ".join(map(repr, FEATURES))
-        raise InputError(
-            f"features={str(name)!r} is unknown: use one of {known}, or the path of a module ({', '.join(SUFFIXES)})."
-        )
+        known = f"one of {', '.join(map(repr, FEATURES))}, or the path of a module ({', '.join(SUFFIXES)})"
+        raise InputError(f"features={str(name)!r} is unknown: use {known}.")
     _refuse_file(file, name)
     return _module(Path(name), place)
 
 
 def compute_features(
-    network: FeatureNetwork,
-    pixels: Tensor | Stream | Images,
-    *,
-    batch: int | None = None,
-    progress: Progress | None = None,
+    network: FeatureNetwork, pixels: Pixels, *, batch: int | None = None, progress: Progress | None = None
 ) -> Tensor:
     """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
 
     The default is 64, but 16 on a CPU, whose caches are small. `Images` of floats are rounded to uint8 first, as if
     saved. ``progress`` is told how many images are done, and of how many.
     """
-    size = (16 if network.device.type == "cpu" else 64) if batch is None else batch
-    if size < 1:
+    if batch is None:
+        batch = 16 if network.device.type == "cpu" else 64
+    if batch < 1:
         raise InputError(f"batch={batch} is not a number of images: use 1 or more, such as 64.")
     stored = pixels.pixels if isinstance(pixels, Images) else pixels
     found: list[Tensor] = []
-    for rows in torch.arange(len(stored)).split(size):
+    for rows in torch.arange(len(stored)).split(batch):
         part = stored.index_select(0, rows)
         found.append(network(quantise(part) if isinstance(pixels, Images) else part))
-        if (dimensions := found[0].shape[1]) > LARGEST:
-            raise InputError(
-                f"features {network.name!r} have {dimensions} dimensions, too many for their covariance: "
-                f"give smaller images or another feature network, with at most {LARGEST}."
-            )
+        if (size := found[0].shape[1]) > LARGEST:
+            have = f"features {network.name!r} have {size} dimensions, more than {LARGEST}"
+            raise InputError(f"{have}: give smaller images or another feature network.")
         if progress is not None:
             progress(int(rows[-1]) + 1, len(stored))
     return torch.cat(found)
@@ -187,10 +179,8 @@ def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(path, map_location=device).eval()
     except Exception as error:  # torch raises nearly anything when a file is broken
-        save = "torch.export.save" if exported else "torch.jit.save"
-        raise InputError(
-            f"file={str(path)!r} cannot be loaded as a module: save it with {save}, without objects of Python in it."
-        ) from error
+        how = f"save it with torch.{'export' if exported else 'jit'}.save, without objects of Python in it"
+        raise InputError(f"file={str(path)!r} cannot be loaded as a module: {how}.") from error
 
 
 def _load_exported(path: Path) -> torch.nn.Module:

@@ -18,7 +18,6 @@ from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
 
 SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
-
 Answer: TypeAlias = "float | tuple[float, float | None]"
 
 
@@ -69,8 +68,7 @@ class Metric:
 
     function: Callable[[ImageSet, ImageSet], Answer]
     higher_is_better: bool = False
-    label: Callable[[str], str] | None = None
-    """What the number is called, given the name of the feature network. Default: its key in `METRICS`."""
+    label: Callable[[str], str] | None = None  # its name, from that of the network; default: its key in `METRICS`
 
 
 def by_label(features: str) -> dict[str, Metric]:
@@ -79,10 +77,7 @@ def by_label(features: str) -> dict[str, Metric]:
 
 
 def measure(real: ImageSet, generated: ImageSet, features: str, *, bootstrap: int = 20) -> dict[str, Measured]:
-    """Every metric by its label; ``features`` is the name of their network.
-
-    Bootstrap errors take ``bootstrap`` resamples of the generated images (0: no such errors).
-    """
+    """Every metric by its label with the network ``features``; 0 resamples (``bootstrap``) give no bootstrap errors."""
     measured = {}
     for label, metric in by_label(features).items():
         found: Any = metric.function(real, generated)
@@ -114,8 +109,7 @@ def _kernel(real: ImageSet, generated: ImageSet) -> Answer:
     A resample has images twice, which ruins the pairs of the kernel, and distances to neighbours too.
     """
     fewest = min(len(real), len(generated))
-    subset = min(SUBSET, fewest // 2)
-    generator = torch.Generator().manual_seed(0)
+    subset, generator = min(SUBSET, fewest // 2), torch.Generator().manual_seed(0)
     found = kernel_distance(real.features, generated.features, subset, SUBSETS, generator)
     return found.value, found.standard_error * (SUBSETS * subset / (fewest - subset)) ** 0.5
 

@@ -46,8 +46,7 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     advance(0)
     centre = mean(real)  # no distance depends on it; small norms round less
     reach_real, reach_generated = (_square_radii(points, k, centre, advance) for points in (real, generated))
-    precise = torch.zeros(m, dtype=torch.bool, device=real.device)
-    recalled = torch.zeros(n, dtype=torch.bool, device=real.device)
+    precise, recalled = (torch.zeros(count, dtype=torch.bool, device=real.device) for count in (m, n))
     for rows, columns, squares in _square_distances(real, generated, centre):
         precise[columns] |= (squares <= reach_real[rows, None]).any(0)
         recalled[rows] |= (squares <= reach_generated[columns]).any(1)

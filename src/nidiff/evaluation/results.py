@@ -99,10 +99,9 @@ class Result:
     def sampler_text(self) -> str:
         """The sampler and those of its settings that are not the usual ones."""
         usual = SAMPLERS[self.sampler].spacing if self.sampler in SAMPLERS else "uniform"
-        parts = [self.sampler, *([] if self.spacing in (None, usual) else [self.spacing])]
-        parts += [f"{key}={value}" for key, value in self.options.items()]
-        parts += [] if self.clip == 1.0 else [f"clip={self.clip}"]
-        return one_line(", ".join(map(str, parts)))
+        spacing = [] if self.spacing in (None, usual) else [str(self.spacing)]
+        clip = [] if self.clip == 1.0 else [f"clip={self.clip}"]
+        return one_line(", ".join([self.sampler, *spacing, *(f"{k}={v}" for k, v in self.options.items()), *clip]))
 
 
 def one_line(words: str) -> str:

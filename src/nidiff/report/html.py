@@ -34,26 +34,23 @@ from nidiff.training.run import RunDirectory
 MOST_GRIDS = 12
 GRID_SIDE, GRID_LIMIT = 480, 80_000  # a grid of samples that is written in more letters is made smaller
 TILE_SIDE, TILE_LIMIT = 192, 27_000  # the same for one denoised image
+DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
+√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"""
 
 
 def write_report(run_folder: Path) -> Path:
     """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole."""
-    run = RunDirectory.open(run_folder)
-    sections = "\n".join(_section(heading, make, run) for heading, make in SECTIONS.items())
-    body = f"<h1>{escape(run.name)}</h1>\n{sections}"
-    out = run.folder / "report.html"
+    run, out = RunDirectory.open(run_folder), run_folder / "report.html"
+    body = f"<h1>{escape(run.name)}</h1>\n"
+    for heading, section in SECTIONS.items():
+        try:
+            shown = section(run)
+        except InputError as error:  # something is missing or unreadable
+            shown = f'<p class="missing">Not shown: {escape(str(error))}</p>'
+        body += f"<section>\n<h2>{heading}</h2>\n{shown}\n</section>\n"
     with writing("report", out):
         replace_text(out, page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}."))
     return out
-
-
-def _section(heading: str, make: Callable[[RunDirectory], str], run: RunDirectory) -> str:
-    """A section of the page; if something is missing or unreadable, it says so instead."""
-    try:
-        body = make(run)
-    except InputError as error:
-        body = f'<p class="missing">Not shown: {escape(str(error))}</p>'
-    return f"<section>\n<h2>{heading}</h2>\n{body}\n</section>"
 
 
 def _experiment(run: RunDirectory) -> str:
@@ -70,14 +67,9 @@ def _experiment(run: RunDirectory) -> str:
     rows = [(f.name, _value(getattr(experiment, f.name)), _value(getattr(default, f.name))) for f in fields(Experiment)]
     changed = [row for row in rows if row[1] != row[2]]
     same = [row[:2] for row in rows if row[1] == row[2]]
-    return (
-        _facts(about)
-        + "<h3>Settings that are not the default</h3>\n"
-        + (table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n")
-        + f"<details>\n<summary>The {len(same)} settings that are</summary>\n"
-        + table(("setting", "value"), same)
-        + "</details>"
-    )
+    others = table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n"
+    usual = f"<summary>The {len(same)} settings that are</summary>\n{table(('setting', 'value'), same)}"
+    return f"{_facts(about)}<h3>Settings that are not the default</h3>\n{others}<details>\n{usual}</details>"
 
 
 def _covariance(run: RunDirectory) -> str:
@@ -121,10 +113,9 @@ def _samples(run: RunDirectory) -> str:
 def _grid(step: int, file: Path) -> str:
     try:
         with Image.open(file) as grid:
-            source = picture(grid, GRID_SIDE, GRID_LIMIT)
+            return figure(picture(grid, GRID_SIDE, GRID_LIMIT), f"Grid of samples after step {step}", f"step {step:,}")
     except (OSError, SyntaxError):  # what Pillow says of a picture that is still being written
         return f'<p class="missing">Not shown: {file.name} cannot be read.</p>\n'
-    return figure(source, f"Grid of samples after step {step}", f"step {step:,}")
 
 
 def _denoising(run: RunDirectory) -> str:
@@ -136,12 +127,7 @@ def _denoising(run: RunDirectory) -> str:
         tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
         columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
-    return (
-        f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n"
-        + table(head, rows, "tiles")
-        + "<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by "
-        "√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"
-    )
+    return f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{DENOISING}"
 
 
 def _image_to_denoise(run: RunDirectory, denoiser: Denoiser) -> tuple[Tensor, str]:
