@@ -22,7 +22,7 @@ from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation import features as features_module
 from nidiff.evaluation.cache import load_statistics, pixels_sha256, reference_features
 from nidiff.evaluation.features import FEATURES, INCEPTION, FeatureNetwork, compute_features, load_features
-from nidiff.evaluation.frechet import frechet_distance
+from nidiff.evaluation.frechet import frechet_distance, frechet_from_statistics
 from nidiff.evaluation.metrics import by_label
 
 
@@ -330,27 +330,27 @@ def counting(network):
 def test_statistics_are_numpys_and_any_tool_can_read_them(tmp_path):
     found = reference_features(photographs(20, side=8), linear(), name="Fields, split test", cache=tmp_path)
     features = found.features.double().numpy()
-    np.testing.assert_allclose(found.mu, features.mean(0), rtol=1e-12)
-    np.testing.assert_allclose(found.sigma, np.cov(features, rowvar=False), rtol=1e-10, atol=1e-15)
+    mu, sigma = load_statistics(found.file)
+    np.testing.assert_allclose(mu, features.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(sigma, np.cov(features, rowvar=False), rtol=1e-10, atol=1e-15)
     assert found.file.name.startswith("Fields-split-test-linear-")
     with np.load(found.file, allow_pickle=False) as content:
         assert content["mu"].dtype == content["sigma"].dtype == np.float64
         assert np.array_equal(content["features"], found.features)
         assert str(content["preprocessing"]) == "value / 255"
-        assert str(content["data_sha256"]) == found.data_sha256
-    mu, sigma = load_statistics(found.file)
-    assert torch.equal(mu, found.mu)
-    assert torch.equal(sigma, found.sigma)
+        assert str(content["data_sha256"]) == pixels_sha256(photographs(20, side=8))
+        assert np.array_equal(content["mu"], mu)
+        assert np.array_equal(content["sigma"], sigma)
 
 
 def test_the_second_time_nothing_is_computed(tmp_path):
     network, calls = counting(linear())
     pixels = photographs(20, side=8)
-    first = reference_features(pixels, network, name="fields", cache=tmp_path, batch=8)
-    assert calls == [8, 8, 4]
+    first = reference_features(pixels, network, name="fields", cache=tmp_path)
+    assert calls == [16, 4]
     second = reference_features(pixels, network, name="fields", cache=tmp_path)
-    assert len(calls) == 3
-    assert all(torch.equal(a, b) for a, b in zip(first[:3], second[:3], strict=True))
+    assert len(calls) == 2
+    assert torch.equal(first.features, second.features)
     assert list(tmp_path.iterdir()) == [first.file]
 
 
@@ -408,14 +408,15 @@ def test_a_users_reference_that_is_refused(tmp_path):
     assert mu.dtype == sigma.dtype == torch.float64
     cases = {
         "lacks one of the arrays mu, sigma: give a whole npz": {"mu": np.zeros(3)},
-        r"give \[D\] and \[D, D\]": {"mu": np.zeros(2), "sigma": eye},
-        "not of finite floats": {"mu": np.full(3, np.nan), "sigma": eye},
+        r"sigma1 has shape \(3, 3\): give \[D, D\]": {"mu": np.zeros(2), "sigma": eye},
+        "mu has NaN or infinite": {"mu": np.full(3, np.nan), "sigma": eye},
+        "mu has dtype <U1": {"mu": np.array(["a"] * 3), "sigma": eye},
         "cannot be read as an npz": {"mu": np.array([object()] * 3), "sigma": eye},
     }
     for message, arrays in cases.items():
         np.savez(tmp_path / "bad.npz", **arrays)
         with pytest.raises(InputError, match=message):
-            load_statistics(tmp_path / "bad.npz")
+            frechet_from_statistics(*load_statistics(tmp_path / "bad.npz"), mu, sigma)
     np.save(tmp_path / "array.npy", eye)
     (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:-60])
     for name in ("cut.npz", "array.npy", "missing.npz"):

@@ -13,7 +13,7 @@ from nidiff.evaluation import precision_recall as precision_recall_module
 from nidiff.evaluation.frechet import frechet_distance, frechet_from_statistics, statistics
 from nidiff.evaluation.kernel_distance import kernel_distance
 from nidiff.evaluation.precision_recall import precision_recall
-from nidiff.evaluation.spectrum import radial_power, spectrum_error
+from nidiff.evaluation.spectrum import radial_powers, spectrum_error
 
 
 def draws(*shape, seed=0, dtype=torch.float64):
@@ -256,15 +256,15 @@ def test_spectrum_error_grows_with_blur():
     assert errors[2] == pytest.approx(4 * errors[1], rel=0.05)  # the log of the gain is quadratic in the width
 
 
-def test_radial_power_of_white_noise_and_of_one_wave():
-    power = radial_power(draws(500, 2, 8, 16))
+def test_radial_powers_of_white_noise_and_of_one_wave():
+    power = radial_powers(draws(500, 2, 8, 16)).mean(0)
     np.testing.assert_allclose(power[~power.isnan()], 1, atol=0.2)
     wave = torch.cos(2 * math.pi * 3 / 16 * torch.arange(16.0).double()).expand(1, 1, 16, 16)
-    power = radial_power(wave)
+    power = radial_powers(wave).mean(0)
     assert power.argmax() == 3
     assert power[torch.arange(len(power)) != 3].max() < 1e-20
     pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
-    torch.testing.assert_close(radial_power(pixels), radial_power(pixels / 127.5 - 1), rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(radial_powers(pixels), radial_powers(pixels / 127.5 - 1), rtol=1e-6, atol=1e-9)
 
 
 # Arrays -----------------------------------------------------------------------------------------------------------

@@ -16,10 +16,8 @@ from problems import untrained_model
 import nidiff
 from nidiff.cli import main
 from nidiff.errors import InputError
-from nidiff.evaluation.bench import open_bench
-from nidiff.evaluation.cell import evaluate_cell
-from nidiff.evaluation.image_set import ImageSet
-from nidiff.evaluation.metrics import METRICS, Metric, measure
+from nidiff.evaluation.cell import evaluate_cell, open_bench
+from nidiff.evaluation.metrics import METRICS, ImageSet, Metric, measure
 from nidiff.evaluation.results import Result, known_results, read_results, remember
 from nidiff.evaluation.table import markdown
 from nidiff.report.quality import quality_figure

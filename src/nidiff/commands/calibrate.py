@@ -93,8 +93,7 @@ class Calibrate:
                 progress=progress,
                 **distance,
             )
-        boundary = "reflecting" if covariance.to_config().get("boundary") == "reflecting" else "periodic"
-        save_figure(calibration_figure(images, covariance, found, boundary=boundary, generator=generator), self.out)
+        save_figure(calibration_figure(images, covariance, found, generator=generator), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
         formulas = self._formulas(found)
         if self.json:

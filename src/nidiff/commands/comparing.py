@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 if TYPE_CHECKING:
-    from nidiff.evaluation.bench import Bench
+    from nidiff.evaluation.cell import Bench
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,6 @@ class Comparing:
     """Resamples of the generated images for the errors of the Fréchet distance and the spectrum; 0: no errors."""
 
     def bench(self, run: Path) -> "Bench":
-        from nidiff.evaluation.bench import open_bench
+        from nidiff.evaluation.cell import open_bench
 
         return open_bench(run, **vars(self))

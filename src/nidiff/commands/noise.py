@@ -45,9 +45,7 @@ class Noise:
 
         check_suffix(self.out)
         covariances = self._covariances()
-        boundaries = {covariance.to_config().get("boundary") for covariance in covariances.values()}
-        boundary = "reflecting" if boundaries == {"reflecting"} else "periodic"
-        figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed, boundary=boundary)
+        figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed)
         rows = [
             {"label": label, "config": covariance.to_config(), **summary(covariance)._asdict()}
             for label, covariance in covariances.items()

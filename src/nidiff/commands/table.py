@@ -3,6 +3,7 @@
 import json
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,7 +39,7 @@ class Table:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from nidiff.evaluation.cell import evaluate_job
+        from nidiff.evaluation.cell import evaluate_cell
         from nidiff.evaluation.table import text
         from nidiff.generation.opened import open_model, process_state
         from nidiff.report.html import write_report
@@ -50,21 +51,17 @@ class Table:
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")
-        jobs = [
-            (model, self.drawing.job(model, sampler, num_steps))
-            for model in models
-            for sampler in dict.fromkeys(self.samplers)
-            for num_steps in dict.fromkeys(self.num_steps)
-        ]
+        cells = list(product(models, dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)))
         benches = {model.name: self.comparing.bench(model.path) for model in models}
-        for model, job in jobs:  # all of them, before the first takes hours
+        for model, sampler, num_steps in cells:  # all of them, before the first takes hours
             benches[model.name].check(model.shape, len(seeds))
-            rehearse(model.denoiser, model.shape, **job.arguments)
+            rehearse(model.denoiser, model.shape, **self.drawing.job(model, sampler, num_steps).arguments)
         with writing("out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         results: list[Result] = []
-        for model, job in jobs:
-            result = evaluate_job(model, job, benches[model.name], seeds, batch=self.drawing.batch, state=state)
+        drawing = vars(self.drawing) | {"seeds": seeds}
+        for model, sampler, num_steps in cells:
+            result = evaluate_cell(model, benches[model.name], sampler=sampler, num_steps=num_steps, **drawing)
             if result is not None:
                 results.append(result)
                 self._write(results)

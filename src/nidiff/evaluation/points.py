@@ -13,14 +13,16 @@ Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
-    """A tensor as it is, a numpy array as a tensor."""
+    """A tensor as it is, a numpy array as a tensor; either must be finite."""
     if isinstance(values, np.ndarray):
         try:
-            return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+            values = torch.from_numpy(np.require(values, requirements=["C", "W"]))
         except (TypeError, ValueError) as error:
             raise InputError(f"{name} has dtype {values.dtype}, which torch does not know: use float32.") from error
     if not isinstance(values, Tensor):
         raise InputError(f"{name} is a {type(values).__name__}: give a tensor or a numpy array.")
+    if not all(bool(torch.isfinite(chunk).all()) for chunk in torch.atleast_1d(values).split(CHUNK)):
+        raise InputError(f"{name} has NaN or infinite numbers: leave them out.")
     return values
 
 
@@ -33,7 +35,6 @@ def as_features(features: Array, name: str, least: int = 2) -> Tensor:
         raise InputError(f"{name} has dtype {features.dtype}: give float32 or float64.")
     if len(features) < least:
         raise InputError(f"{name} has too few points, {len(features)}: give {least} or more.")
-    check_finite(features, name)
     return features
 
 
@@ -45,14 +46,6 @@ def as_pair(first: Array, second: Array, one: str, other: str, least: int = 2) -
     return a, b.to(a.device)
 
 
-def check_finite(values: Tensor, name: str) -> None:
-    if not all(bool(torch.isfinite(chunk).all()) for chunk in values.split(CHUNK)):
-        raise InputError(f"{name} has NaN or infinite numbers: leave them out.")
-
-
 def mean(points: Tensor) -> Tensor:
     """The mean [D] of points [N, D] in float64, in chunks: torch would make a float64 copy of all the points."""
-    total = torch.zeros(points.shape[1], dtype=torch.float64, device=points.device)
-    for chunk in points.split(CHUNK):
-        total += chunk.double().sum(0)
-    return total / len(points)
+    return torch.stack([chunk.double().sum(0) for chunk in points.split(CHUNK)]).sum(0) / len(points)

@@ -27,7 +27,7 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     The manifold of a set is the union of one closed ball per point, whose radius is the distance to the k-th nearest of
     the other points of the set. Distances are ‖a‖² + ‖b‖² − 2ab in float64, in blocks: the memory beyond the features
     is some blocks of 1024 × D and 1024 × 1024 numbers and k per point. A tie counts as inside, within rounding.
-    ``progress`` is told how many pairs are done, and of how many.
+    ``progress`` is told the number of pairs done, and of all.
     """
     if k < 1:
         raise InputError(f"k={k} is not a neighbour: use 1 or more, such as 3.")
@@ -35,11 +35,18 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
         raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
     n, m = len(real), len(generated)
-    advance = _counter(progress, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m)
+    done, total = 0, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m
+
+    def advance(pairs: int) -> None:
+        nonlocal done
+        done += pairs
+        if progress is not None:
+            progress(done, total)
+
+    advance(0)
     centre = mean(real)  # no distance depends on it; small norms round less
     reach_real, reach_generated = (_square_radii(points, k, centre, advance) for points in (real, generated))
-    precise = torch.zeros(m, dtype=torch.bool, device=real.device)
-    recalled = torch.zeros(n, dtype=torch.bool, device=real.device)
+    precise, recalled = (torch.zeros(count, dtype=torch.bool, device=real.device) for count in (m, n))
     for rows, columns, squares in _square_distances(real, generated, centre):
         precise[columns] |= (squares <= reach_real[rows, None]).any(0)
         recalled[rows] |= (squares <= reach_generated[columns]).any(1)
@@ -78,16 +85,3 @@ def _square_distances(
             b, columns = right[j : j + CHUNK].double() - centre, slice(j, j + CHUNK)
             squares = torch.addmm(b.square().sum(1), a, b.T, alpha=-2)
             yield rows, columns, squares.add_(a.square().sum(1, keepdim=True)).clamp_(min=0)
-
-
-def _counter(progress: Progress | None, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(pairs: int) -> None:
-        nonlocal done
-        done += pairs
-        if progress is not None:
-            progress(done, total)
-
-    advance(0)
-    return advance

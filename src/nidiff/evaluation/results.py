@@ -1,8 +1,8 @@
-"""Results: the quality of a run's samples with one sampler and number of steps, as JSON, and which can be compared."""
+"""Results: the quality of a run's samples with one sampler and number of steps, and the file that keeps them."""
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,8 +38,9 @@ class Measured(NamedTuple):
     higher_is_better: bool = False
 
     @property
-    def is_finite(self) -> bool:
-        return self.value is not None and math.isfinite(self.value)
+    def finite(self) -> float | None:
+        """The value, if it is a number that can be shown."""
+        return self.value if self.value is not None and math.isfinite(self.value) else None
 
 
 NOT_MEASURED = Measured(None, None)
@@ -83,35 +84,28 @@ class Result:
 
     @property
     def question(self) -> dict[str, Any]:
-        """All that decides the numbers, but not the name of the run and the versions: the same question need not be
-        answered twice."""
+        """All that decides the numbers, without the name of the run and the versions: it is answered only once."""
         provenance = {key: value for key, value in self.provenance.items() if key not in VERSIONS}
         return asdict(self) | {"provenance": provenance, "metrics": None, "run": None}
 
     @property
-    def source(self) -> dict[str, Any]:
-        """What must be the same in results that are compared."""
-        found = {**self.provenance, "seeds": self.seeds}
-        return {key: found[key] for key in COMPARED if found.get(key) is not None}
+    def source(self) -> str:
+        """The sentence that says where the numbers come from: results are compared where it is the same."""
+        known = {**self.provenance, "seeds": self.seeds}
+        parts = [words.format(str(known[key])) for key, words in COMPARED.items() if known.get(key) is not None]
+        return one_line("".join(parts).lstrip(",; ") or "Of unknown source") + "."
 
     @property
     def sampler_text(self) -> str:
         """The sampler and those of its settings that are not the usual ones."""
         usual = SAMPLERS[self.sampler].spacing if self.sampler in SAMPLERS else "uniform"
-        parts = [self.sampler, *([] if self.spacing in (None, usual) else [self.spacing])]
-        parts += [f"{key}={value}" for key, value in self.options.items()]
-        parts += [] if self.clip == 1.0 else [f"clip={self.clip}"]
-        return _one_line(", ".join(map(str, parts)))
+        spacing = [] if self.spacing in (None, usual) else [str(self.spacing)]
+        clip = [] if self.clip == 1.0 else [f"clip={self.clip}"]
+        return one_line(", ".join([self.sampler, *spacing, *(f"{k}={v}" for k, v in self.options.items()), *clip]))
 
 
-class Line(NamedTuple):
-    """The results of one run and sampler that can be compared, from many steps to few."""
-
-    run: str
-    sampler: str
-    mark: str
-    """Which of the `notes` says where they come from; empty if there is one."""
-    results: list[Result]
+def one_line(words: str) -> str:
+    return " ".join(words.split())
 
 
 def read_results(path: Path) -> list[Result]:
@@ -145,52 +139,3 @@ def remember(run: Path, result: Result) -> None:
         before = read_results(file) if file.exists() else []
         kept = [*(one for one in before if one.question != result.question), result]
         replace_text(file, json.dumps([one.to_json() for one in kept], indent=2) + "\n")
-
-
-def find_metrics(results: Sequence[Result]) -> dict[str, bool]:
-    """The metrics of all results in the order in which they first occur, and whether higher is better."""
-    return {name: one.higher_is_better for result in results for name, one in result.metrics.items()}
-
-
-def group_lines(results: Sequence[Result]) -> list[Line]:
-    """Results by run, sampler and source, runs and samplers in the order in which they first occur."""
-    sources = find_sources(results)
-    groups: dict[tuple[str, str, str], dict[int, Result]] = {}
-    for result in results:
-        mark = f" [{sources.index(result.source) + 1}]" if len(sources) > 1 else ""
-        # Of two results of one cell, the later counts.
-        groups.setdefault((_one_line(result.run), result.sampler_text, mark), {})[result.num_steps] = result
-    runs = list(dict.fromkeys(run for run, _, _ in groups))
-    return [
-        Line(*key, [groups[key][num_steps] for num_steps in sorted(groups[key], reverse=True)])
-        for key in sorted(groups, key=lambda key: runs.index(key[0]))
-    ]
-
-
-def best_values(lines: Sequence[Line], metrics: Mapping[str, bool]) -> dict[tuple[str, int, str], float]:
-    """The best value of each source, number of steps and metric for which there are two or more."""
-    values: dict[tuple[str, int, str], list[float]] = {}
-    for line in lines:
-        for result in line.results:
-            for name, one in result.metrics.items():
-                if one.value is not None and one.is_finite:
-                    values.setdefault((line.mark, result.num_steps, name), []).append(one.value)
-    return {key: (max if metrics[key[2]] else min)(found) for key, found in values.items() if len(found) > 1}
-
-
-def find_sources(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """The different sources of the results, in the order in which they first occur."""
-    sources: list[dict[str, Any]] = []
-    for result in results:
-        sources += [] if result.source in sources else [result.source]
-    return sources
-
-
-def source_text(source: Mapping[str, Any]) -> str:
-    """The sentence that says where numbers come from."""
-    parts = [words.format(str(source[key])) for key, words in COMPARED.items() if key in source]
-    return _one_line("".join(parts).lstrip(",; ") or "Of unknown source") + "."
-
-
-def _one_line(words: str) -> str:
-    return " ".join(words.split())

@@ -6,21 +6,12 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from nidiff.aligned import aligned
-from nidiff.evaluation.results import (
-    NOT_MEASURED,
-    Measured,
-    Result,
-    best_values,
-    find_metrics,
-    find_sources,
-    group_lines,
-    source_text,
-)
+from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, one_line
 
 HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
 
@@ -29,11 +20,11 @@ class Style(NamedTuple):
     """How a format writes the parts of a cell."""
 
     escape: Callable[[str], str]
-    best: Callable[[str], str]
-    plus_minus: str
-    missing: str
-    lower: str
-    higher: str
+    best: str
+    plus_minus: str = "±"
+    missing: str = "–"
+    lower: str = "↓"
+    higher: str = "↑"
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -65,37 +56,33 @@ def text(results: Sequence[Result]) -> str:
 
 def csv_text(results: Sequence[Result]) -> str:
     """One line per result: its settings, the value and error of each metric in full precision, its provenance."""
-    metrics = find_metrics(results)
-    provenance = dict.fromkeys(chain.from_iterable(result.provenance for result in results))
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*HEAD, *chain.from_iterable((name, f"{name} (error)") for name in metrics), *provenance])
+    rows = []
     for result in results:
-        own = vars(result) | {"options": json.dumps(result.options)}
-        writer.writerow(
-            [own[key] for key in HEAD]
-            + [entry for name in metrics for entry in result.metrics.get(name, NOT_MEASURED)[:2]]
-            + [result.provenance.get(key) for key in provenance]
-        )
+        row = {key: getattr(result, key) for key in HEAD} | {"options": json.dumps(result.options)}
+        for name, one in result.metrics.items():
+            row |= {name: one.value, f"{name} (error)": one.error}
+        rows.append(row | dict(result.provenance))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(dict.fromkeys(chain.from_iterable(rows))), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return out.getvalue()
 
 
 def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
     """The head and the rows as in the paper's table: by run and sampler, which are named once, then by steps."""
     metrics, lines = find_metrics(results), group_lines(results)
-    best = best_values(lines, metrics)
+    best = _best_values(chain.from_iterable(lines.values()), metrics)
     head = [f"{style.escape(name)} {style.higher if up else style.lower}".rstrip() for name, up in metrics.items()]
-    rows = [["run", "sampler", "steps", *head]]
-    before = ""
-    for line in lines:
-        run = line.run + line.mark
-        names = ["" if run == before else style.escape(run), style.escape(line.sampler)]
-        for result in line.results:
+    rows, before = [["run", "sampler", "steps", *head]], ""
+    for (run, sampler), line in lines.items():
+        names = ["" if run == before else style.escape(run), style.escape(sampler)]
+        for result in line:
             row = [*names, str(result.num_steps)]
             for name in metrics:
                 one = result.metrics.get(name, NOT_MEASURED)
-                is_best = one.is_finite and best.get((line.mark, result.num_steps, name)) == one.value
-                row.append(style.best(number(one, style)) if is_best else number(one, style))
+                is_best = one.finite is not None and best.get((result.source, result.num_steps, name)) == one.value
+                row.append((style.best if is_best else "{}").format(number(one, style)))
             rows.append(row)
             names = ["", ""]
         before = run
@@ -104,18 +91,44 @@ def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
 
 def notes(results: Sequence[Result], style: Style) -> list[str]:
     """Where the numbers come from: one sentence if it is the same for all, else one for each mark in the table."""
-    sources = find_sources(results)
-    several = len(sources) > 1
-    return [
-        style.escape((f"[{index}] " if several else "") + source_text(source))
-        for index, source in enumerate(sources, 1)
-    ]
+    return [style.escape(f"{mark} {source}".lstrip()) for source, mark in _marks(results).items()]
+
+
+def find_metrics(results: Sequence[Result]) -> dict[str, bool]:
+    """The metrics of all results in the order in which they first occur, and whether higher is better."""
+    return {name: one.higher_is_better for result in results for name, one in result.metrics.items()}
+
+
+def group_lines(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Results by run (with the mark of its source) and sampler, as they first occur, from many steps to few."""
+    marks, runs = _marks(results), [result.run for result in results]
+    lines: dict[tuple[str, str], dict[int, Result]] = {}
+    for result in sorted(results, key=lambda result: runs.index(result.run)):
+        key = (one_line(f"{result.run} {marks[result.source]}"), result.sampler_text)
+        lines.setdefault(key, {})[result.num_steps] = result  # of two results of one cell, the later counts
+    return {key: [line[num_steps] for num_steps in sorted(line, reverse=True)] for key, line in lines.items()}
+
+
+def _marks(results: Sequence[Result]) -> dict[str, str]:
+    """The sources of the results, and the mark of each; no marks if there is only one."""
+    sources = list(dict.fromkeys(result.source for result in results))
+    return {source: f"[{index}]" if len(sources) > 1 else "" for index, source in enumerate(sources, 1)}
+
+
+def _best_values(results: Iterable[Result], metrics: Mapping[str, bool]) -> dict[tuple[str, int, str], float]:
+    """The best value of each source, number of steps and metric for which there are two or more."""
+    values: dict[tuple[str, int, str], list[float]] = {}
+    for result in results:
+        for name, one in result.metrics.items():
+            if one.finite is not None:
+                values.setdefault((result.source, result.num_steps, name), []).append(one.finite)
+    return {key: (max if metrics[key[2]] else min)(found) for key, found in values.items() if len(found) > 1}
 
 
 def number(measured: Measured, style: Style) -> str:
     """value ± error; the error has one significant digit, or two if it begins with 1 or 2, and the value as many."""
-    value, error, _ = measured
-    if value is None or not measured.is_finite:
+    value, error = measured.finite, measured.error
+    if value is None:
         return style.missing
     if error is None or not math.isfinite(error):
         return f"{value:.4g}"
@@ -126,22 +139,10 @@ def number(measured: Measured, style: Style) -> str:
     return f"{value:.{max(0, decimals)}f} {style.plus_minus} {error:.{max(0, decimals)}f}"
 
 
-def _escape_latex(words: str) -> str:
-    return "".join(SPECIAL.get(letter, letter) for letter in words)
-
-
-SPECIAL = {letter: f"\\{letter}" for letter in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "−": "$-$",
-    "×": r"$\times$",
-}
-TYPED = str.maketrans("−–×", "--x")
-MARKDOWN = Style(lambda s: re.sub(r"([\\|*<`\[\]])", r"\\\1", s), lambda s: f"**{s}**", "±", "–", "↓", "↑")
-LATEX = Style(_escape_latex, lambda s: rf"\textbf{{{s}}}", r"$\pm$", "--", r"$\downarrow$", r"$\uparrow$")
-PLAIN = Style(lambda s: s.translate(TYPED).encode("ascii", "replace").decode(), lambda s: s, "+-", "-", "", "")
-HTML = Style(html.escape, lambda s: f"<strong>{s}</strong>", "±", "–", "↓", "↑")
+NAMED = zip("\\~^<>|", ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar"), strict=True)
+LETTERS = {letter: rf"\text{name}{{}}" for letter, name in NAMED} | {letter: f"\\{letter}" for letter in "&%$#_{}"}
+IN_LATEX, TYPED = str.maketrans(LETTERS | {"−": "$-$", "×": r"$\times$"}), str.maketrans("−–×", "--x")
+MARKDOWN = Style(lambda words: re.sub(r"([\\|*<`\[\]])", r"\\\1", words), "**{}**")
+LATEX = Style(lambda words: words.translate(IN_LATEX), r"\textbf{{{}}}", r"$\pm$", "--", r"$\downarrow$", r"$\uparrow$")
+PLAIN = Style(lambda words: words.translate(TYPED).encode("ascii", "replace").decode(), "{}", "+-", "-", "", "")
+HTML = Style(html.escape, "<strong>{}</strong>")

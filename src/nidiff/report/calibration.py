@@ -10,56 +10,36 @@ from nidiff.calibration.distance import as_pixels, random_subset, sampled_distan
 from nidiff.calibration.scales import Calibration
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
-from nidiff.errors import one_of
-from nidiff.report.spectrum import mode_power
+from nidiff.report.spectrum import RadialModes
 
 NUM_IMAGES = 1024  # a random subset is enough for a picture
 COLOUR = "tab:red"
 
 
 def calibration_figure(
-    images: Tensor,
-    covariance: Covariance,
-    calibration: Calibration,
-    *,
-    boundary: str = "periodic",
-    generator: torch.Generator | None = None,
+    images: Tensor, covariance: Covariance, calibration: Calibration, *, generator: torch.Generator | None = None
 ) -> Figure:
     """Left: the histogram of ‖Σ^-½(x_i − x_j)‖, with sigma_max. Right: the log-SNR of each |k| at each level.
 
-    The log-SNR of a mode is log(power of the images / (sigma² · power of Σ)), averaged over the modes of one |k| of
-    ``boundary``, "periodic" (Fourier) or "reflecting" (cosine). A dashed line is where white noise of the same sigma
-    would have log-SNR 0.
+    The log-SNR of a mode is log(power of the images / (sigma² · power of Σ)), averaged over the modes of one |k|. A
+    dashed line is where white noise of the same sigma would have log-SNR 0.
     """
-    shape = covariance.event_shape
-    basis = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)](shape, torch.ones(shape, dtype=torch.float64))
     distances = sampled_distances(images, covariance, num_images=NUM_IMAGES, generator=generator)
     subset = as_pixels(random_subset(images, NUM_IMAGES, generator)).double()
-    power = basis.periodogram(subset - subset.mean(0)).reshape(-1, *shape).mean(0)
-
     figure = Figure(figsize=(12, 4.6), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.15))
     left, right = figure.subplots(1, 2)
     _draw_distances(left, distances, calibration)
-    _draw_logsnr(right, power, covariance, basis, calibration)
+    _draw_logsnr(right, subset - subset.mean(0), covariance, calibration)
     return figure
 
 
 def _draw_distances(axes: Axes, distances: Tensor, calibration: Calibration) -> None:
     axes.hist(distances.cpu().numpy(), bins=80, color="0.65", density=True)
-    axes.axvline(calibration.sigma_max, color=COLOUR, linewidth=1.6)
+    axes.axvline(calibration.sigma_max, color=COLOUR, linewidth=1.6, zorder=4)
     how = {"max": "largest of all pairs", "batch": "largest within a mini-batch", "quantile": "quantile"}
-    axes.annotate(
-        f"sigma_max = {calibration.sigma_max:.2f}\n{how[calibration.distance]}",
-        (calibration.sigma_max, 0.97),
-        (-6, 0),
-        xycoords=("data", "axes fraction"),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=COLOUR,
-        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
-    )
+    words = f"sigma_max = {calibration.sigma_max:.2f} \n{how[calibration.distance]} "
+    label = axes.text(calibration.sigma_max, 0.97, words, ha="right", va="top", color=COLOUR)
+    label.set(transform=axes.get_xaxis_transform(), backgroundcolor=(1, 1, 1, 0.8))
     axes.set_xlim(0, 1.03 * max(calibration.sigma_max, distances.max().item()))
     axes.set_yticks([])
     axes.spines[["left", "right", "top"]].set_visible(False)
@@ -67,33 +47,26 @@ def _draw_distances(axes: Axes, distances: Tensor, calibration: Calibration) -> 
     axes.set_title(f"distances between images\n{len(distances):,} random pairs", fontsize=11)
 
 
-def _draw_logsnr(
-    axes: Axes, power: Tensor, covariance: Covariance, basis: Fourier | Cosine, calibration: Calibration
-) -> None:
-    shell = wavenumber(type(basis), basis.event_shape).round().long()
-    signal = radial_mean(power, shell)
-    # Shells without modes (long thin images) or without signal have no log-SNR.
+def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration: Calibration) -> None:
+    modes, logsnr = RadialModes([covariance]), calibration.schedule().logsnr
+    signal = modes.measured(images)
+    # A |k| without modes (long thin images) or without signal has no log-SNR.
     radius = torch.arange(len(signal))[signal > 0]
-    logsnr = calibration.schedule().logsnr
-
-    def table(noise: Covariance) -> Tensor:
-        ratio = signal / radial_mean(mode_power(noise, basis), shell)
-        return ratio[radius].log()[:, None] + logsnr
-
-    values = table(covariance)
     level, radii = range(len(logsnr)), radius.numpy()
-    limit = values.abs().max().item()
-    mesh = axes.pcolormesh(level, radii, values.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, shading="nearest")
-    if min(values.shape) > 1:
-        axes.contour(level, radii, values.numpy(), levels=[0.0], colors="black", linewidths=1.6)
-        white = table(Identity(covariance.event_shape)).numpy()
-        axes.contour(level, radii, white, levels=[0.0], colors="black", linestyles="dashed", linewidths=1.0)
-        axes.plot([], [], color="black", linewidth=1.6, label="log-SNR 0")
-        axes.plot([], [], color="black", linewidth=1.0, linestyle="dashed", label="the same for Σ = I")
+    coloured, white = (
+        ((signal / modes.expected(noise))[radius].log()[:, None] + logsnr).numpy()
+        for noise in (covariance, Identity(covariance.event_shape))
+    )
+    limit = abs(coloured).max()
+    mesh = axes.pcolormesh(level, radii, coloured, cmap="RdBu", vmin=-limit, vmax=limit, shading="nearest")
+    if min(coloured.shape) > 1:
+        looks = {"log-SNR 0": (coloured, "solid", 1.6), "the same for Σ = I": (white, "dashed", 1.0)}
+        for label, (values, style, width) in looks.items():
+            axes.contour(level, radii, values, levels=[0.0], colors="black", linestyles=style, linewidths=width)
+            axes.plot([], [], color="black", linewidth=width, linestyle=style, label=label)
         axes.legend(fontsize=9, loc="lower left", framealpha=0.9)
     axes.figure.colorbar(mesh, ax=axes, label="log-SNR (nats)")
     axes.set_xlabel(f"level, from sigma = {calibration.sigma_min:g} to {calibration.sigma_max:.3g}")
     axes.set_ylabel("wavenumber |k|, 1 = lowest frequency")
-    axes.set_title(
-        "log-SNR of each frequency at each level\nblue: the images show, red: the noise covers them", fontsize=11
-    )
+    shown = "blue: the images show, red: the noise covers them"
+    axes.set_title(f"log-SNR of each frequency at each level\n{shown}", fontsize=11)

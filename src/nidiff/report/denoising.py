@@ -14,25 +14,24 @@ VISIBLE = 6.0  # beyond this log-SNR an image looks clean, or like nothing but n
 
 
 class Denoised(NamedTuple):
-    """One level: x at unit scale, x / √(signal² + sigma²), and x̂0, both [C, H, W]; and the RMS of x̂0 − x0."""
+    """One image [C, H, W] at one level."""
 
     level: Level
-    noisy: Tensor
-    denoised: Tensor
-    error: float
+    noisy: Tensor  # x / √(signal² + sigma²)
+    denoised: Tensor  # x̂0
+    error: float  # root mean square of x̂0 − x0
 
 
+@torch.inference_mode()
 def denoise_levels(denoiser: Denoiser, x0: Tensor, num_levels: int = 6, seed: int = 0) -> list[Denoised]:
     """x = signal · x0 + sigma · Σ^½ eps and x̂0(x) of one image [C, H, W], from little noise to much, with one eps."""
+    process, found = denoiser.process, []
     eps = white_noise((1, *x0.shape), generators_from_seeds([seed]))
-    found = []
-    with torch.inference_mode():
-        for row in visible_rows(denoiser.process.schedule, num_levels):
-            level = denoiser.process.schedule.level(row)
-            x = denoiser.process.perturb(x0[None], level, eps)
-            denoised = denoiser(x, level)[0]
-            scale = math.hypot(level.signal, level.sigma)
-            found.append(Denoised(level, x[0] / scale, denoised, (denoised - x0).square().mean().sqrt().item()))
+    for level in map(process.schedule.level, visible_rows(process.schedule, num_levels)):
+        x = process.perturb(x0[None], level, eps)
+        denoised = denoiser(x, level)[0]
+        error = (denoised - x0).square().mean().sqrt().item()
+        found.append(Denoised(level, x[0] / math.hypot(level.signal, level.sigma), denoised, error))
     return found
 
 

@@ -7,6 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -31,127 +32,102 @@ from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
 
 MOST_GRIDS = 12
-GRID_SIDE, GRID_BYTES = 480, 60_000  # a larger grid of samples is made smaller
-TILE_SIDE, TILE_BYTES = 192, 20_000  # the same for one denoised image
+GRID_SIDE, GRID_LIMIT = 480, 80_000  # a grid of samples that is written in more letters is made smaller
+TILE_SIDE, TILE_LIMIT = 192, 27_000  # the same for one denoised image
+DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
+√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"""
 
 
 def write_report(run_folder: Path) -> Path:
     """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole."""
-    run = RunDirectory.open(run_folder)
-    sections = "\n".join(_section(heading, make, run) for heading, make in SECTIONS.items())
-    body = f"<h1>{escape(run.name)}</h1>\n{sections}"
-    out = run.folder / "report.html"
-    text = page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}.")
+    run, out = RunDirectory.open(run_folder), run_folder / "report.html"
+    body = f"<h1>{escape(run.name)}</h1>\n"
+    for heading, section in SECTIONS.items():
+        try:
+            shown = section(run)
+        except InputError as error:  # something is missing or unreadable
+            shown = f'<p class="missing">Not shown: {escape(str(error))}</p>'
+        body += f"<section>\n<h2>{heading}</h2>\n{shown}\n</section>\n"
     with writing("report", out):
-        replace_text(out, text)
+        replace_text(out, page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}."))
     return out
 
 
-def _section(heading: str, make: Callable[[RunDirectory], str], run: RunDirectory) -> str:
-    """A section of the page; if something is missing or unreadable, it says so instead."""
-    try:
-        body = make(run)
-    except InputError as error:
-        body = f'<p class="missing">Not shown: {escape(str(error))}</p>'
-    return f"<section>\n<h2>{heading}</h2>\n{body}\n</section>"
-
-
 def _experiment(run: RunDirectory) -> str:
-    experiment, facts = run.experiment, run.facts
-    done = max(read_log(run.folder / "log.jsonl")["step"], default=0)
-    shape = facts.get("image_shape") or ()
+    experiment, facts, default = run.experiment, run.facts, Experiment()
+    done = max(read_log(run.log_file)["step"], default=0)
+    shape = " × ".join(map(str, facts.get("image_shape") or ()))
     about = {
         "data": experiment.data,
         "images": _count(facts.get("images")),
-        "image": f"{' × '.join(map(str, shape))} (channels, height, width)" if shape else "not recorded",
+        "image": f"{shape} (channels, height, width)" if shape else "not recorded",
         "parameters": _count(facts.get("parameters")),
         "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if run.has_model else ", not ended"),
     }
-    default = Experiment()
-    rows = [(f.name, getattr(experiment, f.name), getattr(default, f.name)) for f in fields(Experiment)]
-    changed = [(name, _value(mine), _value(usual)) for name, mine, usual in rows if mine != usual]
-    same = [(name, _value(mine)) for name, mine, usual in rows if mine == usual]
-    return (
-        _facts(about)
-        + "<h3>Settings that are not the default</h3>\n"
-        + (table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n")
-        + f"<details>\n<summary>The {len(same)} settings that are</summary>\n"
-        + table(("setting", "value"), same)
-        + "</details>"
-    )
+    rows = [(f.name, _value(getattr(experiment, f.name)), _value(getattr(default, f.name))) for f in fields(Experiment)]
+    changed = [row for row in rows if row[1] != row[2]]
+    same = [row[:2] for row in rows if row[1] == row[2]]
+    others = table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n"
+    usual = f"<summary>The {len(same)} settings that are</summary>\n{table(('setting', 'value'), same)}"
+    return f"{_facts(about)}<h3>Settings that are not the default</h3>\n{others}<details>\n{usual}</details>"
 
 
 def _covariance(run: RunDirectory) -> str:
     covariance, name = run.covariance, run.experiment.covariance
-    shown = {} if name == "white" else {"white": Identity(covariance.event_shape)}
-    boundary = "reflecting" if covariance.to_config().get("boundary") == "reflecting" else "periodic"
-    drawn = noise_figure({**shown, name: covariance}, num_images=5, boundary=boundary)
+    beside = {} if name == "white" else {"white": Identity(covariance.event_shape)}
     numbers = summary(covariance)
     (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
     spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
+    about = {
+        "marginal variance": f"{numbers.marginal_variance:.4g}{spread}",
+        "condition number": f"{numbers.condition_number:.4g}",
+        "log det Σ": "−∞" if numbers.logdet is None else f"{numbers.logdet:.6g}",
+        "effective rank": f"{numbers.effective_rank:.5g} of {covariance.size}",
+        "correlation length": "beyond the image" if length is None else f"{length:.3f} pixels",
+    }
     alt = f"White noise beside N(0, Σ) for Σ = {name}: draws of each and their radial power spectra"
-    return (
-        f"<p>Σ = <code>{escape(name)}</code></p>\n"
-        + figure(plot(drawn), alt, kind="wide")
-        + _facts(
-            {
-                "marginal variance": f"{numbers.marginal_variance:.4g}{spread}",
-                "condition number": f"{numbers.condition_number:.4g}",
-                "log det Σ": "−∞" if numbers.logdet is None else f"{numbers.logdet:.6g}",
-                "effective rank": f"{numbers.effective_rank:.5g} of {covariance.size}",
-                "correlation length": "beyond the image" if length is None else f"{length:.3f} pixels",
-            }
-        )
-    )
+    drawn = plot(noise_figure({**beside, name: covariance}, num_images=5), alt)
+    return f"<p>Σ = <code>{escape(name)}</code></p>\n{drawn}{_facts(about)}"
 
 
 def _training(run: RunDirectory) -> str:
-    log = read_log(run.folder / "log.jsonl")
+    log = read_log(run.log_file)
     if not log["step"]:
         raise InputError("log.jsonl has no line yet.")
-    speed = sorted(log["images_per_s"])[len(log["step"]) // 2]
+    speed = np.median(log["images_per_s"])
     words = f"Loss {log['loss'][-1]:.4g} at step {log['step'][-1]:,.0f}; {speed:,.0f} images per second (median)."
-    return figure(plot(loss_figure(log)), f"Loss and speed by step. {words}", words, "wide")
+    return plot(loss_figure(log), f"Loss and speed by step. {words}", words)
 
 
 def _samples(run: RunDirectory) -> str:
     grids = sorted((int(file.stem), file) for file in run.folder.glob("samples/*.png") if file.stem.isdecimal())
     if not grids:
         raise InputError("samples/ has no pictures yet.")
-    count = min(MOST_GRIDS, len(grids))
-    chosen = [grids[round(i * (len(grids) - 1) / max(1, count - 1))] for i in range(count)]
-    shown = "".join(_grid(step, file) for step, file in chosen)
-    experiment = run.experiment
-    steps = "" if experiment.num_steps is None else f", {experiment.num_steps} steps"
-    settings = f"{experiment.sampler}{steps}, the same seeds in every grid."
+    chosen = np.linspace(0, len(grids) - 1, min(MOST_GRIDS, len(grids))).round().astype(int)
+    shown = "".join(_grid(*grids[index]) for index in chosen)
+    steps = "" if run.experiment.num_steps is None else f", {run.experiment.num_steps} steps"
+    settings = f"{run.experiment.sampler}{steps}, the same seeds in every grid."
     return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
 
 
 def _grid(step: int, file: Path) -> str:
     try:
         with Image.open(file) as grid:
-            source = picture(grid, GRID_SIDE, GRID_BYTES)
+            return figure(picture(grid, GRID_SIDE, GRID_LIMIT), f"Grid of samples after step {step}", f"step {step:,}")
     except (OSError, SyntaxError):  # what Pillow says of a picture that is still being written
         return f'<p class="missing">Not shown: {file.name} cannot be read.</p>\n'
-    return figure(source, f"Grid of samples after step {step}", f"step {step:,}")
 
 
 def _denoising(run: RunDirectory) -> str:
     denoiser = load_model(run.folder)
     x0, origin = _image_to_denoise(run, denoiser)
-    found = denoise_levels(denoiser, x0)
     columns = [("", "noisy x", "denoised", "error")]
-    for step in found:
+    for step in denoise_levels(denoiser, x0):
         at = f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}"
         tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
         columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
-    return (
-        f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n"
-        + table(head, rows, "tiles")
-        + "<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by "
-        "√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"
-    )
+    return f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{DENOISING}"
 
 
 def _image_to_denoise(run: RunDirectory, denoiser: Denoiser) -> tuple[Tensor, str]:
@@ -175,34 +151,26 @@ def _metrics(run: RunDirectory) -> str:
         raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
     head, *rows = cells(results, HTML)
     said = "".join(f"<p>{note}</p>\n" for note in notes(results, HTML))
-    drawn = plot(quality_figure(results))
-    return table(head, rows, "numbers", named=False) + said + figure(drawn, "Each metric by steps", kind="wide")
+    return table(head, rows, "numbers") + said + plot(quality_figure(results), "Each metric by steps")
 
 
 def _repeat(run: RunDirectory) -> str:
-    experiment, name, quote = run.experiment, run.name, shlex.quote
-    train = f"nidiff train --config {quote(f'{name}/experiment.json')} --out"
-    lines = [f"{train} {quote(f'{name}-again')}"]
-    if run.has_model:
-        steps = "" if experiment.num_steps is None else f"--num-steps {experiment.num_steps} "
-        lines.append(
-            f"nidiff sample {quote(name)} --sampler {quote(experiment.sampler)} {steps}"
-            f"--seeds 0-{experiment.num_samples - 1} --out {quote(f'{name}-samples')}"
-        )
-    else:
-        lines.append(f"{train} {quote(name)} --resume")
-    commands = "\n".join(lines)
+    experiment, name, again = run.experiment, shlex.quote(run.name), shlex.quote(f"{run.name}-again")
+    train = f"nidiff train --config {shlex.quote(f'{run.name}/experiment.json')} --out"
+    steps = "" if experiment.num_steps is None else f"--num-steps {experiment.num_steps} "
+    drawing = f"--sampler {shlex.quote(experiment.sampler)} {steps}--seeds 0-{experiment.num_samples - 1}"
+    sampling = f"nidiff sample {name} {drawing} --out {shlex.quote(f'{run.name}-samples')}"
+    commands = f"{train} {again}\n" + (sampling if run.has_model else f"{train} {name} --resume")
     return f"<p>In the folder that holds the run:</p>\n<pre><code>{escape(commands)}</code></pre>"
 
 
 def _facts(rows: Mapping[str, str]) -> str:
-    return table((), [(escape(name), escape(value)) for name, value in rows.items()], "facts")
+    return table((), [(name, escape(value)) for name, value in rows.items()])
 
 
 def _tile(x: Tensor, alt: str) -> str:
-    pixels = grid_pixels(x[None]).numpy()
-    shown = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-    return image(picture(shown, TILE_SIDE, TILE_BYTES), alt, "tile")
+    shown = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
+    return image(picture(shown, TILE_SIDE, TILE_LIMIT), alt, "tile")
 
 
 def _value(value: Any) -> str:

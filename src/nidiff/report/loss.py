@@ -12,26 +12,21 @@ LOGGED = ("step", "loss", "images_per_s")
 
 def read_log(path: Path) -> dict[str, list[float]]:
     """Step, loss and speed of every whole line of a log.jsonl; empty columns where there are none yet."""
-    columns: dict[str, list[float]] = {name: [] for name in LOGGED}
+    lines = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
         try:
             values = [float(json.loads(line)[name]) for name in LOGGED]
         except (ValueError, KeyError, TypeError):
             continue  # the last line of a run that is still training may be cut short
         if all(map(math.isfinite, values)):
-            for name, value in zip(LOGGED, values, strict=True):
-                columns[name].append(value)
-    return columns
+            lines.append(values)
+    return {name: [values[column] for values in lines] for column, name in enumerate(LOGGED)}
 
 
 def smoothed(values: list[float]) -> np.ndarray:
     """The mean over a window of a tenth of the values about each; at the ends over the part that exists."""
-    width = max(1, len(values) // 10) | 1  # odd, so that it has a middle
-    kernel = np.ones(width)
-    return (
-        np.convolve(values, kernel, "full")[width // 2 :][: len(values)]
-        / (np.convolve(np.ones(len(values)), kernel, "full")[width // 2 :][: len(values)])
-    )
+    window = np.ones(max(1, len(values) // 10) | 1)  # odd, so that it has a middle
+    return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
 def loss_figure(log: dict[str, list[float]]) -> Figure:
@@ -45,12 +40,11 @@ def loss_figure(log: dict[str, list[float]]) -> Figure:
         left.yaxis.set_major_formatter("{x:g}")
         left.yaxis.set_minor_formatter("{x:.2g}")
         left.tick_params(axis="y", which="minor", labelsize=8)
-    left.set_title("loss", fontsize=10)
     left.legend(fontsize=9, frameon=False)
     right.plot(log["step"], log["images_per_s"], color="#d55e00", linewidth=1.2)
     right.set_ylim(bottom=0)
-    right.set_title("images per second", fontsize=10)
-    for axes in (left, right):
+    for axes, title in ((left, "loss"), (right, "images per second")):
+        axes.set_title(title, fontsize=10)
         axes.set_xlabel("step", fontsize=9)
         axes.grid(color="0.9")
     return figure

@@ -14,11 +14,10 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError
 from nidiff.files import replacing, writing
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.report.spectrum import mode_power
+from nidiff.report.spectrum import RadialModes
 
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ"}
@@ -27,46 +26,37 @@ MOST = 100  # rows or columns
 LARGE, CELL, SPECTRUM = 2.6, 0.75, 4.0  # widths in inches
 
 
-def noise_figure(
-    covariances: Mapping[str, Covariance], *, num_images: int = 10, seed: int = 0, boundary: str = "periodic"
-) -> Figure:
+def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10, seed: int = 0) -> Figure:
     """Draws Σ^½ eps for each labelled Σ (all of one event shape, of one to three axes).
 
     Left: eps, and the same coloured by the middle one of the Σ. Centre: a row per Σ, a column per eps, so that a column
-    differs only in Σ. Right: the radial power spectrum, as Σ has it (line) and as measured on the row (dots), over the
-    modes of ``boundary``: "periodic" (Fourier) or "reflecting" (cosine).
+    differs only in Σ. Right: the radial power spectrum, as Σ has it (line) and as measured on the row (dots).
     """
     shape = next(iter(covariances.values())).event_shape
     if len(shape) > 3:
         raise InputError(f"shape={shape} has {len(shape)} axes: a picture shows events of one, two or three.")
     if not 1 <= num_images <= MOST or len(covariances) > MOST:
-        raise InputError(
-            f"num_images={num_images} for {len(covariances)} covariances: a picture has from 1 to {MOST} of each."
-        )
+        given = f"num_images={num_images} for {len(covariances)} covariances"
+        raise InputError(f"{given}: a picture has from 1 to {MOST} of each.")
     if seed < 0:
         raise InputError(f"seed={seed} must be 0 or more.")
-    basis = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)](shape, torch.ones(shape, dtype=torch.float64))
     eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
     draws = {_symbols(label): covariance.sqrt(eps) for label, covariance in covariances.items()}
 
     stretch = math.sqrt(1.4 if len(shape) == 1 else min(4.0, max(0.25, shape[-1] / shape[-2])))
     grid_width, grid_height = CELL * stretch * num_images + 0.8, max(CELL / stretch * len(draws), 3.0)
-    figure = Figure(
-        figsize=(2 * LARGE + grid_width + SPECTRUM, grid_height + 0.9),
-        dpi=120,
-        layout=ConstrainedLayoutEngine(w_pad=0.1),
-    )
+    widths = [2 * LARGE, grid_width, SPECTRUM]
+    figure = Figure((sum(widths), grid_height + 0.9), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1))
     figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}" + (": central slice" if len(shape) == 3 else ""))
-    ((left, centre, right),) = figure.subfigures(1, 3, squeeze=False, width_ratios=[2 * LARGE, grid_width, SPECTRUM])
+    ((left, centre, right),) = figure.subfigures(1, 3, squeeze=False, width_ratios=widths)
 
     middle = list(draws)[len(draws) // 2]
-    for axes, title, image in zip(
-        left.subplots(1, 2), ("isotropic\nΣ = I", f"non-isotropic\n{middle}"), (eps[0], draws[middle][0]), strict=True
-    ):
-        _draw_grid(axes, {"": image[None]})
+    beside = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
+    for axes, (title, image) in zip(left.subplots(1, 2), beside.items(), strict=True):
+        _draw_grid(axes, {"": image})
         axes.set_title(title, fontsize=11)
     _draw_grid(centre.subplots(), draws)
-    _draw_spectra(right.subplots(), list(covariances.values()), draws, basis)
+    _draw_spectra(right.subplots(), list(covariances.values()), draws)
     return figure
 
 
@@ -118,19 +108,14 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _draw_spectra(
-    axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor], basis: Fourier | Cosine
-) -> None:
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(draws)))
-    shell = wavenumber(type(basis), basis.event_shape).round().long()
-    radius = torch.arange(int(shell.max()) + 1)
+def _draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
+    colours, modes = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(draws))), RadialModes(covariances)
     for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
-        expected = radial_mean(mode_power(covariance, basis), shell)
-        measured = radial_mean(basis.periodogram(events.double()).mean(0), shell)
+        expected, measured = modes.expected(covariance).numpy(), modes.measured(events).numpy()
         # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
-        shown = expected > 0
-        axes.plot(radius[shown].numpy(), expected[shown].numpy(), color=colour, linewidth=1.4, label=label)
-        axes.plot(radius[shown].numpy(), measured[shown].numpy(), ".", color=colour, markersize=5)
+        (radius,) = (expected > 0).nonzero()
+        axes.plot(radius, expected[radius], color=colour, linewidth=1.4, label=label)
+        axes.plot(radius, measured[radius], ".", color=colour, markersize=5)
     # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")

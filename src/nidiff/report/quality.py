@@ -7,12 +7,16 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 from nidiff.errors import InputError
-from nidiff.evaluation.results import NOT_MEASURED, Line, Result, find_metrics, group_lines
+from nidiff.evaluation.results import NOT_MEASURED, Result
+from nidiff.evaluation.table import find_metrics, group_lines
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
-MARKERS = "osD^vPX*"
+# Lines differ in colour and in marker, for eyes that do not tell all colours apart.
+SOLID = cycler(color=COLOURS) + cycler(marker=list("osD^vPX*"))
+LOOKS: list[dict[str, Any]] = list(cycler(linestyle=["-", "--", ":"]) * SOLID)
 
 
 def quality_figure(results: Sequence[Result]) -> Figure:
@@ -22,37 +26,33 @@ def quality_figure(results: Sequence[Result]) -> Figure:
         raise InputError("results has no metrics: a plot needs at least one.")
     columns = min(3, len(metrics))
     rows = math.ceil(len(metrics) / columns)
-    labels = [_plain(f"{line.run}{line.mark}, {line.sampler}") for line in lines]
+    labels = [_plain(f"{run}, {sampler}") for run, sampler in lines]
     width = max(5.0, 3.6 * columns)
     abreast = min(len(lines), max(1, int(width / (0.09 * max(map(len, labels)) + 0.6))))  # entries of the legend
     height = 3.0 * rows + 0.25 * math.ceil(len(lines) / abreast) + 0.2
     figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, name in zip(panels, metrics, strict=False):
-        _draw_metric(axes, name, lines)
+        _draw_metric(axes, name, list(lines.values()))
         axes.set_title(f"{_plain(name)}: {'higher' if metrics[name] else 'lower'} is better", fontsize=10)
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
-    handles = [panels[0].plot([], [], **_look(index))[0] for index in range(len(lines))]
+    handles = [panels[0].plot([], [], **LOOKS[index % len(LOOKS)])[0] for index in range(len(lines))]
     figure.legend(handles, labels, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
     return figure
 
 
-def _draw_metric(axes: Axes, name: str, lines: Sequence[Line]) -> None:
+def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> None:
     low, high = math.inf, 0.0
     ticks: set[int] = set()
     for index, line in enumerate(lines):
-        points = [
-            (result.num_steps, one.value, one.error or 0.0)
-            for result in line.results
-            if (one := result.metrics.get(name, NOT_MEASURED)).is_finite and one.value is not None
-        ]
+        measured = {result.num_steps: result.metrics.get(name, NOT_MEASURED) for result in line}
+        points = [(steps, one.finite, one.error or 0.0) for steps, one in measured.items() if one.finite is not None]
         if points:
             steps, values, errors = zip(*points, strict=True)
             aside = 1.03 ** (index - (len(lines) - 1) / 2)  # so that error bars do not cover each other
-            axes.errorbar(
-                [step * aside for step in steps], values, yerr=errors, capsize=2.5, elinewidth=1, **_look(index)
-            )
+            places, look = [step * aside for step in steps], LOOKS[index % len(LOOKS)]
+            axes.errorbar(places, values, yerr=errors, capsize=2.5, elinewidth=1, markersize=5, **look)
             bottoms = [value - error for value, error in zip(values, errors, strict=True)]
             low, high, ticks = min(low, *bottoms), max(high, *values), ticks | {*steps}
     axes.set_xscale("log")
@@ -70,14 +70,3 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Line]) -> None:
 def _plain(label: str) -> str:
     """For matplotlib, where a dollar begins a formula and a label that begins with _ is left out."""
     return re.sub(r"^_", " _", label.replace("$", r"\$"))
-
-
-def _look(index: int) -> dict[str, Any]:
-    """Lines differ in colour and in marker, for eyes that do not tell all colours apart."""
-    return {
-        "color": COLOURS[index % len(COLOURS)],
-        "marker": MARKERS[index % len(MARKERS)],
-        "linestyle": ("-", "--", ":")[index // len(COLOURS) % 3],
-        "markersize": 5,
-        "linewidth": 1.4,
-    }

@@ -1,12 +1,35 @@
-"""The power of N(0, Σ) in the modes of any basis."""
+"""The power of N(0, Σ) and of images by wavenumber."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import Cosine, Fourier
+from nidiff.covariance.spectral import Cosine, Fourier, radial_mean, wavenumber
 
 BLOCK = 256
+
+
+class RadialModes:
+    """Modes by their rounded |k|: those of Fourier, or cosines where all of ``covariances`` are diagonal in them."""
+
+    def __init__(self, covariances: Iterable[Covariance]) -> None:
+        covariances = list(covariances)
+        shape = covariances[0].event_shape
+        bases = {covariance.basis for covariance in covariances if not covariance.is_constant}
+        family = Cosine if bases == {Cosine.basis} else Fourier
+        self._basis = family(shape, torch.ones(shape, dtype=torch.float64))
+        self._shell = wavenumber(family, shape).round().long()
+
+    def expected(self, covariance: Covariance) -> Tensor:
+        """The power of each |k| in draws of N(0, Σ)."""
+        return radial_mean(mode_power(covariance, self._basis), self._shell)
+
+    def measured(self, images: Tensor) -> Tensor:
+        """The mean power of each |k| in images [..., *event]."""
+        power = self._basis.periodogram(images.double())
+        return radial_mean(power.reshape(-1, *self._shell.shape).mean(0), self._shell)
 
 
 def mode_power(covariance: Covariance, basis: Fourier | Cosine) -> Tensor:
