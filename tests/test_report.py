@@ -422,7 +422,7 @@ def test_the_page_shows_every_section_of_a_finished_run(run):
 
 def test_settings_other_than_the_default_are_told_from_the_rest(run):
     words = Page(write_report(run)).words
-    before, _, after = words.partition("settings that are\n")
+    before, _, after = words.partition("other settings\n")
     assert "batch_size" in before
     assert "learning_rate" in after
     assert "learning_rate" not in before

@@ -68,7 +68,7 @@ def _experiment(run: RunDirectory) -> str:
     changed = [row for row in rows if row[1] != row[2]]
     same = [row[:2] for row in rows if row[1] == row[2]]
     others = table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n"
-    usual = f"<summary>The {len(same)} settings that are</summary>\n{table(('setting', 'value'), same)}"
+    usual = f"<summary>The {len(same)} other settings</summary>\n{table(('setting', 'value'), same)}"
     return f"{_facts(about)}<h3>Settings that are not the default</h3>\n{others}<details>\n{usual}</details>"
 
 

@@ -44,8 +44,8 @@ class Experiment:
     covariance: str = "gaussian_free_field:gamma=1.0"
     """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     schedule: str = "ddpm_cosine:num_levels=1000"
-    """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, scaled_linear, smld_geometric, vp, ve; every one takes
-    shift, which is added to log-SNR."""
+    """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, scaled_linear, smld_geometric, vp, ve;
+    shift, a key of each, is added to log-SNR."""
     target: str = "eps"
     """What the network predicts: eps, noise, x0, v, score."""
     weighting: str = "eps"
