@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.progress import Progress
 from nidiff.randomness import white_noise
@@ -30,8 +31,8 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     float32, which tells apart all but the closest ties, and its distance is then computed in float64.
     """
     check_images(images, covariance)
-    total = len(images) * (len(images) - 1) // 2
-    _report(progress, 0, total)
+    report, total = progress or _silent, len(images) * (len(images) - 1) // 2
+    report(0, total)
     white = _whiten_all(images, covariance)
     lengths, order = white.norm(dim=1).sort(descending=True)
     squares, norms = lengths.square(), lengths.tolist()
@@ -53,8 +54,8 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
                 i, j = divmod(place, len(right))
                 best, pair = math.sqrt(max(found, 0.0)), (int(order[start + i]), int(order[other + j]))
         seen = min(start + CHUNK, len(white))
-        _report(progress, seen * (2 * len(white) - seen - 1) // 2, total)
-    _report(progress, total, total)
+        report(seen * (2 * len(white) - seen - 1) // 2, total)
+    report(total, total)
     first, second = sorted(pair)
     difference = as_pixels(images[first]).double() - as_pixels(images[second]).double()
     return Farthest(_check_distance(covariance.inv_sqrt(difference).norm().item()), (first, second))
@@ -73,11 +74,12 @@ def batch_whitened_distance(
     if batch_size < 2:
         raise InputError(f"batch_size={batch_size} has no pairs: use 2 or more.")
     batches = [batch for batch in _shuffled(len(images), generator).split(batch_size) if len(batch) > 1]
-    total, done, best = sum(len(batch) * (len(batch) - 1) // 2 for batch in batches), 0, 0.0
+    report, total = progress or _silent, sum(len(batch) * (len(batch) - 1) // 2 for batch in batches)
+    done, best = 0, 0.0
     for batch in batches:
-        best = max(best, _pairs(_whiten(images[batch], covariance)).max().item())
-        done += len(batch) * (len(batch) - 1) // 2
-        _report(progress, done, total)
+        distances = torch.pdist(_whiten(images[batch], covariance))
+        done, best = done + len(distances), max(best, distances.max().item())
+        report(done, total)
     return _check_distance(best)
 
 
@@ -96,7 +98,7 @@ def sampled_distances(
 ) -> Tensor:
     """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
     check_images(images, covariance)
-    return _pairs(_whiten_all(random_subset(images, num_images, generator), covariance))
+    return torch.pdist(_whiten_all(random_subset(images, num_images, generator), covariance))
 
 
 def random_subset(images: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -106,12 +108,11 @@ def random_subset(images: Tensor, count: int, generator: torch.Generator | None 
 
 def as_pixels(images: Tensor) -> Tensor:
     """Images as floats: uint8 becomes [-1, 1], floats stay."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
+    return PIXELS.to_model(images) if images.dtype == torch.uint8 else images
 
 
 def check_images(images: Tensor, covariance: Covariance) -> None:
-    axes = len(covariance.event_shape)
-    shape = tuple(images.shape)
+    axes, shape = len(covariance.event_shape), tuple(images.shape)
     if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
         raise InputError(
             f"images has shape {shape}, but covariance is over {covariance.event_shape}: "
@@ -121,13 +122,9 @@ def check_images(images: Tensor, covariance: Covariance) -> None:
         raise InputError(f"images has {len(images)} image: a distance needs two or more.")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"images has dtype {images.dtype}: give uint8 or floats.")
-    if covariance.size > 1 and all(_is_flat(chunk) for chunk in images.split(CHUNK)):
+    rows = (chunk.flatten(1) for chunk in images.split(CHUNK))
+    if covariance.size > 1 and all(bool((pixels == pixels[:, :1]).all()) for pixels in rows):
         raise InputError("images are constant, each one value everywhere: give images that show something.")
-
-
-def _is_flat(images: Tensor) -> bool:
-    pixels = images.flatten(1)
-    return bool((pixels == pixels[:, :1]).all())
 
 
 def _check_distance(distance: float) -> float:
@@ -152,14 +149,9 @@ def _whiten_all(images: Tensor, covariance: Covariance) -> Tensor:
     return white.sub_(white.mean(0))
 
 
-def _pairs(white: Tensor) -> Tensor:
-    return torch.nn.functional.pdist(white)
-
-
 def _shuffled(count: int, generator: torch.Generator | None) -> Tensor:
     return white_noise((count,), generator, dtype=torch.float64).argsort()
 
 
-def _report(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(done, total)
+def _silent(done: int, total: int) -> None:
+    """The progress that nobody watches."""

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -13,8 +13,10 @@ from nidiff.errors import InputError
 
 if TYPE_CHECKING:
     from nidiff.covariance.operator import Covariance
+    from nidiff.covariance.summary import Summary
 
 SHOWN = tuple(f"gff:gamma={gamma:g}" for gamma in (0, 0.5, 1, 1.5, 2))
+HEAD = ("covariance", "marginal variance", "condition", "log-det", "effective rank", "correlation length")
 
 
 @dataclass(frozen=True)
@@ -41,24 +43,21 @@ class Noise:
 
     def run(self) -> None:
         from nidiff.covariance.summary import summary
-        from nidiff.report.noise import check_suffix, noise_figure, save_figure
+        from nidiff.report.noise import noise_figure, save_figure
 
-        check_suffix(self.out)
         covariances = self._covariances()
         boundaries = {covariance.to_config().get("boundary") for covariance in covariances.values()}
         boundary = "reflecting" if boundaries == {"reflecting"} else "periodic"
         figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed, boundary=boundary)
-        rows = [
-            {"label": label, "config": covariance.to_config(), **summary(covariance)._asdict()}
-            for label, covariance in covariances.items()
-        ]
+        found = {label: summary(covariance) for label, covariance in covariances.items()}
         save_figure(figure, self.out)
         print(f"wrote {self.out}", file=sys.stderr)
         if self.json:
+            rows = [{"label": key, "config": covariances[key].to_config(), **found[key]._asdict()} for key in found]
             shape = next(iter(covariances.values())).event_shape
             print(json.dumps({"shape": shape, "out": str(self.out), "covariances": rows}, indent=2))
         else:
-            print(_table(rows))
+            print(aligned([HEAD, *(_row(label, one) for label, one in found.items())]))
 
     def _covariances(self) -> "dict[str, Covariance]":
         from nidiff.covariance.config import as_covariance
@@ -80,21 +79,14 @@ class Noise:
         return found
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    """Plain ASCII, so that it prints on any terminal."""
-    head = ("covariance", "marginal variance", "condition", "log-det", "effective rank", "correlation length")
-    lines = [head]
-    for row in rows:
-        low, high = row["marginal_variance_range"]
-        spread = f" ({low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
-        lines.append(
-            (
-                row["label"],
-                f"{row['marginal_variance']:.4g}{spread}",
-                f"{row['condition_number']:.4g}",
-                "-inf" if row["logdet"] is None else f"{row['logdet']:.6g}",
-                f"{row['effective_rank']:.5g}",
-                "none" if row["correlation_length"] is None else f"{row['correlation_length']:.3f} px",
-            )
-        )
-    return aligned(lines)
+def _row(label: str, found: "Summary") -> tuple[str, ...]:
+    """In plain ASCII, so that it prints on any terminal."""
+    low, high = found.marginal_variance_range
+    return (
+        label,
+        f"{found.marginal_variance:.4g}" + (f" ({low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""),
+        f"{found.condition_number:.4g}",
+        "-inf" if found.logdet is None else f"{found.logdet:.6g}",
+        f"{found.effective_rank:.5g}",
+        "none" if found.correlation_length is None else f"{found.correlation_length:.3f} px",
+    )

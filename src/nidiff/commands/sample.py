@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.drawing import Drawing, parse_seeds
+from nidiff.commands.flags import Drawing, parse_seeds
 
 
 @dataclass(frozen=True)

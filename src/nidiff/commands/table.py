@@ -3,13 +3,13 @@
 import json
 import sys
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.comparing import Comparing
-from nidiff.commands.drawing import Drawing, parse_seeds
+from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 
@@ -38,6 +38,7 @@ class Table:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        from nidiff.evaluation.bench import open_bench
         from nidiff.evaluation.cell import evaluate_job
         from nidiff.evaluation.table import text
         from nidiff.generation.opened import open_model, process_state
@@ -50,21 +51,19 @@ class Table:
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")
-        jobs = [
-            (model, self.drawing.job(model, sampler, num_steps))
-            for model in models
-            for sampler in dict.fromkeys(self.samplers)
-            for num_steps in dict.fromkeys(self.num_steps)
-        ]
-        benches = {model.name: self.comparing.bench(model.path) for model in models}
-        for model, job in jobs:  # all of them, before the first takes hours
-            benches[model.name].check(model.shape, len(seeds))
-            rehearse(model.denoiser, model.shape, **job.arguments)
+        cells = []
+        for model in models:  # all of them are checked before the first takes hours
+            bench = open_bench(model.path, **vars(self.comparing))
+            bench.check(model.shape, len(seeds))
+            for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
+                job = self.drawing.job(model, sampler, num_steps)
+                rehearse(model.denoiser, model.shape, **job.arguments)
+                cells.append((model, job, bench))
         with writing("out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
         results: list[Result] = []
-        for model, job in jobs:
-            result = evaluate_job(model, job, benches[model.name], seeds, batch=self.drawing.batch, state=state)
+        for model, job, bench in cells:
+            result = evaluate_job(model, job, bench, seeds, batch=self.drawing.batch, state=state)
             if result is not None:
                 results.append(result)
                 self._write(results)
@@ -73,7 +72,7 @@ class Table:
                 if (model.path / "experiment.json").is_file():
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
-            print(_json(results) if self.json else text(results))
+            print((self.out / "table.json").read_text().rstrip() if self.json else text(results))
 
     def _write(self, results: "list[Result]") -> None:
         """What there is so far, in every form."""
@@ -81,12 +80,9 @@ class Table:
         from nidiff.report.noise import save_figure
         from nidiff.report.quality import quality_figure
 
-        forms = {"md": markdown, "tex": latex, "csv": csv_text, "json": lambda results: _json(results) + "\n"}
+        values = json.dumps([result.to_json() for result in results], indent=2) + "\n"
+        forms = {"md": markdown(results), "tex": latex(results), "csv": csv_text(results), "json": values}
         with writing("out", self.out):
-            for suffix, written in forms.items():
-                replace_text(self.out / f"table.{suffix}", written(results))
+            for suffix, content in forms.items():
+                replace_text(self.out / f"table.{suffix}", content)
         save_figure(quality_figure(results), self.out / "table.png")
-
-
-def _json(results: "list[Result]") -> str:
-    return json.dumps([result.to_json() for result in results], indent=2)

@@ -5,14 +5,13 @@ A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009, ht
 
 import tarfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.download import Remote, cache_folder, download
+from nidiff.data.download import Remote, cache_folder, official_file
 from nidiff.errors import InputError, one_of
 
 ARCHIVE = Remote(
@@ -30,57 +29,37 @@ def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True
     read as it is. Without ``data_dir`` that archive is downloaded, once.
     """
     names = FILES[one_of("split", split, FILES)]
-    pixels = torch.empty((len(names), IMAGES, 3, 32, 32), dtype=torch.uint8)
-    labels = torch.empty((len(names), IMAGES), dtype=torch.int64)
-    found = set()
-    place = _place(names, data_dir, progress)
-    for name, content in _contents(place, names):
-        records = np.frombuffer(content, dtype=np.uint8)
-        if records.size != IMAGES * RECORD or records[::RECORD].max() > 9:
-            raise InputError(
-                f"{name!r} of {str(place)!r} is not {IMAGES} records of CIFAR-10 of {RECORD} bytes: "
-                "replace it with the official file."
-            )
-        records = records.reshape(IMAGES, RECORD)
-        pixels.numpy()[names.index(name)] = records[:, 1:].reshape(IMAGES, 3, 32, 32)
-        labels.numpy()[names.index(name)] = records[:, 0]
-        found.add(name)
-    if found != set(names):
-        raise InputError(f"{str(place)!r} lacks {min(set(names) - found)!r}: replace it with the official file.")
-    return pixels.flatten(0, 1), labels.flatten()
-
-
-def _place(names: list[str], data_dir: Path | None, progress: bool) -> Path:
-    """The folder that has the files, or the archive."""
     folder = cache_folder() if data_dir is None else Path(data_dir)
     for place in (folder, folder / FOLDER):
         if all((place / name).is_file() for name in names):
-            return place
-    archive = folder / "cifar-10-binary.tar.gz"
-    if not archive.is_file():
-        if data_dir is not None:
-            raise InputError(
-                f"data_dir={str(data_dir)!r} has no {names[0]}, {FOLDER} or {archive.name}: "
-                "put the binary version of CIFAR-10 there, or leave data_dir out to download it."
-            )
-        download(ARCHIVE, archive, progress)
-    return archive
+            contents = {name: (place / name).read_bytes() for name in names}
+            break
+    else:
+        place = official_file(ARCHIVE, data_dir, [folder], progress)
+        contents = _unpack(place, names)
+    for name in names:
+        if name not in contents:
+            raise InputError(f"{str(place)!r} lacks {name!r}: replace it with the official file.")
+        numbers = np.frombuffer(contents[name], dtype=np.uint8)
+        if numbers.size != IMAGES * RECORD or numbers[::RECORD].max() > 9:
+            problem = f"is not {IMAGES} records of CIFAR-10 of {RECORD} bytes"
+            raise InputError(f"{name!r} of {str(place)!r} {problem}: replace it with the official file.")
+    together = bytearray().join(contents[name] for name in names)
+    records = torch.frombuffer(together, dtype=torch.uint8).reshape(-1, RECORD)
+    return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
-def _contents(place: Path, names: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The files as (name, content), in any order. Nothing of an archive is written to the disk."""
-    if place.is_dir():
-        for name in names:
-            yield name, (place / name).read_bytes()
-        return
-    wanted = {f"{FOLDER}/{name}": name for name in names}
+def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
+    """The content of the files that the archive has; nothing is written to the disk."""
+    contents = {}
     try:
-        with tarfile.open(place, "r|gz") as archive:
-            for member in archive:
-                stream = archive.extractfile(member) if member.name in wanted and member.isfile() else None
+        with tarfile.open(archive, "r|gz") as members:
+            for member in members:
+                folder, _, name = member.name.rpartition("/")
+                stream = members.extractfile(member) if folder == FOLDER and name in names else None
                 if stream is not None:
-                    yield wanted[member.name], stream.read(IMAGES * RECORD + 1)
+                    contents[name] = stream.read(IMAGES * RECORD + 1)
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise InputError(
-            f"{str(place)!r} cannot be read as an archive ({error}): replace it with the official file."
-        ) from error
+        problem = f"cannot be read as an archive ({error})"
+        raise InputError(f"{str(archive)!r} {problem}: replace it with the official file.") from error
+    return contents

@@ -1,7 +1,7 @@
 """Images of a dataset of the Hugging Face Hub."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,24 +19,16 @@ def load_hub(name: str, split: str, reading: Reading) -> Images:
         table = datasets.load_dataset(name, split=split)
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"name='hf:{name}' cannot be loaded ({error}): correct the name or the split.") from error
-    columns = [column for column, kind in table.features.items() if isinstance(kind, datasets.Image)]
-    if not columns:
+    column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
+    if column is None:
         raise InputError(f"name='hf:{name}' has no images among {table.column_names}: give a dataset of images.")
-    images = table.select_columns(columns[:1]).cast_column(columns[0], datasets.Image(decode=False))
-    pixels, rows, skipped = read_encoded(_Rows(name, images, columns[0]), reading)
-    labels = (
-        torch.tensor(table["label"])[rows] if isinstance(table.features.get("label"), datasets.ClassLabel) else None
-    )
-    return Images(pixels, labels, skipped)
+    images = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
 
+    def file(row: int) -> Path | bytes:
+        image = images[row][column]
+        return Path(image["path"]) if image["bytes"] is None else image["bytes"]
 
-class _Rows:
-    def __init__(self, name: str, table: Any, column: str) -> None:
-        self.name, self.table, self.column = name, table, column
-
-    def __len__(self) -> int:
-        return len(self.table)
-
-    def __getitem__(self, row: int, /) -> Encoded:
-        image = self.table[row][self.column]
-        return Encoded(f"hf:{self.name}[{row}]", Path(image["path"]) if image["bytes"] is None else image["bytes"])
+    files = [Encoded(f"hf:{name}[{row}]", partial(file, row)) for row in range(len(images))]
+    pixels, rows, skipped = read_encoded(files, reading)
+    has_labels = isinstance(table.features.get("label"), datasets.ClassLabel)
+    return Images(pixels, torch.tensor(table["label"])[rows] if has_labels else None, skipped)

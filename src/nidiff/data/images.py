@@ -11,6 +11,7 @@ from torch import Tensor
 from nidiff.data.array import read_array
 from nidiff.data.encoded import Encoded, Stream, read_encoded
 from nidiff.data.fit import Reading, fit_pixels
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -41,10 +42,7 @@ class Images:
         return self.batch(torch.arange(len(self)))
 
     def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """The images of ``index`` [B] as float32 [B, C, H, W]; where ``flip`` [B] is true, mirrored.
-
-        The value 0 … 255 becomes 2 · value / 255 − 1.
-        """
+        """The images of ``index`` [B] as float32 [B, C, H, W] in [-1, 1]; where ``flip`` [B] is true, mirrored."""
         pixels = self.pixels.index_select(0, index.cpu())
         if flip is not None:
             if flip.dtype != torch.bool or flip.shape != index.shape:
@@ -53,7 +51,7 @@ class Images:
                 )
             flip = flip.cpu()
             pixels[flip] = pixels[flip].flip(-1)
-        return _in_range(pixels)
+        return PIXELS.to_model(pixels) if pixels.dtype == torch.uint8 else pixels
 
     def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
         """``batch(index, flip)`` of each of ``draws``; a thread makes the next one while the last one is in use."""
@@ -84,22 +82,15 @@ def open_images(path: str | Path, reading: Reading) -> Images:
     return Images(pixels, skipped=skipped)
 
 
-def _in_range(pixels: Tensor) -> Tensor:
-    if pixels.dtype != torch.uint8:
-        return pixels
-    # 255 / 127.5 is exactly 2. Nothing of the size of the result is made beside it.
-    return torch.div(pixels, 127.5, out=torch.empty(pixels.shape, dtype=torch.float32)).sub_(1)
-
-
 def quantise(images: Tensor) -> Tensor:
-    """Images in [-1, 1] as the uint8 of a saved file: clamped, (x + 1) · 127.5, rounded. uint8 stays."""
+    """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
         raise InputError(f"images has dtype {images.dtype}: give floats in [-1, 1] or uint8.")
     if not bool(torch.isfinite(images).all()):
         raise InputError("images has NaN or infinite pixels: remove those images.")
-    return ((images.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return PIXELS.to_data(images.detach().float().clamp(-1, 1)).round().to(torch.uint8)
 
 
 def _files(folder: Path) -> list[Encoded]:

@@ -1,7 +1,8 @@
-"""The flags that all commands which draw images share."""
+"""The flags that several commands share."""
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
@@ -33,6 +34,28 @@ class Drawing:
         from nidiff.generation.opened import plan_job
 
         return plan_job(model, sampler, num_steps, clip=self.clip, tile=self.tile, floats=floats)
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Flags of every command that compares images with real ones: the arguments of `open_bench`."""
+
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
+    """The real images: digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
+    split: str = "train"
+    """train or test, of a named data set."""
+    num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """Real images to compare with, spread over the data."""
+    features: str = "efficientnet-lite0"
+    """inception (only its distances are FID and KID), efficientnet-lite0, pixels, or a .pt or .pt2 file of your own."""
+    features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: downloaded)")] = None
+    """Where the weights of inception are."""
+    k: int = 3
+    """Precision and recall: the neighbour whose distance is the radius."""
+    bootstrap: int = 20
+    """Resamples of the generated images for the errors of the Fréchet distance and the spectrum; 0: no errors."""
 
 
 def parse_seeds(words: str) -> list[int]:
