@@ -507,7 +507,7 @@ BAD_COMMANDS = {
     "key of another covariance": (["images.npz", "--covariance", "gff:length_scale=2"], "length_scale"),
     "missing number": (["images.npz", "--covariance", "matern"], "length_scale"),
     "distance": (["images.npz", "--distance", "mean"], "distance='mean'"),
-    "key of another distance": (["images.npz", "--distance", "max:quantile=0.9"], "'quantile'"),
+    "key of another distance": (["images.npz", "--distance", "max:quantile=0.9"], "'max:quantile=0.9'"),
     "flags beside the paper": (["--paper", "--covariance", "white"], "paper"),
     "seed": (["images.npz", "--seed", -1], "seed=-1"),
     "picture": (["images.npz", "--out", "c.gif"], "out='c.gif'"),

@@ -30,8 +30,8 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot hold the maximum are left out: often nearly all. The pair is found in
     float32, which tells apart all but the closest ties, and its distance is then computed in float64.
     """
-    check_images(images, covariance)
-    report, total = progress or _silent, len(images) * (len(images) - 1) // 2
+    _check_images(images, covariance)
+    report, total = progress or (lambda done, total: None), len(images) * (len(images) - 1) // 2
     report(0, total)
     white = _whiten_all(images, covariance)
     lengths, order = white.norm(dim=1).sort(descending=True)
@@ -70,11 +70,12 @@ def batch_whitened_distance(
     progress: Progress | None = None,
 ) -> float:
     """The largest ‖Σ^-½(x_i − x_j)‖ within a mini-batch, over the batches of one shuffled epoch."""
-    check_images(images, covariance)
+    _check_images(images, covariance)
     if batch_size < 2:
         raise InputError(f"batch_size={batch_size} has no pairs: use 2 or more.")
-    batches = [batch for batch in _shuffled(len(images), generator).split(batch_size) if len(batch) > 1]
-    report, total = progress or _silent, sum(len(batch) * (len(batch) - 1) // 2 for batch in batches)
+    epoch = random_subset(torch.arange(len(images)), len(images), generator)
+    batches = [batch for batch in epoch.split(batch_size) if len(batch) > 1]
+    report, total = progress or (lambda done, total: None), sum(len(b) * (len(b) - 1) // 2 for b in batches)
     done, best = 0, 0.0
     for batch in batches:
         distances = torch.pdist(_whiten(images[batch], covariance))
@@ -97,13 +98,14 @@ def sampled_distances(
     images: Tensor, covariance: Covariance, *, num_images: int = SUBSET, generator: torch.Generator | None = None
 ) -> Tensor:
     """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
-    check_images(images, covariance)
+    _check_images(images, covariance)
     return torch.pdist(_whiten_all(random_subset(images, num_images, generator), covariance))
 
 
 def random_subset(images: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
     """At most ``count`` of the images, without replacement."""
-    return images[_shuffled(len(images), generator)[:count]]
+    order = white_noise((len(images),), generator, dtype=torch.float64).argsort()
+    return images[order[:count]]
 
 
 def as_pixels(images: Tensor) -> Tensor:
@@ -111,7 +113,7 @@ def as_pixels(images: Tensor) -> Tensor:
     return PIXELS.to_model(images) if images.dtype == torch.uint8 else images
 
 
-def check_images(images: Tensor, covariance: Covariance) -> None:
+def _check_images(images: Tensor, covariance: Covariance) -> None:
     axes, shape = len(covariance.event_shape), tuple(images.shape)
     if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
         raise InputError(
@@ -147,11 +149,3 @@ def _whiten_all(images: Tensor, covariance: Covariance) -> Tensor:
     for chunk, target in zip(images.split(CHUNK), white.split(CHUNK), strict=True):
         target.copy_(_whiten(chunk, covariance))
     return white.sub_(white.mean(0))
-
-
-def _shuffled(count: int, generator: torch.Generator | None) -> Tensor:
-    return white_noise((count,), generator, dtype=torch.float64).argsort()
-
-
-def _silent(done: int, total: int) -> None:
-    """The progress that nobody watches."""

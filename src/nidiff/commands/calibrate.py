@@ -70,31 +70,20 @@ class Calibrate:
         from nidiff.report.noise import check_suffix, save_figure
 
         check_suffix(self.out)
+        one_of("range", self.range, RANGES)
         if self.seed < 0:
             raise InputError(f"seed={self.seed} must be 0 or more.")
-        one_of("range", self.range, RANGES)
         distance, options = parse_call("distance", self.distance)
         if not options.keys() <= {OPTIONS.get(distance)}:
             raise InputError(f"distance={self.distance!r}: use max, batch:batch_size=128 or quantile:quantile=0.99.")
-        images = self._load()
+        options |= {"sigma_min": self.sigma_min, "ratio": self.ratio, "distance": distance, "epsilon": self.epsilon}
+        options |= {"steps_per_level": self.steps_per_level, "preconditioned": not self.printed}
+        images, generator = self._load(), torch.Generator().manual_seed(self.seed)
         if self.range == "unit":
             images = as_pixels(images).add(1).div_(2)
         covariance = as_covariance(self.covariance, tuple(images.shape[2:]), lambda: as_pixels(images))
-        generator = torch.Generator().manual_seed(self.seed)
         with progress_bar("distances", "pairs") as progress:
-            found = calibrate(
-                images,
-                covariance,
-                sigma_min=self.sigma_min,
-                distance=distance,
-                ratio=self.ratio,
-                steps_per_level=self.steps_per_level,
-                epsilon=self.epsilon,
-                preconditioned=not self.printed,
-                generator=generator,
-                progress=progress,
-                **options,
-            )
+            found = calibrate(images, covariance, generator=generator, progress=progress, **options)
         config = covariance.to_config()
         boundary = config.get("boundary", "periodic")
         save_figure(calibration_figure(images, covariance, found, boundary=boundary, generator=generator), self.out)

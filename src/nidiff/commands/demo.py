@@ -1,9 +1,8 @@
 """``nidiff demo``: DDPM and NI-DDPM on the embedded digits, side by side."""
 
-import dataclasses
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +44,7 @@ class Demo:
         panels, rows = {"real": test}, [["real, held out", "", 0, len(test), recognised(classifier, test)]]
         for title, preset in RUNS.items():
             folder = self.out / preset
-            experiment = dataclasses.replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
+            experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
             print(f"training {title} ({experiment.covariance})", file=sys.stderr)
             Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
             denoiser = load_model(folder)
@@ -65,8 +64,5 @@ class Demo:
         accuracy = (classifier(test).argmax(1) == held_out.labels).double().mean().item()
         print(f"the classifier names {accuracy:.1%} of the held-out digits correctly", file=sys.stderr)
         head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
-        print(
-            found
-            if self.json
-            else aligned([head, *([*(str(cell or "") for cell in row[:-1]), f"{row[-1]:.1%}"] for row in rows)])
-        )
+        cells = [(row[0], row[1], str(row[2] or ""), str(row[3]), f"{row[4]:.1%}") for row in rows]
+        print(found if self.json else aligned([head, *cells]))

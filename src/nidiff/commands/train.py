@@ -1,12 +1,11 @@
 """``nidiff train``: from a data set to a trained model."""
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,9 +63,8 @@ class Train:
         from nidiff.training.loop import build, restore, train
         from nidiff.training.run import RunDirectory
 
-        name = self.preset
-        if self.config is not None:
-            name = self.config.parent.name if self.config.name == "experiment.json" else self.config.stem
+        config = self.config or Path(self.preset)
+        name = config.parent.name if config.name == "experiment.json" else config.stem
         run = RunDirectory(self.out or Path("runs") / name)
         run.check(self.experiment, resume=self.resume, overwrite=self.overwrite)
         trainer = build(self.experiment, run.covariance if self.resume else None)
@@ -99,10 +97,9 @@ class Train:
         from nidiff.training.speed import seconds_per_step
 
         # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
-        trainer = build(dataclasses.replace(self.experiment, compile=False), memory_limit=0)
-        facts, experiment, pixels = _facts(trainer), self.experiment.resolved(), trainer.images.pixels
-        seconds = seconds_per_step(trainer)
-        size = math.prod(pixels.shape) * pixels.dtype.itemsize
+        trainer = build(replace(self.experiment, compile=False), memory_limit=0)
+        facts, experiment, seconds = _facts(trainer), self.experiment.resolved(), seconds_per_step(trainer)
+        size = math.prod(trainer.images.pixels.shape) * trainer.images.pixels.dtype.itemsize
         found = {
             "experiment": experiment.to_json(),
             **facts,
@@ -112,8 +109,7 @@ class Train:
             "images_per_s": float(f"{experiment.batch_size / seconds:.3g}"),
             "hours_to_the_end": float(f"{seconds * experiment.steps / 3600:.3g}"),
         }
-        if trainer.accelerator.is_main_process:
-            print(json.dumps(found, indent=2))
+        trainer.accelerator.print(json.dumps(found, indent=2))
 
 
 def _facts(trainer: "Trainer") -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
+from itertools import compress
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +22,7 @@ from nidiff.errors import InputError
 # What each kind of 8-bit image is read as; others (16 bits, floats) have no agreed range.
 MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
 CAMERA, ORIENTATION = ("JPEG", "MPO"), 0x0112  # cameras store a photograph as taken, and a note on how they were held
-CHUNK = 64
+CHUNK = 1024  # images given to the threads at once: a million would fill the memory
 
 Shape = tuple[int, int, int]
 Result = TypeVar("Result")
@@ -54,11 +56,8 @@ class Stream:
         assert dim == 0
         pixels = torch.empty((len(index), *self.shape[1:]), dtype=torch.uint8)
         images = [self._images[row] for row in index.tolist()]
-        # Pillow lets go of the interpreter's lock while it decodes.
-        with ThreadPoolExecutor() as pool:
-            decoded = pool.map(lambda image: _decode(image, self._reading), images)
-            for image, new in zip(decoded, pixels.numpy(), strict=True):
-                new[:] = image
+        with ThreadPoolExecutor() as pool:  # Pillow lets go of the interpreter's lock while it decodes
+            list(pool.map(partial(_decode, self._reading), images, pixels.numpy()))
         return pixels
 
 
@@ -71,61 +70,54 @@ def read_encoded(images: Sequence[Encoded], reading: Reading) -> tuple[Tensor | 
     beforehand, because the number of images must be known at the start.
     """
     Image.init()  # two threads that do this at once can miss a format
-    shapes = dict(_each(_shape, images, range(len(images)), reading, "looking at images"))
-    rows, shape = list(shapes), _common_shape(images, shapes)
-    if reading.memory_limit is not None and len(rows) * prod(shape) > reading.memory_limit:
-        if reading.skip_corrupt:
-            rows = [row for row, _ in _each(_decode, images, rows, reading, "checking images")]
-        pixels: Tensor | Stream = Stream([images[row] for row in rows], shape, reading)
+    shapes = _each(partial(_shape, reading), reading, "looking at images", images)
+    rows, good = list(compress(range(len(images)), shapes)), list(compress(images, shapes))
+    shape = _common_shape(good, list(filter(None, shapes)))
+    decode = partial(_decode, reading)
+    if reading.memory_limit is not None and len(good) * prod(shape) > reading.memory_limit:
+        kept = _each(decode, reading, "checking images", good) if reading.skip_corrupt else [True] * len(good)
+        pixels: Tensor | Stream = Stream(list(compress(good, kept)), shape, reading)
     else:
-        memory = torch.empty((len(rows), *shape), dtype=torch.uint8)
-        decoded, rows = _each(_decode, images, rows, reading, "reading images"), []
-        for (row, image), new in zip(decoded, memory.numpy(), strict=False):
-            new[:] = image
-            rows.append(row)
-        pixels = memory[: len(rows)]
+        memory = torch.empty((len(good), *shape), dtype=torch.uint8)
+        kept = _each(decode, reading, "reading images", good, memory.numpy())
+        pixels = memory if all(kept) else memory[torch.tensor(list(map(bool, kept)))]
+    rows = list(compress(rows, kept))
     return pixels, rows, [images[row].name for row in sorted({*range(len(images))} - {*rows})]
 
 
 def _each(
-    function: Callable[[Encoded, Reading], Result],
-    images: Sequence[Encoded],
-    rows: Sequence[int],
-    reading: Reading,
-    title: str,
-) -> Iterator[tuple[int, Result]]:
-    """(row, ``function`` of that image) in order, by threads; without the corrupt ones, if ``reading`` skips them."""
+    function: Callable[..., Result], reading: Reading, title: str, images: Sequence[Encoded], *others: Any
+) -> list[Result | None]:
+    """``function`` of each image by threads; None of a corrupt one, if ``reading`` skips them."""
 
-    def attempt(row: int) -> Result | None:
+    def attempt(*arguments: Any) -> Result | None:
         try:
-            return function(images[row], reading)
+            return function(*arguments)
         except CorruptImage:
             if reading.skip_corrupt:
                 return None
             raise
 
-    all_corrupt = True
-    bar = tqdm(total=len(rows), desc=title, delay=1, leave=False, disable=None if reading.progress else True)
+    found: list[Result | None] = []
+    bar = tqdm(total=len(images), desc=title, delay=1, leave=False, disable=None if reading.progress else True)
     with ThreadPoolExecutor() as pool, bar:
-        for start in range(0, len(rows), CHUNK):  # in parts, so that few results wait for their turn
-            part = rows[start : start + CHUNK]
-            for row, result in zip(part, pool.map(attempt, part), strict=True):
-                if result is not None:
-                    all_corrupt = False
-                    yield row, result
-            bar.update(len(part))
-    if all_corrupt:
+        for start in range(0, len(images), CHUNK):
+            part = slice(start, start + CHUNK)
+            found += pool.map(attempt, images[part], *(other[part] for other in others))
+            bar.update(len(images[part]))
+    if not any(found):
         raise InputError(f"{images[0].name!r} and all the other images are corrupt: give images that can be read.")
+    return found
 
 
-def _common_shape(images: Sequence[Encoded], shapes: dict[int, Shape]) -> Shape:
-    first, shape = next(iter(shapes.items()))
-    for row, other in shapes.items():
+def _common_shape(images: Sequence[Encoded], shapes: Sequence[Shape]) -> Shape:
+    shape = shapes[0]
+    for image, other in zip(images, shapes, strict=True):
         if other != shape:
             argument = "channels" if other[1:] == shape[1:] else "size"
             raise InputError(
-                f"{images[row].name!r} has height, width, channels {(*other[1:], other[0])}, but "
-                f"{images[first].name!r} has {(*shape[1:], shape[0])}: give {argument} to make all images alike."
+                f"{image.name!r} has height, width, channels {(*other[1:], other[0])}, but "
+                f"{images[0].name!r} has {(*shape[1:], shape[0])}: give {argument} to make all images alike."
             )
     return shape
 
@@ -146,7 +138,7 @@ def _opened(encoded: Encoded) -> Iterator[Image.Image]:
         raise CorruptImage(f"{encoded.name!r} cannot be read as an image ({reason}): {remedy}.") from error
 
 
-def _shape(encoded: Encoded, reading: Reading) -> Shape:
+def _shape(reading: Reading, encoded: Encoded) -> Shape:
     """The shape of what `_decode` gives, without decoding."""
     with _opened(encoded) as image:
         turned = image.format in CAMERA and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
@@ -154,7 +146,11 @@ def _shape(encoded: Encoded, reading: Reading) -> Shape:
         return reading.channels or Image.getmodebands(MODES[image.mode]), height, width
 
 
-def _decode(encoded: Encoded, reading: Reading) -> np.ndarray[Any, Any]:
+def _decode(reading: Reading, encoded: Encoded, out: np.ndarray[Any, Any] | None = None) -> bool:
+    """Decode an image, into ``out`` [C, H, W] if it is given."""
     with _opened(encoded) as image:
         upright = ImageOps.exif_transpose(image) if image.format in CAMERA else image
-        return fit(upright.convert(MODES[upright.mode]), reading)
+        pixels = fit(upright.convert(MODES[upright.mode]), reading)
+    if out is not None:
+        out[:] = pixels
+    return True

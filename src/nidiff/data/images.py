@@ -1,14 +1,17 @@
 """A set of images that gives batches in [-1, 1], and how to open one at a path."""
 
+import warnings
+import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.array import read_array
 from nidiff.data.encoded import Encoded, Stream, read_encoded
 from nidiff.data.fit import Reading, fit_pixels
 from nidiff.diffusion.scaling import PIXELS
@@ -46,9 +49,7 @@ class Images:
         pixels = self.pixels.index_select(0, index.cpu())
         if flip is not None:
             if flip.dtype != torch.bool or flip.shape != index.shape:
-                raise InputError(
-                    f"flip is {flip.dtype} of shape {tuple(flip.shape)}: give a bool for each of {len(index)} images."
-                )
+                raise InputError(f"flip is {flip.dtype} {tuple(flip.shape)}: give {len(index)} bools, one per image.")
             flip = flip.cpu()
             pixels[flip] = pixels[flip].flip(-1)
         return PIXELS.to_model(pixels) if pixels.dtype == torch.uint8 else pixels
@@ -65,23 +66,6 @@ class Images:
                 yield ahead.result()
 
 
-def open_images(path: str | Path, reading: Reading) -> Images:
-    """The images at ``path``.
-
-    ``path`` is a folder, searched with its subfolders in the order of the names (names that begin with a dot are
-    ignored), or an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or floats already in [-1, 1]. An .npz holds
-    one array, or its images are ``arr_0``.
-    """
-    path = Path(path)
-    if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
-        return Images(fit_pixels(read_array(path), reading))
-    if not path.is_dir():
-        problem = "is not a folder or an array" if path.exists() else "does not exist"
-        raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
-    pixels, _, skipped = read_encoded(_files(path), reading)
-    return Images(pixels, skipped=skipped)
-
-
 def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
     if images.dtype == torch.uint8:
@@ -93,14 +77,60 @@ def quantise(images: Tensor) -> Tensor:
     return PIXELS.to_data(images.detach().float().clamp(-1, 1)).round().to(torch.uint8)
 
 
-def _files(folder: Path) -> list[Encoded]:
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        and file.is_file()
-    )
+def open_images(path: str | Path, reading: Reading) -> Images:
+    """The images at ``path``: of a folder and its subfolders in the order of their names, or of an array.
+
+    Names that begin with a dot are ignored. An array is an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or
+    floats already in [-1, 1]. An .npz holds one array, or its images are ``arr_0``.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
+        return Images(fit_pixels(_from_array(_read_array(path), f"path={str(path)!r}"), reading))
+    if not path.is_dir():
+        problem = "is not a folder or an array" if path.exists() else "does not exist"
+        raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
+    found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
     if not files:
-        raise InputError(f"path={str(folder)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
-    return [Encoded(str(file), file) for file in files]
+        raise InputError(f"path={str(path)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
+    pixels, _, skipped = read_encoded([Encoded(str(file), file) for file in files], reading)
+    return Images(pixels, skipped=skipped)
+
+
+def _read_array(file: Path) -> np.ndarray[Any, Any]:
+    try:
+        if file.suffix.lower() == ".npy":
+            return np.load(file, mmap_mode="r", allow_pickle=False)
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = dict(stored)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"path={str(file)!r} cannot be read as arrays ({error}): write it with numpy.save.") from error
+    name = next(iter(arrays)) if len(arrays) == 1 else "arr_0"
+    if name not in arrays:
+        raise InputError(f"path={str(file)!r} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")
+    return arrays[name]
+
+
+def _from_array(array: np.ndarray[Any, Any], path: str) -> Tensor:
+    """N×H×W or N×H×W×C numbers as [N, C, H, W], uint8 or float32."""
+    if array.ndim == 3:
+        array = array[..., None]
+    if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
+        raise InputError(f"{path} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last.")
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise InputError(f"{path} has dtype {array.dtype}: give uint8, or floats in [-1, 1].")
+    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    pixels = torch.from_numpy(np.array(np.moveaxis(array, -1, 1), dtype=dtype, order="C"))
+    if pixels.dtype == torch.uint8:
+        return pixels
+    low, high = (end.item() for end in pixels.aminmax())
+    if not np.isfinite([low, high]).all():
+        raise InputError(f"{path} has NaN or infinite values: remove those images.")
+    found = f"{path} has floats from {low:g} to {high:g}"
+    if low < -1 or high > 1:
+        remedy = "divide by 127.5 and subtract 1" if low >= 0 and high <= 255 else "scale them to it"
+        raise InputError(f"{found}, outside [-1, 1]: {remedy}.")
+    if low >= 0 and high > 0:
+        hint = "if they are in [0, 1], multiply by 2 and subtract 1"
+        warnings.warn(f"{found}, taken to be in [-1, 1]: {hint}.", stacklevel=2)
+    return pixels
