@@ -10,7 +10,7 @@ from PIL import Image
 
 import nidiff
 from nidiff.data import images as images_module
-from nidiff.data.fit import Reading
+from nidiff.data.encoded import Reading
 
 
 @pytest.fixture

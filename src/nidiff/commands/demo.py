@@ -41,7 +41,7 @@ class Demo:
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
         classifier, test = train_classifier(real.all(), real.labels), held_out.all()
-        panels, rows = {"real": test}, [["real, held out", "", 0, len(test), recognised(classifier, test)]]
+        panels, rows = {"real": test}, [("real, held out", "", 0, len(test), recognised(classifier, test))]
         for title, preset in RUNS.items():
             folder = self.out / preset
             experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
@@ -51,7 +51,7 @@ class Demo:
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
             for sampler, num_steps in SAMPLERS.items():
                 images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds)
-                rows.append([title, sampler, num_steps, len(images), recognised(classifier, images)])
+                rows.append((title, sampler, num_steps, len(images), recognised(classifier, images)))
                 if sampler == "ancestral":
                     noise = denoiser.process.noise((64, *real.shape), generators_from_seeds(range(64)))
                     panels |= {f"{title}: noise": noise / 3, f"{title}: samples": images}

@@ -31,7 +31,7 @@ class Evaluate:
     """Print JSON, with all that the numbers depend on."""
 
     def run(self) -> None:
-        from nidiff.data.fit import Reading
+        from nidiff.data.encoded import Reading
         from nidiff.data.images import open_images
         from nidiff.evaluation.cell import evaluate_cell, evaluate_images
         from nidiff.evaluation.table import text

@@ -3,15 +3,11 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import arg
 
 from nidiff.errors import InputError
-
-if TYPE_CHECKING:
-    from nidiff.generation.job import Job
-    from nidiff.generation.opened import Model
 
 MOST_SEEDS = 10_000_000
 
@@ -29,11 +25,6 @@ class Drawing:
     tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 64, by the image size)")] = None
     """Images in one call of the network, so that an image has the same bits in any batch; 0: the whole batch, which is
     fast on a GPU."""
-
-    def job(self, model: "Model", sampler: str, num_steps: int | None, floats: bool = False) -> "Job":
-        from nidiff.generation.opened import plan_job
-
-        return plan_job(model, sampler, num_steps, clip=self.clip, tile=self.tile, floats=floats)
 
 
 @dataclass(frozen=True)

@@ -63,15 +63,13 @@ class Noise:
         from nidiff.covariance.config import as_covariance
         from nidiff.data.dataset import load_dataset
 
-        names, shape, images = self.covariances or SHOWN, self.shape or (32, 32), None
+        names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None
         if self.data is not None:
             if self.shape is not None:
                 raise InputError("shape has no meaning with data, whose images have a shape: leave it out.")
             images = load_dataset(self.data).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
-        elif self.shape == ():
-            raise InputError("shape=() is empty: give one, two or three numbers.")
         found = {name: as_covariance(name, shape, images) for name in names}
         shapes = {name: covariance.event_shape for name, covariance in found.items()}
         if len(set(shapes.values())) > 1:

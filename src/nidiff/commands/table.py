@@ -41,7 +41,7 @@ class Table:
         from nidiff.evaluation.bench import open_bench
         from nidiff.evaluation.cell import evaluate_job
         from nidiff.evaluation.table import text
-        from nidiff.generation.opened import open_model, process_state
+        from nidiff.generation.opened import open_model, plan_job, process_state
         from nidiff.report.html import write_report
         from nidiff.sampling.sampler import rehearse
 
@@ -56,7 +56,7 @@ class Table:
             bench = open_bench(model.path, **vars(self.comparing))
             bench.check(model.shape, len(seeds))
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
-                job = self.drawing.job(model, sampler, num_steps)
+                job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile)
                 rehearse(model.denoiser, model.shape, **job.arguments)
                 cells.append((model, job, bench))
         with writing("out", self.out):

@@ -92,7 +92,7 @@ class Train:
 
     def _dry_run(self) -> None:
         """Print everything about the run, and how fast it will be."""
-        from nidiff.data.fit import MEMORY_LIMIT
+        from nidiff.data.encoded import MEMORY_LIMIT
         from nidiff.training.loop import build
         from nidiff.training.speed import seconds_per_step
 

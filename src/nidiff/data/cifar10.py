@@ -15,7 +15,8 @@ from nidiff.data.download import Remote, cache_folder, official_file
 from nidiff.errors import InputError, one_of
 
 ARCHIVE = Remote(
-    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", 170052171, "c32a1d4ab5d03f1284b67883e8d87530"
+    "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
 )
 FOLDER = "cifar-10-batches-bin"
 FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from nidiff.data.cifar10 import load_cifar10
 from nidiff.data.digits import load_digits
-from nidiff.data.encoded import Encoded, read_encoded
+from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
 from nidiff.data.fashion_mnist import load_fashion_mnist
-from nidiff.data.fit import MEMORY_LIMIT, Reading, Size, fit_pixels
-from nidiff.data.images import Images, open_images
+from nidiff.data.images import Images, fit_pixels, open_images
 from nidiff.errors import InputError
 from nidiff.extras import require
 

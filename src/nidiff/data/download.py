@@ -15,12 +15,10 @@ from nidiff.files import replacing
 
 
 class Remote(NamedTuple):
-    """A file on the network, pinned by its size and one of the two checksums."""
+    """A file on the network, pinned by its checksum."""
 
     url: str
-    size: int
-    md5: str = ""
-    sha256: str = ""
+    sha256: str
 
 
 def cache_folder() -> Path:
@@ -41,23 +39,18 @@ def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path]
     return file
 
 
-def download(
-    remote: Remote, file: Path, progress: bool = True, *, remedy: str = "give data_dir, a folder that has it"
-) -> None:
-    """Download ``remote`` to ``file``, which appears only once its size and checksum are right."""
-    digest = hashlib.sha256() if remote.sha256 else hashlib.md5(usedforsecurity=False)
-    hidden = None if progress else True  # None: hidden unless stderr is a terminal
-    bar = tqdm(total=remote.size, desc=file.name, unit="B", unit_scale=True, leave=False, disable=hidden)
-    size = 0
+def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "give data_dir, where it is") -> None:
+    """Download ``remote`` to ``file``, which appears only once its checksum is right."""
+    digest, hidden = hashlib.sha256(), None if progress else True  # None: hidden unless stderr is a terminal
     try:
-        with bar, urlopen(remote.url, timeout=30) as response, replacing(file) as out:
-            while size <= remote.size and (part := response.read(1 << 16)):
-                out.write(part)
-                digest.update(part)
-                bar.update(len(part))
-                size += len(part)
-            if size != remote.size or digest.hexdigest() != (remote.sha256 or remote.md5):
-                problem = f"is not the expected file ({size} bytes for {remote.size}, or another checksum)"
-                raise InputError(f"{remote.url} {problem}: try again, or {remedy}.")
+        with urlopen(remote.url, timeout=30) as page, replacing(file) as out:
+            with tqdm.wrapattr(
+                response, "read", response.length, desc=file.name, leave=False, disable=hidden
+            ) as stream:
+                while part := stream.read(1 << 16):
+                    out.write(part)
+                    digest.update(part)
+            if digest.hexdigest() != remote.sha256:
+                raise InputError(f"{remote.url} is not the expected file, by its checksum: try again, or {remedy}.")
     except (OSError, HTTPException) as error:
         raise InputError(f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): {remedy}.") from error

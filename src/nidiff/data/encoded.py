@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from itertools import compress
@@ -16,7 +17,6 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
-from nidiff.data.fit import Reading, fit
 from nidiff.errors import InputError
 
 # What each kind of 8-bit image is read as; others (16 bits, floats) have no agreed range.
@@ -24,8 +24,35 @@ MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RG
 CAMERA, ORIENTATION = ("JPEG", "MPO"), 0x0112  # cameras store a photograph as taken, and a note on how they were held
 CHUNK = 1024  # images given to the threads at once: a million would fill the memory
 
+CHANNELS = {1: "L", 3: "RGB"}
+MEMORY_LIMIT = 4 * 2**30
+
+Size = int | tuple[int, int] | None
 Shape = tuple[int, int, int]
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How images are read. See `nidiff.load_dataset`."""
+
+    size: Size = None
+    channels: int | None = None
+    skip_corrupt: bool = False
+    memory_limit: int | None = MEMORY_LIMIT
+    progress: bool = False
+
+    def __post_init__(self) -> None:
+        pair = self.pair
+        if pair is not None and not (len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)):
+            raise InputError(f"size={self.size!r} is not a size: give one positive integer, or height and width.")
+        if self.channels is not None and self.channels not in CHANNELS:
+            raise InputError(f"channels={self.channels!r} is not supported: give 1 (grey) or 3 (RGB).")
+
+    @property
+    def pair(self) -> tuple[int, int] | None:
+        """(height, width), or None where images keep theirs."""
+        return self.size if self.size is None or isinstance(self.size, tuple) else (self.size, self.size)
 
 
 class Encoded(NamedTuple):
@@ -154,3 +181,23 @@ def _decode(reading: Reading, encoded: Encoded, out: np.ndarray[Any, Any] | None
     if out is not None:
         out[:] = pixels
     return True
+
+
+def fit(image: Image.Image, reading: Reading) -> np.ndarray[Any, Any]:
+    """``image`` as uint8 [C, H, W].
+
+    With a size, the largest centred rectangle of that aspect is resized to it (Lanczos over the whole area of a
+    pixel). With a number of channels, grey is 0.299 R + 0.587 G + 0.114 B, and transparency is dropped.
+    """
+    if reading.channels is not None:
+        image = image.convert(CHANNELS[reading.channels])
+    if reading.pair is not None:
+        height, width = reading.pair
+        scale = min(image.width / width, image.height / height)
+        # Whole pixels: an image that is only cropped keeps its values.
+        across, down = max(1, round(width * scale)), max(1, round(height * scale))
+        left, top = (image.width - across) // 2, (image.height - down) // 2
+        box = (left, top, left + across, top + down)
+        image = image.resize((width, height), Image.Resampling.LANCZOS, box=box)
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)

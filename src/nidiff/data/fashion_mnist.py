@@ -18,14 +18,14 @@ from nidiff.errors import InputError, one_of
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashion-mnist
 SITE = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 FILES = {
-    "train": (
-        Remote(f"{SITE}/train-images-idx3-ubyte.gz", 26421880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
-        Remote(f"{SITE}/train-labels-idx1-ubyte.gz", 29515, "25c81989df183df01b3e8a0aad5dffbe"),
-    ),
-    "test": (
-        Remote(f"{SITE}/t10k-images-idx3-ubyte.gz", 4422102, "bef4ecab320f06d8554ea6380940ec79"),
-        Remote(f"{SITE}/t10k-labels-idx1-ubyte.gz", 5148, "bb300cfdad3c16e7a12a480ee83cd310"),
-    ),
+    "train": {
+        "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    },
+    "test": {
+        "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    },
 }
 
 
@@ -34,8 +34,9 @@ def load_fashion_mnist(split: str, data_dir: Path | None = None, progress: bool 
 
     ``data_dir`` has the official .gz files. Without it they come from Debian's package, or are downloaded, once.
     """
+    remotes = [Remote(f"{SITE}/{name}", sha256) for name, sha256 in FILES[one_of("split", split, FILES)].items()]
     folders = [DEBIAN, cache_folder() / "fashion-mnist"]
-    files = [official_file(remote, data_dir, folders, progress) for remote in FILES[one_of("split", split, FILES)]]
+    files = [official_file(remote, data_dir, folders, progress) for remote in remotes]
     images, labels = map(read_idx, files)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
         problem = f"has {tuple(images.shape)} images and {tuple(labels.shape)} labels, which do not match"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from nidiff.data.encoded import Encoded, Stream, read_encoded
-from nidiff.data.fit import Reading, fit_pixels
+from nidiff.data.encoded import Encoded, Reading, Stream, fit, read_encoded
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 
@@ -134,3 +134,20 @@ def _from_array(array: np.ndarray[Any, Any], path: str) -> Tensor:
         hint = "if they are in [0, 1], multiply by 2 and subtract 1"
         warnings.warn(f"{found}, taken to be in [-1, 1]: {hint}.", stacklevel=2)
     return pixels
+
+
+def fit_pixels(pixels: Tensor, reading: Reading) -> Tensor:
+    """`fit` of each image of ``pixels`` [N, C, H, W]."""
+    shape = (reading.channels or pixels.shape[1], *(reading.pair or pixels.shape[2:]))
+    if shape == pixels.shape[1:]:
+        return pixels
+    if pixels.dtype != torch.uint8:
+        raise InputError(
+            f"size or channels ask for {shape} of images of floats {tuple(pixels.shape[1:])}: "
+            "leave them out, or store the images as uint8."
+        )
+    fitted = torch.empty((len(pixels), *shape), dtype=torch.uint8)
+    for old, new in zip(pixels.numpy(), fitted.numpy(), strict=True):
+        image = Image.fromarray(old[0] if len(old) == 1 else np.ascontiguousarray(np.moveaxis(old, 0, -1)))
+        new[:] = fit(image, reading)
+    return fitted
