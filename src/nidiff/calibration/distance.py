@@ -58,7 +58,7 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     report(total, total)
     first, second = sorted(pair)
     difference = as_pixels(images[first]).double() - as_pixels(images[second]).double()
-    return Farthest(_check_distance(covariance.inv_sqrt(difference).norm().item()), (first, second))
+    return Farthest(covariance.inv_sqrt(difference).norm().item(), (first, second))
 
 
 def batch_whitened_distance(
@@ -75,13 +75,13 @@ def batch_whitened_distance(
         raise InputError(f"batch_size={batch_size} has no pairs: use 2 or more.")
     epoch = random_subset(torch.arange(len(images)), len(images), generator)
     batches = [batch for batch in epoch.split(batch_size) if len(batch) > 1]
-    report, total = progress or (lambda done, total: None), sum(len(b) * (len(b) - 1) // 2 for b in batches)
-    done, best = 0, 0.0
+    total, done, best = sum(len(batch) * (len(batch) - 1) // 2 for batch in batches), 0, 0.0
     for batch in batches:
         distances = torch.pdist(_whiten(images[batch], covariance))
         done, best = done + len(distances), max(best, distances.max().item())
-        report(done, total)
-    return _check_distance(best)
+        if progress is not None:
+            progress(done, total)
+    return best
 
 
 def quantile_whitened_distance(
@@ -91,7 +91,7 @@ def quantile_whitened_distance(
     if not 0 < quantile <= 1:
         raise InputError(f"quantile={quantile} must be above 0 and at most 1, such as 0.99.")
     distances = sampled_distances(images, covariance, generator=generator)
-    return _check_distance(distances.kthvalue(math.ceil(quantile * len(distances))).values.item())
+    return distances.kthvalue(math.ceil(quantile * len(distances))).values.item()
 
 
 def sampled_distances(
@@ -116,10 +116,8 @@ def as_pixels(images: Tensor) -> Tensor:
 def _check_images(images: Tensor, covariance: Covariance) -> None:
     axes, shape = len(covariance.event_shape), tuple(images.shape)
     if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
-        raise InputError(
-            f"images has shape {shape}, but covariance is over {covariance.event_shape}: "
-            "give [N, ..., *event] or build the covariance for that shape."
-        )
+        remedy = "give [N, ..., *event] or build the covariance for that shape"
+        raise InputError(f"images has shape {shape}, but covariance is over {covariance.event_shape}: {remedy}.")
     if len(images) < 2:
         raise InputError(f"images has {len(images)} image: a distance needs two or more.")
     if images.dtype != torch.uint8 and not images.is_floating_point():
@@ -127,12 +125,6 @@ def _check_images(images: Tensor, covariance: Covariance) -> None:
     rows = (chunk.flatten(1) for chunk in images.split(CHUNK))
     if covariance.size > 1 and all(bool((pixels == pixels[:, :1]).all()) for pixels in rows):
         raise InputError("images are constant, each one value everywhere: give images that show something.")
-
-
-def _check_distance(distance: float) -> float:
-    if distance == 0:
-        raise InputError("images are all the same, so they have no distance: give images that differ.")
-    return distance
 
 
 def _whiten(images: Tensor, covariance: Covariance) -> Tensor:

@@ -29,7 +29,6 @@ SIGMA_N = {
 LEVELS = {50.0: (232, 1.0375591319992028), 20.0: (207, 1.0375867506951884), 3.72: (161, 1.0376858468648256)}
 SIGMA_MIN = 0.01
 SHAPE, CHANNELS = (32, 32), 3  # CIFAR-10
-SEEDS = (0, 1, 2)
 DROPPED, KEPT = "zero mode dropped", "|k00| := 1"
 
 
@@ -56,7 +55,7 @@ def initial_scales(images: Tensor, progress: Progress | None = None) -> Iterator
         ("NI-SMLD", None, gaussian_free_field(SHAPE), KEPT),
     ):
         # The functions take uint8 as [-1, 1], which is twice as wide.
-        for seed in SEEDS:
+        for seed in range(3):
             largest = batch_whitened_distance(images, covariance, generator=torch.Generator().manual_seed(seed))
             convention = f"largest distance in mini-batches of 128, epoch of seed {seed}; {sigma}; pixels in [0, 1]"
             yield Constant(f"{name} sigma_1", paper, largest / 2, convention)

@@ -1,11 +1,8 @@
-"""Noise scales from data (paper, appendix E): the largest σ, the ratio of two σ, their number, and the Langevin ε.
-
-The paper writes γ both for the power of the index and for the ratio of two noise scales. Here the second is ``ratio``;
-it is above 1, and η = ε / σ_min² is the step in units of σ², so that a level σ moves by η σ².
-"""
+"""Noise scales from data (paper, appendix E): the largest σ, the ratio of two σ, their number, and the Langevin ε."""
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Annotated
 
 import torch
@@ -34,9 +31,7 @@ class Calibration:
     epsilon: Annotated[float, "of a Langevin step epsilon sigma^2 / sigma_min^2: least variance_ratio, unless given"]
     eta: Annotated[float, "epsilon / sigma_min^2"]
     steps_per_level: Annotated[int, "Langevin steps, as given"]
-    preconditioned: Annotated[
-        bool, "Sigma is before the score and h = eta; if not (as the paper has it), h = eta / lambda"
-    ]
+    preconditioned: Annotated[bool, "h = eta, with Sigma before the score; if not, as printed, h = eta / lambda"]
     variance_ratio: Annotated[float, "mean of lambda v; from v = ratio^2, each step: v <- (1 - h)^2 v + 2 eta"]
     cas_interval: Annotated[tuple[float, float], "the eta for which CAS exists: 1 - 1/ratio to 1 + 1/ratio"]
     cas_feasible: Annotated[bool, "whether eta is in it, that is, beta^2 = 1 - ratio^2 (1 - eta)^2 >= 0"]
@@ -86,6 +81,8 @@ def calibrate(
         )
     else:
         sigma_max = quantile_whitened_distance(images, covariance, quantile=quantile, generator=generator)
+    if sigma_max == 0:
+        raise InputError("images are all the same, so they have no distance: give images that differ.")
     levels = num_levels(sigma_max, sigma_min, target_ratio)
     actual = (sigma_max / sigma_min) ** (1 / (levels - 1))
     if epsilon is None:
@@ -118,10 +115,8 @@ def overlap(ratio: float, dimension: int) -> float:
 
     Φ(√(2D)(ratio − 1) + 3 ratio) − Φ(√(2D)(ratio − 1) − 3 ratio), where r is the whitened radius (E30).
     """
-    shift = math.sqrt(2 * dimension) * (ratio - 1)
-    edges = torch.tensor([shift + 3 * ratio, shift - 3 * ratio], dtype=torch.float64)
-    upper, lower = torch.special.ndtr(edges).tolist()
-    return upper - lower
+    shift, phi = math.sqrt(2 * dimension) * (ratio - 1), NormalDist().cdf
+    return phi(shift + 3 * ratio) - phi(shift - 3 * ratio)
 
 
 def overlap_ratio(dimension: int) -> float:

@@ -33,8 +33,7 @@ class Calibrate:
     range: Annotated[str, arg(metavar="{symmetric,unit}")] = "symmetric"
     """The range of the pixels: [-1, 1], in which nidiff trains, or [0, 1], the paper's."""
     distance: Annotated[str, arg(metavar="{max,batch,quantile}")] = "max"
-    """sigma_max: the largest distance of all pairs, the largest within mini-batches (batch:batch_size=128), or a
-    quantile (quantile:quantile=0.99)."""
+    """sigma_max is the largest distance of all pairs, or within mini-batches (batch:batch_size=128), or a quantile."""
     sigma_min: float = 0.01
     """The smallest noise scale."""
     ratio: Annotated[str, arg(metavar="{overlap,classic,FLOAT}")] = "overlap"
@@ -56,11 +55,8 @@ class Calibrate:
 
     def run(self) -> None:
         if self.paper:
-            self._run_paper()
-        else:
-            self._run_data()
-
-    def _run_data(self) -> None:
+            self._print_paper()
+            return
         import torch
 
         from nidiff.calibration.distance import as_pixels
@@ -97,16 +93,15 @@ class Calibrate:
             print(f"pixels in {RANGES[self.range]}, noise {covariance!r}\n")
             print(aligned([(name, _cell(value), formulas[name]) for name, value in asdict(found).items()]))
 
-    def _run_paper(self) -> None:
+    def _print_paper(self) -> None:
         from nidiff.calibration.paper import initial_scales, paper_constants
 
         if self != Calibrate(self.data, self.data_dir, json=self.json, paper=True):
             raise InputError("paper has settings of its own: give it no flags but --data-dir and --json.")
         constants = paper_constants()
         if self.data is not None:
-            images = self._load()
             with progress_bar("distances", "pairs") as progress:
-                constants += initial_scales(images, progress)
+                constants += initial_scales(self._load(), progress)
         if self.json:
             print(json.dumps([constant._asdict() for constant in constants], indent=2))
         else:
@@ -116,7 +111,6 @@ class Calibrate:
             print(aligned(rows))
 
     def _load(self) -> "Tensor":
-        """Images [N, C, H, W]: uint8, or floats in [-1, 1]."""
         import torch
 
         from nidiff.data.dataset import load_dataset
@@ -129,8 +123,6 @@ class Calibrate:
 
 
 def _cell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
     if isinstance(value, tuple):
         return f"({', '.join(map(_cell, value))})"
     return f"{value:.6g}" if isinstance(value, float) else str(value)

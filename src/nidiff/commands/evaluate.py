@@ -14,13 +14,10 @@ from nidiff.errors import InputError
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compare images of a model, or images you have, with real ones: Fréchet distance, KID, precision and recall.
-
-    Images that `nidiff sample` has drawn are not drawn again.
-    """
+    """Compare images of a model, or images you have, with real ones: Fréchet distance, KID, precision and recall."""
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
-    """A run directory or a model folder; or images: a folder, .npy or .npz file."""
+    """A run directory or a model folder (only missing images are drawn); or images: a folder, .npy or .npz file."""
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     sampler: str = "dpmpp_2m"

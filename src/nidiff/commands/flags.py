@@ -23,8 +23,7 @@ class Drawing:
     clip: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the model's own)")] = None
     """x̂0 is clipped to [-clip, clip] at every step; 0: no clipping."""
     tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 64, by the image size)")] = None
-    """Images in one call of the network, so that an image has the same bits in any batch; 0: the whole batch, which is
-    fast on a GPU."""
+    """Images in one call of the network: the same bits with any --batch; 0: the whole batch, which is fast on a GPU."""
 
 
 @dataclass(frozen=True)

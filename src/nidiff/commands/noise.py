@@ -4,16 +4,12 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
 from nidiff.errors import InputError
-
-if TYPE_CHECKING:
-    from nidiff.covariance.operator import Covariance
-    from nidiff.covariance.summary import Summary
 
 SHOWN = tuple(f"gff:gamma={gamma:g}" for gamma in (0, 0.5, 1, 1.5, 2))
 HEAD = ("covariance", "marginal variance", "condition", "log-det", "effective rank", "correlation length")
@@ -42,26 +38,10 @@ class Noise:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from nidiff.covariance.summary import summary
-        from nidiff.report.noise import noise_figure, save_figure
-
-        covariances = self._covariances()
-        boundaries = {covariance.to_config().get("boundary") for covariance in covariances.values()}
-        boundary = "reflecting" if boundaries == {"reflecting"} else "periodic"
-        figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed, boundary=boundary)
-        found = {label: summary(covariance) for label, covariance in covariances.items()}
-        save_figure(figure, self.out)
-        print(f"wrote {self.out}", file=sys.stderr)
-        if self.json:
-            rows = [{"label": key, "config": covariances[key].to_config(), **found[key]._asdict()} for key in found]
-            shape = next(iter(covariances.values())).event_shape
-            print(json.dumps({"shape": shape, "out": str(self.out), "covariances": rows}, indent=2))
-        else:
-            print(aligned([HEAD, *(_row(label, one) for label, one in found.items())]))
-
-    def _covariances(self) -> "dict[str, Covariance]":
         from nidiff.covariance.config import as_covariance
+        from nidiff.covariance.summary import summary
         from nidiff.data.dataset import load_dataset
+        from nidiff.report.noise import noise_figure, save_figure
 
         names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None
         if self.data is not None:
@@ -70,21 +50,29 @@ class Noise:
             images = load_dataset(self.data).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
-        found = {name: as_covariance(name, shape, images) for name in names}
-        shapes = {name: covariance.event_shape for name, covariance in found.items()}
+        covariances = {name: as_covariance(name, shape, images) for name in names}
+        shapes = {name: covariance.event_shape for name, covariance in covariances.items()}
         if len(set(shapes.values())) > 1:
             raise InputError(f"covariances have different shapes ({shapes}): give --shape, or draw them apart.")
-        return found
+        configs = {name: covariance.to_config() for name, covariance in covariances.items()}
+        reflecting = {config.get("boundary") for config in configs.values()} == {"reflecting"}
+        boundary = "reflecting" if reflecting else "periodic"
+        figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed, boundary=boundary)
+        rows = [{"label": name, "config": configs[name], **summary(covariances[name])._asdict()} for name in configs]
+        save_figure(figure, self.out)
+        print(f"wrote {self.out}", file=sys.stderr)
+        report = {"shape": shapes[names[0]], "out": str(self.out), "covariances": rows}
+        print(json.dumps(report, indent=2) if self.json else aligned([HEAD, *map(_cells, rows)]))
 
 
-def _row(label: str, found: "Summary") -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     """In plain ASCII, so that it prints on any terminal."""
-    low, high = found.marginal_variance_range
+    low, high = row["marginal_variance_range"]
     return (
-        label,
-        f"{found.marginal_variance:.4g}" + (f" ({low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""),
-        f"{found.condition_number:.4g}",
-        "-inf" if found.logdet is None else f"{found.logdet:.6g}",
-        f"{found.effective_rank:.5g}",
-        "none" if found.correlation_length is None else f"{found.correlation_length:.3f} px",
+        row["label"],
+        f"{row['marginal_variance']:.4g}" + (f" ({low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""),
+        f"{row['condition_number']:.4g}",
+        "-inf" if row["logdet"] is None else f"{row['logdet']:.6g}",
+        f"{row['effective_rank']:.5g}",
+        "none" if row["correlation_length"] is None else f"{row['correlation_length']:.3f} px",
     )

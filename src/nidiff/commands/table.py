@@ -5,7 +5,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from tyro.conf import Positional, arg
 
@@ -13,19 +13,13 @@ from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 
-if TYPE_CHECKING:
-    from nidiff.evaluation.results import Result
-
 
 @dataclass(frozen=True)
 class Table:
-    """Fill the paper's table for your runs, cell by cell; if it is stopped, the same command resumes.
-
-    Writes table.md, .tex, .csv, .json and .png, and metrics.json and report.html of each run.
-    """
+    """Fill the paper's table for your runs, cell by cell; if it is stopped, the same command resumes."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
-    """Run directories or model folders."""
+    """Run directories or model folders; their metrics.json and report.html are written too."""
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
@@ -33,16 +27,18 @@ class Table:
     num_steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
     """Numbers of steps."""
     out: Annotated[Path, arg(metavar="DIR")] = Path("out/table")
-    """Where the table goes."""
+    """Where the table goes, as .md, .tex, .csv, .json and .png."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
         from nidiff.evaluation.bench import open_bench
         from nidiff.evaluation.cell import evaluate_job
-        from nidiff.evaluation.table import text
+        from nidiff.evaluation.table import csv_text, latex, markdown, text
         from nidiff.generation.opened import open_model, plan_job, process_state
         from nidiff.report.html import write_report
+        from nidiff.report.noise import save_figure
+        from nidiff.report.quality import quality_figure
         from nidiff.sampling.sampler import rehearse
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
@@ -51,7 +47,7 @@ class Table:
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")
-        cells = []
+        cells, results, data = [], [], ""
         for model in models:  # all of them are checked before the first takes hours
             bench = open_bench(model.path, **vars(self.comparing))
             bench.check(model.shape, len(seeds))
@@ -61,28 +57,19 @@ class Table:
                 cells.append((model, job, bench))
         with writing("out", self.out):
             self.out.mkdir(parents=True, exist_ok=True)
-        results: list[Result] = []
         for model, job, bench in cells:
             result = evaluate_job(model, job, bench, seeds, batch=self.drawing.batch, state=state)
-            if result is not None:
+            if result is not None:  # write what there is so far, in every form
                 results.append(result)
-                self._write(results)
+                data = json.dumps([result.to_json() for result in results], indent=2)
+                forms = {"md": markdown(results), "tex": latex(results), "csv": csv_text(results), "json": data + "\n"}
+                with writing("out", self.out):
+                    for suffix, content in forms.items():
+                        replace_text(self.out / f"table.{suffix}", content)
+                save_figure(quality_figure(results), self.out / "table.png")
         if state.is_main_process:
             for model in models:
                 if (model.path / "experiment.json").is_file():
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
-            print((self.out / "table.json").read_text().rstrip() if self.json else text(results))
-
-    def _write(self, results: "list[Result]") -> None:
-        """What there is so far, in every form."""
-        from nidiff.evaluation.table import csv_text, latex, markdown
-        from nidiff.report.noise import save_figure
-        from nidiff.report.quality import quality_figure
-
-        values = json.dumps([result.to_json() for result in results], indent=2) + "\n"
-        forms = {"md": markdown(results), "tex": latex(results), "csv": csv_text(results), "json": values}
-        with writing("out", self.out):
-            for suffix, content in forms.items():
-                replace_text(self.out / f"table.{suffix}", content)
-        save_figure(quality_figure(results), self.out / "table.png")
+            print(data if self.json else text(results))

@@ -91,7 +91,6 @@ class Train:
         return run.folder if main else None
 
     def _dry_run(self) -> None:
-        """Print everything about the run, and how fast it will be."""
         from nidiff.data.encoded import MEMORY_LIMIT
         from nidiff.training.loop import build
         from nidiff.training.speed import seconds_per_step

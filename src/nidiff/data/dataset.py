@@ -1,26 +1,16 @@
 """Images by name: a dataset we know, a path, or a dataset of the Hugging Face Hub."""
 
-from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from nidiff.data.cifar10 import load_cifar10
-from nidiff.data.digits import load_digits
 from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
-from nidiff.data.fashion_mnist import load_fashion_mnist
 from nidiff.data.images import Images, fit_pixels, open_images
+from nidiff.data.named import DATASETS
 from nidiff.errors import InputError
 from nidiff.extras import require
-
-DATASETS: dict[str, Callable[[str, Path | None, bool], tuple[Tensor, Tensor]]] = {
-    "digits": load_digits,
-    "fashion-mnist": load_fashion_mnist,
-    "cifar10": load_cifar10,
-}
 
 
 def load_dataset(

@@ -33,8 +33,7 @@ def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path]
         if file.is_file():
             return file
     if data_dir is not None:
-        remedy = "put the official file there, or leave data_dir out to download it"
-        raise InputError(f"data_dir={str(data_dir)!r} has no {name}: {remedy}.")
+        raise InputError(f"data_dir={str(data_dir)!r} has no {name}: put it there, or leave data_dir out to download.")
     download(remote, file, progress)
     return file
 
@@ -44,9 +43,7 @@ def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "g
     digest, hidden = hashlib.sha256(), None if progress else True  # None: hidden unless stderr is a terminal
     try:
         with urlopen(remote.url, timeout=30) as page, replacing(file) as out:
-            with tqdm.wrapattr(
-                response, "read", response.length, desc=file.name, leave=False, disable=hidden
-            ) as stream:
+            with tqdm.wrapattr(page, "read", page.length, desc=file.name, leave=False, disable=hidden) as stream:
                 while part := stream.read(1 << 16):
                     out.write(part)
                     digest.update(part)

@@ -23,7 +23,6 @@ from nidiff.errors import InputError
 MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
 CAMERA, ORIENTATION = ("JPEG", "MPO"), 0x0112  # cameras store a photograph as taken, and a note on how they were held
 CHUNK = 1024  # images given to the threads at once: a million would fill the memory
-
 CHANNELS = {1: "L", 3: "RGB"}
 MEMORY_LIMIT = 4 * 2**30
 
@@ -99,7 +98,12 @@ def read_encoded(images: Sequence[Encoded], reading: Reading) -> tuple[Tensor | 
     Image.init()  # two threads that do this at once can miss a format
     shapes = _each(partial(_shape, reading), reading, "looking at images", images)
     rows, good = list(compress(range(len(images)), shapes)), list(compress(images, shapes))
-    shape = _common_shape(good, list(filter(None, shapes)))
+    shape = next(filter(None, shapes))
+    for image, other in zip(good, filter(None, shapes), strict=True):
+        if other != shape:
+            mine, first = ((*each[1:], each[0]) for each in (other, shape))
+            remedy = f"give {'channels' if other[1:] == shape[1:] else 'size'} to make all images alike"
+            raise InputError(f"{image.name!r} has size (H, W, C) {mine}, but {good[0].name!r} has {first}: {remedy}.")
     decode = partial(_decode, reading)
     if reading.memory_limit is not None and len(good) * prod(shape) > reading.memory_limit:
         kept = _each(decode, reading, "checking images", good) if reading.skip_corrupt else [True] * len(good)
@@ -135,18 +139,6 @@ def _each(
     if not any(found):
         raise InputError(f"{images[0].name!r} and all the other images are corrupt: give images that can be read.")
     return found
-
-
-def _common_shape(images: Sequence[Encoded], shapes: Sequence[Shape]) -> Shape:
-    shape = shapes[0]
-    for image, other in zip(images, shapes, strict=True):
-        if other != shape:
-            argument = "channels" if other[1:] == shape[1:] else "size"
-            raise InputError(
-                f"{image.name!r} has height, width, channels {(*other[1:], other[0])}, but "
-                f"{images[0].name!r} has {(*shape[1:], shape[0])}: give {argument} to make all images alike."
-            )
-    return shape
 
 
 @contextmanager

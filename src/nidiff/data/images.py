@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +34,9 @@ class Images:
         return len(self.pixels)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
+        return tuple(self.pixels.shape[1:])
 
     def all(self) -> Tensor:
         """All images as float32 [N, C, H, W] in [-1, 1]."""
@@ -85,7 +83,7 @@ def open_images(path: str | Path, reading: Reading) -> Images:
     """
     path = Path(path)
     if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
-        return Images(fit_pixels(_from_array(_read_array(path), f"path={str(path)!r}"), reading))
+        return Images(fit_pixels(_read_array(path), reading))
     if not path.is_dir():
         problem = "is not a folder or an array" if path.exists() else "does not exist"
         raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
@@ -97,24 +95,21 @@ def open_images(path: str | Path, reading: Reading) -> Images:
     return Images(pixels, skipped=skipped)
 
 
-def _read_array(file: Path) -> np.ndarray[Any, Any]:
+def _read_array(file: Path) -> Tensor:
+    """The N×H×W or N×H×W×C numbers of a file as [N, C, H, W], uint8 or float32."""
+    path = f"path={str(file)!r}"
     try:
-        if file.suffix.lower() == ".npy":
-            return np.load(file, mmap_mode="r", allow_pickle=False)
-        with np.load(file, allow_pickle=False) as stored:
-            arrays = dict(stored)
+        if file.suffix.lower() == ".npz":
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = dict(stored)
+        else:
+            arrays = {"arr_0": np.load(file, mmap_mode="r", allow_pickle=False)}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InputError(f"path={str(file)!r} cannot be read as arrays ({error}): write it with numpy.save.") from error
+        raise InputError(f"{path} cannot be read as arrays ({error}): write it with numpy.save.") from error
     name = next(iter(arrays)) if len(arrays) == 1 else "arr_0"
     if name not in arrays:
-        raise InputError(f"path={str(file)!r} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")
-    return arrays[name]
-
-
-def _from_array(array: np.ndarray[Any, Any], path: str) -> Tensor:
-    """N×H×W or N×H×W×C numbers as [N, C, H, W], uint8 or float32."""
-    if array.ndim == 3:
-        array = array[..., None]
+        raise InputError(f"{path} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")
+    array = arrays[name] if arrays[name].ndim != 3 else arrays[name][..., None]
     if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
         raise InputError(f"{path} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last.")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
@@ -142,10 +137,8 @@ def fit_pixels(pixels: Tensor, reading: Reading) -> Tensor:
     if shape == pixels.shape[1:]:
         return pixels
     if pixels.dtype != torch.uint8:
-        raise InputError(
-            f"size or channels ask for {shape} of images of floats {tuple(pixels.shape[1:])}: "
-            "leave them out, or store the images as uint8."
-        )
+        remedy = "leave them out, or store the images as uint8"
+        raise InputError(f"size or channels ask for {shape} of floats {tuple(pixels.shape[1:])}: {remedy}.")
     fitted = torch.empty((len(pixels), *shape), dtype=torch.uint8)
     for old, new in zip(pixels.numpy(), fitted.numpy(), strict=True):
         image = Image.fromarray(old[0] if len(old) == 1 else np.ascontiguousarray(np.moveaxis(old, 0, -1)))
