@@ -15,8 +15,7 @@ import torch
 import nidiff
 from nidiff import InputError
 from nidiff.data.download import Remote
-from nidiff.data.encoded import Encoded, read_encoded
-from nidiff.data.fit import Reading
+from nidiff.data.encoded import Encoded, Reading, read_encoded
 from nidiff.data.images import Images, quantise
 from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation import features as features_module
@@ -143,7 +142,7 @@ def test_other_weights_are_refused(tmp_path):
 
 def test_only_inception_gives_fid(tmp_path):
     file = script(Means(), tmp_path / "inception-2015-12-05.pt")
-    remote = Remote("http://127.0.0.1:1/x.pt", 1, sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    remote = Remote("http://127.0.0.1:1/x.pt", hashlib.sha256(file.read_bytes()).hexdigest())
     inception = FEATURES["inception"](file, torch.device("cpu"), remote)
     assert list(by_label(inception.name))[:2] == ["FID", "KID"]
     assert inception.sha256 == remote.sha256

@@ -10,7 +10,7 @@ from PIL import Image
 
 import nidiff
 from nidiff.data import images as images_module
-from nidiff.data.fit import Reading
+from nidiff.data.encoded import Reading
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_corrupt_images_are_left_out_and_listed(tmp_path, pixels, memory_limit):
     torch.testing.assert_close(images.batch(torch.arange(2)), as_float(pixels[1:]))
     for name in ("1.png", "2.png"):
         (tmp_path / name).write_bytes((tmp_path / "1b.png").read_bytes())
-    with pytest.raises(nidiff.InputError, match=r"0\.png.*all the other"):
+    with pytest.raises(nidiff.InputError, match=r"1\.png.*all the other"):
         open_images(tmp_path, skip_corrupt=True, memory_limit=memory_limit)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.progress import Progress
 from nidiff.randomness import white_noise
@@ -29,9 +30,9 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot hold the maximum are left out: often nearly all. The pair is found in
     float32, which tells apart all but the closest ties, and its distance is then computed in float64.
     """
-    check_images(images, covariance)
-    total = len(images) * (len(images) - 1) // 2
-    _report(progress, 0, total)
+    _check_images(images, covariance)
+    report, total = progress or (lambda done, total: None), len(images) * (len(images) - 1) // 2
+    report(0, total)
     white = _whiten_all(images, covariance)
     lengths, order = white.norm(dim=1).sort(descending=True)
     squares, norms = lengths.square(), lengths.tolist()
@@ -53,11 +54,11 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
                 i, j = divmod(place, len(right))
                 best, pair = math.sqrt(max(found, 0.0)), (int(order[start + i]), int(order[other + j]))
         seen = min(start + CHUNK, len(white))
-        _report(progress, seen * (2 * len(white) - seen - 1) // 2, total)
-    _report(progress, total, total)
+        report(seen * (2 * len(white) - seen - 1) // 2, total)
+    report(total, total)
     first, second = sorted(pair)
     difference = as_pixels(images[first]).double() - as_pixels(images[second]).double()
-    return Farthest(_check_distance(covariance.inv_sqrt(difference).norm().item()), (first, second))
+    return Farthest(covariance.inv_sqrt(difference).norm().item(), (first, second))
 
 
 def batch_whitened_distance(
@@ -69,16 +70,18 @@ def batch_whitened_distance(
     progress: Progress | None = None,
 ) -> float:
     """The largest ‖Σ^-½(x_i − x_j)‖ within a mini-batch, over the batches of one shuffled epoch."""
-    check_images(images, covariance)
+    _check_images(images, covariance)
     if batch_size < 2:
         raise InputError(f"batch_size={batch_size} has no pairs: use 2 or more.")
-    batches = [batch for batch in _shuffled(len(images), generator).split(batch_size) if len(batch) > 1]
+    epoch = random_subset(torch.arange(len(images)), len(images), generator)
+    batches = [batch for batch in epoch.split(batch_size) if len(batch) > 1]
     total, done, best = sum(len(batch) * (len(batch) - 1) // 2 for batch in batches), 0, 0.0
     for batch in batches:
-        best = max(best, _pairs(_whiten(images[batch], covariance)).max().item())
-        done += len(batch) * (len(batch) - 1) // 2
-        _report(progress, done, total)
-    return _check_distance(best)
+        distances = torch.pdist(_whiten(images[batch], covariance))
+        done, best = done + len(distances), max(best, distances.max().item())
+        if progress is not None:
+            progress(done, total)
+    return best
 
 
 def quantile_whitened_distance(
@@ -88,52 +91,40 @@ def quantile_whitened_distance(
     if not 0 < quantile <= 1:
         raise InputError(f"quantile={quantile} must be above 0 and at most 1, such as 0.99.")
     distances = sampled_distances(images, covariance, generator=generator)
-    return _check_distance(distances.kthvalue(math.ceil(quantile * len(distances))).values.item())
+    return distances.kthvalue(math.ceil(quantile * len(distances))).values.item()
 
 
 def sampled_distances(
     images: Tensor, covariance: Covariance, *, num_images: int = SUBSET, generator: torch.Generator | None = None
 ) -> Tensor:
     """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
-    check_images(images, covariance)
-    return _pairs(_whiten_all(random_subset(images, num_images, generator), covariance))
+    _check_images(images, covariance)
+    return torch.pdist(_whiten_all(random_subset(images, num_images, generator), covariance))
 
 
 def random_subset(images: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
     """At most ``count`` of the images, without replacement."""
-    return images[_shuffled(len(images), generator)[:count]]
+    order = white_noise((len(images),), generator, dtype=torch.float64).argsort()
+    return images[order[:count]]
 
 
 def as_pixels(images: Tensor) -> Tensor:
     """Images as floats: uint8 becomes [-1, 1], floats stay."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images
+    return PIXELS.to_model(images) if images.dtype == torch.uint8 else images
 
 
-def check_images(images: Tensor, covariance: Covariance) -> None:
-    axes = len(covariance.event_shape)
-    shape = tuple(images.shape)
+def _check_images(images: Tensor, covariance: Covariance) -> None:
+    axes, shape = len(covariance.event_shape), tuple(images.shape)
     if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
-        raise InputError(
-            f"images has shape {shape}, but covariance is over {covariance.event_shape}: "
-            "give [N, ..., *event] or build the covariance for that shape."
-        )
+        remedy = "give [N, ..., *event] or build the covariance for that shape"
+        raise InputError(f"images has shape {shape}, but covariance is over {covariance.event_shape}: {remedy}.")
     if len(images) < 2:
         raise InputError(f"images has {len(images)} image: a distance needs two or more.")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"images has dtype {images.dtype}: give uint8 or floats.")
-    if covariance.size > 1 and all(_is_flat(chunk) for chunk in images.split(CHUNK)):
+    rows = (chunk.flatten(1) for chunk in images.split(CHUNK))
+    if covariance.size > 1 and all(bool((pixels == pixels[:, :1]).all()) for pixels in rows):
         raise InputError("images are constant, each one value everywhere: give images that show something.")
-
-
-def _is_flat(images: Tensor) -> bool:
-    pixels = images.flatten(1)
-    return bool((pixels == pixels[:, :1]).all())
-
-
-def _check_distance(distance: float) -> float:
-    if distance == 0:
-        raise InputError("images are all the same, so they have no distance: give images that differ.")
-    return distance
 
 
 def _whiten(images: Tensor, covariance: Covariance) -> Tensor:
@@ -150,16 +141,3 @@ def _whiten_all(images: Tensor, covariance: Covariance) -> Tensor:
     for chunk, target in zip(images.split(CHUNK), white.split(CHUNK), strict=True):
         target.copy_(_whiten(chunk, covariance))
     return white.sub_(white.mean(0))
-
-
-def _pairs(white: Tensor) -> Tensor:
-    return torch.nn.functional.pdist(white)
-
-
-def _shuffled(count: int, generator: torch.Generator | None) -> Tensor:
-    return white_noise((count,), generator, dtype=torch.float64).argsort()
-
-
-def _report(progress: Progress | None, done: int, total: int) -> None:
-    if progress is not None:
-        progress(done, total)

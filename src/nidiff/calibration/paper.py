@@ -1,6 +1,7 @@
 """``nidiff calibrate --paper``: the constants of the paper, each beside ours and the convention that gives it."""
 
 import math
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -28,7 +29,7 @@ SIGMA_N = {
 LEVELS = {50.0: (232, 1.0375591319992028), 20.0: (207, 1.0375867506951884), 3.72: (161, 1.0376858468648256)}
 SIGMA_MIN = 0.01
 SHAPE, CHANNELS = (32, 32), 3  # CIFAR-10
-SEEDS = (0, 1, 2)
+DROPPED, KEPT = "zero mode dropped", "|k00| := 1"
 
 
 class Constant(NamedTuple):
@@ -44,77 +45,64 @@ def paper_constants() -> list[Constant]:
     return [*_normalisation(), *_levels(), *_langevin()]
 
 
-def initial_scales(images: Tensor, progress: Progress | None = None) -> list[Constant]:
+def initial_scales(images: Tensor, progress: Progress | None = None) -> Iterator[Constant]:
     """sigma_1 of CIFAR-10 (uint8 [N, 3, 32, 32]), pixels in [0, 1]: 50 for SMLD, 20 for NI-SMLD (E29)."""
     if tuple(images.shape[1:]) != (CHANNELS, *SHAPE) or images.dtype != torch.uint8:
         raise InputError(f"data has images of shape {tuple(images.shape[1:])}: the paper's numbers are for CIFAR-10.")
-    found = []
-    for name, paper, covariance in (
-        ("SMLD", 50.0, Identity(SHAPE)),
-        ("NI-SMLD", 20.0, _without_mean(SHAPE)),
-        ("NI-SMLD", None, gaussian_free_field(SHAPE)),
+    for name, paper, covariance, sigma in (
+        ("SMLD", 50.0, Identity(SHAPE), "Sigma = I"),
+        ("NI-SMLD", 20.0, _without_mean(SHAPE), DROPPED),
+        ("NI-SMLD", None, gaussian_free_field(SHAPE), KEPT),
     ):
-        sigma = "Sigma = I" if name == "SMLD" else "|k00| := 1" if paper is None else "zero mode dropped"
-        for seed in SEEDS:
-            generator = torch.Generator().manual_seed(seed)
-            largest = batch_whitened_distance(images, covariance, generator=generator)
+        # The functions take uint8 as [-1, 1], which is twice as wide.
+        for seed in range(3):
+            largest = batch_whitened_distance(images, covariance, generator=torch.Generator().manual_seed(seed))
             convention = f"largest distance in mini-batches of 128, epoch of seed {seed}; {sigma}; pixels in [0, 1]"
-            found.append(Constant(f"{name} sigma_1", paper, largest / 2, convention))
+            yield Constant(f"{name} sigma_1", paper, largest / 2, convention)
         farthest = max_whitened_distance(images, covariance, progress=progress)
         convention = f"largest distance of all pairs, images {farthest.pair}; {sigma}; pixels in [0, 1]"
-        # The functions take uint8 as [-1, 1], which is twice as wide.
-        found.append(Constant(f"{name} sigma_1, exact", None, farthest.distance / 2, convention))
-    return found
+        yield Constant(f"{name} sigma_1, exact", None, farthest.distance / 2, convention)
 
 
-def _normalisation() -> list[Constant]:
+def _normalisation() -> Iterator[Constant]:
     """sigma_N² = Σ_{k≠0} |k|⁻² / N²: the noise drawn in the Fourier domain, the zero mode dropped (E1)."""
-    convention = "sqrt(sum over k != 0 of 1/|k|^2) / n^2: noise in the Fourier domain, zero mode dropped"
-    found = []
+    convention = f"sqrt(sum over k != 0 of 1/|k|^2) / n^2: noise in the Fourier domain, {DROPPED}"
     for n, paper in SIGMA_N.items():
         spectrum = gaussian_free_field((n, n), zero_mode="zero", normalize=False).eigenvalues
-        found.append(Constant(f"sigma_N, n = {n}", paper, spectrum.sum().sqrt().item() / n**2, convention))
-    return found
+        yield Constant(f"sigma_N, n = {n}", paper, spectrum.sum().sqrt().item() / n**2, convention)
 
 
-def _levels() -> list[Constant]:
+def _levels() -> Iterator[Constant]:
     """The printed ratios come from L, and L from SMLD's ratio, rounded down; they do not solve the overlap (E30)."""
     dimension = CHANNELS * math.prod(SHAPE)
     exact = overlap_ratio(dimension)
-    found = []
     for sigma_max, (levels, paper) in LEVELS.items():
-        span = sigma_max / SIGMA_MIN
+        name, span = f"sigma_1 = {sigma_max:g}", sigma_max / SIGMA_MIN
         ours = span ** (1 / (levels - 1))
-        name = f"sigma_1 = {sigma_max:g}"
         convention = f"(sigma_1 / sigma_L)^(1 / (L - 1)), L = {levels}; overlap {overlap(ours, dimension):.4f}, not 1/2"
+        yield Constant(f"ratio, {name}", paper, ours, convention)
         rounded = math.floor(1 + math.log(span) / math.log(CLASSIC_RATIO) + 1e-9)
-        found += [
-            Constant(f"ratio, {name}", paper, ours, convention),
-            Constant(f"L, {name}", levels, rounded, "1 + log(sigma_1 / sigma_L) / log 1.03756, rounded down"),
-            Constant(f"ratio, {name}, solved", None, exact, f"overlap 1/2 exactly, D = {dimension}"),
-            Constant(f"L, {name}, solved", None, num_levels(sigma_max, SIGMA_MIN, exact), "for that ratio, rounded up"),
-        ]
-    return found
+        yield Constant(f"L, {name}", levels, rounded, "1 + log(sigma_1 / sigma_L) / log 1.03756, rounded down")
+        yield Constant(f"ratio, {name}, solved", None, exact, f"overlap 1/2 exactly, D = {dimension}")
+        solved = num_levels(sigma_max, SIGMA_MIN, exact)
+        yield Constant(f"L, {name}, solved", None, solved, "for that ratio, rounded up")
 
 
-def _langevin() -> list[Constant]:
+def _langevin() -> Iterator[Constant]:
     """ε is where the mean variance of a pixel is least; the printed update lacks Σ before the score (E23, E31)."""
-    dropped = gaussian_free_field(SHAPE, zero_mode="zero")
-    kept = gaussian_free_field(SHAPE)
-    printed, right = "as printed (no Sigma before the score)", "preconditioned"
-    found = []
+    dropped, kept = gaussian_free_field(SHAPE, zero_mode="zero"), gaussian_free_field(SHAPE)
+    printed = "as printed (no Sigma before the score)"
     for name, paper, covariance, sigma_max, steps, preconditioned, convention in (
         ("SMLD", 6.2e-6, Identity(SHAPE), 50.0, 5, True, "Sigma = I"),
-        ("NI-SMLD", 3.1e-7, dropped, 20.0, 5, False, f"{printed}, zero mode dropped"),
-        ("NI-SMLD", 3.1e-7, kept, 20.0, 5, False, f"{printed}, |k00| := 1"),
-        ("NI-SMLD", 2.0e-6, dropped, 20.0, 1, False, f"{printed}, zero mode dropped"),
-        ("NI-SMLD", 2.0e-6, kept, 20.0, 1, False, f"{printed}, |k00| := 1"),
-        ("NI-SMLD", None, kept, 20.0, 5, True, right),
-        ("NI-SMLD", None, kept, 20.0, 1, True, f"{right}: sigma_L^2 (1 - 1/ratio^2)"),
+        ("NI-SMLD", 3.1e-7, dropped, 20.0, 5, False, f"{printed}, {DROPPED}"),
+        ("NI-SMLD", 3.1e-7, kept, 20.0, 5, False, f"{printed}, {KEPT}"),
+        ("NI-SMLD", 2.0e-6, dropped, 20.0, 1, False, f"{printed}, {DROPPED}"),
+        ("NI-SMLD", 2.0e-6, kept, 20.0, 1, False, f"{printed}, {KEPT}"),
+        ("NI-SMLD", None, kept, 20.0, 5, True, "preconditioned"),
+        ("NI-SMLD", None, kept, 20.0, 1, True, "preconditioned: sigma_L^2 (1 - 1/ratio^2)"),
     ):
         ours = langevin_epsilon(covariance, LEVELS[sigma_max][1], SIGMA_MIN, steps, preconditioned)
-        found.append(Constant(f"{name} epsilon, T = {steps}", paper, ours, f"least mean variance; {convention}"))
-    return found
+        yield Constant(f"{name} epsilon, T = {steps}", paper, ours, f"least mean variance; {convention}")
 
 
 def _without_mean(shape: tuple[int, int]) -> Covariance:

@@ -1,33 +1,19 @@
-"""Noise scales from data (paper, appendix E): the largest σ, the ratio of two σ, their number, and the Langevin ε.
-
-The paper writes γ both for the power of the index and for the ratio of two noise scales. Here the second is ``ratio``;
-it is above 1, and η = ε / σ_min² is the step in units of σ², so that a level σ moves by η σ².
-"""
+"""Noise scales from data (paper, appendix E): the largest σ, the ratio of two σ, their number, and the Langevin ε."""
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from nidiff.calibration.distance import (
-    batch_whitened_distance,
-    check_images,
-    max_whitened_distance,
-    quantile_whitened_distance,
-)
+from nidiff.calibration.distance import batch_whitened_distance, max_whitened_distance, quantile_whitened_distance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Schedule, smld_geometric
 from nidiff.errors import InputError, one_of
 from nidiff.progress import Progress
-from nidiff.sampling.annealing import (
-    cas_interval,
-    check_langevin,
-    check_ratio,
-    langevin_epsilon,
-    pixel_mean,
-    variance_ratio,
-)
+from nidiff.sampling.annealing import cas_interval, check_langevin, langevin_epsilon, pixel_mean, variance_ratio
 
 CLASSIC_RATIO = 1.0375591319992028
 """5000^(1/231): the ratio of NCSNv2's 232 levels from 50 to 0.01 on CIFAR-10, which the paper keeps (E30)."""
@@ -36,34 +22,24 @@ DISTANCES = ("max", "batch", "quantile")
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `calibrate` found."""
+    """What `calibrate` found; the text beside each number says how, in the ASCII that ``nidiff calibrate`` prints."""
 
-    sigma_max: float
-    """The whitened distance."""
-    sigma_min: float
-    ratio: float
-    """σ of a level over σ of the next: (sigma_max / sigma_min)^(1 / (num_levels − 1)), at most ``target_ratio``."""
-    num_levels: int
-    epsilon: float
-    """The Langevin ε: a step at level σ is ε σ² / sigma_min²."""
-    eta: float
-    """ε / sigma_min²."""
-    steps_per_level: int
-    preconditioned: bool
-    variance_ratio: float
-    """Mean variance of a pixel after the steps of one level, over its target."""
-    cas_interval: tuple[float, float]
-    """The η for which consistent annealed sampling exists."""
-    cas_feasible: bool
-    target_ratio: float
-    """The ratio before the number of levels was rounded up."""
-    distance: str
-    """How sigma_max was measured: "max", "batch" or "quantile"."""
-    pair: tuple[int, int] | None
-    """The two images of the largest distance, where it is exact."""
-    num_images: int
-    dimension: int
-    """The number of variables of one image, channels included."""
+    sigma_max: Annotated[float, "the largest noise scale: |Sigma^-1/2 (x_i - x_j)|, of the pairs that distance says"]
+    sigma_min: Annotated[float, "the smallest noise scale, as given"]
+    ratio: Annotated[float, "sigma of a level over that of the next: (sigma_max / sigma_min)^(1 / (num_levels - 1))"]
+    num_levels: Annotated[int, "1 + log(sigma_max / sigma_min) / log(target_ratio), rounded up"]
+    epsilon: Annotated[float, "of a Langevin step epsilon sigma^2 / sigma_min^2: least variance_ratio, unless given"]
+    eta: Annotated[float, "epsilon / sigma_min^2"]
+    steps_per_level: Annotated[int, "Langevin steps, as given"]
+    preconditioned: Annotated[bool, "h = eta, with Sigma before the score; if not, as printed, h = eta / lambda"]
+    variance_ratio: Annotated[float, "mean of lambda v; from v = ratio^2, each step: v <- (1 - h)^2 v + 2 eta"]
+    cas_interval: Annotated[tuple[float, float], "the eta for which CAS exists: 1 - 1/ratio to 1 + 1/ratio"]
+    cas_feasible: Annotated[bool, "whether eta is in it, that is, beta^2 = 1 - ratio^2 (1 - eta)^2 >= 0"]
+    target_ratio: Annotated[float, "r with Phi(sqrt(2D)(r-1) + 3r) - Phi(sqrt(2D)(r-1) - 3r) = 1/2, unless given"]
+    distance: Annotated[str, "max: the largest of all pairs; batch: within mini-batches; quantile: of random pairs"]
+    pair: Annotated[tuple[int, int] | None, "the images i and j of sigma_max, where it is that of all pairs"]
+    num_images: Annotated[int, "in the data"]
+    dimension: Annotated[int, "D, the numbers in an image, channels included"]
 
     def schedule(self) -> Schedule:
         return smld_geometric(self.num_levels, self.sigma_max, self.sigma_min)
@@ -93,8 +69,7 @@ def calibrate(
     ``steps_per_level`` Langevin steps (`langevin_epsilon`), unless it is given.
     """
     one_of("distance", distance, DISTANCES)
-    check_images(images, covariance)
-    dimension = images[0].numel()
+    dimension = math.prod(images.shape[1:])
     target_ratio = _target_ratio(ratio, dimension)
     check_langevin(target_ratio, sigma_min, steps_per_level, epsilon)  # before the long part
     pair = None
@@ -106,10 +81,8 @@ def calibrate(
         )
     else:
         sigma_max = quantile_whitened_distance(images, covariance, quantile=quantile, generator=generator)
-    if sigma_min >= sigma_max:
-        raise InputError(
-            f"sigma_min={sigma_min} is not below sigma_max={sigma_max:.4g}, the distance of the images: lower it."
-        )
+    if sigma_max == 0:
+        raise InputError("images are all the same, so they have no distance: give images that differ.")
     levels = num_levels(sigma_max, sigma_min, target_ratio)
     actual = (sigma_max / sigma_min) ** (1 / (levels - 1))
     if epsilon is None:
@@ -142,10 +115,8 @@ def overlap(ratio: float, dimension: int) -> float:
 
     Φ(√(2D)(ratio − 1) + 3 ratio) − Φ(√(2D)(ratio − 1) − 3 ratio), where r is the whitened radius (E30).
     """
-    shift = math.sqrt(2 * dimension) * (ratio - 1)
-    edges = torch.tensor([shift + 3 * ratio, shift - 3 * ratio], dtype=torch.float64)
-    upper, lower = torch.special.ndtr(edges).tolist()
-    return upper - lower
+    shift, phi = math.sqrt(2 * dimension) * (ratio - 1), NormalDist().cdf
+    return phi(shift + 3 * ratio) - phi(shift - 3 * ratio)
 
 
 def overlap_ratio(dimension: int) -> float:
@@ -164,9 +135,8 @@ def overlap_ratio(dimension: int) -> float:
 
 def num_levels(sigma_max: float, sigma_min: float, ratio: float) -> int:
     """1 + log(σ_max / σ_min) / log ratio, rounded up, so that the ratio of the levels is at most ``ratio``."""
-    if not 0 < sigma_min < sigma_max < math.inf:
-        raise InputError(f"sigma_min={sigma_min}, sigma_max={sigma_max} must satisfy 0 < sigma_min < sigma_max.")
-    check_ratio(ratio)
+    if sigma_min >= sigma_max:
+        raise InputError(f"sigma_min={sigma_min} is not below sigma_max={sigma_max:.4g}: lower it.")
     # Rounding must not add a level where the ratio fits exactly.
     return 1 + math.ceil(math.log(sigma_max / sigma_min) / math.log(ratio) * (1 - 1e-12))
 
@@ -174,9 +144,7 @@ def num_levels(sigma_max: float, sigma_min: float, ratio: float) -> int:
 def _target_ratio(ratio: str | float, dimension: int) -> float:
     if ratio == "overlap":
         return overlap_ratio(dimension)
-    if ratio == "classic":
-        return CLASSIC_RATIO
-    if isinstance(ratio, str):
-        raise InputError(f"ratio={ratio!r} is unknown: use 'overlap', 'classic' or a number above 1.")
-    check_ratio(ratio)
-    return float(ratio)
+    try:
+        return CLASSIC_RATIO if ratio == "classic" else float(ratio)
+    except ValueError as error:
+        raise InputError(f"ratio={ratio!r} is unknown: use 'overlap', 'classic' or a number above 1.") from error

@@ -1,20 +1,16 @@
 """``nidiff demo``: DDPM and NI-DDPM on the embedded digits, side by side."""
 
-import dataclasses
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
 from nidiff.files import replace_text, writing
 from nidiff.training.experiment import PRESETS
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 RUNS = {"DDPM": "digits-ddpm", "NI-DDPM": "digits"}
 SAMPLERS = {"ancestral": 50, "dpmpp_2m": 10}  # the paper's sampler with few steps, and a fast solver with fewer
@@ -44,38 +40,29 @@ class Demo:
 
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
-        classifier = train_classifier(real.all(), real.labels)
-        test = held_out.all()
-        named = classifier(test).argmax(1) == held_out.labels
-        rows = [_row("real, held out", "", 0, test, recognised(classifier, test))]
-        panels = {"real": test}
+        classifier, test = train_classifier(real.all(), real.labels), held_out.all()
+        panels, rows = {"real": test}, [("real, held out", "", 0, len(test), recognised(classifier, test))]
         for title, preset in RUNS.items():
             folder = self.out / preset
-            experiment = dataclasses.replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
+            experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
             print(f"training {title} ({experiment.covariance})", file=sys.stderr)
             Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
             denoiser = load_model(folder)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
             for sampler, num_steps in SAMPLERS.items():
                 images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds)
-                rows.append(_row(title, sampler, num_steps, images, recognised(classifier, images)))
+                rows.append((title, sampler, num_steps, len(images), recognised(classifier, images)))
                 if sampler == "ancestral":
                     noise = denoiser.process.noise((64, *real.shape), generators_from_seeds(range(64)))
                     panels |= {f"{title}: noise": noise / 3, f"{title}: samples": images}
+        keys = ("model", "sampler", "num_steps", "images", "recognised")
+        found = json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2)
         with writing("out", self.out):
             save_panels(self.out / "demo.png", panels)
-            replace_text(self.out / "demo.json", json.dumps(rows, indent=2) + "\n")
+            replace_text(self.out / "demo.json", found + "\n")
         print(f"wrote {self.out / 'demo.png'}", file=sys.stderr)
-        accuracy = named.double().mean().item()
+        accuracy = (classifier(test).argmax(1) == held_out.labels).double().mean().item()
         print(f"the classifier names {accuracy:.1%} of the held-out digits correctly", file=sys.stderr)
-        print(json.dumps(rows, indent=2) if self.json else _table(rows))
-
-
-def _row(model: str, sampler: str, num_steps: int, images: "Tensor", share: float) -> dict[str, Any]:
-    return {"model": model, "sampler": sampler, "num_steps": num_steps, "images": len(images), "recognised": share}
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
-    cells = [(r["model"], r["sampler"], r["num_steps"] or "", r["images"], f"{r['recognised']:.1%}") for r in rows]
-    return aligned([head, *(tuple(map(str, line)) for line in cells)])
+        head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
+        cells = [(row[0], row[1], str(row[2] or ""), str(row[3]), f"{row[4]:.1%}") for row in rows]
+        print(found if self.json else aligned([head, *cells]))

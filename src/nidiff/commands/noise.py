@@ -4,17 +4,15 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
 from nidiff.errors import InputError
 
-if TYPE_CHECKING:
-    from nidiff.covariance.operator import Covariance
-
 SHOWN = tuple(f"gff:gamma={gamma:g}" for gamma in (0, 0.5, 1, 1.5, 2))
+HEAD = ("covariance", "marginal variance", "condition", "log-det", "effective rank", "correlation length")
 
 
 @dataclass(frozen=True)
@@ -40,59 +38,41 @@ class Noise:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from nidiff.covariance.summary import summary
-        from nidiff.report.noise import check_suffix, noise_figure, save_figure
-
-        check_suffix(self.out)
-        covariances = self._covariances()
-        figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed)
-        rows = [
-            {"label": label, "config": covariance.to_config(), **summary(covariance)._asdict()}
-            for label, covariance in covariances.items()
-        ]
-        save_figure(figure, self.out)
-        print(f"wrote {self.out}", file=sys.stderr)
-        if self.json:
-            shape = next(iter(covariances.values())).event_shape
-            print(json.dumps({"shape": shape, "out": str(self.out), "covariances": rows}, indent=2))
-        else:
-            print(_table(rows))
-
-    def _covariances(self) -> "dict[str, Covariance]":
         from nidiff.covariance.config import as_covariance
+        from nidiff.covariance.summary import summary
         from nidiff.data.dataset import load_dataset
+        from nidiff.report.noise import noise_figure, save_figure
 
-        names, shape, images = self.covariances or SHOWN, self.shape or (32, 32), None
+        names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None
         if self.data is not None:
             if self.shape is not None:
                 raise InputError("shape has no meaning with data, whose images have a shape: leave it out.")
             images = load_dataset(self.data).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
-        elif self.shape == ():
-            raise InputError("shape=() is empty: give one, two or three numbers.")
-        found = {name: as_covariance(name, shape, images) for name in names}
-        shapes = {name: covariance.event_shape for name, covariance in found.items()}
+        covariances = {name: as_covariance(name, shape, images) for name in names}
+        shapes = {name: covariance.event_shape for name, covariance in covariances.items()}
         if len(set(shapes.values())) > 1:
             raise InputError(f"covariances have different shapes ({shapes}): give --shape, or draw them apart.")
-        return found
+        figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed)
+        rows = [
+            {"label": name, "config": covariance.to_config(), **summary(covariance)._asdict()}
+            for name, covariance in covariances.items()
+        ]
+        save_figure(figure, self.out)
+        print(f"wrote {self.out}", file=sys.stderr)
+        report = {"shape": shapes[names[0]], "out": str(self.out), "covariances": rows}
+        print(json.dumps(report, indent=2) if self.json else aligned([HEAD, *map(_cells, rows)]))
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
-    """Plain ASCII, so that it prints on any terminal."""
-    head = ("covariance", "marginal variance", "condition", "log-det", "effective rank", "correlation length")
-    lines = [head]
-    for row in rows:
-        low, high = row["marginal_variance_range"]
-        spread = f" ({low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
-        lines.append(
-            (
-                row["label"],
-                f"{row['marginal_variance']:.4g}{spread}",
-                f"{row['condition_number']:.4g}",
-                "-inf" if row["logdet"] is None else f"{row['logdet']:.6g}",
-                f"{row['effective_rank']:.5g}",
-                "none" if row["correlation_length"] is None else f"{row['correlation_length']:.3f} px",
-            )
-        )
-    return aligned(lines)
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    """In plain ASCII, so that it prints on any terminal."""
+    low, high = row["marginal_variance_range"]
+    return (
+        row["label"],
+        f"{row['marginal_variance']:.4g}" + (f" ({low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""),
+        f"{row['condition_number']:.4g}",
+        "-inf" if row["logdet"] is None else f"{row['logdet']:.6g}",
+        f"{row['effective_rank']:.5g}",
+        "none" if row["correlation_length"] is None else f"{row['correlation_length']:.3f} px",
+    )

@@ -22,7 +22,6 @@ class Report:
 
         if not self.runs:
             raise InputError("runs is empty: give at least one run directory.")
-        for folder in self.runs:  # before any page is written
-            RunDirectory.open(folder)
-        for folder in self.runs:
-            print(write_report(folder))
+        runs = [RunDirectory.open(folder) for folder in self.runs]  # all, before a page is written
+        for run in runs:
+            print(write_report(run.folder))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.drawing import Drawing, parse_seeds
+from nidiff.commands.flags import Drawing, parse_seeds
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,13 @@ class Sample:
     def run(self) -> None:
         from nidiff.generation.folder import SampleFolder
         from nidiff.generation.job import run_job
-        from nidiff.generation.opened import cell_name, open_model, process_state, seeds_text
+        from nidiff.generation.opened import cell_name, open_model, plan_job, process_state, seeds_text
 
-        seeds = parse_seeds(self.drawing.seeds)
-        state = process_state()
+        drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         model = open_model(self.model, state)
-        job = self.drawing.job(model, self.sampler, self.num_steps, self.floats)
+        job = plan_job(model, self.sampler, self.num_steps, clip=drawing.clip, tile=drawing.tile, floats=self.floats)
         folder = SampleFolder(self.out or model.path / "generated" / cell_name(job), self.format)
-        run_job(job, model.denoiser, model.shape, folder, seeds, batch=self.drawing.batch, state=state)
+        run_job(job, model.denoiser, model.shape, folder, seeds, batch=drawing.batch, state=state)
         if state.is_main_process:
             print(f"wrote {folder.path / 'grid.png'}", file=sys.stderr)
             found = {"out": str(folder.path), "images": len(seeds), "seeds": seeds_text(seeds), "shape": model.shape}

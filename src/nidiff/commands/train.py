@@ -1,11 +1,12 @@
 """``nidiff train``: from a data set to a trained model."""
 
-import dataclasses
+import argparse
 import hashlib
 import json
 import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,15 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Train:
-    """Train a diffusion model: alone, under torchrun or under accelerate launch. Stop it any time, and continue with
-    --resume."""
+    """Train a diffusion model: alone, under torchrun or accelerate launch. Stop it any time; --resume continues it."""
 
     experiment: Annotated[Experiment, arg(name="")]
-    out: Annotated[
-        Path | None,
-        arg(metavar="DIR", help_behavior_hint="(default: runs/PRESET, or runs/ and the name of the config)"),
-    ] = None
-    """The run directory."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: runs/ and a name)")] = None
+    """The run directory; its name is by default that of the preset or the config."""
     preset: Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")] = "digits"
     """Where the other flags take their defaults from."""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(optional)")] = None
@@ -43,12 +40,15 @@ class Train:
     @staticmethod
     def defaults(arguments: list[str]) -> "Train":
         """The defaults of the flags, which depend on --preset or --config."""
-        preset, config = _value_of("--preset", arguments), _value_of("--config", arguments)
-        if preset and config:
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--preset", nargs="?")
+        parser.add_argument("--config", nargs="?", type=Path)
+        given, _ = parser.parse_known_args(arguments)
+        if given.preset and given.config:
             raise InputError("preset and config exclude each other: give one.")
-        if config:
-            return Train(read_experiment(Path(config)))
-        return Train(PRESETS[one_of("preset", preset or "digits", PRESETS)])
+        if given.config:
+            return Train(read_experiment(given.config))
+        return Train(PRESETS[one_of("preset", given.preset or "digits", PRESETS)])
 
     def run(self) -> None:
         if self.dry_run:
@@ -63,47 +63,42 @@ class Train:
         from nidiff.training.loop import build, restore, train
         from nidiff.training.run import RunDirectory
 
-        name = self.preset
-        if self.config is not None:
-            name = self.config.parent.name if self.config.name == "experiment.json" else self.config.stem
+        config = self.config or Path(self.preset)
+        name = config.parent.name if config.name == "experiment.json" else config.stem
         run = RunDirectory(self.out or Path("runs") / name)
         run.check(self.experiment, resume=self.resume, overwrite=self.overwrite)
         trainer = build(self.experiment, run.covariance if self.resume else None)
-        facts = _facts(trainer)
-        main = trainer.accelerator.is_main_process
-        if trainer.images.skipped and main:
-            print(
-                f"skipped {len(trainer.images.skipped)} corrupt: {', '.join(trainer.images.skipped)}", file=sys.stderr
-            )
+        facts, main = _facts(trainer), trainer.accelerator.is_main_process
+        say = partial(trainer.accelerator.print, file=sys.stderr)
+        if trainer.images.skipped:
+            say(f"skipped {len(trainer.images.skipped)} corrupt: {', '.join(trainer.images.skipped)}")
         if self.resume:
             run.check_data(facts)
             checkpoint = load_checkpoint(run.checkpoints)
             if checkpoint is not None:
-                for line in checkpoint.damaged if main else ():
-                    print(f"skipped a damaged checkpoint: {line}", file=sys.stderr)
+                for line in checkpoint.damaged:
+                    say(f"skipped a damaged checkpoint: {line}")
                 restore(trainer, checkpoint)
             if main:
                 run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts)
-                print(f"resuming {run.folder} after step {trainer.step}", file=sys.stderr)
+            say(f"resuming {run.folder} after step {trainer.step}")
         elif main:
             run.begin(trainer.experiment, trainer.denoiser, facts)
         trainer.accelerator.wait_for_everyone()
         train(trainer, run)
         if main:
-            print(f"wrote {write_report(run.folder)}", file=sys.stderr)
+            say(f"wrote {write_report(run.folder)}")
         return run.folder if main else None
 
     def _dry_run(self) -> None:
-        """Print everything about the run, and how fast it will be."""
-        from nidiff.data.fit import MEMORY_LIMIT
+        from nidiff.data.encoded import MEMORY_LIMIT
         from nidiff.training.loop import build
         from nidiff.training.speed import seconds_per_step
 
         # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
-        trainer = build(dataclasses.replace(self.experiment, compile=False), memory_limit=0)
-        facts, experiment, pixels = _facts(trainer), self.experiment.resolved(), trainer.images.pixels
-        seconds = seconds_per_step(trainer)
-        size = math.prod(pixels.shape) * pixels.dtype.itemsize
+        trainer = build(replace(self.experiment, compile=False), memory_limit=0)
+        facts, experiment, seconds = _facts(trainer), self.experiment.resolved(), seconds_per_step(trainer)
+        size = math.prod(trainer.images.pixels.shape) * trainer.images.pixels.dtype.itemsize
         found = {
             "experiment": experiment.to_json(),
             **facts,
@@ -113,17 +108,7 @@ class Train:
             "images_per_s": float(f"{experiment.batch_size / seconds:.3g}"),
             "hours_to_the_end": float(f"{seconds * experiment.steps / 3600:.3g}"),
         }
-        if trainer.accelerator.is_main_process:
-            print(json.dumps(found, indent=2))
-
-
-def _value_of(flag: str, arguments: list[str]) -> str | None:
-    for index, word in enumerate(arguments):
-        if word == flag and index + 1 < len(arguments):
-            return arguments[index + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+        trainer.accelerator.print(json.dumps(found, indent=2))
 
 
 def _facts(trainer: "Trainer") -> dict[str, Any]:

@@ -1,18 +1,16 @@
 """Images by name: a dataset we know, a path, or a dataset of the Hugging Face Hub."""
 
-from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+import torch
 
-from nidiff.data.cifar10 import load_cifar10
-from nidiff.data.digits import load_digits
-from nidiff.data.fashion_mnist import load_fashion_mnist
-from nidiff.data.fit import MEMORY_LIMIT, Reading, Size, fit_pixels
-from nidiff.data.hub import load_hub
-from nidiff.data.images import Images, open_images
+from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
+from nidiff.data.images import Images, fit_pixels, open_images
+from nidiff.data.named import DATASETS
 from nidiff.errors import InputError
+from nidiff.extras import require
 
 
 def load_dataset(
@@ -44,21 +42,34 @@ def load_dataset(
     if not name.startswith("hf:") and not Path(name).exists():
         near = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise InputError(
-            f"name={name!r} is neither a dataset nor an existing path{hint}: give one of "
-            f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy or .npz file, or hf:NAME."
-        )
+        known = f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy or .npz file, or hf:NAME"
+        raise InputError(f"name={name!r} is neither a dataset nor an existing path{hint}: give one of {known}.")
     if data_dir is not None:
         raise InputError(f"data_dir={str(data_dir)!r} has no meaning with {name!r}: leave it out.")
     if name.startswith("hf:"):
-        return load_hub(name.removeprefix("hf:"), split, reading)
+        return _load_hub(name, split, reading)
     if split != "train":
         raise InputError(f"split={split!r}: {name!r} has no splits; give the path of the images you want instead.")
     return open_images(name, reading)
 
 
-DATASETS: dict[str, Callable[[str, Path | None, bool], tuple[Tensor, Tensor]]] = {
-    "digits": load_digits,
-    "fashion-mnist": load_fashion_mnist,
-    "cifar10": load_cifar10,
-}
+def _load_hub(name: str, split: str, reading: Reading) -> Images:
+    """The first column of images of a dataset of the Hub, and its column ``label`` if there is one."""
+    datasets = require("datasets")
+    try:
+        table = datasets.load_dataset(name.removeprefix("hf:"), split=split)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"name={name!r} cannot be loaded ({error}): correct the name or the split.") from error
+    column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
+    if column is None:
+        raise InputError(f"name={name!r} has no images among {table.column_names}: give a dataset of images.")
+    images = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+
+    def file(row: int) -> Path | bytes:
+        image = images[row][column]
+        return Path(image["path"]) if image["bytes"] is None else image["bytes"]
+
+    files = [Encoded(f"{name}[{row}]", partial(file, row)) for row in range(len(images))]
+    pixels, rows, skipped = read_encoded(files, reading)
+    has_labels = isinstance(table.features.get("label"), datasets.ClassLabel)
+    return Images(pixels, torch.tensor(table["label"])[rows] if has_labels else None, skipped)

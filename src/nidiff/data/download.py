@@ -1,23 +1,24 @@
-"""Download a file, and keep it only if it is the right one."""
+"""Official files: found, or downloaded and kept only if they are the right ones."""
 
 import hashlib
 import os
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
+
+from tqdm import tqdm
 
 from nidiff.errors import InputError
 from nidiff.files import replacing
 
 
 class Remote(NamedTuple):
-    """A file on the network, pinned by its size and one of the two checksums."""
+    """A file on the network, pinned by its checksum."""
 
     url: str
-    size: int
-    md5: str = ""
-    sha256: str = ""
+    sha256: str
 
 
 def cache_folder() -> Path:
@@ -25,28 +26,28 @@ def cache_folder() -> Path:
     return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
 
 
-def download(
-    remote: Remote, file: Path, progress: bool = True, *, remedy: str = "give data_dir, a folder that has it"
-) -> None:
-    """Download ``remote`` to ``file``, which appears only once its size and checksum are right."""
-    from tqdm import tqdm
+def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path], progress: bool) -> Path:
+    """The file in ``data_dir``. Without one: in the first of ``folders`` that has it, or downloaded to the last."""
+    name = remote.url.rpartition("/")[2]
+    for file in [Path(folder) / name for folder in (folders if data_dir is None else [data_dir])]:
+        if file.is_file():
+            return file
+    if data_dir is not None:
+        raise InputError(f"data_dir={str(data_dir)!r} has no {name}: put it there, or leave data_dir out to download.")
+    download(remote, file, progress)
+    return file
 
-    digest = hashlib.sha256() if remote.sha256 else hashlib.md5(usedforsecurity=False)
-    size = 0
-    bar = tqdm(
-        total=remote.size, desc=file.name, unit="B", unit_scale=True, leave=False, disable=None if progress else True
-    )
+
+def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "give data_dir, where it is") -> None:
+    """Download ``remote`` to ``file``, which appears only once its checksum is right."""
+    digest, hidden = hashlib.sha256(), None if progress else True  # None: hidden unless stderr is a terminal
     try:
-        with bar, urlopen(remote.url, timeout=30) as response, replacing(file) as out:
-            while size <= remote.size and (part := response.read(1 << 16)):
-                out.write(part)
-                digest.update(part)
-                bar.update(len(part))
-                size += len(part)
-            if size != remote.size or digest.hexdigest() != (remote.sha256 or remote.md5):
-                raise InputError(
-                    f"{remote.url} is not the expected file ({size} bytes for {remote.size}, or another checksum): "
-                    f"try again, or {remedy}."
-                )
+        with urlopen(remote.url, timeout=30) as page, replacing(file) as out:
+            with tqdm.wrapattr(page, "read", page.length, desc=file.name, leave=False, disable=hidden) as stream:
+                while part := stream.read(1 << 16):
+                    out.write(part)
+                    digest.update(part)
+            if digest.hexdigest() != remote.sha256:
+                raise InputError(f"{remote.url} is not the expected file, by its checksum: try again, or {remedy}.")
     except (OSError, HTTPException) as error:
         raise InputError(f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): {remedy}.") from error

@@ -1,16 +1,19 @@
 """A set of images that gives batches in [-1, 1], and how to open one at a path."""
 
+import warnings
+import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-from nidiff.data.array import read_array
-from nidiff.data.encoded import Encoded, Stream, read_encoded
-from nidiff.data.fit import Reading, fit_pixels
+from nidiff.data.encoded import Encoded, Reading, Stream, fit, read_encoded
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -31,29 +34,23 @@ class Images:
         return len(self.pixels)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
+    def shape(self) -> tuple[int, ...]:
         """(C, H, W)."""
-        _, channels, height, width = self.pixels.shape
-        return channels, height, width
+        return tuple(self.pixels.shape[1:])
 
     def all(self) -> Tensor:
         """All images as float32 [N, C, H, W] in [-1, 1]."""
         return self.batch(torch.arange(len(self)))
 
     def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """The images of ``index`` [B] as float32 [B, C, H, W]; where ``flip`` [B] is true, mirrored.
-
-        The value 0 … 255 becomes 2 · value / 255 − 1.
-        """
+        """The images of ``index`` [B] as float32 [B, C, H, W] in [-1, 1]; where ``flip`` [B] is true, mirrored."""
         pixels = self.pixels.index_select(0, index.cpu())
         if flip is not None:
             if flip.dtype != torch.bool or flip.shape != index.shape:
-                raise InputError(
-                    f"flip is {flip.dtype} of shape {tuple(flip.shape)}: give a bool for each of {len(index)} images."
-                )
+                raise InputError(f"flip is {flip.dtype} {tuple(flip.shape)}: give {len(index)} bools, one per image.")
             flip = flip.cpu()
             pixels[flip] = pixels[flip].flip(-1)
-        return _in_range(pixels)
+        return PIXELS.to_model(pixels) if pixels.dtype == torch.uint8 else pixels
 
     def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
         """``batch(index, flip)`` of each of ``draws``; a thread makes the next one while the last one is in use."""
@@ -67,49 +64,83 @@ class Images:
                 yield ahead.result()
 
 
-def open_images(path: str | Path, reading: Reading) -> Images:
-    """The images at ``path``.
-
-    ``path`` is a folder, searched with its subfolders in the order of the names (names that begin with a dot are
-    ignored), or an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or floats already in [-1, 1]. An .npz holds
-    one array, or its images are ``arr_0``.
-    """
-    path = Path(path)
-    if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
-        return Images(fit_pixels(read_array(path), reading))
-    if not path.is_dir():
-        problem = "is not a folder or an array" if path.exists() else "does not exist"
-        raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
-    pixels, _, skipped = read_encoded(_files(path), reading)
-    return Images(pixels, skipped=skipped)
-
-
-def _in_range(pixels: Tensor) -> Tensor:
-    if pixels.dtype != torch.uint8:
-        return pixels
-    # 255 / 127.5 is exactly 2. Nothing of the size of the result is made beside it.
-    return torch.div(pixels, 127.5, out=torch.empty(pixels.shape, dtype=torch.float32)).sub_(1)
-
-
 def quantise(images: Tensor) -> Tensor:
-    """Images in [-1, 1] as the uint8 of a saved file: clamped, (x + 1) · 127.5, rounded. uint8 stays."""
+    """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
         raise InputError(f"images has dtype {images.dtype}: give floats in [-1, 1] or uint8.")
     if not bool(torch.isfinite(images).all()):
         raise InputError("images has NaN or infinite pixels: remove those images.")
-    return ((images.detach().float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+    return PIXELS.to_data(images.detach().float().clamp(-1, 1)).round().to(torch.uint8)
 
 
-def _files(folder: Path) -> list[Encoded]:
-    files = sorted(
-        file
-        for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
-        and file.is_file()
-    )
+def open_images(path: str | Path, reading: Reading) -> Images:
+    """The images at ``path``: of a folder and its subfolders in the order of their names, or of an array.
+
+    Names that begin with a dot are ignored. An array is an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or
+    floats already in [-1, 1]. An .npz holds one array, or its images are ``arr_0``.
+    """
+    path = Path(path)
+    if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
+        return Images(fit_pixels(_read_array(path), reading))
+    if not path.is_dir():
+        problem = "is not a folder or an array" if path.exists() else "does not exist"
+        raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
+    found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    files = sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
     if not files:
-        raise InputError(f"path={str(folder)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
-    return [Encoded(str(file), file) for file in files]
+        raise InputError(f"path={str(path)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
+    pixels, _, skipped = read_encoded([Encoded(str(file), file) for file in files], reading)
+    return Images(pixels, skipped=skipped)
+
+
+def _read_array(file: Path) -> Tensor:
+    """The N×H×W or N×H×W×C numbers of a file as [N, C, H, W], uint8 or float32."""
+    path = f"path={str(file)!r}"
+    try:
+        if file.suffix.lower() == ".npz":
+            with np.load(file, allow_pickle=False) as stored:
+                arrays = dict(stored)
+        else:
+            arrays = {"arr_0": np.load(file, mmap_mode="r", allow_pickle=False)}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{path} cannot be read as arrays ({error}): write it with numpy.save.") from error
+    name = next(iter(arrays)) if len(arrays) == 1 else "arr_0"
+    if name not in arrays:
+        raise InputError(f"{path} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")
+    array = arrays[name] if arrays[name].ndim != 3 else arrays[name][..., None]
+    if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
+        raise InputError(f"{path} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last.")
+    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
+        raise InputError(f"{path} has dtype {array.dtype}: give uint8, or floats in [-1, 1].")
+    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    pixels = torch.from_numpy(np.array(np.moveaxis(array, -1, 1), dtype=dtype, order="C"))
+    if pixels.dtype == torch.uint8:
+        return pixels
+    low, high = (end.item() for end in pixels.aminmax())
+    if not np.isfinite([low, high]).all():
+        raise InputError(f"{path} has NaN or infinite values: remove those images.")
+    found = f"{path} has floats from {low:g} to {high:g}"
+    if low < -1 or high > 1:
+        remedy = "divide by 127.5 and subtract 1" if low >= 0 and high <= 255 else "scale them to it"
+        raise InputError(f"{found}, outside [-1, 1]: {remedy}.")
+    if low >= 0 and high > 0:
+        hint = "if they are in [0, 1], multiply by 2 and subtract 1"
+        warnings.warn(f"{found}, taken to be in [-1, 1]: {hint}.", stacklevel=2)
+    return pixels
+
+
+def fit_pixels(pixels: Tensor, reading: Reading) -> Tensor:
+    """`fit` of each image of ``pixels`` [N, C, H, W]."""
+    shape = (reading.channels or pixels.shape[1], *(reading.pair or pixels.shape[2:]))
+    if shape == pixels.shape[1:]:
+        return pixels
+    if pixels.dtype != torch.uint8:
+        remedy = "leave them out, or store the images as uint8"
+        raise InputError(f"size or channels ask for {shape} of floats {tuple(pixels.shape[1:])}: {remedy}.")
+    fitted = torch.empty((len(pixels), *shape), dtype=torch.uint8)
+    for old, new in zip(pixels.numpy(), fitted.numpy(), strict=True):
+        image = Image.fromarray(old[0] if len(old) == 1 else np.ascontiguousarray(np.moveaxis(old, 0, -1)))
+        new[:] = fit(image, reading)
+    return fitted

@@ -11,11 +11,11 @@ from nidiff.data.images import quantise
 from nidiff.files import replacing
 
 
-def save_grid(images: Tensor, path: Path, columns: int | None = None, enlarge: int | None = None) -> None:
+def save_grid(images: Tensor, path: Path) -> None:
     """Write [N, C, H, W] in [-1, 1] as one picture, nearest-neighbour enlarged so that small images can be seen."""
     shown = as_grey_or_rgb(images)
-    factor = max(1, 64 // shown.shape[-1]) if enlarge is None else enlarge
-    save_png(grid_pixels(shown, columns).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
+    factor = max(1, 64 // shown.shape[-1])
+    save_png(grid_pixels(shown).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
 
 
 def save_png(pixels: Tensor, path: Path) -> None:

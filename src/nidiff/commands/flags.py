@@ -1,0 +1,62 @@
+"""The flags that several commands share."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from nidiff.errors import InputError
+
+MOST_SEEDS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Flags of every command that draws images."""
+
+    seeds: str = "0-999"
+    """One image per seed, such as 0-49999 or 0,3,10-20."""
+    batch: int = 128
+    """Images at a time on each process. It changes the speed and the memory, not the images."""
+    clip: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the model's own)")] = None
+    """x̂0 is clipped to [-clip, clip] at every step; 0: no clipping."""
+    tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 64, by the image size)")] = None
+    """Images in one call of the network: the same bits with any --batch; 0: the whole batch, which is fast on a GPU."""
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """Flags of every command that compares images with real ones: the arguments of `open_bench`."""
+
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
+    """The real images: digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
+    split: str = "train"
+    """train or test, of a named data set."""
+    num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
+    """Real images to compare with, spread over the data."""
+    features: str = "efficientnet-lite0"
+    """inception (only its distances are FID and KID), efficientnet-lite0, pixels, or a .pt or .pt2 file of your own."""
+    features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: downloaded)")] = None
+    """Where the weights of inception are."""
+    k: int = 3
+    """Precision and recall: the neighbour whose distance is the radius."""
+    bootstrap: int = 20
+    """Resamples of the generated images for the errors of the Fréchet distance and the spectrum; 0: no errors."""
+
+
+def parse_seeds(words: str) -> list[int]:
+    """0-3,8 as [0, 1, 2, 3, 8]: rising, without repeats."""
+    seeds: set[int] = set()
+    for part in words.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if last < first:
+            raise InputError(f"seeds={words!r} cannot be read: give numbers and ranges such as 0-49999 or 0,3,10-20.")
+        if len(seeds) + last - first >= MOST_SEEDS:
+            raise InputError(f"seeds={words!r} are more than {MOST_SEEDS:,}: give fewer at a time.")
+        seeds.update(range(first, last + 1))
+    return sorted(seeds)
