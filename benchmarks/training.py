@@ -89,7 +89,7 @@ def outside_share(trainer: Trainer, rounds: int) -> Row:
         return call
 
     step = our_loop(trainer)
-    trainer.denoiser.net = timed(trainer.denoiser.net)
+    trainer.denoiser = trainer.denoiser.with_net(timed(trainer.denoiser.net))
     trainer.accelerator.backward = timed(trainer.accelerator.backward)
     trainer.optimizer.step = timed(trainer.optimizer.step)
     shares = []

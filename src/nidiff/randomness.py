@@ -4,9 +4,8 @@ Every function takes a ``generator``: None (torch's global one), one `torch.Gene
 with one per image. With a list, what image i gets depends on its generator alone, whatever the size of the batch.
 """
 
-import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,27 +35,34 @@ def white_noise(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """N(0, I) of ``shape``. Drawn where the generator lives, then moved to ``device`` (default: left there)."""
-    return _drawn(functools.partial(torch.randn, dtype=dtype), tuple(shape), generator, device)
+    if isinstance(generator, Sequence):
+        _check_one_per_image(generator, shape)
+        noise = torch.empty(tuple(shape), dtype=dtype, device=generator[0].device)
+        for image, own in zip(noise.unbind(), generator, strict=True):
+            image.normal_(generator=own)
+    else:
+        source = device if generator is None else generator.device
+        noise = torch.randn(tuple(shape), generator=generator, dtype=dtype, device=source)
+    return noise if device is None else noise.to(device)
 
 
 def random_index(
     high: int, batch: int, generator: Generators = None, *, device: torch.device | str | None = None
 ) -> Tensor:
     """``batch`` integers, uniform on 0 … high - 1."""
-    return _drawn(functools.partial(torch.randint, high), (batch,), generator, device)
-
-
-def _drawn(
-    draw: Callable[..., Tensor], shape: tuple[int, ...], generator: Generators, device: torch.device | str | None
-) -> Tensor:
-    """``draw(shape)``, at once or image by image."""
-    if not isinstance(generator, Sequence):
-        values = draw(shape, generator=generator, device=device if generator is None else generator.device)
-    elif shape and len(generator) == shape[0] > 0:
-        values = torch.cat([draw((1, *shape[1:]), generator=own, device=own.device) for own in generator])
+    if isinstance(generator, Sequence):
+        _check_one_per_image(generator, (batch,))
+        index = torch.cat([torch.randint(high, (1,), generator=g, device=g.device) for g in generator])
     else:
-        raise InputError(f"generator is a list of {len(generator)} for shape {shape}: give one per image.")
-    return values if device is None else values.to(device)
+        source = device if generator is None else generator.device
+        index = torch.randint(high, (batch,), generator=generator, device=source)
+    return index if device is None else index.to(device)
+
+
+def _check_one_per_image(generator: Sequence[torch.Generator], shape: Sequence[int]) -> None:
+    if len(shape) == 0 or len(generator) != shape[0] or len(generator) == 0:
+        images = shape[0] if len(shape) else 1
+        raise InputError(f"generator is a list of {len(generator)} for {images} images: give one per image.")
 
 
 def permutation(count: int, generator: torch.Generator | None = None) -> Tensor:
