@@ -98,7 +98,11 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, damaged ones included, by step."""
     found: dict[int, Path] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    try:
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}): check its permissions and the disk.") from error
+    for path in entries:
         match = _NAME.fullmatch(path.name)
         if match and match[1] != ASIDE and path.is_dir():
             found[int(match[2])] = path  # one that was being replaced comes first, and counts only if it is alone

@@ -104,7 +104,7 @@ class Experiment:
         for low, high, names in RANGES:
             for name in names:
                 value = getattr(self, name)
-                if value is not None and not low <= value < high:
+                if value is not None and not (fits(value, float) and low <= value < high):
                     limit = "finite" if high == math.inf else f"below {high}"
                     raise InputError(f"{name}={value!r} must be at least {low} and {limit}.")
         if not (0 < self.learning_rate < math.inf and self.gradient_clip > 0):
