@@ -398,7 +398,6 @@ def test_the_cards_python_runs(run, tmp_path, monkeypatch):
     assert len(names["images"]) == 4
 
 
-@pytest.mark.filterwarnings("ignore:The `local_dir_use_symlinks`")  # diffusers' own, for any scheduler of the Hub
 def test_a_model_of_the_hub_opens_from_the_cache(run, tmp_path):
     """The layout of the Hub's cache, so that nothing is fetched: the arrays of Σ and the card come along."""
     repository = tmp_path / "cache" / "models--me--digits"
