@@ -35,9 +35,9 @@ class Scaling:
         return (data / scale).sub_(shift / scale)
 
     def to_data(self, x: Tensor) -> Tensor:
-        """scale · x + shift."""
+        """scale · (x + shift / scale), the inverse of `to_model`."""
         scale, shift = self._like(x)
-        return scale * x + shift
+        return scale * (x + shift / scale)
 
     def _like(self, x: Tensor) -> tuple[float | Tensor, float | Tensor]:
         dtype = x.dtype if x.is_floating_point() else torch.float32
