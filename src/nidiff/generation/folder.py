@@ -47,10 +47,12 @@ class SampleFolder:
         out = f"out={str(self.path)!r}"
         if job.floats and "npz" not in self.kinds:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
+        # Listed before job.json is read: another job may be writing it now, which comes before its other files.
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         try:
             found = json.loads((self.path / "job.json").read_text())["job"]
         except (FileNotFoundError, NotADirectoryError):
-            if self.path.is_dir() and any(not path.name.startswith(ASIDE) for path in self.path.iterdir()):
+            if any(not name.startswith(ASIDE) for name in names):
                 raise InputError(f"{out} holds other files: choose an empty or new directory.") from None
             return
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -68,7 +70,8 @@ class SampleFolder:
     def missing(self, seeds: Sequence[int]) -> list[int]:
         """The ``seeds`` that are still to be drawn, rising."""
         if "npz" in self.kinds:
-            have = {int(seed) for file in self._files() for seed in read_npz(file, ["seeds"], REMEDY)["seeds"]}
+            with self._writing(), locked(self.path):  # another job may be merging the parts
+                have = {int(seed) for file in self._files() for seed in read_npz(file, ["seeds"], REMEDY)["seeds"]}
         else:
             have = {seed for seed in seeds if self._picture(seed).exists()}
         return sorted(set(seeds) - have)
