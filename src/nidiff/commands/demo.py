@@ -9,6 +9,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
+from nidiff.extras import require
 from nidiff.files import replace_text, writing
 from nidiff.training.experiment import PRESETS
 
@@ -30,6 +31,7 @@ class Demo:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        require("accelerate")  # its extra brings whatever else is missing
         from nidiff.commands.train import Train
         from nidiff.data.dataset import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier

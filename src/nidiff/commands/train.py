@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from nidiff.errors import InputError, one_of
+from nidiff.extras import require
 from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Train:
         return Train(PRESETS[one_of("preset", given.preset or "digits", PRESETS)])
 
     def run(self) -> None:
+        require("accelerate")  # its extra brings whatever else is missing
         if self.dry_run:
             self._dry_run()
         elif (folder := self.train()) is not None:
