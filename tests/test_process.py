@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -122,3 +123,19 @@ def test_the_flow_transports_the_marginals(schedule):
     ahead, behind = (problem.flow(x, here, schedule.level_at(0.3 + d)) for d in (h, -h))
     velocity = process.flow(x, problem.denoise(x, here), here)
     assert torch.allclose((ahead - behind) / (2 * h), velocity, rtol=1e-6, atol=1e-8)
+
+
+def test_a_process_takes_names_and_refuses_what_is_neither():
+    cov, schedule = nidiff.gaussian_free_field((2, 3)), nidiff.ddpm_linear(10)
+    named = nidiff.Process("ddpm_linear:num_levels=10", cov)
+    assert torch.equal(named.schedule.logsnr, schedule.logsnr)
+    with pytest.raises(nidiff.InputError, match="schedule=1000"):
+        nidiff.Process(1000, cov)
+    with pytest.raises(nidiff.InputError, match="schedule=gaussian_free_field"):
+        nidiff.Process(cov, schedule)
+    with pytest.raises(nidiff.InputError, match="covariance='gff:gamma=1' needs the shape"):
+        nidiff.Process(schedule, "gff:gamma=1")
+    with pytest.raises(nidiff.InputError, match="x0 is a ndarray"):
+        nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: x, named), np.zeros((4, 2, 3)))
+    with pytest.raises(nidiff.InputError, match="seeds is 0 .* such as range"):
+        nidiff.sample(nidiff.Denoiser(lambda x, label: x, named), (4, 2, 3), seeds=0)

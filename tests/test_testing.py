@@ -7,9 +7,11 @@ from problems import COVARIANCES
 import nidiff
 from nidiff.covariance.fields import FAMILIES
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
+from nidiff.diffusion.target import TARGETS, Target
 from nidiff.sampling.ancestral import ancestral, mix
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.testing import Findings, check_covariance, check_sampler, check_schedule
+from nidiff.testing import Findings, check_covariance, check_sampler, check_schedule, check_target
+from nidiff.testing.problems import normal
 
 
 def failures(report: Findings) -> set[str]:
@@ -117,3 +119,29 @@ def test_a_mistake_in_a_sampler_is_found():
     assert not any("whitened" in statement for statement in found)
     assert any("mean of Gaussian data" in statement for statement in failures(check_sampler(biased)))
     assert any("order of convergence is 2" in statement for statement in failures(check_sampler("euler", order=2)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_our_own_targets_pass(name):
+    assert failures(check_target(name)) == set()
+
+
+def test_a_mistake_in_a_target_is_found():
+    """With a level per image: a coefficient forgotten, and the wrong power of Σ."""
+    right = Target(lambda x0, eps, level, cov: level.signal * eps, lambda s, sigma: (1 / s, -sigma / s**2), 0.5)
+    assert check_target(right).passed
+    assert failures(check_target(right._replace(encode=lambda x0, eps, level, cov: eps))) == {
+        "VP: decode inverts encode"
+    }
+    assert not check_target(right._replace(power=0.0)).passed
+
+
+def test_a_target_that_uses_the_level_trains_right_where_batch_and_width_are_equal():
+    """A level per image must not be taken for one per column: the loss is that of each image alone."""
+    target = Target(lambda x0, eps, level, cov: level.signal * eps, lambda s, sigma: (1 / s, -sigma / s**2), 0.5)
+    process = nidiff.Process("ddpm_linear:num_levels=40", nidiff.gaussian_free_field((5,)))
+    denoiser = nidiff.Denoiser(lambda x, label: 0 * x, process, target=target)
+    x0, eps, rows = normal(5, 5), normal(5, 5, seed=1), torch.tensor([0, 10, 20, 30, 39])
+    level = process.schedule.level(rows)
+    together = nidiff.denoising_loss(denoiser, x0, level=level, eps=eps, weighting="target")
+    assert torch.allclose(together, (level.signal[:, None] * eps).square().mean(1))

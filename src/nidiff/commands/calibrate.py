@@ -28,6 +28,8 @@ class Calibrate:
     """cifar10, fashion-mnist or digits; a folder of images, .npy or .npz; or hf:NAME."""
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
     """Where the official files of a named data set are."""
+    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
+    """Crop and resize the images to size × size."""
     covariance: str = "gff:gamma=1"
     """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     range: Annotated[str, arg(metavar="{symmetric,unit}")] = "symmetric"
@@ -116,7 +118,7 @@ class Calibrate:
 
         if self.data is None:
             raise InputError("DATA is missing: name a data set, a folder of images, or an .npy or .npz file.")
-        pixels = load_dataset(self.data, data_dir=self.data_dir, memory_limit=None).pixels
+        pixels = load_dataset(self.data, data_dir=self.data_dir, size=self.size, memory_limit=None).pixels
         assert isinstance(pixels, torch.Tensor)  # without a limit
         return pixels
 

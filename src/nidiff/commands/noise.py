@@ -28,6 +28,8 @@ class Noise:
     """The size of an image: one, two or three numbers."""
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(optional)")] = None
     """Also show the Σ fitted to these images (from_data): a data set, a folder, an .npy or .npz file, or hf:NAME."""
+    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
+    """Crop and resize the images of --data to size × size."""
     seed: int = 0
     """The seed of the first image; the next image has the next seed, and every row has the same seeds."""
     num_images: int = 10
@@ -47,7 +49,7 @@ class Noise:
         if self.data is not None:
             if self.shape is not None:
                 raise InputError("shape has no meaning with data, whose images have a shape: leave it out.")
-            images = load_dataset(self.data).all()
+            images = load_dataset(self.data, size=self.size).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
         covariances = {name: as_covariance(name, shape, images) for name in names}

@@ -40,13 +40,17 @@ class Train:
 
     @staticmethod
     def defaults(arguments: list[str]) -> "Train":
-        """The defaults of the flags, which depend on --preset or --config."""
+        """The defaults of the flags: those of --preset or --config, or of the run that --resume continues."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         parser.add_argument("--preset", nargs="?")
         parser.add_argument("--config", nargs="?", type=Path)
+        parser.add_argument("--out", nargs="?", type=Path)
+        parser.add_argument("--resume", action="store_true")
         given, _ = parser.parse_known_args(arguments)
         if given.preset and given.config:
             raise InputError("preset and config exclude each other: give one.")
+        if given.resume and given.out and not given.preset and (given.out / "experiment.json").is_file():
+            given.config = given.config or given.out
         if given.config:
             return Train(read_experiment(given.config))
         return Train(PRESETS[one_of("preset", given.preset or "digits", PRESETS)])

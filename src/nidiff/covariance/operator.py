@@ -279,12 +279,13 @@ class Covariance(ABC):
         """Σ₁ + Σ₂ where both are diagonal in one basis (c·I is, in every basis). Not renormalised."""
         if not isinstance(other, Covariance):
             return NotImplemented
-        if self.event_shape == other.event_shape:
-            total = self._eigenvalues + other._eigenvalues
-            if other.is_constant or self.shares_basis(other):
-                return self.with_eigenvalues(total)
-            if self.is_constant:
-                return other.with_eigenvalues(total)
+        if self.event_shape != other.event_shape:
+            raise InputError(f"{self!r} + {other!r}: their shapes differ; build both for one shape.")
+        total = self._eigenvalues + other._eigenvalues
+        if other.is_constant or self.shares_basis(other):
+            return self.with_eigenvalues(total)
+        if self.is_constant:
+            return other.with_eigenvalues(total)
         raise InputError(
             f"{self!r} + {other!r}: these do not share a basis; build the sum as Dense(a.dense() + b.dense(), shape)."
         )

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.diffusion.process import Process, broadcast
+from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
-from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.schedule import Level, Schedule, broadcast
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, choose
 

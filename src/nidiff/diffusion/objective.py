@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.process import broadcast
-from nidiff.diffusion.schedule import Level
+from nidiff.diffusion.schedule import Level, broadcast
 from nidiff.errors import choose
 from nidiff.randomness import Generators, white_noise
 
@@ -36,7 +35,7 @@ def denoising_loss(
     level = process.schedule.draw(len(x0), generator) if level is None else level
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)
-    error = denoiser.output(x, level) - target.encode(x0, eps, level, process.covariance)
+    error = denoiser.output(x, level) - target.encode(x0, eps, level.like(x0), process.covariance)
     if power is not None:
         scale, own_power = target.eps_error(level)
         error = broadcast(scale, x0) * error

@@ -2,22 +2,16 @@
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.schedule import Level, Schedule, as_schedule, broadcast
 from nidiff.errors import InputError
 from nidiff.randomness import Generators
-
-
-def broadcast(coefficient: float | Tensor, x: Tensor) -> float | Tensor:
-    """A float64 coefficient per image [B] as something that multiplies x [B, ...] in x's dtype; a float stays one."""
-    if isinstance(coefficient, Tensor):
-        coefficient = coefficient.to(x.device, x.dtype)
-        return coefficient.reshape(-1, *[1] * (x.ndim - 1)) if coefficient.ndim else coefficient
-    return coefficient
 
 
 class Process:
@@ -28,10 +22,10 @@ class Process:
     dx = slope(ℓ) x dℓ + sigma Σ^½ dw whatever the schedule; `coefficients` gives f and g² in the schedule's own time.
     """
 
-    def __init__(self, schedule: Schedule, covariance: Covariance) -> None:
-        covariance.require_invertible("a diffusion with this Σ")
-        self.schedule = schedule
-        self.covariance = covariance
+    def __init__(self, schedule: Schedule | str, covariance: Covariance | str | Path) -> None:
+        self.schedule: Schedule = as_schedule(schedule)
+        self.covariance: Covariance = as_covariance(covariance)
+        self.covariance.require_invertible("a diffusion with this Σ")
 
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
@@ -44,6 +38,8 @@ class Process:
 
     def check_batch(self, argument: str, x: Tensor) -> None:
         """Refuse what is not a batch [B, ..., *event] of floating-point images."""
+        if not isinstance(x, Tensor):
+            raise InputError(f"{argument} is a {type(x).__name__}: give a tensor, such as torch.from_numpy(array).")
         if x.ndim <= len(self.covariance.event_shape):
             raise InputError(f"{argument} has shape {tuple(x.shape)}: give a batch [B, ..., *event].")
         if not x.is_floating_point():

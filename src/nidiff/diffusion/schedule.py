@@ -20,6 +20,14 @@ from nidiff.randomness import Generators, random_index
 from nidiff.recipe import remembered
 
 
+def broadcast(coefficient: float | Tensor, x: Tensor) -> float | Tensor:
+    """A float64 coefficient per image [B] as something that multiplies x [B, ...] in x's dtype; a float stays one."""
+    if isinstance(coefficient, Tensor):
+        coefficient = coefficient.to(x.device, x.dtype)
+        return coefficient.reshape(-1, *[1] * (x.ndim - 1)) if coefficient.ndim else coefficient
+    return coefficient
+
+
 class Level(NamedTuple):
     """One noise level (floats), or one per image (float64 tensors [B]). ``label`` is what the network is told: the row
     of the table, counted from the least noise; fractional between two rows."""
@@ -27,6 +35,10 @@ class Level(NamedTuple):
     signal: float | Tensor
     sigma: float | Tensor
     label: int | float | Tensor
+
+    def like(self, x: Tensor) -> "Level":
+        """The same with coefficients that multiply x [B, ...]."""
+        return Level(broadcast(self.signal, x), broadcast(self.sigma, x), self.label)
 
 
 class Rule(NamedTuple):

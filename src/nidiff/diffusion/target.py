@@ -9,14 +9,16 @@ from typing import NamedTuple
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.process import broadcast
-from nidiff.diffusion.schedule import Level
+from nidiff.diffusion.schedule import Level, broadcast
 
 Coefficient = float | Tensor
 
 
 class Target(NamedTuple):
-    """``encode`` gives what the network should output; ``coefficients`` and ``power`` turn an output into x̂0."""
+    """``encode`` gives what the network should output; ``coefficients`` and ``power`` turn an output into x̂0.
+
+    The loss calls ``encode(x0, eps, level, covariance)`` with a level whose signal and sigma multiply x0 as they are.
+    """
 
     encode: Callable[[Tensor, Tensor, Level, Covariance], Tensor]
     coefficients: Callable[[Coefficient, Coefficient], tuple[Coefficient, Coefficient]]

@@ -76,7 +76,8 @@ def load_model(
         model = configured(config, network)
         known_shape(network, model.process.covariance)
     except InputError as error:
-        raise FileError(f"{str(file)!r} cannot be used: {error}") from error
+        own = "(a covariance, schedule or target of your own must be registered before the model is loaded)"
+        raise FileError(f"{str(file)!r} cannot be used: {error} {own}") from error
     check_same_covariance(model.process.covariance, covariance)
     return model
 
@@ -85,6 +86,8 @@ def whole_model(folder: Path) -> Path:
     """The model's folder in a run directory, or ``folder`` itself, if it has all that sampling needs."""
     place = model_folder(folder)
     run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
+    if not folder.exists():
+        raise InputError(f"folder={str(folder)!r} does not exist: give a run directory or a model folder.")
     if not (place / CONFIG).is_file() and run is None:
         raise InputError(f"folder={str(folder)!r} is not a model or a run of nidiff: it has no {CONFIG}.")
     if not (place / CONFIG).is_file() or not has_network(place):

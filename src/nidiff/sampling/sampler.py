@@ -14,7 +14,7 @@ from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.recipe import fits
+from nidiff.recipe import KINDS, fits
 from nidiff.sampling.ancestral import ancestral, ddim
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
@@ -78,8 +78,9 @@ def sample(
     levels += levels[-1:] if chosen.settles else []
     source: Generators = None
     if seeds is not None:
-        if not shape or len(seeds) != shape[0]:
-            raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
+        if not isinstance(seeds, Sequence) or not shape or len(seeds) != shape[0]:
+            count = f"has {len(seeds)} entries" if isinstance(seeds, Sequence) else f"is {seeds!r}"
+            raise InputError(f"seeds {count} for shape={shape}: give one per image, such as range({(*shape, 1)[0]}).")
         source = generators_from_seeds(seeds)
     place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
     if initial is None:
@@ -126,7 +127,8 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         if key not in known:
             raise InputError(f"{key} is not an option of sampler={name!r}: it takes {', '.join(known) or 'none'}.")
         if key in kinds and not fits(value, kinds[key]):
-            raise InputError(f"{key}={value!r} of sampler={name!r} has the wrong type: correct it.")
+            kind = KINDS.get(kinds[key], "of another type")
+            raise InputError(f"{key}={value!r} of sampler={name!r} must be {kind}.")
     return chosen, options
 
 

@@ -11,7 +11,8 @@ from nidiff.covariance.fields import gaussian_free_field
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
-from nidiff.errors import InputError
+from nidiff.diffusion.target import TARGETS, Target
+from nidiff.errors import InputError, choose
 from nidiff.sampling.sampler import sample
 from nidiff.testing.problems import (
     AnySampler,
@@ -25,6 +26,7 @@ from nidiff.testing.problems import (
 )
 
 LARGEST = 4096  # entries of an event: its dense matrix is 128 MiB
+KEEPS = {"variance": "VP", "signal": "VE"}
 SIGMA = gaussian_free_field((2, 3), gamma=1.5)  # what samplers are tried with
 
 
@@ -111,6 +113,19 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
     return Findings(repr(schedule), checks)
 
 
+def check_target(target: str | Target, tolerance: float = 1e-8) -> Findings:
+    """Whether an output that is right becomes the clean image again, at another level for each image."""
+    chosen, checks = choose("target", target, TARGETS), []
+    x0, eps = normal(3, 2, *SIGMA.event_shape), normal(3, 2, *SIGMA.event_shape, seed=1)
+    for keeps, name in KEEPS.items():
+        process = Process(uniform_in_logsnr(40, keeps, -6.0, 6.0), SIGMA)
+        level = process.schedule.level(torch.tensor([1, 20, 38]))
+        x, output = process.perturb(x0, level, eps), chosen.encode(x0, eps, level.like(x0), SIGMA)
+        decoded = chosen.decode(output, x, level, SIGMA)
+        checks.append(Check(f"{name}: decode inverts encode", _difference(decoded, x0), tolerance))
+    return Findings(f"target {target if isinstance(target, str) else chosen}", checks)
+
+
 def check_sampler(
     sampler: AnySampler,
     *,
@@ -127,7 +142,7 @@ def check_sampler(
     """
     checks = []
     for kind in keeps:
-        name = {"variance": "VP", "signal": "VE"}[kind]
+        name = KEEPS[kind]
         with torch.random.fork_rng(devices=[]):
             paths = whitened_paths(SIGMA, uniform_in_logsnr(40, kind, -6.0, 6.0), sampler, options)
         coarse, fine = (_law_error(sampler, options, kind, levels) for levels in (60, 240))

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.process import Process, broadcast
-from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.process import Process
+from nidiff.diffusion.schedule import Level, Schedule, broadcast
 from nidiff.randomness import white_noise
 from nidiff.sampling.sampler import Visit, sample
 from nidiff.sampling.step import Sampler, Step
