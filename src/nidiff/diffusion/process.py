@@ -1,13 +1,16 @@
 """The forward process x = signal · x0 + sigma · Σ^½ eps: a schedule and a covariance."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.schedule import Level, Schedule, as_schedule
 from nidiff.errors import InputError
 from nidiff.randomness import Generators
 
@@ -28,10 +31,10 @@ class Process:
     dx = slope(ℓ) x dℓ + sigma Σ^½ dw whatever the schedule; `coefficients` gives f and g² in the schedule's own time.
     """
 
-    def __init__(self, schedule: Schedule, covariance: Covariance) -> None:
-        covariance.require_invertible("a diffusion with this Σ")
-        self.schedule = schedule
-        self.covariance = covariance
+    def __init__(self, schedule: Schedule | str | Mapping[str, Any], covariance: Covariance | str | Path) -> None:
+        self.schedule = as_schedule(schedule)
+        self.covariance = as_covariance(covariance)
+        self.covariance.require_invertible("a diffusion with this Σ")
 
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""

@@ -48,7 +48,7 @@ class SampleFolder:
         if job.floats and "npz" not in self.kinds:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
         try:
-            found = json.loads((self.path / "job.json").read_text())["job"]
+            found = dict(json.loads((self.path / "job.json").read_text())["job"])
         except (FileNotFoundError, NotADirectoryError):
             if self.path.is_dir() and any(not path.name.startswith(ASIDE) for path in self.path.iterdir()):
                 raise InputError(f"{out} holds other files: choose an empty or new directory.") from None
