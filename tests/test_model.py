@@ -1,6 +1,7 @@
 """A model is an object: what save_model writes, load_model gives back to the bit, whatever the network and the data."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -392,6 +393,20 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
         with pytest.raises(nidiff.InputError, match="NETWORKS"):
             nidiff.load_model(tmp_path / "m")
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_model_is_saved_whatever_the_systems_encoding(mine, tmp_path):
+    """The card has a Σ, which ASCII, or the encoding of a Windows machine, does not have."""
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(mine.__file__).parent)!r})
+import locale, mine, nidiff
+assert locale.getpreferredencoding(False).upper() in ("ANSI_X3.4-1968", "US-ASCII", "ASCII"), "no test"
+process = nidiff.Process("ddpm_linear:num_levels=9", nidiff.Identity((4, 4)))
+nidiff.save_model(nidiff.Denoiser(mine.Mine(), process), {str(tmp_path / "m")!r})
+"""
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=plain)
+    assert "Σ" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
 
 
 def test_only_a_model_is_replaced(tmp_path):
