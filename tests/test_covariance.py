@@ -501,6 +501,13 @@ def test_a_folder_that_holds_a_covariance_names_it(tmp_path, place, monkeypatch)
         nidiff.Covariance.load("saved")
 
 
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(nidiff.InputError, match="folder=.*cannot be written"):
+        nidiff.Identity((4,)).save(tmp_path / "file" / "sigma")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_saving_again_leaves_the_new_one_whole(tmp_path):
     nidiff.Dense(random_matrix(4)).save(tmp_path)
     nidiff.offset((3,)).save(tmp_path)

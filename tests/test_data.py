@@ -258,6 +258,17 @@ def test_another_file_leaves_nothing(site, tmp_path, change):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_endless_file_does_not_fill_the_disk(site, tmp_path, monkeypatch):
+    """The checksum is right, so that only the limit can refuse it."""
+    url, content = site
+    remote = Remote(url, hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(download_module, "LARGEST", len(content) // 2)
+    monkeypatch.setattr(download_module, "PART", 16)
+    with pytest.raises(nidiff.InputError, match="not the expected file"):
+        download(remote, tmp_path / "file.gz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_no_network_is_an_input_error(site, tmp_path):
     url, _ = site
     for missing in (url + "s", "http://127.0.0.1:1/file"):

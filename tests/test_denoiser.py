@@ -108,6 +108,12 @@ def test_a_target_is_a_name_or_an_object(monkeypatch):
     monkeypatch.setitem(TARGETS, "half", half)
     assert denoiser.target_name == "half"
     assert torch.equal(nidiff.Denoiser(net, process, target="half")(x, level), denoiser(x, level))
+    with pytest.raises(nidiff.InputError, match="target=None must be"):
+        nidiff.Denoiser(net, process, target=None)
+    with pytest.raises(nidiff.InputError, match="clip='1'"):
+        nidiff.Denoiser(net, process, clip="1")
+    with pytest.raises(nidiff.InputError, match="in this order"):
+        nidiff.Denoiser(process, net)
     with pytest.raises(nidiff.InputError, match="target='quarter'.*did you mean|target='quarter'.*'half'"):
         nidiff.Denoiser(net, process, target="quarter")
 
@@ -139,6 +145,9 @@ def test_scaling_is_undone():
     pixels = torch.arange(256, dtype=torch.uint8).reshape(1, 1, 16, 16)
     assert PIXELS.to_model(pixels).flatten()[[0, -1]].tolist() == [-1.0, 1.0]
     assert torch.equal(PIXELS.to_data(PIXELS.to_model(pixels)).round().to(torch.uint8), pixels)
+    assert nidiff.Scaling(torch.tensor([15.0, 0.5]), data.numpy()[0, 0, 0]) == nidiff.Scaling(
+        (15.0, 0.5), data[0, 0, 0].item()
+    )
     with pytest.raises(nidiff.InputError, match="scaling has 2 channels"):
         scaling.to_model(pixels)
     for bad in ({"scale": 0.0}, {"scale": ()}, {"scale": 1.0, "shift": float("nan")}, {"scale": "big"}):

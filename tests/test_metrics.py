@@ -10,6 +10,7 @@ import torch
 
 from nidiff import InputError
 from nidiff.evaluation import precision_recall as precision_recall_module
+from nidiff.evaluation.cell import evaluate_images
 from nidiff.evaluation.frechet import frechet_distance, frechet_from_statistics, statistics
 from nidiff.evaluation.kernel_distance import kernel_distance
 from nidiff.evaluation.precision_recall import precision_recall
@@ -344,3 +345,11 @@ def test_refusals_name_the_argument_and_the_remedy(call, words):
     message = str(refusal.value)
     assert ": " in message
     assert message.endswith(".")
+
+
+def test_images_of_numpy_are_measured_as_those_of_torch():
+    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    given = {"features": "pixels", "bootstrap": 0}
+    expected = evaluate_images(images, images / 2, **given).metrics
+    assert evaluate_images(images.numpy(), (images / 2).numpy(), **given).metrics == expected
+    assert evaluate_images(images, images, **given).metrics != expected

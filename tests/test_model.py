@@ -1,6 +1,7 @@
 """A model is an object: what save_model writes, load_model gives back to the bit, whatever the network and the data."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -343,6 +344,10 @@ def test_the_weights_of_another_network_are_refused(mine, tmp_path):
         with pytest.raises(nidiff.InputError, match=words) as caught:
             nidiff.load_model(folder, net=mine.Mine())
         assert "\n" not in str(caught.value)
+    with pytest.raises(nidiff.InputError, match="must be a torch.nn.Module that is built"):
+        nidiff.load_model(tmp_path / "m", net=mine.Mine)
+    with pytest.raises(nidiff.InputError, match="denoiser is a Mine"):
+        nidiff.save_model(mine.Mine(), tmp_path / "n")
     (tmp_path / "m" / "network" / "weights.safetensors").write_bytes(b"torn")
     with pytest.raises(OSError, match="damaged"):
         nidiff.load_model(tmp_path / "m", net=mine.Mine())
@@ -377,6 +382,10 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
         with pytest.raises(nidiff.InputError, match="stranger"):
             NonIsotropicPipeline.from_pretrained(tmp_path / "m")
         assert nidiff.load_model(tmp_path / "m")  # unet/config.json names a class that we know
+    shutil.copy(tmp_path / "stranger.py", tmp_path / "m" / "unet")
+    index.write_text(json.dumps({**json.loads(whole), "_class_name": ["unet/stranger", "Net"]}))
+    with pytest.raises(nidiff.InputError, match="names code to run.*stranger"):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     index.write_text(whole)
     assert NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     for name in ("Net", "stranger.Net", "UNet2DConditionModel", None, ["UNet2DModel"]):
@@ -384,6 +393,20 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
         with pytest.raises(nidiff.InputError, match="NETWORKS"):
             nidiff.load_model(tmp_path / "m")
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_model_is_saved_whatever_the_systems_encoding(mine, tmp_path):
+    """The card has a Σ, which ASCII, or the encoding of a Windows machine, does not have."""
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(mine.__file__).parent)!r})
+import locale, mine, nidiff
+assert locale.getpreferredencoding(False).upper() in ("ANSI_X3.4-1968", "US-ASCII", "ASCII"), "no test"
+process = nidiff.Process("ddpm_linear:num_levels=9", nidiff.Identity((4, 4)))
+nidiff.save_model(nidiff.Denoiser(mine.Mine(), process), {str(tmp_path / "m")!r})
+"""
+    plain = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=plain)
+    assert "Σ" in (tmp_path / "m" / "README.md").read_text(encoding="utf-8")
 
 
 def test_only_a_model_is_replaced(tmp_path):
@@ -401,6 +424,11 @@ def test_only_a_model_is_replaced(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     nidiff.save_model(first.clipped(2.0), folder)
     assert nidiff.load_model(folder).clip == 2.0
+    (tmp_path / "link").symlink_to(folder)
+    for clip in (3.0, 4.0):  # twice: the first must not leave anything in the way of the second
+        nidiff.save_model(first.clipped(clip), tmp_path / "link")
+        assert nidiff.load_model(folder).clip == clip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "m"]
     (folder / "thesis.tex").write_text("years")
     (tmp_path / "file").write_text("one")
     (tmp_path / "project").mkdir()

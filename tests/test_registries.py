@@ -11,7 +11,9 @@ from nidiff.covariance.fields import FAMILIES, FIELDS, named
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import SCHEDULES
 from nidiff.diffusion.target import TARGETS, Target
+from nidiff.evaluation.cell import evaluate_cell
 from nidiff.evaluation.metrics import METRICS, Metric
+from nidiff.model.network import unet
 from nidiff.recipe import remembered
 from nidiff.sampling.ancestral import mix
 from nidiff.sampling.sampler import SAMPLERS
@@ -101,6 +103,21 @@ def test_everything_of_ones_own_through_the_commands(covariance, registered, tmp
     again = [*own[2:], "--covariance", str(run), "--out", str(tmp_path / "again"), *flags]
     assert main(["train", *again]) == 0
     assert repr(nidiff.load_model(tmp_path / "again").process.covariance) == repr(denoiser.process.covariance)
+
+
+def test_a_sampler_may_bring_a_function_as_its_spacing(registered, tmp_path, capsys):
+    denoiser = nidiff.Denoiser(unet((1, 8, 8), widths=(8,), attention=()), nidiff.Process(even(12), Pairs((8, 8))))
+    nidiff.save_model(denoiser, tmp_path / "m")
+    registered.setitem(SAMPLERS, "lazy_own", nidiff.Sampler(lazy, every_other, 6))
+    drawn = {}
+    for sampler in ("lazy", "lazy_own", "lazy_own:spacing=uniform"):
+        out = tmp_path / sampler.replace(":", "-")
+        assert main(["sample", str(tmp_path / "m"), "--sampler", sampler, "--seeds", "0-3", "--out", str(out)]) == 0
+        drawn[sampler] = (out / "samples.npz").read_bytes()
+    assert json.loads((tmp_path / "lazy_own/job.json").read_text())["job"]["spacing"] == "own-every_other"
+    assert drawn["lazy"] == drawn["lazy_own"] != drawn["lazy_own:spacing=uniform"]
+    with pytest.raises(nidiff.InputError, match="add yours to SAMPLERS"):
+        evaluate_cell(tmp_path / "m", sampler=lazy)
 
 
 def test_what_is_no_longer_registered_is_refused_in_a_sentence(registered, tmp_path):

@@ -1,6 +1,7 @@
 """Every sampler, with exact denoisers: right law, right order, and the isotropic algorithm in whitened coordinates."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -402,8 +403,13 @@ BAD = {
     "unknown spacing": ({"spacing": "cosine"}, "spacing='cosine'.*'uniform'"),
     "rising rows": ({"rows": [0, 5]}, "rows gives.*they must fall"),
     "rows beyond": ({"rows": [10, 5]}, "rows gives.*they must fall"),
+    "rows between": ({"rows": [5.0, 2.5]}, "rows gives.*integers"),
+    "no rows": ({"rows": 5}, "rows gives 5.*integers"),
+    "no sampler": ({"sampler": None}, "sampler=None must be a name"),
+    "written spacing": ({"sampler": "ddim:spacing=cosine"}, "spacing='cosine'.*'uniform'"),
     "rows and steps": ({"rows": [5], "num_steps": 1}, "rows and num_steps"),
     "too few seeds": ({"seeds": [1]}, "seeds has 1 entries"),
+    "one seed": ({"seeds": 3}, "seeds has 1 entries"),
     "duplicate seeds": ({"seeds": [4, 4]}, "seeds contains 4 twice"),
     "negative seeds": ({"seeds": [0, -1]}, "seeds must be integers from 0"),
     "float seeds": ({"seeds": [0, 1.5]}, "seeds must be integers"),
@@ -415,6 +421,18 @@ BAD = {
 def test_bad_input_is_named_in_one_sentence(arguments, message):
     with pytest.raises(nidiff.InputError, match=message):
         nidiff.sample(DENOISER, (2, 2, 3), dtype=torch.float64, **arguments)
+
+
+def test_seeds_may_be_a_tensor_or_an_iterator():
+    drawn = [nidiff.sample(DENOISER, (2, 2, 3), seeds=seeds, dtype=torch.float64)
+             for seeds in ([3, 4], torch.tensor([3, 4]), iter((3, 4)))]  # fmt: skip
+    assert torch.equal(drawn[0], drawn[1])
+    assert torch.equal(drawn[0], drawn[2])
+
+
+def test_a_network_is_not_a_denoiser():
+    with pytest.raises(nidiff.InputError, match=r"denoiser is a Identity: .*nidiff\.Denoiser"):
+        nidiff.sample(torch.nn.Identity(), (2, 2, 3))
 
 
 def test_a_shape_that_is_not_the_covariances_is_named():
@@ -454,6 +472,35 @@ def test_a_sampler_is_a_name_a_text_an_object_or_a_step(monkeypatch):
     assert torch.equal(corrected, draw("halfway"))
 
 
+def test_a_steps_options_may_be_of_any_kind():
+    """As a user writes them: a tensor, anything, without the star, or collected."""
+
+    def draw(step, **options):
+        return nidiff.sample(DENOISER, (1, 2, 3), sampler=step, seeds=[0], dtype=torch.float64, **options)
+
+    def masked(chain, x, x0, here, there, *, mask: Tensor | None = None):
+        return mix(x, x0 if mask is None else mask * x0, here, there, 0.0)
+
+    def anything(chain, x, x0, here, there, *, mask: Any = None):
+        return masked(chain, x, x0, here, there, mask=mask)
+
+    def plain(chain, x, x0, here, there, mask=None):
+        return masked(chain, x, x0, here, there, mask=mask)
+
+    def collected(chain, x, x0, here, there, **options):
+        return masked(chain, x, x0, here, there, **options)
+
+    mask = torch.tensor([1.0, 0.0, 1.0], dtype=torch.float64)
+    expected = draw(masked, mask=mask)
+    assert not torch.equal(expected, draw(masked))
+    for step in (anything, plain, collected):
+        assert torch.equal(expected, draw(step, mask=mask))
+    with pytest.raises(nidiff.InputError, match="mask='left'.*wrong type"):
+        draw(masked, mask="left")
+    with pytest.raises(nidiff.InputError, match="x0 is not an option"):
+        draw(plain, x0=mask)
+
+
 def test_a_spacing_is_a_name_or_a_function_and_its_rows_are_checked(monkeypatch):
     def draw(spacing):
         return nidiff.sample(DENOISER, (1, 2, 3), num_steps=3, spacing=spacing, seeds=[0], dtype=torch.float64)
@@ -488,6 +535,9 @@ def test_a_network_error_that_will_explode_is_announced():
 
     with pytest.warns(UserWarning, match="clip=None with target 'eps' multiplies an error of the network"):
         wild = nidiff.sample(nidiff.Denoiser(noisy, process), (8, 2, 3), seeds=range(8))
+    assert wild.std() > 100
+    with pytest.warns(UserWarning, match="by 20,291 in the first step"):  # x̂0 itself is what a single step returns
+        wild = nidiff.sample(nidiff.Denoiser(noisy, process), (8, 2, 3), num_steps=1, seeds=range(8))
     assert wild.std() > 100
     for calm in (nidiff.Denoiser(noisy, process, clip=1.0), nidiff.Denoiser(noisy, process, target="v")):
         assert nidiff.sample(calm, (8, 2, 3), seeds=range(8)).std() < 10  # and no warning, which would be an error here

@@ -81,6 +81,10 @@ def test_our_own_schedules_pass(name):
         assert failures(check_schedule(as_schedule(f"{name}:{arguments}"))) == set()
 
 
+def test_a_single_level_is_a_schedule():
+    assert failures(check_schedule(nidiff.Schedule([0.0]))) == set()
+
+
 def test_a_schedule_whose_clock_is_not_its_table_is_found():
     wrong = nidiff.Schedule([3.0, 1.0, -2.0], logsnr_of_time=lambda time: 2 - 5 * time)
     assert any(statement.startswith("logsnr_at") for statement in failures(check_schedule(wrong)))
@@ -91,7 +95,7 @@ CASES = [("ancestral", {}), ("ddim", {"eta": 0.5}), ("euler", {"order": 1}), ("h
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_our_own_samplers_pass(name, options):
-    kinds = {"keeps": ("signal",)} if name == "cas" else {}
+    kinds = {"keeps": "signal"} if name == "cas" else {}
     assert failures(check_sampler(name, **kinds, **options)) == set()
     assert failures(check_sampler(SAMPLERS[name].step, **kinds, **options)) == set()
 
@@ -118,6 +122,8 @@ def test_a_mistake_in_a_sampler_is_found():
     assert any("covariance of Gaussian data" in statement for statement in found)
     assert not any("whitened" in statement for statement in found)
     assert any("mean of Gaussian data" in statement for statement in failures(check_sampler(biased)))
+    with pytest.raises(nidiff.InputError, match="keeps='energy'"):
+        check_sampler("euler", keeps="energy")
     assert any("order of convergence is 2" in statement for statement in failures(check_sampler("euler", order=2)))
 
 

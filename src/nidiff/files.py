@@ -36,7 +36,7 @@ def writing(argument: str, path: Path, remedy: str = "choose another place or ma
 
 
 @contextlib.contextmanager
-def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which takes the place of ``path`` when the block ends; after an error ``path`` is untouched.
 
     Two processes may do this at once: each writes its own file aside, and the last one to finish is kept.
@@ -44,7 +44,7 @@ def replacing(path: Path, mode: str = "wb") -> Iterator[IO[Any]]:
     aside = path.with_name(f"{ASIDE}{os.getpid()}-{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with aside.open(mode) as file:
+        with aside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -119,8 +119,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    with replacing(path, "w") as file:
-        file.write(text)
+    with replacing(path) as file:
+        file.write(text.encode())  # UTF-8, whatever the system's encoding is
 
 
 def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:

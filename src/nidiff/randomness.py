@@ -18,7 +18,7 @@ Generators = torch.Generator | Sequence[torch.Generator] | None
 def generators_from_seeds(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
     """One generator per seed. Seeds must be distinct and in [0, 2⁶³)."""
     for seed in seeds:
-        if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= seed < 2**63:
+        if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= operator.index(seed) < 2**63:
             raise InputError(f"seeds must be integers from 0 to 2**63 - 1, but one is {seed!r}: leave it out.")
     seeds = [operator.index(seed) for seed in seeds]
     if len(set(seeds)) != len(seeds):

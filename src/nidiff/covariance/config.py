@@ -19,7 +19,7 @@ from torch import Tensor
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError, one_of
-from nidiff.files import replace_text, replacing
+from nidiff.files import replace_text, replacing, writing
 from nidiff.notation import call, parse_call
 
 ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any
@@ -109,8 +109,9 @@ def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covarianc
 def save(covariance: Covariance, folder: Path) -> None:
     """Write covariance.json and, where there are arrays, covariance.safetensors."""
     config = describe(covariance)
-    save_arrays(config.tensors, folder)
-    replace_text(folder / PLACES[0], json.dumps(config, indent=2) + "\n")
+    with writing("folder", folder):
+        save_arrays(config.tensors, folder)
+        replace_text(folder / PLACES[0], json.dumps(config, indent=2) + "\n")
 
 
 def save_arrays(tensors: Mapping[str, Tensor], folder: Path) -> None:

@@ -13,6 +13,8 @@ from tqdm import tqdm
 from nidiff.errors import InputError
 from nidiff.files import replacing
 
+PART, LARGEST = 2**16, 2**30  # bytes: several times our largest file, so that a wrong one does not fill the disk
+
 
 class Remote(NamedTuple):
     """A file on the network, pinned by its checksum."""
@@ -44,7 +46,7 @@ def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "g
     try:
         with urlopen(remote.url, timeout=30) as page, replacing(file) as out:
             with tqdm.wrapattr(page, "read", page.length, desc=file.name, leave=False, disable=hidden) as stream:
-                while part := stream.read(1 << 16):
+                while out.tell() <= LARGEST and (part := stream.read(PART)):
                     out.write(part)
                     digest.update(part)
             if digest.hexdigest() != remote.sha256:

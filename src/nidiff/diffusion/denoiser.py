@@ -11,6 +11,7 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule, broadcast
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, choose
+from nidiff.recipe import fits
 
 
 class Denoiser(torch.nn.Module):
@@ -31,11 +32,15 @@ class Denoiser(torch.nn.Module):
         scaling: Scaling | None = None,
     ) -> None:
         super().__init__()
+        if not (callable(net) and isinstance(process, Process)):
+            raise InputError("Denoiser takes a network and a nidiff.Process: give both, in this order.")
         self.net = net
         self.process = process
         self.target: Target = choose("target", target, TARGETS)
-        if clip is not None and not clip > 0:
-            raise InputError(f"clip={clip} must be positive, or None for no clipping.")
+        if not isinstance(self.target, Target):
+            raise InputError(f"target={target!r} must be a name in TARGETS or a Target.")
+        if clip is not None and not (fits(clip, float) and clip > 0):
+            raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
         self.clip = clip
         self.scaling = scaling
 

@@ -1,8 +1,9 @@
 """The forward process x = signal · x0 + sigma · Σ^½ eps: a schedule and a covariance."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +23,9 @@ class Process:
     dx = slope(ℓ) x dℓ + sigma Σ^½ dw whatever the schedule; `coefficients` gives f and g² in the schedule's own time.
     """
 
-    def __init__(self, schedule: Schedule | str, covariance: Covariance | str | Path) -> None:
-        self.schedule: Schedule = as_schedule(schedule)
-        self.covariance: Covariance = as_covariance(covariance)
+    def __init__(self, schedule: Schedule | str | Mapping[str, Any], covariance: Covariance | str | Path) -> None:
+        self.schedule = as_schedule(schedule)
+        self.covariance = as_covariance(covariance)
         self.covariance.require_invertible("a diffusion with this Σ")
 
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:

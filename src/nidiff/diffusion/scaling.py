@@ -21,8 +21,9 @@ class Scaling:
     def __post_init__(self) -> None:
         for name in ("scale", "shift"):
             value = getattr(self, name)
-            if isinstance(value, list):  # as JSON has it
-                object.__setattr__(self, name, value := tuple(value))
+            value = value.tolist() if hasattr(value, "tolist") else value  # of numpy or torch
+            value = tuple(value) if isinstance(value, list) else value  # as JSON has it
+            object.__setattr__(self, name, value)
             each = value if isinstance(value, tuple) else (value,)
             if not each or not all(isinstance(v, int | float) and math.isfinite(v) for v in each):
                 raise InputError(f"{name}={value!r} of the scaling must be a finite number, or one per channel.")

@@ -76,7 +76,7 @@ class Schedule:
         logsnr: Tensor | Sequence[float],
         keeps: str = "variance",
         *,
-        time: Tensor | None = None,
+        time: Tensor | Sequence[float] | None = None,
         logsnr_of_time: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         logsnr = _column("logsnr", logsnr)
@@ -84,9 +84,10 @@ class Schedule:
             raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
         self.keeps = one_of("keeps", keeps, RULES)
         self.logsnr = self._unshifted = logsnr
-        self.time = (
-            torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu") / len(logsnr) if time is None else time
-        )
+        rows = torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu")
+        self.time = rows / len(logsnr) if time is None else _column("time", time)
+        if len(self.time) != len(logsnr) or bool((self.time.diff() <= 0).any()):
+            raise InputError(f"time must rise from row to row and have {len(logsnr)} entries, as many as logsnr.")
         self._logsnr_of_time = logsnr_of_time
         self.shift = 0.0
         """What `shifted` added to every log-SNR."""
@@ -273,7 +274,7 @@ def from_diffusers(config: Any) -> Schedule:
 @remembered
 def table(logsnr: Sequence[float], keeps: str = "variance", time: Sequence[float] | None = None) -> Schedule:
     """Any falling column of log-SNR: `Schedule` under a name."""
-    return Schedule(logsnr, keeps, time=None if time is None else _column("time", time))
+    return Schedule(logsnr, keeps, time=time)
 
 
 @remembered

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -162,7 +163,11 @@ def open_bench(
     ``data`` may also be images themselves, uint8 or floats in [-1, 1]; what it names is fitted as the data of the run.
     """
     network = load_features(features, file=features_file)
-    images, name = (data, "images") if isinstance(data, Tensor | Images) else _load(run, data, data_dir, split)
+    images: Images | Tensor
+    if data is None or isinstance(data, str):
+        images, name = _load(run, data, data_dir, split)
+    else:
+        images, name = data, "images"
     pixels = _all_pixels(images)
     if num_real is not None:
         if not 1 <= num_real <= len(pixels):
@@ -174,6 +179,7 @@ def open_bench(
 def _all_pixels(images: Images | Tensor) -> Tensor:
     """Images as uint8 [N, C, H, W], as if they were saved."""
     pixels = images.pixels if isinstance(images, Images) else images
+    pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
     return quantise(pixels if isinstance(pixels, Tensor) else pixels.index_select(0, torch.arange(len(pixels))))
 
 

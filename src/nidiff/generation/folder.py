@@ -50,7 +50,7 @@ class SampleFolder:
         # Listed before job.json is read: another job may be writing it now, which comes before its other files.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         try:
-            found = json.loads((self.path / "job.json").read_text())["job"]
+            found = dict(json.loads((self.path / "job.json").read_text())["job"])
         except (FileNotFoundError, NotADirectoryError):
             if any(not name.startswith(ASIDE) for name in names):
                 raise InputError(f"{out} holds other files: choose an empty or new directory.") from None

@@ -13,6 +13,7 @@ from nidiff.generation.folder import SampleFolder
 from nidiff.generation.tile import Tiled
 from nidiff.progress import progress_bar
 from nidiff.sampling.sampler import Visit, rehearse, sample
+from nidiff.sampling.spacing import SPACINGS
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -36,7 +37,8 @@ class Job:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `nidiff.sample`."""
-        return {"sampler": self.sampler, "num_steps": self.num_steps, "spacing": self.spacing, **self.options}
+        spacing = {"spacing": self.spacing} if self.spacing in SPACINGS else {}  # else it is the sampler's own function
+        return {"sampler": self.sampler, "num_steps": self.num_steps, **spacing, **self.options}
 
 
 def run_job(

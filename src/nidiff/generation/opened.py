@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.errors import InputError
 from nidiff.files import file_sha256
 from nidiff.generation.job import Job
 from nidiff.generation.tile import tile_size
@@ -78,12 +79,15 @@ def plan_job(
 
     ``clip`` is None for the model's own, or 0 for no clipping.
     """
+    if not isinstance(sampler, str):
+        raise InputError(f"sampler={sampler!r} must be a name, which is kept with the images: add yours to SAMPLERS.")
     chosen, options = as_sampler(sampler)
+    own = f"own-{getattr(chosen.spacing, '__name__', 'function')}"  # a function that has no name in SPACINGS
     return Job(
         model=model.sha256,
         sampler=parse_call("sampler", sampler)[0],
         num_steps=default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps,
-        spacing=str(chosen.spacing),
+        spacing=chosen.spacing if isinstance(chosen.spacing, str) else own,
         options=options,
         clip=model.denoiser.clip if clip is None else clip or None,
         tile=tile_size(*model.shape[-2:]) if tile is None else tile,

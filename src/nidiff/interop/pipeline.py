@@ -108,6 +108,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         folder = whole_model(folder) if folder.exists() else downloaded(str(folder), FILES, kwargs)
         index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
         named = [index.get(part) for part in ("unet", "scheduler")]
+        if isinstance(name := index.get("_class_name"), list):  # a file in the folder that diffusers would run
+            raise InputError(f"{str(folder)!r} names code to run ({name}), which is not done: use nidiff.load_model.")
         if not all(isinstance(one, list) and one[:1] in LIBRARIES for one in named):
             raise InputError(
                 f"{str(folder)!r} has no model_index.json that names a network and a scheduler of diffusers or nidiff, "

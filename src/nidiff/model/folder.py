@@ -30,7 +30,9 @@ def save_model(denoiser: Denoiser, folder: str | Path, about: Mapping[str, str] 
     The network may be any `torch.nn.Module`. ``about`` is what else the model card shall say, such as
     ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole.
     """
-    folder = Path(folder).absolute()
+    folder = Path(folder).resolve()  # of a link, what it leads to is replaced, not the link
+    if not isinstance(denoiser, Denoiser):
+        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")

@@ -79,6 +79,8 @@ def load_network(folder: Path, net: Module | None = None) -> Module:
     """The network in a model's folder: rebuilt from its own configuration, or its weights loaded into ``net``."""
     own = folder / OWN
     if net is not None:
+        if not isinstance(net, Module):
+            raise InputError(f"net={net!r} must be a torch.nn.Module that is built: give Net(), not Net.")
         _fill(net, own if own.is_dir() else folder / UNET)
         return net.eval()
     if own.is_dir():

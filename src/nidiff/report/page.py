@@ -17,8 +17,8 @@ def page(title: str, body: str, footer: str) -> str:
 
     It is written in ASCII, so that it reads the same whatever the locale and whatever is in the name of a folder.
     """
-    style = FRAME.with_suffix(".css").read_text()
-    text = FRAME.read_text().format(title=escape(title), style=style, body=body, footer=escape(footer))
+    style = FRAME.with_suffix(".css").read_text(encoding="utf-8")
+    text = FRAME.read_text(encoding="utf-8").format(title=escape(title), style=style, body=body, footer=escape(footer))
     return text.encode("ascii", "xmlcharrefreplace").decode()
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, signature
 from typing import Any, NamedTuple, get_type_hints
 
@@ -18,7 +18,7 @@ from nidiff.recipe import KINDS, fits
 from nidiff.sampling.ancestral import ancestral, ddim
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
-from nidiff.sampling.spacing import checked_rows, spaced_rows
+from nidiff.sampling.spacing import SPACINGS, checked_rows, spaced_rows
 from nidiff.sampling.step import Chain, Sampler, Spacing, Step
 
 DEFAULT = "dpmpp_2m"
@@ -66,6 +66,8 @@ def sample(
         callback: called with a `Visit` at each level.
         options: of the sampler (``variance``, ``eta``, …).
     """
+    if not isinstance(denoiser, Denoiser):
+        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
     chosen, told = as_sampler(sampler, options)
     shape, schedule = tuple(shape), denoiser.process.schedule
     spacing = chosen.spacing if spacing is None else spacing
@@ -78,9 +80,9 @@ def sample(
     levels += levels[-1:] if chosen.settles else []
     source: Generators = None
     if seeds is not None:
-        if not isinstance(seeds, Sequence) or not shape or len(seeds) != shape[0]:
-            count = f"has {len(seeds)} entries" if isinstance(seeds, Sequence) else f"is {seeds!r}"
-            raise InputError(f"seeds {count} for shape={shape}: give one per image, such as range({(*shape, 1)[0]}).")
+        seeds = [*seeds] if isinstance(seeds, Iterable) else [seeds]
+        if not shape or len(seeds) != shape[0]:
+            raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
         source = generators_from_seeds(seeds)
     place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
     if initial is None:
@@ -116,15 +118,19 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         name, written = parse_call("sampler", sampler)
         options = written | options
         chosen = SAMPLERS[one_of("sampler", name, SAMPLERS)]
-        chosen = chosen._replace(spacing=options.pop("spacing", chosen.spacing))
+        if "spacing" in options:
+            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), SPACINGS))
     else:
         chosen = sampler if isinstance(sampler, Sampler) else Sampler(sampler)
     kinds: dict[str, Any] = {}
     with contextlib.suppress(NameError, TypeError):  # a step may be an object, or have annotations nobody can resolve
         kinds = get_type_hints(chosen.step)
-    known = [p.name for p in signature(chosen.step).parameters.values() if p.kind is Parameter.KEYWORD_ONLY]
+    if not callable(chosen.step):
+        raise InputError(f"sampler={sampler!r} must be a name in SAMPLERS, a Sampler, or a step.")
+    parameters = [*signature(chosen.step).parameters.values()][5:]  # after (chain, x, x0, here, there)
+    anything, known = any(p.kind is Parameter.VAR_KEYWORD for p in parameters), [p.name for p in parameters]
     for key, value in options.items():
-        if key not in known:
+        if key not in known and not anything:
             raise InputError(f"{key} is not an option of sampler={name!r}: it takes {', '.join(known) or 'none'}.")
         if key in kinds and not fits(value, kinds[key]):
             kind = KINDS.get(kinds[key], "of another type")
@@ -138,11 +144,14 @@ def default_steps(sampler: Sampler, schedule: Schedule) -> int:
 
 
 def _warn_of_amplification(denoiser: Denoiser, levels: list[Level]) -> None:
-    """x̂0 = a x + b · output: without clipping, the first step carries |b| signal' times the network's error on."""
+    """x̂0 = a x + b · output: without clipping, the first step carries |b| signal' times the network's error on.
+
+    A single step ends with x̂0 itself, where the signal is 1.
+    """
     if denoiser.clip is not None:
         return
     b = abs(float(denoiser.target.coefficients(levels[0].signal, levels[0].sigma)[1]))
-    factor = b * float(levels[min(1, len(levels) - 1)].signal)
+    factor = b * (float(levels[1].signal) if len(levels) > 1 else 1.0)
     if factor > AMPLIFIED and denoiser.process.schedule.keeps == "variance":
         warnings.warn(
             f"clip=None with target {denoiser.target_name!r} multiplies an error of the network by {factor:,.0f} in "

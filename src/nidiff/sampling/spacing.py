@@ -23,7 +23,10 @@ def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> l
 
 def checked_rows(schedule: Schedule, rows: Sequence[int], argument: str = "rows") -> list[int]:
     """``rows`` as integers, if they fall and are rows of the schedule."""
-    chosen = [operator.index(row) for row in rows]
+    try:
+        chosen = [operator.index(row) for row in rows]
+    except TypeError as error:
+        raise InputError(f"{argument} gives {rows!r}: give rows of the schedule, which are integers.") from error
     if not chosen or any(a <= b for a, b in pairwise(chosen)) or chosen[0] >= len(schedule) or chosen[-1] < 0:
         raise InputError(f"{argument} gives the rows {chosen}: they must fall and lie in 0 … {len(schedule) - 1}.")
     return chosen
