@@ -18,6 +18,7 @@ import nidiff
 from nidiff.cli import main
 from nidiff.model.folder import load_model, same_covariance
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
+from nidiff.training.experiment import read_experiment
 from nidiff.training.run import RunDirectory
 
 TINY = [
@@ -456,3 +457,13 @@ def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
     assert facts["parameters"] > 0
     assert facts["experiment"]["batch_size"] == 16
     assert not (tmp_path / "r").exists()
+
+
+def test_resume_takes_the_settings_of_the_run(tmp_path, capsys):
+    """Nothing has to be repeated; what is given and would change the run is still refused."""
+    run, own = str(tmp_path / "run"), ["--steps", "2", "--cooldown", "0", "--batch-size", "4", "--precision", "fp32"]
+    assert main(["train", "--out", run, *own, "--learning-rate", "0.001"]) == 0
+    assert main(["train", "--out", run, "--resume", "--steps", "3"]) == 0
+    assert read_experiment(tmp_path / "run").learning_rate == 0.001
+    assert main(["train", "--out", run, "--resume", "--learning-rate", "0.002"]) == 2
+    assert "learning_rate: 0.001" in capsys.readouterr().err

@@ -56,7 +56,9 @@ def _parse(arguments: list[str]) -> Command:
     config = (tyro.conf.FlagCreatePairsOff,)
     if arguments[0] == "train":  # its flags have the defaults of a preset
         default = Train.defaults(arguments[1:])
-        return tyro.cli(Train, prog="nidiff train", args=arguments[1:], default=default, config=config)
+        on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
+        words = [word for word in arguments[1:] if word not in on]  # of those already on, tyro knows only --no-…
+        return tyro.cli(Train, prog="nidiff train", args=words, default=default, config=config)
     choose = tyro.extras.subcommand_cli_from_dict
     choice: Command = choose(dict(COMMANDS), prog="nidiff", description=ABOUT, args=arguments, config=config)
     return choice

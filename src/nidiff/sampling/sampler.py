@@ -133,8 +133,8 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         if key not in known and not anything:
             raise InputError(f"{key} is not an option of sampler={name!r}: it takes {', '.join(known) or 'none'}.")
         if key in kinds and not fits(value, kinds[key]):
-            kind = KINDS.get(kinds[key], "of another type")
-            raise InputError(f"{key}={value!r} of sampler={name!r} must be {kind}.")
+            remedy = f"must be {KINDS[kinds[key]]}" if kinds[key] in KINDS else "has the wrong type: correct it"
+            raise InputError(f"{key}={value!r} of sampler={name!r} {remedy}.")
     return chosen, options
 
 
