@@ -9,8 +9,10 @@ from problems import Mixture
 from torch import Tensor
 
 import nidiff
+from nidiff.commands.evaluate import Evaluate
+from nidiff.commands.sample import Sample
 from nidiff.sampling.ancestral import ddim, jump_variances, mix
-from nidiff.sampling.sampler import SAMPLERS
+from nidiff.sampling.sampler import DEFAULT, SAMPLERS
 from nidiff.sampling.spacing import SPACINGS
 from nidiff.testing.problems import (
     Gaussian,
@@ -23,6 +25,7 @@ from nidiff.testing.problems import (
     uniform_in_logsnr,
     whitened_paths,
 )
+from nidiff.training.experiment import Experiment
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 # (name, options): one line for a new sampler.
@@ -515,6 +518,8 @@ def test_a_spacing_is_a_name_or_a_function_and_its_rows_are_checked(monkeypatch)
 
 def test_one_default_whatever_the_door():
     """The sampler's entry says how many steps and which; nothing else does."""
+    assert {Sample.sampler, Evaluate.sampler, Experiment.sampler} == {DEFAULT}  # written out, to start without torch
+    assert {command.num_steps for command in (Sample, Evaluate, Experiment)} == {None}
     long = nidiff.Denoiser(smooth_net((2, 3)), nidiff.Process(nidiff.ddpm_linear(50), COV))
 
     def draw(**arguments):

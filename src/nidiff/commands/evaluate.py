@@ -42,7 +42,7 @@ class Evaluate:
             if result is not None and (path / "experiment.json").is_file():
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
-            if (self.drawing, self.sampler, self.num_steps) != (Drawing(), "dpmpp_2m", None):
+            if (self.drawing, self.sampler, self.num_steps) != (Drawing(), Evaluate.sampler, None):
                 raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
             file = path / "samples.npz"
             images = open_images(file if file.exists() else path, Reading(memory_limit=None, progress=True))

@@ -22,6 +22,7 @@ from nidiff.evaluation.results import Measured, Result, known_results, remember
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import run_job
 from nidiff.generation.opened import Model, cell_name, open_model, plan_job, process_state, seeds_text
+from nidiff.sampling.sampler import DEFAULT
 from nidiff.training.experiment import Experiment, read_experiment
 
 
@@ -89,7 +90,7 @@ def evaluate_cell(
     model: Model | Path | str,
     data: Bench | Images | Tensor | str | None = None,
     *,
-    sampler: str = "dpmpp_2m",
+    sampler: str = DEFAULT,
     num_steps: int | None = None,
     seeds: Sequence[int] = range(1000),
     clip: float | None = None,

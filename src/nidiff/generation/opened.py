@@ -16,7 +16,7 @@ from nidiff.generation.tile import tile_size
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
 from nidiff.notation import parse_call
-from nidiff.sampling.sampler import SAMPLERS, as_sampler, default_steps
+from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -68,7 +68,7 @@ def model_sha256(folder: Path) -> str:
 
 def plan_job(
     model: Model,
-    sampler: str = "dpmpp_2m",
+    sampler: str = DEFAULT,
     num_steps: int | None = None,
     *,
     clip: float | None = None,

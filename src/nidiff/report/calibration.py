@@ -38,8 +38,9 @@ def _draw_distances(axes: Axes, distances: Tensor, calibration: Calibration) -> 
     axes.axvline(calibration.sigma_max, color=COLOUR, linewidth=1.6, zorder=4)
     how = {"max": "largest of all pairs", "batch": "largest within a mini-batch", "quantile": "quantile"}
     words = f"sigma_max = {calibration.sigma_max:.2f} \n{how[calibration.distance]} "
+    axes.margins(y=0.2)  # room for the label above the bars
     label = axes.text(calibration.sigma_max, 0.97, words, ha="right", va="top", color=COLOUR)
-    label.set(transform=axes.get_xaxis_transform(), backgroundcolor=(1, 1, 1, 0.8))
+    label.set(transform=axes.get_xaxis_transform())
     axes.set_xlim(0, 1.03 * max(calibration.sigma_max, distances.max().item()))
     axes.set_yticks([])
     axes.spines[["left", "right", "top"]].set_visible(False)

@@ -121,6 +121,6 @@ def _draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str,
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("wavenumber |k|, 1 = lowest frequency")
-    axes.set_title("radial power spectrum\nline: Σ, dots: these images", fontsize=11)
+    axes.set_title("radial power spectrum\nline: Σ, dots: these draws", fontsize=11)
     axes.grid(color="0.9")
     axes.legend(fontsize=9)

@@ -35,6 +35,8 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     for axes, name in zip(panels, metrics, strict=False):
         _draw_metric(axes, name, list(lines.values()))
         axes.set_title(f"{_plain(name)}: {'higher' if metrics[name] else 'lower'} is better", fontsize=10)
+        if metrics[name]:  # logarithms show small distances well, and shares badly
+            axes.set_yscale("linear")
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
     handles = [panels[0].plot([], [], **LOOKS[index % len(LOOKS)])[0] for index in range(len(lines))]
