@@ -14,6 +14,10 @@ class InputError(ValueError):
     """
 
 
+class FileError(InputError, OSError):
+    """A file is missing or damaged: bad input, and the OSError that diffusers' users know."""
+
+
 class Interrupted(Exception):
     """A long command was asked to stop and has saved its work; the message says how to continue."""
 

@@ -3,24 +3,23 @@
 import contextlib
 import errno
 import hashlib
+import json
+import math
 import os
+import secrets
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from nidiff.errors import InputError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from nidiff.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves can be deleted
+LARGEST_JSON, SHOWN = 2**26, 80  # bytes of a file of ours, and letters of a path in a message
 REPLACED = ".replaced-"  # and that of a folder while another takes its place
 
 
@@ -41,14 +40,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
     Two processes may do this at once: each writes its own file aside, and the last one to finish is kept.
     """
-    aside = path.with_name(f"{ASIDE}{os.getpid()}-{path.name}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{ASIDE}{os.getpid()}-{secrets.token_hex(4)}")  # not longer than a name may be
     try:
         with aside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
+        sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 
@@ -102,25 +102,61 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, for work that reads a file of ``folder`` and then replaces it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def replace_text(path: Path, text: str) -> None:
     with replacing(path) as file:
-        file.write(text.encode())  # UTF-8, whatever the system's encoding is
+        # UTF-8, whatever the system's encoding is. A name that is not UTF-8 keeps its bytes.
+        file.write(text.encode(errors="surrogateescape"))
+
+
+def replace_json(path: Path, values: Any) -> None:
+    replace_text(path, json.dumps(values, indent=2) + "\n")
+
+
+def read_json(file: Path, remedy: str = "copy it again from where it was saved") -> Any:
+    """What a JSON file holds; a `FileError` for all that is not JSON, or has numbers that no computer works with.
+
+    NaN, infinite and huge numbers are refused: nothing of ours writes them where a number is meant.
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(LARGEST_JSON + 1)
+        if len(content) > LARGEST_JSON:
+            raise ValueError(f"it has more than {LARGEST_JSON >> 20} MiB")
+        return json.loads(content.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+    except FileNotFoundError as error:
+        raise FileError(f"{str(file)!r} is missing: {remedy}.") from error
+    except RecursionError as error:
+        raise FileError(f"{str(file)!r} cannot be read (it is nested too deeply): {remedy}.") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise FileError(f"{str(file)!r} cannot be read ({reason}): {remedy}.") from error
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:
+        raise ValueError(f"it has a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(value := float(digits)):
+        raise ValueError(f"it has the number {digits[:20]}")
+    return value
+
+
+def as_path(argument: str, value: Any) -> Path:
+    """``value`` as a path that the system can look for: every public function that takes a path begins with this."""
+    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
+        raise InputError(f"{argument}={value!r} must be a path.")
+    try:
+        os.lstat(value)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # it may be there later
+    except (OSError, ValueError) as error:  # a name that is too long or has a zero byte, a folder that is closed to us
+        text = str(value) if len(str(value)) <= SHOWN else f"{str(value)[:SHOWN]}…"
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{argument}={text!r} cannot be used ({reason}): give another path.") from error
+    return Path(value)
 
 
 def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:

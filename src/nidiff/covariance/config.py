@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
-from nidiff.errors import InputError, one_of
+from nidiff.errors import FileError, InputError, one_of
 from nidiff.files import replace_text, replacing, writing
 from nidiff.notation import call, parse_call
 
@@ -26,10 +26,6 @@ ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it name
 # Where a folder may hold Σ: one of its own, a scheduler's, a model's, a run's.
 SCHEDULER = "scheduler_config.json"
 PLACES = ("covariance.json", SCHEDULER, f"scheduler/{SCHEDULER}", f"model/scheduler/{SCHEDULER}")
-
-
-class FileError(InputError, OSError):
-    """A file is missing or damaged: bad input, and the OSError that diffusers' users know."""
 
 
 class Config(dict[str, Any]):

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nidiff.errors import InputError
-from nidiff.files import locked, replace_text, writing
+from nidiff.files import replace_text, writing
 from nidiff.generation.opened import model_sha256
+from nidiff.locks import locked
 from nidiff.model.config import model_folder
 from nidiff.model.folder import has_network
 from nidiff.sampling.sampler import SAMPLERS

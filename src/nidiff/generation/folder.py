@@ -24,7 +24,8 @@ from nidiff import __version__
 from nidiff.data.images import quantise
 from nidiff.data.pictures import as_grey_or_rgb, save_grid, save_png
 from nidiff.errors import InputError, one_of
-from nidiff.files import ASIDE, locked, read_npz, replace_npz, replace_text, writing
+from nidiff.files import ASIDE, read_npz, replace_npz, replace_text, writing
+from nidiff.locks import locked
 
 if TYPE_CHECKING:
     from nidiff.generation.job import Job

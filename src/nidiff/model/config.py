@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nidiff.covariance.config import ARRAYS, Config, FileError, as_covariance, describe, names_arrays, read_arrays
+from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, names_arrays, read_arrays
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, one_of
+from nidiff.errors import FileError, InputError, one_of
 from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.

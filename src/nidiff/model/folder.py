@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from nidiff.covariance.config import SCHEDULER, FileError, save_arrays
+from nidiff.covariance.config import SCHEDULER, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 from nidiff.files import replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
 from nidiff.model.config import configured, model_folder, read_json, scheduler_config, with_arrays

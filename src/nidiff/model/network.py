@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from nidiff.covariance.config import FileError, read_arrays
-from nidiff.errors import InputError
+from nidiff.covariance.config import read_arrays
+from nidiff.errors import FileError, InputError
 from nidiff.model.config import read_json
 
 UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module

@@ -24,6 +24,7 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import as_schedule
 from nidiff.errors import InputError, Interrupted, one_of
+from nidiff.memory import keep_freed_memory
 from nidiff.model.folder import save_model
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
@@ -31,7 +32,6 @@ from nidiff.sampling.sampler import rehearse
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.experiment import PRECISIONS, Experiment
-from nidiff.training.memory import keep_freed_memory
 from nidiff.training.run import RunDirectory
 
 # The images of one forward and backward pass, and a generator for each.

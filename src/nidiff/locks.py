@@ -1,0 +1,139 @@
+"""Who may write to a folder: one process at a time, and the others are told which one it is."""
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nidiff.errors import InputError
+from nidiff.files import writing
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+LOCK = ".lock"  # in the folder, while it is claimed
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
+    """Keep ``folder`` for this process, or say in an `InputError` who has it. The folder is made if need be.
+
+    The lock is the system's own, which ends with its process however that ends: a stale one cannot remain. A file
+    system without locks has the file `LOCK` alone, which counts as long as the process that it names is alive.
+    """
+    made = not folder.exists()
+    with writing(argument, folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _open_lock(folder, argument)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(folder / LOCK)  # still ours; who waits at the old file finds that it has no name
+        os.close(descriptor)
+        if made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # of work that ended before its first file
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block, for work that reads a file of ``folder`` and then replaces it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def refuse_claimed(folder: Path, argument: str = "out") -> None:
+    """An `InputError` if another process has claimed ``folder``; nothing is written."""
+    try:
+        descriptor = os.open(folder / LOCK, os.O_RDWR)
+    except OSError:
+        return  # nobody has, or nobody could
+    try:
+        _take(descriptor, folder, argument)
+    finally:
+        os.close(descriptor)
+
+
+def _open_lock(folder: Path, argument: str) -> int:
+    while True:
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            _take(descriptor, folder, argument)
+            with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
+                if os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK)):
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps(_self()).encode(), 0)
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path, argument: str) -> None:
+    """Lock an open file, or say who has it."""
+    holder = _holder(descriptor)
+    try:
+        if fcntl is None:
+            raise OSError
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        who, remedy = _described(_holder(descriptor)), "wait until it has ended, or stop it"
+        raise InputError(f"{argument}={str(folder)!r} is in use by {who}: {remedy}.") from None
+    except OSError:  # no locks here: believe the file
+        if holder and holder != _self() and _may_be_alive(holder):
+            remedy = f"wait until it has ended; if it is gone, delete {folder / LOCK}"
+            raise InputError(f"{argument}={str(folder)!r} is in use by {_described(holder)}: {remedy}.") from None
+
+
+def _self() -> dict[str, Any]:
+    words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
+    return {"process": os.getpid(), "host": socket.gethostname(), "command": " ".join(words), "since": _started}
+
+
+def _holder(descriptor: int) -> dict[str, Any]:
+    try:
+        found = json.loads(os.pread(descriptor, 4096, 0))
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError, RecursionError):
+        return {}  # it is being written, or is not ours
+
+
+def _described(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another process"
+    parts = [f"{holder.get(key)!s:.60}" for key in ("process", "host", "command", "since")]
+    return "process {} on {} ({}, since {})".format(*parts)
+
+
+def _may_be_alive(holder: dict[str, Any]) -> bool:
+    process = holder.get("process")
+    if holder.get("host") != socket.gethostname() or not isinstance(process, int):
+        return True  # nobody can tell
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # it is another user's
+    return True
+
+
+_started = time.strftime("%Y-%m-%d %H:%M:%S")
