@@ -24,20 +24,18 @@ QUICK = 160  # command lines
 HANGS = 60  # seconds after which a command line is given up
 LONGEST = 600  # letters of a sentence
 
-# Networks and runs so small that what succeeds is quick. These words come last, so that they win.
+# Networks and runs so small that what succeeds is quick.
 TINY = ["--widths", "8", "--attention", "--batch-size", "4", "--num-samples", "1", "--num-steps", "1"]
+SHORT = ["--steps", "1", "--cooldown", "0", "--out", "out/new", "--precision", "fp32", *TINY]
 FEW = ["--seeds", "0-3", "--num-steps", "2"]
-COMPARED = ["--data", "digits", "--data-dir", "None", "--features", "pixels", "--num-real", "20", "--bootstrap", "2"]
-LIMITS = {
-    "train": [["--dry-run", *TINY], ["--dry-run"], ["--steps", "1", "--cooldown", "0", "--out", "out/new", *TINY]],
-    "demo": [["--bogus"], ["--steps", "x"]],  # it trains a classifier, whatever the flags
+COMPARED = ["--data", "digits", "--features", "pixels", "--num-real", "20", "--bootstrap", "2"]
+QUICKLY = {
+    "train": [["--dry-run", *TINY], ["--dry-run"], SHORT, SHORT],
+    "demo": [["--bogus"]],  # it trains a classifier, whatever the flags
     "sample": [FEW],
-    "evaluate": [[*FEW, *COMPARED]],
+    "evaluate": [[*FEW, *COMPARED], COMPARED],
     "table": [[*FEW, *COMPARED, "--samplers", "ddim"]],
     "noise": [["--shape", "4", "4"], []],
-    "calibrate": [["--covariance", "white"], []],
-    "report": [[]],
-    "verify": [[]],
 }
 POSITIONALS = {
     "sample": [["out/run"], ["out/run/model"]],
@@ -71,13 +69,64 @@ NUMBERS = [
     *("0", "1", "2", "8", "-1", "1.5", "1e3", "1e308", "1e309", "-1e400", "nan", "inf", "-inf", "abc", "٣", "1_0"),
     *("9223372036854775807", "9223372036854775808", "9" * 400, "9" * 6000, "0x10", "1,2", "0.5", "1e-320"),
 ]
-RECIPES = [
-    *("white", "gff", "gff:gamma=nan", "gff:gamma=1e308", "gff:gamma=", "gff:", ":", "gff:gamma=1,gamma=2", "matern"),
-    *("pyramid:ratio=1.0000001,num_levels=1000000000", "offset:strength=-1", "power_law:exponent=1e309", "from_data"),
-    *("gff:boundary=open", "gff:normalize=no", "ddim:eta=nan", "ddim:eta=2", "als:epsilon=1e309", "cas", "pc"),
-    *("ddpm_linear:num_levels=0", "ddpm_linear:num_levels=1000000000000", "vp:beta_max=1000", "smld_geometric", "v"),
-    *("quantile:quantile=nan", "batch:batch_size=-3", "max", "digits", "0-3", "3-0", "0-99999999999", "png", "pixels"),
+COVARIANCES = [
+    *(
+        "white",
+        "gff",
+        "gff:gamma=nan",
+        "gff:gamma=1e308",
+        "gff:gamma=-50",
+        "gff:gamma=",
+        "gff:",
+        ":",
+        "matern",
+        "sigma",
+    ),
+    *("gff:gamma=1,gamma=2", "matern:length_scale=0", "matern:length_scale=1e300", "power_law:exponent=1e309"),
+    *("pyramid", "pyramid:ratio=1.0000001,num_levels=1000000000", "pyramid:discount=-1", "offset:strength=-1"),
+    *("offset:strength=1e300", "from_data", "from_data:shrinkage=nan", "from_data:average=x", "gff:boundary=open"),
+    *("gff:normalize=no", "gff:zero_mode=zero", "gff:shape=3", "out/run", "Identity", "pictures", "empty"),
 ]
+SCHEDULES = [
+    *("ddpm_linear:num_levels=0", "ddpm_linear:num_levels=1000000000000", "ddpm_linear:num_levels=1", "vp", "ve"),
+    *(
+        "vp:beta_max=1000",
+        "vp:beta_max=nan",
+        "smld_geometric",
+        "smld_geometric:sigma_max=-1",
+        "ddpm_linear:beta_max=0.5",
+    ),
+    *(
+        "ddpm_cosine:shift=nan",
+        "ddpm_cosine:shift=1e308",
+        "smld_geometric:num_levels=3,sigma_max=1e308,sigma_min=1e-308",
+    ),
+]
+SAMPLERS = [
+    *("ancestral", "ddim", "ddim:eta=nan", "ddim:eta=2", "als:epsilon=1e309", "cas", "pc", "heun", "euler_maruyama"),
+    *("ddim:spacing=karras", "ddim:spacing=x", "pc:corrector_steps=1e9", "ddim:rows=3", "dpmpp_2m:eta=1", "als"),
+]
+OF_FLAG = {
+    "--covariance": COVARIANCES,
+    "--schedule": SCHEDULES,
+    "--sampler": SAMPLERS,
+    "--samplers": SAMPLERS,
+    "--seeds": ["0-3", "3-0", "0-99999999999", "7", "1,1", "0-", "9223372036854775807", "99999999999999999999"],
+    "--distance": ["max", "batch", "quantile:quantile=nan", "batch:batch_size=-3", "batch:batch_size=1e9", "max:x=1"],
+    "--data": ["digits", "images.npz", "pictures", "torn", "huge.npy", "empty", "out/run", "deep.json", "digit"],
+    "--features": ["pixels", "file.txt", "images.npz", "x.pt", "deep.json", "pixel"],
+    "--preset": ["digits", "digits-ddpm", "digits-smld", "digit"],
+    "--target": ["eps", "noise", "x0", "v", "score", "flow"],
+    "--weighting": ["eps", "noise", "score", "target", "snr"],
+    "--precision": ["fp32", "bf16", "auto", "fp64"],
+    "--format": ["npz", "png", "both", "gif"],
+    "--range": ["unit", "symmetric", "byte"],
+    "--ratio": ["overlap", "classic", "1.5", "1.0000000001", "1e308", "nan", "1", "-3"],
+    "--split": ["train", "test", "x"],
+    # What takes as long as it is asked to is not asked for much.
+    "--steps": ["0", "2", "-1", "abc", "nan", "9" * 30],
+    "--bootstrap": ["0", "1", "2", "-1", "abc", "9" * 30],
+}
 NETWORK = {"hf:x", "inception", "cifar10", "fashion-mnist"}  # nothing here may ask the network
 
 
@@ -124,30 +173,36 @@ def snapshot(world: Path) -> dict[str, bytes | str]:
 
 def line(rng: random.Random, command: str) -> list[str]:
     """A command line of which most is right and some is not."""
-    words = [*rng.choice(POSITIONALS.get(command, [[]]))]
+    words = [*rng.choice(POSITIONALS.get(command, [[]])), *rng.choice(QUICKLY.get(command, [[]]))]
     for _ in range(rng.randint(1, 3)):
-        change = rng.randrange(10)
-        others = flags_of(COMMANDS[rng.choice([*COMMANDS])]) if change == 0 else flags_of(COMMANDS[command])
-        flag, kind = rng.choice([*others.items()]) if others else ("--data", str)
-        value = rng.choice(OUTS) if flag == "--out" else hostile(rng, kind)
-        if change < 5:
+        change = rng.randrange(16)
+        flags = flags_of(COMMANDS[rng.choice([*COMMANDS]) if change == 0 else command])
+        flag, kind = rng.choice([*flags.items()])
+        value = hostile(rng, flag, kind)
+        if change < 11:
             words += [flag] if kind is bool and rng.random() < 0.8 else [flag, value]
-        elif change < 7:
+        elif change < 13:
             words += [f"{flag}={value}"]
-        elif change == 7:
-            words += [rng.choice([flag, flag[:-1], flag.replace("-", "_"), f"--{value}", f"-{value}", "-h"[:1]])]
-        elif change == 8 and words:
-            words[rng.randrange(len(words))] = value
+        elif change == 13:
+            words += [rng.choice([flag, flag[:-1], flag.replace("-", "_"), f"--{value}", f"-{value}"])]
+        elif change == 14 and command in POSITIONALS:
+            words[:1] = [value]
         else:
-            words.insert(rng.randint(0, len(words)), value)
-    return [command, *words, *rng.choice(LIMITS[command])]
+            words.insert(0, rng.choice([value, rng.choice(COVARIANCES), rng.choice(PATHS)]))
+    return [command, *words]
 
 
-def hostile(rng: random.Random, kind: object) -> str:
-    number = "int" in str(kind) or "float" in str(kind)
-    path = "Path" in str(kind)
-    pools = [NUMBERS, WORDS] if number else [PATHS, WORDS] if path else [RECIPES, WORDS, PATHS, NUMBERS]
-    return rng.choice(rng.choice([pools[0], *pools]))
+def hostile(rng: random.Random, flag: str, kind: object) -> str:
+    """A value for a flag: mostly of its kind, good or absurd, and sometimes nothing of the sort."""
+    if flag in ("--steps", "--bootstrap"):
+        return rng.choice(OF_FLAG[flag])
+    if flag == "--out":
+        return rng.choice(OUTS)
+    if rng.random() < 0.2:
+        return rng.choice(WORDS)
+    if flag in OF_FLAG:
+        return rng.choice(OF_FLAG[flag])
+    return rng.choice(PATHS if "Path" in str(kind) else NUMBERS)
 
 
 def judge(words: list[str], world: Path) -> tuple[int, str]:
