@@ -177,7 +177,7 @@ def line(rng: random.Random, command: str) -> list[str]:
     for _ in range(rng.randint(1, 3)):
         change = rng.randrange(16)
         flags = flags_of(COMMANDS[rng.choice([*COMMANDS]) if change == 0 else command])
-        flag, kind = rng.choice([*flags.items()])
+        flag, kind = rng.choice([(flag, kind) for flag, kind in flags.items() if flag != "--compile"])  # slow
         value = hostile(rng, flag, kind)
         if change < 11:
             words += [flag] if kind is bool and rng.random() < 0.8 else [flag, value]
@@ -227,7 +227,7 @@ def judge(words: list[str], world: Path) -> tuple[int, str]:
     lines = [each for each in said.splitlines() if each.startswith("nidiff: ")]
     if code == 2 and (len(lines) != 1 or not said.endswith(f"{lines[0]}\n") or len(lines[0]) > LONGEST):
         return code, f"not one sentence: {said[-1500:]}"
-    if code == 2 and printed:
+    if code == 2 and printed and words[0] != "verify":  # it prints what it has found, good and bad
         return code, f"a refusal printed {printed[-300:]!r}"
     if "Traceback" in said or "╭" in said:
         return code, said[-1500:]
