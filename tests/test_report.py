@@ -268,8 +268,12 @@ def test_the_plot_has_a_panel_per_metric_and_the_numbers_with_their_errors():
         [result(metrics={"recall": (0.5, None)})],
         [result(f"{i}", steps=s, metrics={"FD": 100.0 / s}) for i in range(8) for s in (1, 10, 100)],
         [result("_$\\frac$", "$_", metrics={"$x": -1.0})],
+        [result(metrics={"FD": (-1e308, 1e308)}), result(steps=20, metrics={"FD": (1e308, -5.0)})],
+        [result(steps=steps) for steps in (0, -5, 10**19)],
+        [result("x" * 5000 + "\udcff", "\udcff", metrics={"z" * 5000: 1.0})],
+        [result(metrics={f"metric {i}": 1.0 for i in range(300)})],
     ],
-    ids=["one point", "eight lines", "hostile"],
+    ids=["one point", "eight lines", "hostile", "beyond floats", "no steps", "not UTF-8", "many metrics"],
 )
 def test_plots_of_any_size_can_be_drawn_and_their_lines_told_apart(results):
     figure = quality_figure(results)
@@ -529,6 +533,16 @@ def test_links_and_special_files_among_the_samples_are_not_shown(bare, tmp_path)
     shutil.rmtree(bare / "samples")
     (bare / "samples").symlink_to(tmp_path / "elsewhere")
     assert not [alt for alt in Page(write_report(bare)).alts if alt.startswith("Grid")]
+
+
+def test_a_log_or_results_that_are_links_out_of_the_run_are_not_shown(run, tmp_path):
+    whole = Page(write_report(run)).words
+    for name in ("log.jsonl", "metrics.json"):
+        (run / name).rename(tmp_path / name)
+        (run / name).symlink_to(tmp_path / name)
+    words = Page(write_report(run)).words
+    assert ("images per second" in whole, "FD-pixels" in whole) == (True, True)
+    assert ("images per second" in words, "FD-pixels" in words) == (False, False)
 
 
 def test_pictures_that_are_not_png_or_far_too_large_are_not_opened(bare):

@@ -27,7 +27,7 @@ from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
 from nidiff.model.folder import image_shape, load_model
 from nidiff.report.denoising import denoise_levels
-from nidiff.report.loss import loss_figure, read_log
+from nidiff.report.loss import LOGGED, loss_figure, read_log
 from nidiff.report.noise import noise_figure
 from nidiff.report.page import figure, image, page, picture, plot, table
 from nidiff.report.quality import quality_figure
@@ -65,7 +65,7 @@ def write_report(run_folder: Path, x0: Tensor | None = None) -> Path:
 
 def _experiment(run: RunDirectory) -> str:
     experiment, facts, default = run.experiment, run.facts, Experiment()
-    done = max(read_log(run.log_file)["step"], default=0)
+    done = max(_log(run)["step"], default=0)
     shape = facts.get("image_shape")
     shape = " × ".join(map(_count, shape)) if isinstance(shape, list) and len(shape) <= MOST_AXES else ""
     about = {
@@ -102,12 +102,16 @@ def _covariance(run: RunDirectory) -> str:
 
 
 def _training(run: RunDirectory) -> str:
-    log = read_log(run.log_file)
+    log = _log(run)
     if not log["step"]:
         raise InputError("log.jsonl has no line yet.")
     speed = np.median(log["images_per_s"])
     words = f"Loss {log['loss'][-1]:.4g} at step {log['step'][-1]:,.0f}; {speed:,.0f} images per second (median)."
     return plot(loss_figure(log), f"Loss and speed by step. {words}", words)
+
+
+def _log(run: RunDirectory) -> dict[str, list[float]]:
+    return read_log(run.log_file) if _is_inside(run.folder, run.log_file) else {name: [] for name in LOGGED}
 
 
 def _samples(run: RunDirectory) -> str:
@@ -169,7 +173,7 @@ def _image_to_denoise(run: RunDirectory, denoiser: Denoiser, shape: tuple[int, .
 
 
 def _metrics(run: RunDirectory) -> str:
-    results = known_results(run.folder)
+    results = known_results(run.folder) if _is_inside(run.folder, run.folder / "metrics.json") else []
     if not results:
         raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
     head, *rows = cells(results, HTML)

@@ -86,11 +86,16 @@ def check_out(out: Path) -> None:
 
 
 def _symbols(label: str) -> str:
-    """A label short enough for a tick: one line per part of NAME:key=value,…; a dollar would begin a formula."""
-    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", label)[:5])
+    """A label short enough for a tick: one line per part of NAME:key=value,…"""
+    label = "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5])
     for word, symbol in SYMBOLS.items():
         label = label.replace(word, symbol)
     return label.replace("=", " = ")
+
+
+def drawable(label: str, longest: int) -> str:
+    """A name that matplotlib can write: not too long, in letters that UTF-8 has; a dollar would begin a formula."""
+    return label[:longest].encode(errors="replace").decode().replace("$", r"\$")
 
 
 def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
