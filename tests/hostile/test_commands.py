@@ -20,7 +20,7 @@ from nidiff.commands.noise import Noise
 from nidiff.commands.usage import flags_of
 
 CASES = int(os.environ.get("NIDIFF_HOSTILE", "1"))
-QUICK = 160  # command lines
+QUICK = 120  # command lines
 HANGS = 60  # seconds after which a command line is given up
 LONGEST = 600  # letters of a sentence
 
