@@ -29,7 +29,7 @@ def page() -> str:
         "<!-- Written by scripts/cli_reference.py from the code: change it there. -->",
         ABOUT,
         "Results go to stdout, everything else to stderr. The exit code is 0; 2 where the input is at fault, and one "
-        "sentence says what is wrong and what to do; or 130 after an interrupt. `python -m nidiff` is the same program.",
+        "sentence says what is wrong and what to do; 130 after an interrupt. `python -m nidiff` is the same program.",
         table(("Command", ""), ((f"[`nidiff {name}`](#nidiff-{name})", about(command)) for name, command in shown())),
     ]
     for name, command in shown():
