@@ -517,6 +517,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_computed
     "arguments, words",
     [
         (["noise", "--shape", "1000000", "1000000"], "--shape=(1000000, 1000000) needs about"),
+        (["noise", "--shape", "1000001"], "--shape=(1000001,) is too long"),
         (["noise", "--seed", "9223372036854775807"], "--seed="),
         (["noise", "--size", "4"], "without data"),
         (["calibrate", "digits", "--steps-per-level", "1000000000"], "--steps-per-level="),

@@ -24,7 +24,7 @@ from nidiff.report.spectrum import RadialModes
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ"}
 LIMIT = 3.0  # grey runs from −3 to 3 standard deviations
-MOST = 100  # rows or columns
+MOST, LONGEST = 100, 100_000  # rows or columns, and numbers of a signal
 LARGE, CELL, SPECTRUM = 2.6, 0.75, 4.0  # widths in inches
 
 
@@ -60,6 +60,8 @@ def check_noise(shape: Sequence[int], rows: int, num_images: int, seed: int) -> 
     """Refuse what `noise_figure` cannot draw, before anything is computed."""
     if len(shape) > 3:
         raise InputError(f"shape={tuple(shape)} has {len(shape)} axes: a picture shows events of one, two or three.")
+    if len(shape) == 1 and shape[0] > LONGEST:
+        raise InputError(f"shape={tuple(shape)} is too long for a picture: use at most {LONGEST:,}.")
     if not 1 <= num_images <= MOST or rows > MOST:
         raise InputError(f"num_images={num_images} for {rows} covariances: a picture has from 1 to {MOST} of each.")
     if not 0 <= seed < 2**63 - num_images:
