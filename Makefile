@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test format docs wheel bench clean
+.PHONY: demo test hostile format docs wheel bench clean
 
 demo: .venv/installed
 	$(BIN)/nidiff noise
@@ -14,6 +14,10 @@ test: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2
+
+# The trials of tests/hostile with thousands of cases; the tally at the end says what was tried and what failed.
+hostile: .venv/installed
+	NIDIFF_HOSTILE=50 $(BIN)/pytest -n 2 tests/hostile
 
 format: .venv/installed
 	$(BIN)/ruff format .

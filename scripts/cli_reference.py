@@ -13,12 +13,13 @@ from typing import Any, get_type_hints
 import tyro
 
 from nidiff.cli import ABOUT, COMMANDS
+from nidiff.commands.usage import CONFIG, reading
 from nidiff.training.experiment import PRESETS, Experiment
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
 # What tyro puts at the end of a help text; "required" and "optional" have no default.
 HINT = re.compile(r"\s*\((?:default: (?P<default>.*)|(?P<other>required.*|optional|repeatable.*))\)\s*$")
-NOTHING = {None: "", "None": "", "False": "", "optional": ""}
+NOTHING = {None: "", "none": "", "False": "", "optional": ""}
 
 
 def page() -> str:
@@ -27,8 +28,8 @@ def page() -> str:
         "# Command line",
         "<!-- Written by scripts/cli_reference.py from the code: change it there. -->",
         ABOUT,
-        "Results go to stdout, everything else to stderr. The exit code is 0, or 2 where the input is at fault: one "
-        "sentence then says what is wrong and what to do. `python -m nidiff` is the same program.",
+        "Results go to stdout, everything else to stderr. The exit code is 0; 2 where the input is at fault, and one "
+        "sentence says what is wrong and what to do; 130 after an interrupt. `python -m nidiff` is the same program.",
         table(("Command", ""), ((f"[`nidiff {name}`](#nidiff-{name})", about(command)) for name, command in shown())),
     ]
     for name, command in shown():
@@ -71,7 +72,7 @@ def parser_of(name: str, command: Any) -> argparse.ArgumentParser:
     default = {"default": command.defaults([])} if hasattr(command, "defaults") else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # tyro offers no other way to see its flags
-        return tyro.extras.get_parser(command, prog=f"nidiff {name}", config=(tyro.conf.FlagCreatePairsOff,), **default)
+        return tyro.extras.get_parser(command, prog=f"nidiff {name}", config=CONFIG, registry=reading([]), **default)
 
 
 def owner(action: argparse.Action, theirs: dict[str, Any]) -> Any:
@@ -98,9 +99,7 @@ def place_of(action: argparse.Action) -> str:
 
 
 def metavar(action: argparse.Action) -> str:
-    """INT, not {None}|INT; INT ... for [INT [INT ...]]."""
-    name = str(action.metavar or "").replace("{None}|", "").replace("|{None}", "")
-    return re.sub(r"^\[(\S+) \[\1 \.\.\.\]\]$", r"\1 ...", name).replace("|", " or ")
+    return str(action.metavar or "").strip("[]")
 
 
 def presets() -> str:

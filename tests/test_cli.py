@@ -13,6 +13,7 @@ import nidiff
 from nidiff.cli import COMMANDS, main
 from nidiff.commands.noise import SHOWN, Noise
 from nidiff.covariance.summary import summary
+from nidiff.errors import InputError
 from nidiff.extras import EXTRAS
 
 HEAVY = ("torch", "matplotlib", "diffusers", "torchdiffeq", "numpy", "PIL")
@@ -134,8 +135,8 @@ BAD = {
     "no shape": (["--shape"], "shape="),
     "four axes": (["--shape", 2, 2, 2, 2], "4 axes"),
     "negative seed": (["--seed", -1], "seed=-1"),
-    "no images": (["--num-images", 0], "num_images=0"),
-    "too many images": (["--num-images", 10**6], "num_images=1000000"),
+    "no images": (["--num-images", 0], "--num-images=0"),
+    "too many images": (["--num-images", 10**6], "--num-images=1000000"),
     "too smooth for float32": (["gff:gamma=8"], "condition number"),
     "too smooth for float64": (["gff:gamma=80"], "condition number"),
     "not a number": (["gff:gamma=nan"], "gamma=nan"),
@@ -341,3 +342,205 @@ def test_threads_that_wait_soon_sleep_unless_the_user_says_otherwise(tmp_path, o
     if "GOMP_SPINCOUNT" not in done.stderr:
         pytest.skip("this torch has another OpenMP runtime")
     assert f"GOMP_SPINCOUNT = '{expected}'" in done.stderr
+
+
+# Usage ------------------------------------------------------------------------------------------------------------
+
+LONG = "x" * 300
+USAGE = {
+    "not a number": (["train", "--steps", "abc"], "--steps='abc' is not a whole number; see nidiff train --help"),
+    "not a float": (["train", "--learning-rate", "fast"], "--learning-rate='fast' is not a number"),
+    "one of several": (["noise", "--shape", "8", "x"], "--shape='x' is not a whole number"),
+    "too large": (["noise", "--seed", "9" * 30], "too many digits"),
+    "beyond a float": (["train", "--learning-rate", "1e400"], "too large"),
+    "nan": (["train", "--ema-decay", "nan"], "--ema-decay='nan' is not a number"),
+    "no value": (["noise", "--seed"], "--seed has nothing behind it"),
+    "an empty value": (["train", "--preset="], "--preset= has nothing behind it"),
+    "an empty path": (["noise", "--out", ""], "--out has nothing behind it"),
+    "an empty config": (["train", "--config="], "--config= has nothing behind it"),
+    "a value too many": (["noise", "--json=yes"], "--json takes no value"),
+    "misspelled": (["train", "--learning-rat", "1"], "did you mean --learning-rate?"),
+    "another's flag": (["report", "x", "--steps", "1"], "'--steps' is not a flag of nidiff report"),
+    "a word too many": (["sample", "a", "b"], "'b' is one word too many"),
+    "a word missing": (["sample"], "RUN_OR_MODEL is missing; see nidiff sample --help"),
+    "unknown command": (["trian"], "did you mean 'train'?"),
+    "a flag for a command": (["--verbose"], "'noise'"),
+    "a name too long": (["noise", "--out", LONG], "File name too long"),
+    "a zero byte": (["noise", "--out", "a\0.png"], "--out="),
+    "tyro's own": (["noise", "--tyro-print-completion", "x", "y"], "is not a flag"),
+}
+
+
+@pytest.mark.parametrize("arguments, words", USAGE.values(), ids=USAGE.keys())
+@pytest.mark.parametrize("columns", ["30", "200"])
+def test_a_usage_error_is_one_sentence_whatever_the_width_of_the_terminal(
+    capsys, monkeypatch, tmp_path, arguments, words, columns
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("nidiff: ")
+    assert words in err
+    assert len(err) < 300
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_shows_plain_kinds_of_values(capsys):
+    assert main(["train", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "{None}" not in out
+    assert "--num-steps INT" in out
+    assert "--widths INT ..." in out
+
+
+def test_arguments_are_named_as_flags_and_only_those_that_the_command_has(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name, side in (("a", 4), ("b", 6)):
+        Image.fromarray(np.zeros((side, side), dtype=np.uint8)).save(folder / f"{name}.png")
+    sentences = {}
+    commands = {"noise": ["--data"], "calibrate": [], "evaluate": [], "train": ["--dry-run", "--data"]}
+    for name, flags in commands.items():
+        assert main([name, *flags, str(folder)]) == 2
+        sentences[name] = capsys.readouterr().err
+    assert all("make all images alike" in sentence for sentence in sentences.values())
+    with_size = {name for name, sentence in sentences.items() if sentence.endswith(", or give --size.\n")}
+    assert with_size == {"noise", "calibrate", "train"}
+    assert sentences["evaluate"].endswith("alike.\n")
+    (folder / "b.png").write_bytes(b"no picture")
+    assert main(["train", "--dry-run", "--data", str(folder)]) == 2
+    assert "with --skip-corrupt." in capsys.readouterr().err
+    assert main(["noise", "--data", str(folder)]) == 2
+    assert "corrupt" not in capsys.readouterr().err
+    # What was written inside NAME:key=value is not a flag, though calibrate has one of that name.
+    assert main(["calibrate", "digits", "--covariance", "pyramid:ratio=0.5"]) == 2
+    assert "nidiff: ratio=0.5" in capsys.readouterr().err
+
+
+# The net at the top -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error, words",
+    [
+        (PermissionError(13, "Permission denied", "a/b"), "'a/b' cannot be read or written (Permission denied)"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("reset by peer"), "reset by peer"),
+        (OSError(36, "File name too long", b"a\xff" * 200), "…"),
+        (MemoryError(), "not enough memory"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+            "not enough memory",
+        ),
+        (InputError("name='a\nb\x1b[31m' is \udcff bad."), r"name='a b\x1b[31m' is \udcff bad."),
+    ],
+)
+def test_what_the_system_refuses_is_one_sentence(monkeypatch, capsys, error, words):
+    def broken(self):
+        raise error
+
+    monkeypatch.setattr(Noise, "run", broken)
+    assert main(["noise"]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert words in err
+    assert len(err) < 400
+
+
+@pytest.mark.parametrize("error", [RuntimeError("expected scalar type Float"), RecursionError(), KeyError("x")])
+def test_other_errors_are_bugs_and_keep_their_traceback(monkeypatch, error):
+    def broken(self):
+        raise error
+
+    monkeypatch.setattr(Noise, "run", broken)
+    with pytest.raises(type(error)):
+        main(["noise"])
+
+
+def command(*arguments, environment=None, **options):
+    own = {**os.environ, **(environment or {})}
+    return subprocess.run([sys.executable, "-m", "nidiff", *arguments], env=own, stderr=subprocess.PIPE, **options)
+
+
+def test_any_name_can_be_printed_in_any_locale(tmp_path):
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    for name in ("größe.png".encode(), b"not-utf8-\xff.png"):
+        out = os.path.join(os.fsencode(tmp_path), name)
+        done = command("noise", "white", "--shape", "4", "4", "--out", out, environment=plain, stdout=subprocess.PIPE)
+        assert done.returncode == 0, done.stderr
+        assert os.path.exists(out)
+        assert done.stderr.isascii()
+        refused = command("noise", name, environment=plain, stdout=subprocess.PIPE)
+        assert (refused.returncode, refused.stdout, refused.stderr.count(b"\n")) == (2, b"", 1)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_output_that_nobody_takes_ends_quietly_and_a_full_disk_in_a_sentence(tmp_path):
+    arguments = ("noise", "white", "--shape", "4", "4")
+    read, write = os.pipe()
+    os.close(read)  # nobody reads
+    with os.fdopen(write, "wb") as pipe:
+        done = command(*arguments, cwd=tmp_path, stdout=pipe)
+    assert (done.returncode, done.stderr) == (141, b"wrote out/noise.png\n")
+    with open("/dev/full", "wb") as full:
+        done = command(*arguments, cwd=tmp_path, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(b"nidiff: ")
+    assert b"No space left" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+# Refused before the work ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["noise"], ["calibrate", "digits"]])
+@pytest.mark.parametrize("out", ["x.bmp", "folder.png", "file/x.png"])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_computed(
+    tmp_path, monkeypatch, capsys, arguments, out
+):
+    def computed(*_, **__):
+        raise AssertionError("it was computed first")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("nidiff.covariance.config.as_covariance", computed)
+    monkeypatch.setattr("nidiff.data.dataset.load_dataset", computed)
+    assert main([*arguments, "--out", out]) == 2
+    assert f"--out='{out}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["noise", "--shape", "1000000", "1000000"], "--shape=(1000000, 1000000) needs about"),
+        (["noise", "--shape", "1000001"], "--shape=(1000001,) is too long"),
+        (["noise", "--seed", "9223372036854775807"], "--seed="),
+        (["noise", "--size", "4"], "without data"),
+        (["calibrate", "digits", "--steps-per-level", "1000000000"], "--steps-per-level="),
+        (["calibrate", "digits", "--distance", "batch:batch_size=1.5"], "--distance="),
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(tmp_path, monkeypatch, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_picture(tmp_path, monkeypatch, capsys):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    assert main(["noise", "white", "--shape", "4", "4"]) == 0
+    before = (tmp_path / "out/noise.png").read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    capsys.readouterr()
+    assert main(["noise", "gff", "--shape", "4", "4"]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+    assert (tmp_path / "out/noise.png").read_bytes() == before
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noise.png"]

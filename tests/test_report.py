@@ -3,10 +3,13 @@
 import csv
 import io
 import json
+import os
 import re
 import shutil
+import struct
 import subprocess
 import sys
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -265,8 +268,12 @@ def test_the_plot_has_a_panel_per_metric_and_the_numbers_with_their_errors():
         [result(metrics={"recall": (0.5, None)})],
         [result(f"{i}", steps=s, metrics={"FD": 100.0 / s}) for i in range(8) for s in (1, 10, 100)],
         [result("_$\\frac$", "$_", metrics={"$x": -1.0})],
+        [result(metrics={"FD": (-1e308, 1e308)}), result(steps=20, metrics={"FD": (1e308, -5.0)})],
+        [result(steps=steps) for steps in (0, -5, 10**19)],
+        [result("x" * 5000 + "\udcff", "\udcff", metrics={"z" * 5000: 1.0})],
+        [result(metrics={f"metric {i}": 1.0 for i in range(300)})],
     ],
-    ids=["one point", "eight lines", "hostile"],
+    ids=["one point", "eight lines", "hostile", "beyond floats", "no steps", "not UTF-8", "many metrics"],
 )
 def test_plots_of_any_size_can_be_drawn_and_their_lines_told_apart(results):
     figure = quality_figure(results)
@@ -385,6 +392,13 @@ def run(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "digits"))
 
 
+def edited(run, **values):
+    """Other settings in experiment.json; a run without an identity, such as one of version 0.1, does not notice."""
+    stored = json.loads((run / "experiment.json").read_text()) | values
+    stored.pop("identity", None)
+    (run / "experiment.json").write_text(json.dumps(stored))
+
+
 @pytest.fixture
 def bare(run):
     """The run with its settings and samples only, where the page is not what matters: it is written sooner."""
@@ -429,11 +443,8 @@ def test_settings_other_than_the_default_are_told_from_the_rest(run):
 
 
 def test_what_comes_from_files_is_escaped(run):
-    values = json.loads((run / "experiment.json").read_text())
-    for key in ("data", "covariance", "sampler"):
-        values[key] = HOSTILE
-    values["resolved"] |= {"images": HOSTILE, "parameters": HOSTILE}
-    (run / "experiment.json").write_text(json.dumps(values))
+    facts = {"images": HOSTILE, "parameters": HOSTILE, "image_shape": [HOSTILE]}
+    edited(run, data=HOSTILE, covariance=HOSTILE, sampler=HOSTILE, resolved=facts)
     mine = result(HOSTILE, HOSTILE, metrics={HOSTILE: 1.0}, provenance={"real": HOSTILE, "features": HOSTILE})
     (run / "metrics.json").write_text(written([mine]))
     (run / "model").rename(run / "gone")
@@ -469,12 +480,130 @@ def test_a_run_with_nothing_but_its_settings_has_a_page(tmp_path):
     assert "not recorded" in page.words
 
 
-def test_without_its_data_a_sample_is_denoised(run):
-    values = json.loads((run / "experiment.json").read_text()) | {"data": str(run / "moved")}
-    (run / "experiment.json").write_text(json.dumps(values))
+def tiles(page):
+    """The pictures of the denoising, as the page has them."""
+    return re.findall(r'<img class="tile" src="([^"]+)"', page.read_text())
+
+
+def test_the_page_of_a_stranger_shows_nothing_that_its_settings_name(run, tmp_path):
+    """Whatever experiment.json says the data are, the page is the same: they are not opened."""
+    secret = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
+    np.savez(tmp_path / "secret.npz", secret)
+    shown = []
+    for data in (tmp_path / "secret.npz", tmp_path / "moved"):
+        edited(run, data=str(data))
+        page = write_report(run)
+        assert "a sample of seed 0" in Page(page).words
+        assert "Not shown" not in Page(page).words
+        shown.append(tiles(page))
+    edited(run, data="digits", data_dir=str(tmp_path))
+    shown.append(tiles(write_report(run)))
+    assert shown[0] == shown[1] == shown[2]
+    # The control: who names the file sees it, and only then.
+    assert main(["report", str(run), "--data", str(tmp_path / "secret.npz")]) == 0
+    assert "an image of the data" in Page(run / "report.html").words
+    assert tiles(run / "report.html") != shown[0]
+    edited(run, data="digits", data_dir=None)
+    assert "the first image of the training data" in Page(write_report(run)).words
+
+
+def test_the_image_to_denoise_can_be_given_and_must_have_the_shape_of_the_model(run, tmp_path):
+    words = Page(write_report(run, torch.zeros(1, 8, 8))).words
+    assert "an image of the data" in words
+    assert "Not shown" not in words
+    assert "shape (1, 4, 4)" in Page(write_report(run, torch.zeros(1, 4, 4))).words
+
+
+def test_links_and_special_files_among_the_samples_are_not_shown(bare, tmp_path):
+    secret = tmp_path / "secret.png"
+    Image.fromarray(np.full((8, 8), 77, dtype=np.uint8)).save(secret)
+    kept = len([alt for alt in Page(write_report(bare)).alts if alt.startswith("Grid")])
+    (bare / "samples" / "000100.png").symlink_to(secret)
+    (bare / "samples" / "000101.png").symlink_to("000101.png")  # a loop
+    os.mkfifo(bare / "samples" / "000102.png")  # opening it would wait for ever
+    (bare / "samples" / "000103.png").mkdir()
+    (bare / "samples" / ("9" * 200 + ".png")).write_bytes(secret.read_bytes())
+    (bare / "samples" / "000104.png").symlink_to("000004.png")  # inside the run
+    page = Page(write_report(bare))
+    grids = [alt for alt in page.alts if alt.startswith("Grid")]
+    assert len(grids) == kept + 1
+    assert "Grid of samples after step 104" in grids
+    # The whole folder can be a link too.
+    shutil.copytree(bare / "samples", tmp_path / "elsewhere", symlinks=True, ignore=lambda *_: ["000102.png"])
+    shutil.rmtree(bare / "samples")
+    (bare / "samples").symlink_to(tmp_path / "elsewhere")
+    assert not [alt for alt in Page(write_report(bare)).alts if alt.startswith("Grid")]
+
+
+def test_a_log_or_results_that_are_links_out_of_the_run_are_not_shown(run, tmp_path):
+    whole = Page(write_report(run)).words
+    for name in ("log.jsonl", "metrics.json"):
+        (run / name).rename(tmp_path / name)
+        (run / name).symlink_to(tmp_path / name)
+    words = Page(write_report(run)).words
+    assert ("images per second" in whole, "FD-pixels" in whole) == (True, True)
+    assert ("images per second" in words, "FD-pixels" in words) == (False, False)
+
+
+def test_pictures_that_are_not_png_or_far_too_large_are_not_opened(bare):
+    (bare / "samples" / "000100.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(bare / "samples" / "jpeg", format="jpeg")
+    (bare / "samples" / "jpeg").rename(bare / "samples" / "000101.png")
+    for step, side in ((102, 7000), (103, 100_000)):  # a header that promises too much
+        file = bare / "samples" / f"000{step}.png"
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(file)
+        content = bytearray(file.read_bytes())
+        content[16:24] = struct.pack(">II", side, side)
+        content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+        file.write_bytes(content)
+    words = Page(write_report(bare)).words
+    assert words.count("cannot be read") == 4
+
+
+ODD_LINES = [
+    "[" * 100_000,
+    '{"step": ' + "9" * 5000 + "}",
+    '{"step": 1e999, "loss": 1, "images_per_s": 1}',
+    '{"step": 1, "loss": Infinity, "images_per_s": 1}',
+    '{"step": 1, "loss": 1e300, "images_per_s": 1e300}',
+    '{"step": ' + "9" * 400 + ', "loss": 1, "images_per_s": 1}',
+    '{"step": [1], "loss": {}, "images_per_s": null}',
+    '"\\ud800"',
+    "\x00\xff",
+]
+
+
+def test_a_log_of_any_content_does_not_break_the_page(bare):
+    good = '{"step": 7, "loss": 0.5, "images_per_s": 9.0}'
+    lines = [*ODD_LINES, good, '{"step": -3, "loss": -1e50, "images_per_s": 1e-300}']
+    (bare / "log.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    assert read_log(bare / "log.jsonl")["step"] == [7, -3]
+    page = Page(write_report(bare))
+    assert any("Loss" in alt for alt in page.alts)
+    (bare / "log.jsonl").unlink()
+    (bare / "log.jsonl").mkdir()
+    assert "log.jsonl has no line yet" in Page(write_report(bare)).words
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        *({"image_shape": 3}, {"image_shape": [[1], None, {}]}, {"image_shape": [1] * 10**5}, {"images": [1]}),
+        *({"parameters": {}, "images": True}, {"images": 10**19}, [], "x", 3, None),
+    ],
+)
+def test_facts_of_any_type_do_not_break_the_page(bare, facts):
+    edited(bare, resolved=facts)
+    assert "Settings that are not the default" in Page(write_report(bare)).words
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "model/scheduler/scheduler_config.json", "model/unet/config.json"])
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, "[3]", '{"a": ' + "9" * 5000 + "}", "Infinity", "\udcff"])
+def test_damaged_files_are_not_shown_and_the_rest_of_the_page_is(run, name, content):
+    (run / name).write_text(content, errors="surrogateescape")
     page = Page(write_report(run))
-    assert "a sample of seed 0" in page.words
-    assert "Not shown" not in page.words
+    assert "Not shown" in page.words
+    assert "Grid of samples after step 4" in page.alts
 
 
 def test_many_large_grids_stay_within_two_megabytes_and_a_torn_one_is_named(bare):

@@ -245,7 +245,7 @@ def test_two_jobs_may_draw_into_one_folder(model, straight, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--num-steps", "41"), "num_steps=41"),
+        (("--num-steps", "41"), "num-steps=41"),
         (("--seeds", "5-2"), "seeds='5-2' cannot be read"),
         (("--seeds", "0-99999999999"), "more than 10,000,000"),
         (("--sampler", "ddim:eta=x"), "eta='x'"),
@@ -283,7 +283,7 @@ def test_the_samples_of_another_job_are_left_alone(sample, straight, tmp_path):
     before = (straight / "samples.npz").read_bytes()
     code, _, log = sample(straight, "--num-steps", "5")
     assert code == 2
-    assert "another job (num_steps: 4, not 5)" in log
+    assert "another job (--num-steps: 4, not 5)" in log
     assert (straight / "samples.npz").read_bytes() == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years")

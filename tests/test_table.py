@@ -302,12 +302,12 @@ def test_results_of_many_at_once_are_all_kept(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--seeds", "0-2"), "3 generated images, and k=3 needs k + 1"),
-        (("--num-real", "3"), "3 real images, and k=3 needs k + 1"),
-        (("--num-real", "9999"), "num_real=9999 must be from 1 to 1498"),
+        (("--seeds", "0-2"), "3 generated images, and --k=3 needs k + 1"),
+        (("--num-real", "3"), "3 real images, and --k=3 needs k + 1"),
+        (("--num-real", "9999"), "num-real=9999 must be from 1 to 1498"),
         (("--k", "0"), "k=0"),
         (("--bootstrap", "1"), "bootstrap=1"),
-        (("--num-steps", "41"), "num_steps=41"),
+        (("--num-steps", "41"), "num-steps=41"),
         (("--features", "vgg"), "features='vgg' is unknown"),
         (("--data", "nowhere"), "'nowhere' is neither"),
     ],

@@ -407,7 +407,7 @@ def test_overwrite_begins_anew(tmp_path):
         (("--sampler", "plms"), "sampler='plms'"),
         (("--sampler", "ddim:eta=x"), "eta='x'"),
         (("--covariance", "runs/nowhere"), "runs/nowhere"),
-        (("--batch-size", "0"), "batch_size=0"),
+        (("--batch-size", "0"), "batch-size=0"),
         (("--config", "missing.json"), "missing.json"),
     ],
 )

@@ -4,6 +4,10 @@ A command is a dataclass in `nidiff.commands`: its fields are the flags, ``run``
 needs, and one line in `COMMANDS` adds it. Results go to stdout, everything else to stderr.
 """
 
+import contextlib
+import io
+import os
+import re
 import sys
 from typing import Protocol
 
@@ -18,11 +22,15 @@ from nidiff.commands.report import Report
 from nidiff.commands.sample import Sample
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
-from nidiff.errors import InputError, Interrupted
+from nidiff.commands.usage import CONFIG, check_words, flags_of, parse
+from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.extras import explained
 from nidiff.threads import wait_briefly
 
 ABOUT = "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version."
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes; the last two are those of a shell
+LONGEST = 200  # letters of a value in a message
+NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|size calculation overflowed")
 
 
 class Command(Protocol):
@@ -35,8 +43,11 @@ COMMANDS: dict[str, type[Command]] = {
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit code: 0, or 2 where the input is at fault."""
+    """Run one command and return the exit code: 0, 2 where the input is at fault, or 130 after an interrupt."""
     wait_briefly()  # before anything imports torch
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever is in a name, it can be printed
     arguments = sys.argv[1:] if argv is None else argv
     if arguments == ["--version"]:
         print(f"nidiff {nidiff.__version__}")
@@ -44,21 +55,72 @@ def main(argv: list[str] | None = None) -> int:
     try:
         with explained():
             _parse(arguments or ["--help"]).run()
-    except SystemExit as stop:  # how tyro ends after a usage error or --help
+        sys.stdout.flush()
+    except SystemExit as stop:  # how tyro ends after --help
         return int(stop.code or 0)
-    except (InputError, Interrupted, KeyboardInterrupt) as error:
-        print(f"nidiff: {str(error) or 'interrupted'}", file=sys.stderr)
-        return 2 if isinstance(error, InputError) else 130
+    except (Interrupted, KeyboardInterrupt) as error:
+        return _stop(INTERRUPTED, str(error) or "interrupted")
+    except BrokenPipeError:  # of `nidiff … | head`: nobody reads on
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
+        return BROKEN_PIPE
+    except InputError as error:
+        return _stop(BAD_INPUT, _with_flags(str(error), arguments))
+    except OSError as error:
+        return _stop(BAD_INPUT, _about(error))
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+            raise
+        return _stop(BAD_INPUT, "there is not enough memory for this: use smaller sizes, or fewer images at a time.")
     return 0
 
 
 def _parse(arguments: list[str]) -> Command:
-    config = (tyro.conf.FlagCreatePairsOff,)
-    if arguments[0] == "train":  # its flags have the defaults of a preset
-        default = Train.defaults(arguments[1:])
-        on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
-        words = [word for word in arguments[1:] if word not in on]  # of those already on, tyro knows only --no-…
-        return tyro.cli(Train, prog="nidiff train", args=words, default=default, config=config)
-    choose = tyro.extras.subcommand_cli_from_dict
-    choice: Command = choose(dict(COMMANDS), prog="nidiff", description=ABOUT, args=arguments, config=config)
-    return choice
+    name, *words = arguments
+    if name in ("-h", "--help"):
+        choose = tyro.extras.subcommand_cli_from_dict
+        choice: Command = choose(dict(COMMANDS), prog="nidiff", description=ABOUT, args=["--help"], config=CONFIG)
+        return choice
+    command, prog = COMMANDS[one_of("command", name, COMMANDS)], f"nidiff {name}"
+    if command is not Train:
+        return parse(command, words, prog=prog)
+    check_words(command, words, prog=prog)
+    default = Train.defaults(words)  # its flags have the defaults of a preset
+    on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
+    words = [word for word in words if word not in on]  # of those already on, tyro knows only --no-…
+    return parse(Train, words, prog=prog, default=default)
+
+
+def _stop(code: int, message: str) -> int:
+    """Print one line, whatever is in it: long values are cut, and what is no letter is written as its number."""
+    message = re.sub(rf"'([^']{{{LONGEST}}})[^']+'", r"'\1…'", " ".join(message.split()))
+    line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in message)
+    with contextlib.suppress(OSError):  # nobody listens
+        print(f"nidiff: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def _with_flags(message: str, arguments: list[str]) -> str:
+    """Name arguments as the flags of the command: ``num_steps=3`` as ``--num-steps=3``.
+
+    An option that was written as NAME:key=value is no flag. A remedy of the form ", or give NAME=" is left out where
+    the command has no such flag.
+    """
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    options = set(re.findall(r"[:,](\w+)=", " ".join(arguments)))
+    names = {flag[2:].replace("-", "_"): flag for flag in flags_of(command)} if command else {}
+    flags = {name: flag for name, flag in names.items() if name not in options}
+    remedy = r",? or ([a-z ]+) (\w+)=(?:True)?(?=[.;,]| to )"
+    message = re.sub(remedy, lambda m: f", or {m[1]} {flags[m[2]]}" if m[2] in flags else "", message)
+    return re.sub(
+        r"(?<![\w:,./'\"-])([a-z]+(?:_[a-z]+)*)(?=(=?))(?![\w.(])",
+        lambda m: flags.get(m[1], m[1]) if m[2] or "_" in m[1] else m[1],
+        message,
+    )
+
+
+def _about(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.filename is None:
+        return f"a file or stream cannot be read or written ({reason}): make room, or choose another place."
+    return f"{os.fsdecode(error.filename)!r} cannot be read or written ({reason}): choose another place, or make room."

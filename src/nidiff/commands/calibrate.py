@@ -12,12 +12,14 @@ from nidiff.aligned import aligned
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.progress import progress_bar
+from nidiff.recipe import fits
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 RANGES = {"symmetric": "[-1, 1]", "unit": "[0, 1]"}
-OPTIONS = {"batch": "batch_size", "quantile": "quantile"}  # the key of --distance
+MOST_STEPS = 10_000
+OPTIONS: dict[str, dict[str, type]] = {"batch": {"batch_size": int}, "quantile": {"quantile": float}}  # of --distance
 
 
 @dataclass(frozen=True)
@@ -65,14 +67,17 @@ class Calibrate:
         from nidiff.calibration.scales import Calibration, calibrate
         from nidiff.covariance.config import as_covariance
         from nidiff.report.calibration import calibration_figure
-        from nidiff.report.noise import check_suffix, save_figure
+        from nidiff.report.noise import check_out, save_figure
 
-        check_suffix(self.out)
+        check_out(self.out)
         one_of("range", self.range, RANGES)
         if self.seed < 0:
             raise InputError(f"seed={self.seed} must be 0 or more.")
+        if self.steps_per_level > MOST_STEPS:
+            raise InputError(f"steps_per_level={self.steps_per_level} would take too long: use at most {MOST_STEPS:,}.")
         distance, options = parse_call("distance", self.distance)
-        if not options.keys() <= {OPTIONS.get(distance)}:
+        known = OPTIONS.get(distance, {})
+        if not all(key in known and fits(value, known[key]) for key, value in options.items()):
             raise InputError(f"distance={self.distance!r}: use max, batch:batch_size=128 or quantile:quantile=0.99.")
         options |= {"sigma_min": self.sigma_min, "ratio": self.ratio, "distance": distance, "epsilon": self.epsilon}
         options |= {"steps_per_level": self.steps_per_level, "preconditioned": not self.printed}

@@ -41,17 +41,23 @@ class Noise:
 
     def run(self) -> None:
         from nidiff.covariance.config import as_covariance
+        from nidiff.covariance.operator import check_shape
         from nidiff.covariance.summary import summary
         from nidiff.data.dataset import load_dataset
-        from nidiff.report.noise import noise_figure, save_figure
+        from nidiff.report.noise import check_noise, check_out, noise_figure, save_figure
 
         names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None
+        check_out(self.out)
+        check_noise(check_shape(shape), len(names), self.num_images, self.seed)
+        if self.data is None and self.size is not None:
+            raise InputError("size has no meaning without data: give --data, or leave it out.")
         if self.data is not None:
             if self.shape is not None:
                 raise InputError("shape has no meaning with data, whose images have a shape: leave it out.")
             images = load_dataset(self.data, size=self.size).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
+            check_noise(shape, len(names), self.num_images, self.seed)
         covariances = {name: as_covariance(name, shape, images) for name in names}
         shapes = {name: covariance.event_shape for name, covariance in covariances.items()}
         if len(set(shapes.values())) > 1:

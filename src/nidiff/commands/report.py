@@ -1,12 +1,17 @@
 """``nidiff report``: write the page about a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from nidiff.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nidiff.training.run import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,8 @@ class Report:
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
     """The run directories; a run may still be training."""
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: the digits, or a sample)")] = None
+    """Denoise the first of these images: digits, fashion-mnist, cifar10, a folder, an .npy or .npz file, or hf:NAME."""
 
     def run(self) -> None:
         from nidiff.report.html import write_report
@@ -24,4 +31,13 @@ class Report:
             raise InputError("runs is empty: give at least one run directory.")
         runs = [RunDirectory.open(folder) for folder in self.runs]  # all, before a page is written
         for run in runs:
-            print(write_report(run.folder))
+            print(write_report(run.folder, self._first_image(run)))
+
+    def _first_image(self, run: "RunDirectory") -> "Tensor | None":
+        """Read as the run reads its own data."""
+        if self.data is None:
+            return None
+        import torch
+
+        experiment = replace(run.experiment, data=self.data, data_dir=None)
+        return experiment.load_data(memory_limit=0, progress=False).batch(torch.tensor([0]))[0]  # do not decode all

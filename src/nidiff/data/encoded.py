@@ -102,7 +102,7 @@ def read_encoded(images: Sequence[Encoded], reading: Reading) -> tuple[Tensor | 
     for image, other in zip(good, filter(None, shapes), strict=True):
         if other != shape:
             mine, first = ((*each[1:], each[0]) for each in (other, shape))
-            remedy = f"give {'channels' if other[1:] == shape[1:] else 'size'} to make all images alike"
+            remedy = f"make all images alike, or give {'channels' if other[1:] == shape[1:] else 'size'}="
             raise InputError(f"{image.name!r} has size (H, W, C) {mine}, but {good[0].name!r} has {first}: {remedy}.")
     decode = partial(_decode, reading)
     if reading.memory_limit is not None and len(good) * prod(shape) > reading.memory_limit:
@@ -153,7 +153,7 @@ def _opened(encoded: Encoded) -> Iterator[Image.Image]:
         raise
     except Exception as error:  # Pillow raises nearly anything when a file is broken
         reason = "no known format" if isinstance(error, UnidentifiedImageError) else error
-        remedy = "repair or remove it, or leave it out with skip_corrupt"
+        remedy = "repair or remove it, or leave it out with skip_corrupt=True"
         raise CorruptImage(f"{encoded.name!r} cannot be read as an image ({reason}): {remedy}.") from error
 
 

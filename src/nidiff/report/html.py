@@ -1,8 +1,11 @@
 """``report.html``: a run in one file, which opens from disk and fetches nothing."""
 
+import os
 import shlex
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -15,15 +18,16 @@ from torch import Tensor
 import nidiff
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.summary import summary
+from nidiff.data.dataset import load_dataset
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
-from nidiff.files import replace_text, writing
-from nidiff.model.folder import load_model
+from nidiff.files import as_path, replace_text, writing
+from nidiff.model.folder import image_shape, load_model
 from nidiff.report.denoising import denoise_levels
-from nidiff.report.loss import loss_figure, read_log
+from nidiff.report.loss import LOGGED, loss_figure, read_log
 from nidiff.report.noise import noise_figure
 from nidiff.report.page import figure, image, page, picture, plot, table
 from nidiff.report.quality import quality_figure
@@ -31,18 +35,24 @@ from nidiff.sampling.sampler import sample
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
 
-MOST_GRIDS = 12
+MOST_GRIDS, MOST_PIXELS, MOST_AXES = 12, 2**25, 8  # of samples, of one of them, of an image
 GRID_SIDE, GRID_LIMIT = 480, 80_000  # a grid of samples that is written in more letters is made smaller
 TILE_SIDE, TILE_LIMIT = 192, 27_000  # the same for one denoised image
-DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
+DENOISING = "Denoising one image"
+ABOUT_DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
 √(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"""
 
 
-def write_report(run_folder: Path) -> Path:
-    """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole."""
+def write_report(run_folder: Path, x0: Tensor | None = None) -> Path:
+    """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole.
+
+    ``x0`` [C, H, W] in [-1, 1] is the image to denoise, such as the first of the training data. Nothing outside the
+    run directory is read: the run may be a stranger's, and its experiment.json can name any folder.
+    """
+    run_folder = as_path("run", run_folder)
     run, out = RunDirectory.open(run_folder), run_folder / "report.html"
     body = f"<h1>{escape(run.name)}</h1>\n"
-    for heading, section in SECTIONS.items():
+    for heading, section in (SECTIONS | {DENOISING: partial(_denoising, x0=x0)}).items():
         try:
             shown = section(run)
         except InputError as error:  # something is missing or unreadable
@@ -55,8 +65,9 @@ def write_report(run_folder: Path) -> Path:
 
 def _experiment(run: RunDirectory) -> str:
     experiment, facts, default = run.experiment, run.facts, Experiment()
-    done = max(read_log(run.log_file)["step"], default=0)
-    shape = " × ".join(map(str, facts.get("image_shape") or ()))
+    done = max(_log(run)["step"], default=0)
+    shape = facts.get("image_shape")
+    shape = " × ".join(map(_count, shape)) if isinstance(shape, list) and len(shape) <= MOST_AXES else ""
     about = {
         "data": experiment.data,
         "images": _count(facts.get("images")),
@@ -91,7 +102,7 @@ def _covariance(run: RunDirectory) -> str:
 
 
 def _training(run: RunDirectory) -> str:
-    log = read_log(run.log_file)
+    log = _log(run)
     if not log["step"]:
         raise InputError("log.jsonl has no line yet.")
     speed = np.median(log["images_per_s"])
@@ -99,8 +110,13 @@ def _training(run: RunDirectory) -> str:
     return plot(loss_figure(log), f"Loss and speed by step. {words}", words)
 
 
+def _log(run: RunDirectory) -> dict[str, list[float]]:
+    return read_log(run.log_file) if _is_inside(run.folder, run.log_file) else {name: [] for name in LOGGED}
+
+
 def _samples(run: RunDirectory) -> str:
-    grids = sorted((int(file.stem), file) for file in run.folder.glob("samples/*.png") if file.stem.isdecimal())
+    files = [file for file in run.folder.glob("samples/*.png") if file.stem.isdecimal() and len(file.stem) < 19]
+    grids = sorted((int(file.stem), file) for file in files if _is_inside(run.folder, file))
     if not grids:
         raise InputError("samples/ has no pictures yet.")
     chosen = np.linspace(0, len(grids) - 1, min(MOST_GRIDS, len(grids))).round().astype(int)
@@ -110,43 +126,54 @@ def _samples(run: RunDirectory) -> str:
     return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
 
 
+def _is_inside(folder: Path, file: Path) -> bool:
+    """Whether a file is a plain one in ``folder``: a link in a stranger's run can lead to any other file."""
+    real = Path(os.path.realpath(file))
+    return real.is_file() and real.is_relative_to(os.path.realpath(folder))
+
+
 def _grid(step: int, file: Path) -> str:
     try:
-        with Image.open(file) as grid:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # Pillow's, of a picture that is far too large
+            grid = Image.open(file, formats=("PNG",))
+        with grid:
+            if grid.width * grid.height > MOST_PIXELS:
+                raise ValueError("it is too large")
             return figure(picture(grid, GRID_SIDE, GRID_LIMIT), f"Grid of samples after step {step}", f"step {step:,}")
-    except (OSError, SyntaxError):  # what Pillow says of a picture that is still being written
-        return f'<p class="missing">Not shown: {file.name} cannot be read.</p>\n'
+    except Exception:  # Pillow raises nearly anything when a file is broken; it may still be being written
+        return f'<p class="missing">Not shown: {escape(file.name)} cannot be read.</p>\n'
 
 
-def _denoising(run: RunDirectory) -> str:
+def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
     denoiser = load_model(run.folder)
-    x0, origin = _image_to_denoise(run, denoiser)
+    shape, origin = image_shape(denoiser.net, denoiser.process.covariance), "an image of the data"
+    if x0 is None:
+        x0, origin = _image_to_denoise(run, denoiser, shape)
+    if tuple(x0.shape) != shape:
+        raise InputError(f"the image to denoise has shape {tuple(x0.shape)}, and those of the model {shape}.")
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):
         at = f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}"
         tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
         columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
-    return f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{DENOISING}"
+    return f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{ABOUT_DENOISING}"
 
 
-def _image_to_denoise(run: RunDirectory, denoiser: Denoiser) -> tuple[Tensor, str]:
-    """The first image of the training data, or a sample if they have moved."""
-    experiment, size = run.experiment, denoiser.process.covariance.event_shape
-    try:
-        images = experiment.load_data(memory_limit=0, progress=False)  # one is wanted: do not decode all
-        if images.shape[1:] == size and list(images.shape) == run.facts.get("image_shape", list(images.shape)):
-            return images.batch(torch.tensor([0]))[0], "the first image of the training data"
-    except InputError:
-        pass
-    shape = (1, *run.facts.get("image_shape", (1, *size)))
+def _image_to_denoise(run: RunDirectory, denoiser: Denoiser, shape: tuple[int, ...]) -> tuple[Tensor, str]:
+    """The first of the digits, which are built in, or a sample: other data could be anything on this machine."""
+    if run.experiment.data == "digits" and run.experiment.data_dir is None:
+        first = load_dataset("digits").batch(torch.tensor([0]))[0]
+        if first.shape == shape:
+            return first, "the first image of the training data"
     with torch.inference_mode():
-        drawn = sample(denoiser, shape, seeds=[0], **experiment.sampling(denoiser.process.schedule))
-    return drawn[0], "a sample of seed 0, because the training data cannot be loaded here"
+        drawn = sample(denoiser, (1, *shape), seeds=[0], **run.experiment.sampling(denoiser.process.schedule))
+    return drawn[0], "a sample of seed 0; nidiff report --data shows an image of the data instead"
 
 
 def _metrics(run: RunDirectory) -> str:
-    results = known_results(run.folder)
+    results = known_results(run.folder) if _is_inside(run.folder, run.folder / "metrics.json") else []
     if not results:
         raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
     head, *rows = cells(results, HTML)
@@ -179,7 +206,7 @@ def _value(value: Any) -> str:
 
 
 def _count(number: Any) -> str:
-    return f"{number:,}" if isinstance(number, int) else "not recorded"
+    return f"{number:,}" if isinstance(number, int) and not isinstance(number, bool) else "not recorded"
 
 
 SECTIONS: dict[str, Callable[[RunDirectory], str]] = {
@@ -187,7 +214,7 @@ SECTIONS: dict[str, Callable[[RunDirectory], str]] = {
     "Noise": _covariance,
     "Training": _training,
     "Samples over training": _samples,
-    "Denoising one image": _denoising,
+    DENOISING: _denoising,
     "Quality": _metrics,
     "How to repeat it": _repeat,
 }

@@ -1,26 +1,38 @@
 """The log of a run and its picture."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from nidiff.errors import InputError
+
 LOGGED = ("step", "loss", "images_per_s")
+LARGEST, LARGEST_LOG = 1e60, 2**28  # a number that can be drawn; bytes of a log
 
 
 def read_log(path: Path) -> dict[str, list[float]]:
     """Step, loss and speed of every whole line of a log.jsonl; empty columns where there are none yet."""
     lines = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+    for line in _text(path).splitlines():
         try:
             values = [float(json.loads(line)[name]) for name in LOGGED]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # the last line of a run that is still training may be cut short
-        if all(map(math.isfinite, values)):
+        if all(abs(value) < LARGEST for value in values):
             lines.append(values)
     return {name: [values[column] for values in lines] for column, name in enumerate(LOGGED)}
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        return ""
+    try:
+        with path.open("rb") as file:
+            return file.read(LARGEST_LOG).decode(errors="replace")
+    except OSError as error:
+        raise InputError(f"{path.name} cannot be read ({error.strerror}): make it readable.") from error
 
 
 def smoothed(values: list[float]) -> np.ndarray:

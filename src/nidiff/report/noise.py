@@ -1,8 +1,9 @@
 """The picture of ``nidiff noise``: white beside coloured, a row of draws for each Σ, and the radial power spectra."""
 
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -15,14 +16,15 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError
-from nidiff.files import replacing, writing
+from nidiff.files import as_path, replacing, writing
+from nidiff.memory import require_memory
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.spectrum import RadialModes
 
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ"}
 LIMIT = 3.0  # grey runs from −3 to 3 standard deviations
-MOST = 100  # rows or columns
+MOST, LONGEST = 100, 100_000  # rows or columns, and numbers of a signal
 LARGE, CELL, SPECTRUM = 2.6, 0.75, 4.0  # widths in inches
 
 
@@ -33,13 +35,7 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     differs only in Σ. Right: the radial power spectrum, as Σ has it (line) and as measured on the row (dots).
     """
     shape = next(iter(covariances.values())).event_shape
-    if len(shape) > 3:
-        raise InputError(f"shape={shape} has {len(shape)} axes: a picture shows events of one, two or three.")
-    if not 1 <= num_images <= MOST or len(covariances) > MOST:
-        given = f"num_images={num_images} for {len(covariances)} covariances"
-        raise InputError(f"{given}: a picture has from 1 to {MOST} of each.")
-    if seed < 0:
-        raise InputError(f"seed={seed} must be 0 or more.")
+    check_noise(shape, len(covariances), num_images, seed)
     eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
     draws = {_symbols(label): covariance.sqrt(eps) for label, covariance in covariances.items()}
 
@@ -60,24 +56,48 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     return figure
 
 
+def check_noise(shape: Sequence[int], rows: int, num_images: int, seed: int) -> None:
+    """Refuse what `noise_figure` cannot draw, before anything is computed."""
+    if len(shape) > 3:
+        raise InputError(f"shape={tuple(shape)} has {len(shape)} axes: a picture shows events of one, two or three.")
+    if len(shape) == 1 and shape[0] > LONGEST:
+        raise InputError(f"shape={tuple(shape)} is too long for a picture: use at most {LONGEST:,}.")
+    if not 1 <= num_images <= MOST or rows > MOST:
+        raise InputError(f"num_images={num_images} for {rows} covariances: a picture has from 1 to {MOST} of each.")
+    if not 0 <= seed < 2**63 - num_images:
+        raise InputError(f"seed={seed} must be 0 or more, and below 2**63 for every image.")
+    pixels = math.prod(shape) * (8 * num_images * rows + 64 * (num_images + rows))  # of draws, of Σ and its modes
+    require_memory(f"shape={tuple(shape)}", pixels, "use a smaller shape or fewer images")
+
+
 def save_figure(figure: Figure, out: Path) -> None:
     """Write ``figure`` to ``out``, with its folder. The old file stays until the new one is drawn."""
-    check_suffix(out)
+    check_out(out)
     with writing("out", out), replacing(out) as file:
         figure.savefig(file, format=out.suffix[1:].lower())
 
 
-def check_suffix(out: Path) -> None:
+def check_out(out: Path) -> None:
+    """Refuse a picture that could not be written, before it is drawn."""
     if out.suffix.lower() not in SUFFIXES:
         raise InputError(f"out={str(out)!r} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+    folder = next(parent for parent in as_path("out", out).parents if parent.exists())
+    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        problem = "is a folder" if out.is_dir() else f"cannot be written to {str(folder)!r}"
+        raise InputError(f"out={str(out)!r} {problem}: choose another place.")
 
 
 def _symbols(label: str) -> str:
-    """A label short enough for a tick: one line per part of NAME:key=value,…; a dollar would begin a formula."""
-    label = "\n".join(part[:24].replace("$", r"\$") for part in re.split("[:,]", label)[:5])
+    """A label short enough for a tick: one line per part of NAME:key=value,…"""
+    label = "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5])
     for word, symbol in SYMBOLS.items():
         label = label.replace(word, symbol)
     return label.replace("=", " = ")
+
+
+def drawable(label: str, longest: int) -> str:
+    """A name that matplotlib can write: not too long, in letters that UTF-8 has; a dollar would begin a formula."""
+    return label[:longest].encode(errors="replace").decode().replace("$", r"\$")
 
 
 def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:

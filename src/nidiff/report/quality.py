@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,9 +11,11 @@ from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
 from nidiff.errors import InputError
-from nidiff.evaluation.results import NOT_MEASURED, Result
+from nidiff.evaluation.results import NOT_MEASURED, Measured, Result
 from nidiff.evaluation.table import find_metrics, group_lines
+from nidiff.report.noise import drawable
 
+MOST_METRICS, MOST_LINES, MOST_TICKS, LARGEST = 24, 96, 40, 1e60
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
 # Lines differ in colour and in marker, for eyes that do not tell all colours apart.
 SOLID = cycler(color=COLOURS) + cycler(marker=list("osD^vPX*"))
@@ -20,8 +23,12 @@ LOOKS: list[dict[str, Any]] = list(cycler(linestyle=["-", "--", ":"]) * SOLID)
 
 
 def quality_figure(results: Sequence[Result]) -> Figure:
-    """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler."""
-    metrics, lines = find_metrics(results), group_lines(results)
+    """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler.
+
+    A picture has room for the first `MOST_METRICS` and `MOST_LINES`.
+    """
+    metrics = dict(islice(find_metrics(results).items(), MOST_METRICS))
+    lines = dict(islice(group_lines(results).items(), MOST_LINES))
     if not metrics:
         raise InputError("results has no metrics: a plot needs at least one.")
     columns = min(3, len(metrics))
@@ -49,7 +56,7 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
     ticks: set[int] = set()
     for index, line in enumerate(lines):
         measured = {result.num_steps: result.metrics.get(name, NOT_MEASURED) for result in line}
-        points = [(steps, one.finite, one.error or 0.0) for steps, one in measured.items() if one.finite is not None]
+        points = [(steps, *_drawn(one)) for steps, one in measured.items() if one.finite is not None]
         if points:
             steps, values, errors = zip(*points, strict=True)
             aside = 1.03 ** (index - (len(lines) - 1) / 2)  # so that error bars do not cover each other
@@ -60,7 +67,8 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
     axes.set_xscale("log")
     if 0 < low < high / 8:
         axes.set_yscale("log")
-    axes.set_xticks(sorted(ticks), [f"{tick:g}" for tick in sorted(ticks)], fontsize=8)
+    shown = sorted(ticks)[:: 1 + len(ticks) // MOST_TICKS]
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown], fontsize=8)
     axes.set_xticks([], minor=True)
     if len(ticks) == 1:
         axes.set_xlim(min(ticks) / 2, min(ticks) * 2)
@@ -69,6 +77,12 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
     axes.set_axisbelow(True)
 
 
+def _drawn(one: Measured) -> tuple[float, float]:
+    """Value and error, as near to them as matplotlib can draw."""
+    value, error = one.value or 0.0, one.error if one.error is not None and math.isfinite(one.error) else 0.0
+    return max(-LARGEST, min(value, LARGEST)), min(abs(error), LARGEST)
+
+
 def _plain(label: str) -> str:
-    """For matplotlib, where a dollar begins a formula and a label that begins with _ is left out."""
-    return re.sub(r"^_", " _", label.replace("$", r"\$"))
+    """For matplotlib, which leaves a label out that begins with _."""
+    return re.sub(r"^_", " _", drawable(label, 80))

@@ -31,11 +31,11 @@ class Experiment:
     data: str = "digits"
     """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
     data_dir: Path | None = field(default=None, metadata=FREE)
-    """Where the official files of a named data set are; default: found or downloaded."""
+    """Where the official files of a named data set are, if they are not to be found or downloaded."""
     size: int | None = None
     """Crop and resize images of a folder to size × size."""
     channels: int | None = None
-    """1 (grey) or 3 (colour); default: as the images are."""
+    """1 (grey) or 3 (colour), if not as the images are."""
     skip_corrupt: bool = False
     """Leave out images of a folder that cannot be read, and list them."""
     flip: bool = False
@@ -96,7 +96,7 @@ class Experiment:
     sampler: str = field(default="dpmpp_2m", metadata=FREE)
     """The sampler of the grids as NAME:key=value,…, the same as in nidiff sample."""
     num_steps: int | None = field(default=None, metadata=FREE)
-    """Its sampling steps; default: the sampler's own number."""
+    """Its sampling steps, if not the sampler's own number."""
     num_samples: int = field(default=36, metadata=FREE)
     """Images in a grid."""
 

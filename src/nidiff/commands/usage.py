@@ -1,0 +1,149 @@
+"""From the words of a command line to a command: what is wrong with them is one sentence, and nothing has been done."""
+
+import contextlib
+import difflib
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from nidiff.errors import InputError
+from nidiff.files import as_path
+
+C = TypeVar("C")
+NAMES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
+CONFIG = (tyro.conf.FlagCreatePairsOff,)
+_cli: Any = tyro.cli  # its overloads cannot say what keywords in a dictionary are
+SHOWN = 80  # letters of a word in a message
+
+
+def parse(command: type[C], words: Sequence[str], *, prog: str, **default: C) -> C:
+    """The command that ``words`` ask for. ``--help`` prints and ends in `SystemExit`, as tyro does it."""
+    check_words(command, words, prog=prog)
+    complaints: list[str] = []
+    said, options = io.StringIO(), {"prog": prog, "args": words, "config": CONFIG, **default}
+    try:
+        with contextlib.redirect_stderr(said):
+            made, unknown = _cli(command, registry=reading(complaints), return_unknown_args=True, **options)
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise InputError(f"{_sentence(said.getvalue(), complaints)}; see {prog} --help") from None
+    if unknown:
+        raise InputError(_unknown(unknown[0], flags_of(command), prog))
+    return made
+
+
+def flags_of(command: type) -> dict[str, Any]:
+    """Each flag of a command and the type of its value, those of the dataclasses inside it too."""
+    found: dict[str, Any] = {}
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+        if is_dataclass(kind):
+            found |= flags_of(cast(type, kind))
+        elif tyro.conf.Positional not in extras:
+            found[f"--{name.replace('_', '-')}"] = kind
+    return found
+
+
+def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
+    """Refuse ``--flag=value`` where the flag takes none, or where there is no value, and what only tyro knows."""
+    flags = flags_of(command)
+    for word in words[: words.index("--") if "--" in words else None]:
+        flag, equals, value = word.partition("=")
+        kind = flags.get(flag.replace("_", "-"))
+        if equals and kind is bool:
+            raise InputError(f"{flag} takes no value: leave {shortened('=' + value)} out; see {prog} --help")
+        if equals and kind is not None and not value:
+            raise InputError(f"{flag}= has nothing behind it: give a value, or leave it out; see {prog} --help")
+        if flag.startswith("--tyro-"):
+            raise InputError(_unknown(flag, flags, prog))
+
+
+def reading(complaints: list[str]) -> ConstructorRegistry:
+    """How a word becomes a number, a name or a path. What is wrong with it goes to ``complaints``, in plain words."""
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        kinds = get_args(info.type) if isinstance(info.type, UnionType) else (info.type,)
+        whole = next((kind for kind in kinds if kind is not NoneType), None)
+        several, optional = get_origin(whole) is tuple, NoneType in kinds
+        kind = get_args(whole)[0] if several else whole
+        if kind not in NAMES:
+            return None
+
+        def from_words(words: list[str]) -> Any:
+            if optional and words == ["None"]:
+                return None
+            try:
+                values = tuple(_value(kind, word) for word in words)
+            except ValueError as error:
+                complaints.append(str(error))
+                raise
+            return values if several else values[0]
+
+        def to_words(value: Any) -> list[str]:
+            return ["none"] if value is None else [str(one) for one in (value if several else [value])]
+
+        return PrimitiveConstructorSpec(
+            nargs="*" if several else 1,
+            metavar=f"{NAMES[kind]} ..." if several else NAMES[kind],
+            instance_from_str=from_words,
+            is_instance=lambda value: True,
+            str_from_instance=to_words,
+        )
+
+    return registry
+
+
+def _value(kind: Any, word: str) -> Any:
+    """A word as ``kind``; the error begins with what stands behind the name of a flag."""
+    if not word:
+        raise ValueError(" has nothing behind it: give a value, or leave it out")
+    given = f"={shortened(word)}"
+    if kind is Path:
+        return as_path("", word)
+    if kind is str:
+        return word
+    try:
+        value = kind(word)
+    except ValueError:
+        raise ValueError(f"{given} is not a {'whole ' if kind is int else ''}number") from None
+    if kind is int and abs(value) >= 2**63:
+        raise ValueError(f"{given} has too many digits")
+    if kind is float and (math.isnan(value) or (math.isinf(value) and "inf" not in word.lower())):
+        raise ValueError(f"{given} is {'not a number' if math.isnan(value) else 'too large'}")
+    return value
+
+
+def _sentence(said: str, complaints: list[str]) -> str:
+    """What tyro says in a box of many lines, in one sentence."""
+    text = " ".join(re.sub("[│╭╮╰╯─|+]+|--{2,}", " ", said).split())
+    if complaints and (flag := re.search(r"Error parsing (.+?):", text)):
+        return f"{flag[1].strip('[]')}{complaints[-1].rstrip('.')}"
+    if missing := re.search(r"Missing value for argument \W*(--[\w-]+)", text):
+        return f"{missing[1]} has nothing behind it: give a value"
+    if missing := re.search(r"Missing from [\w ]+: (\S+)", text):
+        return f"{missing[1]} is missing"
+    return text.partition(" For full helptext")[0]
+
+
+def _unknown(word: str, flags: dict[str, Any], prog: str) -> str:
+    flag = word.partition("=")[0]
+    if not flag.startswith("-"):
+        return f"{shortened(word)} is one word too many; see {prog} --help"
+    near = difflib.get_close_matches(flag.replace("_", "-"), flags, n=1)
+    hint = f": did you mean {near[0]}? See" if near else "; see"
+    return f"{shortened(flag)} is not a flag of {prog}{hint} {prog} --help"
+
+
+def shortened(word: str) -> str:
+    return repr(word) if len(word) <= SHOWN else f"{word[:SHOWN] + '…'!r}"
