@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
-from nidiff.generation.opened import model_sha256
 from nidiff.locks import locked
 from nidiff.model.config import model_folder
 from nidiff.model.folder import has_network
+from nidiff.model.manifest import model_sha256
 from nidiff.sampling.sampler import SAMPLERS
 
 VERSIONS = ("nidiff", "commit", "torch")  # a newer one is no reason to compute a result again

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import file_sha256
 from nidiff.generation.job import Job
 from nidiff.generation.tile import tile_size
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
+from nidiff.model.manifest import model_sha256
 from nidiff.notation import parse_call
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
 
@@ -56,14 +56,6 @@ def open_model(path: Path, state: "PartialState") -> Model:
     denoiser = load_model(path).to(state.device)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
     return Model(path, denoiser, shape, model_sha256(model_folder(path)))
-
-
-def model_sha256(folder: Path) -> str:
-    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on."""
-    digest = hashlib.sha256()
-    for file in sorted(path for part in ("unet", "network", "scheduler") for path in (folder / part).glob("*")):
-        digest.update(f"{file.relative_to(folder)} {file_sha256(file)}\n".encode())
-    return digest.hexdigest()
 
 
 def plan_job(

@@ -8,7 +8,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from nidiff.diffusion.schedule import from_diffusers
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 
 # Options of ``from_pretrained`` that are about fetching from the Hub.
 DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision")
@@ -40,7 +40,7 @@ def downloaded(name: str, files: Sequence[str], options: Mapping[str, Any]) -> P
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), **chosen))
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise OSError(
+        raise FileError(
             f"{name!r} is neither a folder here nor within reach on the Hub: give a model folder, a run directory or a "
             "Hub repository."
         ) from error

@@ -21,9 +21,20 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
-from nidiff.interop.config import downloaded, translated
-from nidiff.model.config import ALGORITHMS, FIELDS, VARIANCES, check_fields, configured, scheduler_config, with_arrays
+from nidiff.files import as_path, writing
+from nidiff.interop.config import DOWNLOAD, downloaded, translated
+from nidiff.model.config import (
+    ALGORITHMS,
+    FIELDS,
+    VARIANCES,
+    check_fields,
+    configured,
+    read_object,
+    scheduler_config,
+    with_arrays,
+)
 from nidiff.model.folder import check_same_covariance
+from nidiff.model.manifest import MANIFEST, check_manifest
 from nidiff.randomness import Generators
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
@@ -106,25 +117,48 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     @classmethod
-    def load_config(  # type: ignore[override]
-        cls, pretrained_model_name_or_path: str | os.PathLike[str], *, covariance: Any = None, **kwargs: Any
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        subfolder: str | None = None,
+        return_unused_kwargs: bool = False,
+        *,
+        covariance: Any = None,
+        **kwargs: Any,
     ) -> Any:
+        """The scheduler in a folder or on the Hub, with the fields in ``kwargs`` changed."""
+        fetching = {key: kwargs.pop(key) for key in DOWNLOAD if key in kwargs}
+        config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, covariance=covariance, **fetching)
+        return cls.from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+
+    @classmethod
+    def load_config(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        subfolder: str | None = None,
+        covariance: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it; `from_pretrained` reads
         it. ``covariance`` only says what you expect: another is refused."""
-        place, subfolder = Path(pretrained_model_name_or_path), kwargs.get("subfolder") or ""
+        place, inside = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path), subfolder or ""
         if not place.exists():
-            place = downloaded(str(place), [str(Path(subfolder, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
-        result = super().load_config(place, **kwargs)
-        config = result[0] if isinstance(result, tuple) else result
-        config |= with_arrays(config, place if place.is_file() else place / subfolder / SCHEDULER)
+            place = downloaded(str(place), [str(Path(inside, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
+        file = place if place.is_file() else place / inside / SCHEDULER
+        if file.parent.name == "scheduler" and (file.parent.parent / MANIFEST).is_file():
+            check_manifest(file.parent.parent, ["scheduler"])
+        config = with_arrays(read_object(file), file)
         if covariance is not None:
             check_same_covariance(as_covariance(config["covariance"]), as_covariance(covariance))
-        return result
+        return config
 
     def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
-        save_arrays(self.covariance.tensors(), Path(save_directory))
-        super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
+        folder = as_path("save_directory", save_directory)
+        with writing("save_directory", folder):
+            save_arrays(self.covariance.tensors(), folder)
+            super().save_config(folder, push_to_hub=push_to_hub, **kwargs)
 
     # The forward process -----------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import FileError, InputError, one_of
+from nidiff.files import REPLACED, read_json
 from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
@@ -37,11 +38,19 @@ DEFAULTS: dict[str, Any] = {
     "beta_schedule": BETA_SCHEDULE,
 }
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
+AGAIN = "copy it again from where it was saved"
 
 
 def model_folder(path: Path) -> Path:
-    """The model's folder in a run directory, or ``path`` itself."""
-    return path / "model" if (path / "model").is_dir() else path
+    """The model's folder in a run directory, or ``path`` itself.
+
+    A kill while the model is replaced can leave the old one under another name, where it is found.
+    """
+    for place in (path / "model", path / f"{REPLACED}model", path):
+        if place.is_dir():
+            return place
+    aside = path.with_name(f"{REPLACED}{path.name}") if path.name else path
+    return aside if aside.is_dir() else path
 
 
 def predictions() -> dict[str, str]:
@@ -118,17 +127,15 @@ def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The configuration in a file, with the arrays of Σ that lie beside it at hand."""
     covariance = config.get("covariance")
     if not isinstance(covariance, Mapping):
-        raise FileError(f"{str(file)!r} has covariance={covariance!r}, not what to_config() returned: save it again.")
+        found = f"covariance={covariance!r:.60}"
+        raise FileError(f"{str(file)!r} has {found}, not what to_config() returned: save it again.")
     arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(covariance) else {}
     return {**config, "covariance": Config(covariance, arrays)}
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_object(file: Path, remedy: str = AGAIN) -> dict[str, Any]:
     """The object in a JSON file."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it does not hold a configuration")
-    except (OSError, ValueError) as error:
-        raise FileError(f"{str(file)!r} cannot be read ({error}): copy it again from where it was saved.") from error
+    values = read_json(file, remedy)
+    if not isinstance(values, dict):
+        raise FileError(f"{str(file)!r} cannot be read (it does not hold an object): {remedy}.")
     return values
