@@ -19,9 +19,18 @@ from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
 from nidiff.evaluation.metrics import ImageSet, by_label, measure
 from nidiff.evaluation.results import Measured, Result, known_results, remember
+from nidiff.files import as_path
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import run_job
-from nidiff.generation.opened import Model, cell_name, open_model, plan_job, process_state, seeds_text
+from nidiff.generation.opened import (
+    Model,
+    cell_name,
+    checked_seeds,
+    open_model,
+    plan_job,
+    process_state,
+    seeds_text,
+)
 from nidiff.sampling.sampler import DEFAULT
 from nidiff.training.experiment import Experiment, read_experiment
 
@@ -110,8 +119,8 @@ def evaluate_cell(
         sampler: NAME:key=value,…
         clip: as in ``nidiff sample``, and so are ``batch`` and ``tile``.
     """
-    state, seeds = process_state(), sorted({int(seed) for seed in seeds})
-    model = model if isinstance(model, Model) else open_model(Path(model), state)
+    state, seeds = process_state(), checked_seeds(seeds)
+    model = model if isinstance(model, Model) else open_model(as_path("model", model), state)
     job = plan_job(model, sampler, num_steps, clip=clip, tile=tile)
     bench = data if isinstance(data, Bench) else open_bench(model.path, data, **settings)
     bench.check(model.shape, len(seeds))
@@ -124,9 +133,9 @@ def evaluate_cell(
             return replace(known, run=model.name) if state.is_main_process else None
     if state.is_main_process:
         _ = bench.real  # unusable real images or features are refused before hours of drawing
-    folder = SampleFolder(model.path / "generated" / cell_name(job))
+    folder = SampleFolder(model.path / "generated" / cell_name(job), job, model.shape)
     title = f"{model.name}, {job.sampler} {job.num_steps}"
-    run_job(job, model.denoiser, model.shape, folder, seeds, batch=batch, state=state, title=title)
+    run_job(model.denoiser, folder, seeds, batch=batch, state=state, title=title)
     result = None
     if state.is_main_process:
         result = replace(asked, metrics=bench.measure(folder.read(seeds), folder.path / "features"))
