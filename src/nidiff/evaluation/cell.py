@@ -178,6 +178,8 @@ def open_bench(
     network = load_features(features, file=features_file, trust=trust_features)
     images: Images | Tensor
     if data is None or isinstance(data, str):
+        if data is not None:
+            as_path("data", data)  # a name of data is one too
         images, name = _load(as_path("run", run), data, data_dir, split)
     else:
         images, name = data, "images"

@@ -85,7 +85,7 @@ def load_features(
     checksums. The network runs on ``device``, by default a GPU if there is one.
     """
     try:
-        place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise InputError(f"device={device!r:.60} is not known to torch: give 'cpu' or 'cuda'.") from error
     path = as_path("features", name)

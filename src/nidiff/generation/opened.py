@@ -78,7 +78,10 @@ def plan_job(
     if not isinstance(sampler, str):
         raise InputError(f"sampler={sampler!r} must be a name, which is kept with the images: add yours to SAMPLERS.")
     if clip is not None and not (fits(clip, float) and 0 <= clip < math.inf):
-        raise InputError(f"clip={clip!r} must be a positive number, or 0 for no clipping.")
+        raise InputError(f"clip={clip!r:.80} must be a positive number, or 0 for no clipping.")
+    for argument, value in (("num_steps", num_steps), ("tile", tile)):
+        if value is not None and not fits(value, int):
+            raise InputError(f"{argument}={value!r:.80} must be a whole number, or None.")
     chosen, options = as_sampler(sampler)
     own = f"own-{getattr(chosen.spacing, '__name__', 'function')}"  # a function that has no name in SPACINGS
     return Job(

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from nidiff.errors import InputError, one_of
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import markdown
 from nidiff.files import as_path, replace_text, writing
-from nidiff.interop.config import DOWNLOAD, downloaded
+from nidiff.interop.config import DOWNLOAD, downloaded, whole_number
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.model.card import FRONT, METRICS, model_card, model_facts, python_text
 from nidiff.model.config import ALGORITHMS, model_folder, read_object
@@ -73,7 +73,9 @@ class NonIsotropicPipeline(DiffusionPipeline):
         """
         one_of("output_type", output_type, ("pil", "np", "pt"))
         self._check_own()
+        batch_size = whole_number("batch_size", batch_size, 1)
         if seeds is not None:
+            seeds = list(seeds) if isinstance(seeds, Iterable) else []
             if generator is not None or len(seeds) != batch_size:
                 raise InputError(f"seeds has {len(seeds)} entries: give batch_size={batch_size}, and no generator.")
             generator = generators_from_seeds(seeds)

@@ -22,7 +22,7 @@ from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError
 from nidiff.files import as_path, writing
-from nidiff.interop.config import DOWNLOAD, downloaded, translated
+from nidiff.interop.config import DOWNLOAD, downloaded, translated, whole_number
 from nidiff.model.config import (
     ALGORITHMS,
     FIELDS,
@@ -36,6 +36,7 @@ from nidiff.model.config import (
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
 from nidiff.randomness import Generators
+from nidiff.recipe import fits
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
@@ -105,15 +106,16 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
         Unlike in diffusers, a field that has no meaning here is refused."""
-        if isinstance(config, Mapping):
-            theirs = "beta_schedule" in config and "schedule" not in config
-            config = {"covariance": None, **(translated(config) if theirs else config)}
-            check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
-            config.pop("_use_default_values", None)  # the fields that diffusers would leave out
-            if "schedule" in kwargs:
-                config.pop("num_train_timesteps", None)  # it was that of the other schedule
-            for given in (config, kwargs):
-                given.pop("beta_schedule", None)  # no argument: it is always the same
+        if not isinstance(config, Mapping):
+            raise InputError(f"config={config!r:.80} must be a configuration, such as scheduler.config.")
+        theirs = "beta_schedule" in config and "schedule" not in config
+        config = {"covariance": None, **(translated(config) if theirs else config)}
+        check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
+        config.pop("_use_default_values", None)  # the fields that diffusers would leave out
+        if "schedule" in kwargs:
+            config.pop("num_train_timesteps", None)  # it was that of the other schedule
+        for given in (config, kwargs):
+            given.pop("beta_schedule", None)  # no argument: it is always the same
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     @classmethod
@@ -183,6 +185,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
         _check_generator(generator)
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise InputError(f"shape={shape!r:.80} must be a list of sizes, such as (4, 3, 32, 32).")
+        shape = [whole_number("shape", size, 1) for size in shape]
         return self.process.prior(shape, generator, dtype=dtype, device=device)
 
     # The reverse process -----------------------------------------------------------------------------------------
@@ -209,8 +214,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
-        if not hasattr(count, "__index__") or not 1 <= count <= levels:
-            raise InputError(f"num_inference_steps={count!r} must be an integer from 1 to {levels}.")
+        count = whole_number("num_inference_steps", count, 1, levels)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -258,6 +262,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             if generator is not None:
                 raise InputError("step takes a generator or variance_noise: give one of the two.")
         algorithm = self.config["algorithm"]
+        if not (fits(eta, float) and 0 <= eta <= 1):
+            raise InputError(f"eta={eta!r:.80} must be from 0 to 1.")
         if eta and algorithm != "ddim":
             raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
@@ -298,7 +304,12 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             raise InputError(f"timestep={timestep!r} must be one number of scheduler.timesteps.") from error
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
-        rows = torch.as_tensor(timesteps).reshape(-1).cpu()
+        try:
+            rows = torch.as_tensor(timesteps).reshape(-1).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"timesteps={timesteps!r:.80} must be rows of the schedule: give one per image."
+            ) from error
         if len(rows) not in (1, len(like)):
             raise InputError(f"timesteps has {len(rows)} entries for {len(like)} images: give one per image.")
         return self.process.schedule.level(rows.expand(len(like)))

@@ -13,7 +13,7 @@ from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import FileError, InputError, one_of
-from nidiff.files import REPLACED, read_json
+from nidiff.files import REPLACED, as_path, read_json
 from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
@@ -110,7 +110,8 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
         raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
-    process = Process(schedule, as_covariance(Path(covariance) if isinstance(covariance, str) else covariance))
+    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
+    process = Process(schedule, as_covariance(covariance))
     return Denoiser(net, process, target, limit if clip else None, scaling)
 
 

@@ -18,7 +18,15 @@ from nidiff.errors import FileError, InputError
 from nidiff.files import as_path, replace_json, replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
 from nidiff.model.config import configured, model_folder, read_object, scheduler_config, with_arrays
-from nidiff.model.manifest import INDEX, MANIFEST, check_manifest, recorded_run, run_identity, write_manifest
+from nidiff.model.manifest import (
+    INDEX,
+    MANIFEST,
+    check_manifest,
+    is_identity,
+    recorded_run,
+    run_identity,
+    write_manifest,
+)
 from nidiff.model.network import OWN, UNET, first_line, load_network, read_weights, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
@@ -44,6 +52,10 @@ def save_model(
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
+    if not isinstance(about, Mapping | None):
+        raise InputError(f'about={about!r:.80} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
+    if run is not None and not is_identity(run):
+        raise InputError(f"run={run!r:.80} must be the identity of a run, or None.")
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
     _check_replaceable(folder)
@@ -175,6 +187,8 @@ def _check_replaceable(folder: Path) -> None:
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
     """Refuse to sample a model under a Σ that is not its own."""
+    if not isinstance(other, Covariance | None):
+        raise InputError(f"covariance={other!r:.80} must be a nidiff.Covariance, or None.")
     if other is not None and not same_covariance(own, other):
         raise InputError(f"covariance={other!r} is not the model's: it was trained with {own!r} and needs that.")
 

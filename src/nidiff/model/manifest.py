@@ -67,7 +67,7 @@ def run_identity(folder: Path) -> Mapping[str, str] | None:
         return None
     values = read_json(file, "restore it from a copy")
     identity = values.get("identity") if isinstance(values, dict) else None
-    if identity is not None and not _is_identity(identity):
+    if identity is not None and not is_identity(identity):
         raise FileError(f"{str(file)!r} has a damaged identity: restore it from a copy.")
     return identity
 
@@ -105,13 +105,16 @@ def _read(folder: Path) -> dict[str, Any]:
     files, run = values.get("files"), values.get("run")
     if not (isinstance(files, dict) and all(isinstance(one, str) for one in files.values())):
         raise FileError(f"{str(file)!r} does not list files: {remedy}.")
-    if run is not None and not _is_identity(run):
+    if run is not None and not is_identity(run):
         raise FileError(f"{str(file)!r} does not name a run: {remedy}.")
     return values
 
 
-def _is_identity(values: Any) -> bool:
-    return isinstance(values, dict) and all(isinstance(one, str) and SHA256.fullmatch(one) for one in values.values())
+def is_identity(values: Any) -> bool:
+    """Whether it is a mapping of words to digests."""
+    return isinstance(values, Mapping) and all(
+        isinstance(one, str) and SHA256.fullmatch(one) for one in values.values()
+    )
 
 
 def _remedy(folder: Path) -> str:
