@@ -20,7 +20,7 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 from nidiff.files import as_path, writing
 from nidiff.interop.config import DOWNLOAD, downloaded, translated, whole_number
 from nidiff.model.config import (
@@ -35,6 +35,7 @@ from nidiff.model.config import (
 )
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
+from nidiff.model.network import first_line
 from nidiff.randomness import Generators
 from nidiff.recipe import fits
 from nidiff.sampling.sampler import SAMPLERS
@@ -131,7 +132,13 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """The scheduler in a folder or on the Hub, with the fields in ``kwargs`` changed."""
         fetching = {key: kwargs.pop(key) for key in DOWNLOAD if key in kwargs}
         config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, covariance=covariance, **fetching)
-        return cls.from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+        try:
+            return cls.from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a family or schedule says to values that are not its own
+            place = f"{str(pretrained_model_name_or_path)!r} cannot be used"
+            raise FileError(f"{place}: it is damaged ({first_line(error)}); copy it again.") from error
 
     @classmethod
     def load_config(  # type: ignore[override]

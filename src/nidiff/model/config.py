@@ -102,14 +102,17 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         target = predictions()[one_of("prediction_type", target, predictions())]
     schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
     if count not in (None, len(schedule)):
-        raise InputError(f"num_train_timesteps={count} differs from {schedule!r}: write num_levels={count} there.")
+        found = f"num_train_timesteps={count!r:.60}"
+        raise InputError(f"{found} differs from {schedule!r}: write num_levels={count!r:.60} there.")
     clip, limit = config["clip_sample"], config["clip_sample_range"]
     if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
-        raise InputError(f"clip_sample={clip!r} must be True or False, and clip_sample_range={limit!r} positive.")
+        raise InputError(
+            f"clip_sample={clip!r:.60} must be True or False, and clip_sample_range={limit!r:.60} positive."
+        )
     if isinstance(scaling, Mapping) and set(scaling) == {"scale", "shift"}:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
-        raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
+        raise InputError(f"scaling={scaling!r:.60} must be a nidiff.Scaling, or its scale and shift.")
     covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
     process = Process(schedule, as_covariance(covariance))
     return Denoiser(net, process, target, limit if clip else None, scaling)
@@ -119,9 +122,11 @@ def check_fields(config: Mapping[str, Any]) -> None:
     """Refuse an unknown field; those that begin with _ are diffusers' own."""
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
-            raise InputError(f"the configuration has the unknown field {field!r}: known are {', '.join(FIELDS)}.")
+            raise InputError(f"the configuration has the unknown field {field!r:.60}: known are {', '.join(FIELDS)}.")
     if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
-        raise InputError(f"beta_schedule={betas!r} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'.")
+        raise InputError(
+            f"beta_schedule={betas!r:.60} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'."
+        )
 
 
 def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:

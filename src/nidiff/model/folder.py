@@ -107,7 +107,7 @@ def _opened(place: Path, network: Any) -> Denoiser:
     except FileError:
         raise
     except InputError as error:
-        raise FileError(f"{str(file)!r} cannot be used: {error} {own}") from error
+        raise FileError(f"{str(file)!r} cannot be used: {error!s:.600} {own}") from error
     except Exception as error:  # whatever a family, schedule or target says to values that are not its own
         raise FileError(f"{str(file)!r} cannot be used: it is damaged ({first_line(error)}) {own}.") from error
     return model

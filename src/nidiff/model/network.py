@@ -196,7 +196,7 @@ def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[st
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 # What may be rebuilt from unet/config.json by the name of its class: the class, or the package that has it.
