@@ -172,9 +172,11 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
     axes = max((parameter.ndim for parameter in net.parameters()), default=4) - 2  # of its convolutions
     if axes == 1:  # a U-Net of signals takes any length; its default, 65536, says nothing
         size = event[-1:]
-    shape = (config["in_channels"], *((size,) * axes if isinstance(size, int) else size))
-    if shape[-len(event) :] != event:
-        raise InputError(f"covariance is over {event}, but the network makes images {shape}: build Σ for that shape.")
+    sizes = (size,) * axes if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
+    shape = (config["in_channels"], *sizes)
+    if not sizes or shape[-len(event) :] != event:
+        makes = f"the network makes images {shape!s:.80}"
+        raise InputError(f"covariance is over {event}, but {makes}: build Σ for that shape.")
     return shape
 
 
