@@ -314,6 +314,27 @@ def test_every_target_of_training_has_a_word_in_diffusers(network, tmp_path):
         assert torch.equal(images, in_unit_range(expected))
 
 
+def test_a_pipeline_and_a_scheduler_notice_a_change(network, tmp_path):
+    NonIsotropicPipeline(network, NonIsotropicScheduler(GFF)).save_pretrained(tmp_path / "m")
+    assert opened(tmp_path / "m")
+    for part, name, old, new in (
+        ("unet", "config.json", '"silu"', '"relu"'),
+        ("scheduler", SCHEDULER, '"epsilon"', '"sample"'),
+        (".", "model_index.json", "NonIsotropicPipeline", "DDPMPipeline"),
+    ):
+        file = tmp_path / "m" / part / name
+        whole = file.read_text()
+        assert old in whole
+        file.write_text(whole.replace(old, new))
+        with pytest.raises(OSError, match=f"{name}' has changed.*nidiff verify --accept"):
+            opened(tmp_path / "m")
+        if part == "scheduler":
+            with pytest.raises(OSError, match="has changed"):
+                NonIsotropicScheduler.from_pretrained(tmp_path / "m" / "scheduler")
+        file.write_text(whole)
+    assert opened(tmp_path / "m")
+
+
 # The card and the Hub --------------------------------------------------------------------------------------------
 
 

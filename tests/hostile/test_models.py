@@ -1,6 +1,7 @@
 """Models, samples and results that were damaged, or that a stranger made: a sentence or the same bits, never code."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -305,6 +306,28 @@ def test_a_kill_between_two_renames_leaves_a_model_that_opens(saved, tmp_path):
         save_model(denoiser(network(kind)), folder)
         assert [path.name for path in folder.parent.glob(".replaced-*")] == []
         assert torch.equal(samples(folder, kind), expected)
+
+
+def test_names_that_are_long_or_not_utf_8(saved, tmp_path, tally):
+    """They work wherever the system takes them, and are one sentence elsewhere."""
+    kind, _, _, expected = saved
+    names = [b"\xff\xfe", "Σ ß 日本".encode(), b"a b'c\"d", b"n" * 250, b"n" * 255, b"n" * 300, b"line\none", b"-x"]
+    wrong = []
+    for name in names:
+        folder = tmp_path / os.fsdecode(name)
+        if problem := outcome(
+            lambda f=folder: (save_model(denoiser(network(kind)), f), samples(f, kind))[1],
+            partial(torch.equal, expected),
+        ):
+            wrong.append(f"{name!r}: {problem}")
+        if kind == "unet" and folder.parent.is_dir():
+            flags = ["--seeds", "0-1", "--num-steps", "2", "--out", str(tmp_path / "out") + os.fsdecode(name)]
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                if (code := main(["sample", str(folder), *flags])) not in (0, 2):
+                    wrong.append(f"{name!r}: exit {code}")
+    assert torch.equal(samples(tmp_path / os.fsdecode(names[0]), kind), expected)
+    tally("odd names", len(names), len(wrong))
+    assert not wrong
 
 
 # Samples and results ---------------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ def _check_checkpoints(run: Path) -> int:
         remedy = "delete it, and resume the run from the one before"
         raise FileError(f"{str(run / 'checkpoints')!r} is damaged ({'; '.join(newest.damaged)}): {remedy}.")
     own, other = (read_json(file) for file in (run / "experiment.json", newest.path / "state.json"))
-    if other.get("run") is not None and other["run"] != own.get("identity"):
+    named = other.get("run") if isinstance(other, dict) else None
+    if named is not None and named != own.get("identity"):
         raise FileError(f"{str(newest.path)!r} is a checkpoint of another run: delete it, and resume the run.")
     return len(list_checkpoints(run / "checkpoints"))
 
@@ -91,5 +92,5 @@ def described(found: dict[str, Any]) -> str:
     sha256, names = found["model_sha256"], ("checkpoints", "samples", "results")
     model = f"model {sha256}" if sha256 else "no model yet"
     old = "" if found["manifest"] or not sha256 else " (saved without checksums)"
-    counted = [f"{found[name]} {name}" for name in names if found[name]]
+    counted = [f"{name} {found[name]}" for name in names if found[name]]
     return ", ".join([model + old, *counted])

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor
 
 from nidiff.data.download import Remote, cache_folder, download
@@ -156,7 +156,7 @@ def _weights(path: Path, device: torch.device) -> FeatureNetwork:
     """EfficientNet-lite0 with weights of your own."""
     digest = file_sha256(path)
     try:
-        return _lite0(path.stem, digest, load_file(path), device)
+        return _lite0(path.stem, digest, load(path.read_bytes()), device)
     except InputError:
         raise
     except Exception as error:  # safetensors and torch each have their own

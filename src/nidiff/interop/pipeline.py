@@ -152,7 +152,11 @@ class NonIsotropicPipeline(DiffusionPipeline):
         if folder.is_file() or (folder / OWN).exists():
             raise InputError(f"save_directory={str(folder)!r} holds something else: choose a new folder.")
         with writing("save_directory", folder):
-            super().save_pretrained(folder, **kwargs)
+            try:
+                super().save_pretrained(folder, **kwargs)
+            except UnicodeError as error:  # safetensors takes no other names
+                name = f"save_directory={str(folder)!r}"
+                raise InputError(f"{name} is not UTF-8: choose another name, or use nidiff.save_model.") from error
             if self._kept_card(folder) is None:
                 self._write_card(folder, folder.resolve().name)
             write_manifest(folder)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -46,11 +47,9 @@ def model_folder(path: Path) -> Path:
 
     A kill while the model is replaced can leave the old one under another name, where it is found.
     """
-    for place in (path / "model", path / f"{REPLACED}model", path):
-        if place.is_dir():
-            return place
-    aside = path.with_name(f"{REPLACED}{path.name}") if path.name else path
-    return aside if aside.is_dir() else path
+    places = [path / "model", path / f"{REPLACED}model", path]
+    places += [path.with_name(f"{REPLACED}{path.name}")] if path.name else []
+    return next((place for place in places if os.path.isdir(place)), path)  # false for a name that is too long, too
 
 
 def predictions() -> dict[str, str]:

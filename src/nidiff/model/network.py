@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load
+from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.nn import Module
 
 from nidiff.errors import FileError, InputError
+from nidiff.files import replacing
 from nidiff.model.config import read_object
 from nidiff.recipe import fits
 
@@ -69,17 +71,30 @@ def unet(
 def save_network(net: Module, folder: Path) -> None:
     """Write a diffusers model to unet/ as diffusers does, and the weights of any other module to network/."""
     from diffusers.models.modeling_utils import ModelMixin
-    from safetensors.torch import save_model
 
-    if isinstance(net, ModelMixin):
-        net.save_pretrained(folder / UNET, safe_serialization=True)
-        return
-    (folder / OWN).mkdir(parents=True)
+    part = UNET if isinstance(net, ModelMixin) else OWN
     try:
-        save_model(net, str(folder / OWN / WEIGHTS[OWN]))
-    except (AttributeError, RuntimeError, ValueError) as error:
+        content = to_bytes(_weights(net), metadata={"format": "pt"})
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         reason = first_line(error)
         raise InputError(f"the weights of denoiser.net cannot be saved ({reason}): make them plain tensors.") from error
+    if isinstance(net, ModelMixin):
+        net.save_config(folder / UNET)
+    with replacing(folder / part / WEIGHTS[part]) as file:
+        file.write(content)
+
+
+def _weights(net: Module) -> dict[str, Tensor]:
+    """The weights by name; of those that are one and the same, only the first."""
+    found: dict[Any, tuple[str, Tensor]] = {}
+    for name, tensor in sorted(net.state_dict().items()):
+        same = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else name
+        found.setdefault(same, (name, tensor))
+    # A copy of each: safetensors refuses tensors that share memory or are not contiguous.
+    return {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in found.values()
+    }
 
 
 def load_network(folder: Path, net: Module | None = None) -> Module:
@@ -151,7 +166,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise FileError(f"{str(whole)!r} is missing: {AGAIN}.")
     files = [whole] if whole.is_file() else list(parts)
     try:
-        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        return {name: tensor for file in files for name, tensor in load(file.read_bytes()).items()}
     except Exception as error:  # safetensors has its own, and torch others
         raise FileError(f"{str(files[0])!r} is damaged ({first_line(error)}): {AGAIN}.") from error
 
