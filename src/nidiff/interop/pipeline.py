@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
+from safetensors import SafetensorError
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
@@ -23,7 +24,7 @@ from nidiff.model.card import FRONT, METRICS, model_card, model_facts, python_te
 from nidiff.model.config import ALGORITHMS, model_folder, read_object
 from nidiff.model.folder import check_same_covariance, image_shape, whole_model
 from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
-from nidiff.model.network import NETWORKS, OWN, load_network
+from nidiff.model.network import NETWORKS, OWN, first_line, load_network
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
@@ -154,9 +155,9 @@ class NonIsotropicPipeline(DiffusionPipeline):
         with writing("save_directory", folder):
             try:
                 super().save_pretrained(folder, **kwargs)
-            except UnicodeError as error:  # safetensors takes no other names
-                name = f"save_directory={str(folder)!r}"
-                raise InputError(f"{name} is not UTF-8: choose another name, or use nidiff.save_model.") from error
+            except (UnicodeError, SafetensorError) as error:  # a name that is not UTF-8, or a full disk
+                name = f"save_directory={str(folder)!r} cannot be written ({first_line(error)})"
+                raise InputError(f"{name}: make room or choose another name.") from error
             if self._kept_card(folder) is None:
                 self._write_card(folder, folder.resolve().name)
             write_manifest(folder)
