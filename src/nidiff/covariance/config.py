@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
@@ -130,7 +130,7 @@ def read_arrays(file: Path) -> dict[str, Tensor]:
     if not file.is_file():
         raise FileError(f"{str(file)!r}, which holds the arrays of Σ, is missing: {again}.")
     try:
-        return dict(load_file(file))
+        return dict(from_bytes(file.read_bytes()))  # a path need not be UTF-8
     except (OSError, SafetensorError) as error:
         raise FileError(f"{str(file)!r} is damaged ({error}): {again}.") from error
 
