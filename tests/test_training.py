@@ -373,12 +373,19 @@ def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
 
 
 def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
-    out = tmp_path / "r"
-    out.mkdir()
-    (out / "model" / "scheduler").mkdir(parents=True)
-    (out / "model" / "scheduler" / "scheduler_config.json").write_text("{")
-    assert train(out, "--steps", "10") == 0
-    assert_same_weights(straight, out, 10)
+    """Before its folder had its name, there is no run yet; afterwards there is one, which is resumed."""
+    early, late = tmp_path / "early", tmp_path / "late"
+    shutil.copytree(straight / "model", early / ".tmp-.begun-run" / "model")
+    (early / ".lock").write_text("{}")
+    assert train(early, "--steps", "10") == 0
+    assert_same_weights(straight, early, 10)
+    shutil.copytree(straight / "model", late / ".begun-run" / "model", ignore=shutil.ignore_patterns("unet", "*.md"))
+    shutil.copy(straight / "experiment.json", late / ".begun-run")
+    assert train(late, "--steps", "10") == 2
+    with pytest.raises(nidiff.InputError, match="train --resume"):
+        RunDirectory.open(late)
+    assert train(late, "--steps", "10", "--resume") == 0
+    assert_same_weights(straight, late, 10)
 
 
 def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):

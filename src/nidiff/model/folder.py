@@ -24,7 +24,13 @@ CONFIG = f"scheduler/{SCHEDULER}"
 OURS = {"model_index.json", "README.md", "scheduler", UNET, OWN}
 
 
-def save_model(denoiser: Denoiser, folder: str | Path, about: Mapping[str, str] | None = None) -> None:
+def save_model(
+    denoiser: Denoiser,
+    folder: str | Path,
+    about: Mapping[str, str] | None = None,
+    *,
+    run: Mapping[str, str] | None = None,
+) -> None:
     """Write the denoiser to ``folder``: its process, target, clipping, scaling and network.
 
     The network may be any `torch.nn.Module`. ``about`` is what else the model card shall say, such as
@@ -38,7 +44,7 @@ def save_model(denoiser: Denoiser, folder: str | Path, about: Mapping[str, str] 
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
-    _check_replaceable(folder)
+    check_replaceable(folder)
     with writing("folder", folder), replacing_folder(folder) as aside:
         save_process(denoiser, aside)
         save_network(net, aside)
@@ -130,7 +136,7 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
     return shape
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):
