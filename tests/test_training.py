@@ -97,6 +97,16 @@ def test_the_run_directory_holds_what_it_should(straight):
     assert (run.name, run.experiment.steps) == ("straight", 10)
 
 
+def test_tensorboard_reads_the_log(straight):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(straight / "tensorboard")).Reload()
+    log = [json.loads(line) for line in (straight / "log.jsonl").read_text().splitlines()]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (line["step"], np.float32(line["loss"])) for line in log
+    ]
+
+
 def test_the_covariance_is_stored_once(straight):
     """In the scheduler's folder of the model; no other JSON of the run has Σ."""
     holders = [

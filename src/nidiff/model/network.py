@@ -1,11 +1,13 @@
 """Networks: the default one, and any other in a folder. A file decides its weights, never the code that is run."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from torch.nn import Module
 
@@ -65,14 +67,25 @@ def save_network(net: Module, folder: Path) -> None:
     from safetensors.torch import save_model
 
     if isinstance(net, ModelMixin):
-        net.save_pretrained(folder / UNET, safe_serialization=True)
+        with _disk_errors():
+            net.save_pretrained(folder / UNET, safe_serialization=True)
         return
     (folder / OWN).mkdir(parents=True)
     try:
-        save_model(net, str(folder / OWN / "weights.safetensors"))
+        with _disk_errors():
+            save_model(net, str(folder / OWN / "weights.safetensors"))
     except (AttributeError, RuntimeError, ValueError) as error:
         reason = first_line(error)
         raise InputError(f"the weights of denoiser.net cannot be saved ({reason}): make them plain tensors.") from error
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """What safetensors says of a full disk, as the OSError that it is."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(first_line(error)) from error
 
 
 def load_network(folder: Path, net: Module | None = None) -> Module:

@@ -224,7 +224,7 @@ def shown(value: Any) -> str:
 
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
 LARGEST, LARGEST_FLOAT = 2**63, 1.7e308  # what every library and file format that we use can hold
-MOST_LAYERS, MOST_WIDTHS = 1000, 20
+MOST_LAYERS, MOST_WIDTHS = 100, 20
 CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
 COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples", "size")
 SIZES = ("warmup", "cooldown", "seed", "sample_every", "keep")

@@ -44,7 +44,7 @@ def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in unet(shape, **experiment.network).parameters())
-    except (RuntimeError, OverflowError):  # more than 2⁶³
+    except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
         return math.inf
 
 

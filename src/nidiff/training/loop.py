@@ -27,7 +27,6 @@ from nidiff.diffusion.schedule import as_schedule
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
-from nidiff.model.folder import save_model
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
@@ -124,19 +123,20 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 if main:
                     run.log(step, loss=loss, images_per_s=rate, learning_rate=learning_rate(experiment, step))
                 losses, since = [], time.perf_counter()
-            pictures = last or bool(experiment.sample_every and step % experiment.sample_every == 0)
+            pictures = bool(experiment.sample_every and step % experiment.sample_every == 0)
             if main and due:
                 save(trainer, run)
             if main and pictures:
-                with averaged_weights(trainer):
-                    run.write_samples(step, trainer.denoiser, experiment, trainer.images.shape)
+                draw(trainer, run)
             if due or pictures:
                 accelerator.wait_for_everyone()
             if stop and not last:
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: continue {run.folder} with --resume.")
     if main:
-        with averaged_weights(trainer), run.writing():
-            save_model(trainer.denoiser.with_net(trainer.net), run.model, experiment.about, run=trainer.identity)
+        if not run.samples_file(trainer.step).exists():
+            draw(trainer, run)
+        with averaged_weights(trainer):
+            run.save_model(trainer.denoiser.with_net(trainer.net), experiment.about, trainer.identity)
     accelerator.wait_for_everyone()
 
 
@@ -167,6 +167,12 @@ def learning_rate(experiment: Experiment, step: int) -> float:
     """The rate of step 1, 2, …: straight up over the warm-up, constant, straight down over the cool-down."""
     up, down = step / max(1, experiment.warmup), (experiment.steps - step + 1) / max(1, experiment.cooldown)
     return experiment.learning_rate * min(1.0, up, down)
+
+
+def draw(trainer: Trainer, run: RunDirectory) -> None:
+    """Write a grid of samples of the averaged weights."""
+    with averaged_weights(trainer):
+        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.images.shape)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:

@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,11 @@ from nidiff.files import (
 )
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.model.config import with_arrays
-from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_process
+from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_model, save_process
 from nidiff.sampling.sampler import sample
 from nidiff.sealed import unseal
 from nidiff.training.checkpoint import has_checkpoint
+from nidiff.training.events import Events
 from nidiff.training.experiment import Experiment, read_experiment
 from nidiff.training.identity import Identity, as_identity, changed_parts, process_digest, settings_digest
 
@@ -56,7 +56,7 @@ class RunDirectory:
         as_path(argument, self.folder / ROOM)  # our own files must have room in it, and be open to us
         self.name = Path(os.path.realpath(self.folder)).name
         self.checkpoints, self.model = self.folder / "checkpoints", self.folder / "model"
-        self.log_file = self.folder / "log.jsonl"
+        self.log_file, self._events = self.folder / "log.jsonl", Events(self.folder / "tensorboard")
 
     @staticmethod
     def open(folder: Path) -> "RunDirectory":
@@ -259,28 +259,29 @@ class RunDirectory:
         return writing("out", self.folder, remedy)
 
     def log(self, step: int, **values: float) -> None:
-        """Write one line to log.jsonl, and the same to TensorBoard if it is installed."""
+        """Write one line to log.jsonl, and the same for TensorBoard if it is installed."""
         with self.writing():
             with self.log_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
-            if self._tensorboard is not None:
-                for name, value in values.items():
-                    self._tensorboard.add_scalar(name, value, step)
+            self._events.write(step, values)
 
-    @cached_property
-    def _tensorboard(self) -> Any:
+    def save_model(self, denoiser: Denoiser, about: Mapping[str, str], identity: Identity) -> None:
+        """Save the model, which ends the run."""
         try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return None
-        return SummaryWriter(str(self.folder / "tensorboard"))
+            save_model(denoiser, self.model, about, run=identity)
+        except InputError as error:
+            with self.writing():
+                raise error.__cause__ if isinstance(error.__cause__, OSError) else error from error.__cause__
+
+    def samples_file(self, step: int) -> Path:
+        return self.folder / "samples" / f"{step:06d}.png"
 
     def write_samples(self, step: int, denoiser: Denoiser, experiment: Experiment, shape: Sequence[int]) -> None:
         """Write a grid of images of the seeds 0, 1, … to samples/STEP.png."""
         count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
         images = sample(denoiser, (count, *shape), seeds=range(count), **drawing)
         with self.writing():
-            save_grid(images, self.folder / "samples" / f"{step:06d}.png")
+            save_grid(images, self.samples_file(step))
 
 
 def _described(experiment: Experiment, facts: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
