@@ -4,7 +4,7 @@ import argparse
 import json
 import math
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from tyro.conf import arg
 from nidiff.errors import InputError, one_of
 from nidiff.extras import require
 from nidiff.files import as_path
-from nidiff.training.experiment import PRESETS, Experiment, read_experiment
+from nidiff.training.experiment import PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
     from nidiff.training.loop import Trainer
@@ -54,8 +54,9 @@ class Train:
         if given.preset is not None and given.config is not None:
             raise InputError("preset and config exclude each other: give one.")
         out = None if given.out is None else as_path("out", given.out)
-        if given.resume and out and given.preset is None and as_path("out", out / "experiment.json").is_file():
-            given.config = given.config or out
+        if given.resume and out and given.preset is None and given.config is None:
+            with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
+                return Train(read_experiment(experiment_file(out)))
         if given.config is not None:
             return Train(read_experiment(as_path("config", given.config)))
         return Train(PRESETS[one_of("preset", "digits" if given.preset is None else given.preset, PRESETS)])

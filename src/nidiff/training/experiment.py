@@ -5,6 +5,7 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nidiff.diffusion.schedule import Schedule
 
 FORMAT = 2  # format 1, of version 0.1, called num_steps sample_steps
+EXPERIMENT, BEGUN = "experiment.json", ".begun-run"  # in a run directory; the latter while a run begins in it
 FREE = {"free": True}  # may change when a run is resumed, since it does not change the mathematics of a step
 
 
@@ -196,7 +198,7 @@ class Experiment:
 def read_experiment(path: Path) -> Experiment:
     """The experiment that `Experiment.to_json` wrote to a file, or to the run directory ``path``."""
     path = as_path("config", path)
-    file = path / "experiment.json" if path.is_dir() else path
+    file = experiment_file(path) if path.is_dir() else path
     values = read_json(file, "give an experiment.json")
     if not isinstance(values, dict):
         raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
@@ -214,6 +216,12 @@ def read_experiment(path: Path) -> Experiment:
         if value is not None and key in CONVERTED:
             values[key] = CONVERTED[key](value)
     return Experiment(**values)
+
+
+def experiment_file(run: Path) -> Path:
+    """experiment.json of a run directory; of a run that was killed while it began, where it is until it is resumed."""
+    begun = run / BEGUN / EXPERIMENT
+    return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
 def shown(value: Any) -> str:

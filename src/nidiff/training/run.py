@@ -37,10 +37,9 @@ from nidiff.sampling.sampler import sample
 from nidiff.sealed import unseal
 from nidiff.training.checkpoint import has_checkpoint
 from nidiff.training.events import Events
-from nidiff.training.experiment import Experiment, read_experiment
+from nidiff.training.experiment import BEGUN, EXPERIMENT, Experiment, experiment_file, read_experiment
 from nidiff.training.identity import Identity, as_identity, changed_parts, process_digest, settings_digest
 
-EXPERIMENT, BEGUN = "experiment.json", ".begun-run"
 VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
 FILES = (EXPERIMENT, *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
 FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
@@ -77,8 +76,7 @@ class RunDirectory:
 
     @property
     def _experiment_file(self) -> Path:
-        begun = self.folder / BEGUN / EXPERIMENT
-        return begun if begun.is_file() else self.folder / EXPERIMENT
+        return experiment_file(self.folder)
 
     @property
     def experiment(self) -> Experiment:
