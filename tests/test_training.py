@@ -244,41 +244,6 @@ def test_a_request_to_stop_leaves_a_checkpoint_and_says_how_to_go_on(straight, t
     assert_same_weights(straight, tmp_path / "r", 10)
 
 
-KILLED = """
-import os, random, signal, sys, time
-import torch
-from nidiff.cli import main
-out, kills, flags = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-random.seed(0)
-torch.set_num_threads(1)
-import nidiff.training.loop, nidiff.training.run, tensorboard, torch.utils.tensorboard
-for attempt in range(kills + 1):
-    resume = ["--resume"] if os.path.exists(out + "/experiment.json") else []
-    child = os.fork()
-    if child == 0:
-        os._exit(main(["train", "--out", out, *flags, *resume]))
-    if attempt < kills:
-        time.sleep(random.uniform(0.02, 0.9))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    else:
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_killed_at_twenty_moments_it_gives_the_same_weights(tmp_path):
-    """SIGKILL at random times, resumed each time; at most one checkpoint interval is done again."""
-    flags = [*TINY, "--steps", "40"]
-    assert main(["train", "--out", str(tmp_path / "straight"), *flags]) == 0
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "killed"), "20", *flags], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert_same_weights(tmp_path / "straight", tmp_path / "killed", 40)
-    model = [load_file(tmp_path / n / "model/unet/diffusion_pytorch_model.safetensors") for n in ("straight", "killed")]
-    assert all(torch.equal(model[0][name], model[1][name]) for name in model[0])
-
-
 # Two processes ---------------------------------------------------------------------------------------------------
 
 
