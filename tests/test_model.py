@@ -233,6 +233,21 @@ def test_a_class_of_ones_own_with_a_configuration_is_rebuilt_once_it_is_register
     assert_same(first, second)
 
 
+def test_the_former_names_of_attention_are_known(tmp_path):
+    """Models that diffusers saved before 2023, such as google/ddpm-cifar10-32."""
+    first = denoiser(seeded(unet, (1, 8, 8), widths=(8,), layers=1, attention=(0,)), clip=1.0)
+    nidiff.save_model(first, tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
+    file, former = tmp_path / "m" / "unet" / "diffusion_pytorch_model.safetensors", {}
+    for name, tensor in load_file(file).items():
+        for new, old in {"to_q": "query", "to_k": "key", "to_v": "value", "to_out.0": "proj_attn"}.items():
+            name = name.replace(f".{new}.", f".{old}.")
+        former[name] = tensor
+    assert any(".proj_attn." in name for name in former)
+    save_file(former, file)
+    assert_same(first, nidiff.load_model(tmp_path / "m"))
+
+
 def test_what_torch_compile_wrapped_is_saved_bare(mine, tmp_path):
     first = denoiser(seeded(mine.Mine), (6,))
     nidiff.save_model(first.with_net(torch.compile(first.net)), tmp_path / "m")
@@ -318,6 +333,8 @@ def test_what_could_not_be_loaded_is_refused_before_anything_is_written(mine, tm
 
 
 def rewritten(folder: Path, change) -> None:
+    """As in a folder of version 0.1, which has no checksums."""
+    (folder / "manifest.json").unlink()
     file = folder / "network" / "weights.safetensors"
     tensors = load_file(file)
     change(tensors)
@@ -348,6 +365,7 @@ def test_the_weights_of_another_network_are_refused(mine, tmp_path):
         nidiff.load_model(tmp_path / "m", net=mine.Mine)
     with pytest.raises(nidiff.InputError, match="denoiser is a Mine"):
         nidiff.save_model(mine.Mine(), tmp_path / "n")
+    (tmp_path / "m" / "manifest.json").unlink()
     (tmp_path / "m" / "network" / "weights.safetensors").write_bytes(b"torn")
     with pytest.raises(OSError, match="damaged"):
         nidiff.load_model(tmp_path / "m", net=mine.Mine())
@@ -359,6 +377,7 @@ def test_nothing_is_unpickled_and_no_class_is_imported_by_name(tmp_path):
             return (Path.touch, (tmp_path / "sprung",))
 
     nidiff.save_model(denoiser(images()), tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()  # which would notice the file
     folder = tmp_path / "m" / "unet"
     (folder / "diffusion_pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
     assert nidiff.load_model(tmp_path / "m")
@@ -375,6 +394,7 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
     (tmp_path / "stranger.py").write_text("import pathlib; pathlib.Path(__file__).with_name('sprung').touch()")
     monkeypatch.syspath_prepend(tmp_path)
     nidiff.save_model(denoiser(images()), tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()  # a stranger writes one that fits, or none
     config, index = tmp_path / "m" / "unet" / "config.json", tmp_path / "m" / "model_index.json"
     whole = index.read_text()
     for named in ({"unet": ["stranger", "Net"]}, {"scheduler": ["stranger", "Net"]}, {"unet": "stranger"}):

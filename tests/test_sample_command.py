@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from nidiff.cli import main
 from nidiff.commands.flags import parse_seeds
 from nidiff.data.images import quantise
 from nidiff.generation.folder import SampleFolder
+from nidiff.generation.job import Job
 from nidiff.generation.opened import seeds_text
 from nidiff.generation.tile import Tiled, tile_size
 from nidiff.model.folder import save_model
@@ -79,9 +81,9 @@ def test_the_files_are_what_the_library_draws(model, straight):
 @pytest.mark.parametrize("kind", ["png", "both"])
 def test_a_channel_is_never_shown_as_transparency(tmp_path, kind, channels):
     """One and three channels are grey and colours; others stand side by side in grey."""
-    shape = (channels, 4, 6)
+    shape, job = (channels, 4, 6), Job("model", "ddim", 5, "uniform")
     images = torch.randint(256, (3, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    folder = SampleFolder(tmp_path / kind, kind)
+    folder = SampleFolder(tmp_path / kind, job, shape, kind)
     folder.add([0, 1, 2], images)
     folder.finish([0, 1, 2])
     with Image.open(folder.path / "png" / "000001.png") as picture, Image.open(folder.path / "grid.png") as grid:
@@ -226,17 +228,82 @@ def test_two_processes_draw_the_same_images(model, straight, tmp_path):
     assert (tmp_path / "p" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
 
 
-def test_two_jobs_may_draw_into_one_folder(model, straight, tmp_path):
-    """As in a cluster's array of jobs, each with seeds of its own; neither loses what the other has drawn."""
-    children = []
-    for seeds in ("0-9", "10-19"):
-        if (pid := os.fork()) == 0:
-            flags = [*FLAGS, "--seeds", seeds, "--batch", "1"]
-            os._exit(main(["sample", str(model), "--out", str(tmp_path / "a"), *flags]))
-        children.append(pid)
-    assert all(os.waitpid(pid, 0)[1] == 0 for pid in children)
-    assert main(["sample", str(model), "--out", str(tmp_path / "a"), *FLAGS]) == 0
-    assert (tmp_path / "a" / "samples.npz").read_bytes() == (straight / "samples.npz").read_bytes()
+def test_a_second_job_is_told_who_has_the_folder(model, sample, straight, tmp_path):
+    """The first one is real: it stops in the middle of its first batch, until the second has been told."""
+    code = """
+import sys
+import nidiff.generation.job as job
+from nidiff.cli import main
+draw = job._draw
+def waiting(*arguments):
+    print("drawing", flush=True)
+    sys.stdin.readline()
+    draw(*arguments)
+job._draw = waiting
+sys.exit(main(sys.argv[1:]))
+"""
+    arguments = ["sample", str(model), "--out", str(tmp_path / "a"), *FLAGS]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], **pipes) as first:
+        assert first.stdout.readline() == "drawing\n"
+        exit_code, _, log = sample(tmp_path / "a")
+        assert exit_code == 2
+        assert f"is in use by process {first.pid}" in log
+        first.communicate("go on\n", timeout=60)
+        assert first.returncode == 0
+    assert sample(tmp_path / "a", "--format", "both")[0] == 0
+    for name in ("samples.npz", "job.json", "png/000007.png"):
+        assert (tmp_path / "a" / name).read_bytes() == (straight / name).read_bytes()
+
+
+def test_pictures_that_are_cut_short_or_swapped_are_drawn_again(sample, straight, tmp_path):
+    assert sample(tmp_path / "p", "--format", "png")[0] == 0
+    place = tmp_path / "p" / "png"
+    whole = (place / "000003.png").read_bytes()
+    (place / "000003.png").write_bytes(whole[: len(whole) // 2])
+    (place / "000004.png").write_bytes(b"")
+    flipped = bytearray(whole)
+    flipped[whole.index(b"IDAT") + 20] ^= 1
+    (place / "000005.png").write_bytes(flipped)
+    (place / "000006.png").write_bytes(whole)  # the image of another seed
+    Image.new("RGB", (8, 8)).save(place / "000007.png")
+    Image.new("L", (9, 8)).save(place / "000008.png")
+    Image.new("L", (8, 8)).save(place / "000009.png", format="bmp")
+    assert sample(tmp_path / "p", "--format", "png")[0] == 0
+    for seed in range(20):
+        assert (place / f"{seed:06d}.png").read_bytes() == (straight / "png" / f"{seed:06d}.png").read_bytes()
+    before = (place / "000010.png").stat().st_mtime_ns
+    (place / "000011.png").unlink()
+    assert sample(tmp_path / "p", "--format", "png")[0] == 0
+    assert (place / "000010.png").stat().st_mtime_ns == before  # one that is whole is kept
+
+
+def test_images_of_another_kind_or_job_are_not_merged(sample, straight, tmp_path):
+    found = stored(straight)
+    others = {
+        "uint8": {**found, "arr_0": found["arr_0"].astype(np.float32)},
+        "9, 8, 1": {**found, "arr_0": np.zeros((20, 9, 8, 1), np.uint8)},
+        "another job": {**found, "job": np.array("0" * 64)},
+        "rising seeds": {**found, "seeds": found["seeds"][::-1]},
+        "header": None,
+    }
+    for name, arrays in others.items():
+        for place in ("parts/3-17.npz", "samples.npz"):
+            folder = tmp_path / name / place.split(".")[0]
+            folder.mkdir(parents=True)
+            shutil.copy(straight / "job.json", folder)
+            (folder / place).parent.mkdir(exist_ok=True)
+            if arrays is not None:
+                np.savez(folder / place, **arrays)
+            else:  # 10¹² images in a file of some bytes
+                with zipfile.ZipFile(folder / place, "w") as archive, archive.open("arr_0.npy", "w") as member:
+                    header = {"descr": "|u1", "fortran_order": False, "shape": (10**12, 8, 8, 1)}
+                    np.lib.format.write_array_header_1_0(member, header)
+            code, _, log = sample(folder, "--seeds", "0-20")
+            assert code == 2
+            assert f"{place.split('/')[-1]}'" in log
+            assert name in log
+            assert "delete it" in log
 
 
 # Bad input -------------------------------------------------------------------------------------------------------
@@ -274,6 +341,9 @@ def test_the_samples_of_version_0_1_are_still_ours(sample, straight, tmp_path):
     shutil.copytree(straight, tmp_path / "old")
     job = json.loads((straight / "job.json").read_text())
     job["job"]["steps"] = job["job"].pop("num_steps")
+    del job["sha256"]
+    found = stored(straight)
+    np.savez(tmp_path / "old" / "samples.npz", arr_0=found["arr_0"], seeds=found["seeds"])
     (tmp_path / "old" / "job.json").write_text(json.dumps(job))
     assert sample(tmp_path / "old", "--seeds", "0-20", "--format", "both")[0] == 0
     assert len(stored(tmp_path / "old")["seeds"]) == 21

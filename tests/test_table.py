@@ -18,8 +18,9 @@ from nidiff.cli import main
 from nidiff.errors import InputError
 from nidiff.evaluation.cell import evaluate_cell, open_bench
 from nidiff.evaluation.metrics import METRICS, ImageSet, Metric, measure
-from nidiff.evaluation.results import Result, known_results, read_results, remember
+from nidiff.evaluation.results import Measured, Result, known_results, read_results, remember
 from nidiff.evaluation.table import markdown
+from nidiff.locks import claimed
 from nidiff.report.quality import quality_figure
 from nidiff.testing.problems import normal
 from nidiff.training.experiment import Experiment
@@ -153,12 +154,34 @@ def test_a_result_of_version_01_is_read_and_not_computed_again(nidiff_run, model
     flags = ("evaluate", model, *FLAGS, "--num-steps", "3", "--json")
     first = json.loads(nidiff_run(*flags)[1])
     old = {**first, "steps": first["num_steps"]}
-    del old["num_steps"]
+    del old["num_steps"], old["sha256"]
     old["metrics"] = {name: {key: one[key] for key in ("value", "error")} for name, one in first["metrics"].items()}
     old["metrics"]["recall"]["value"] = 0.123
     (model / "metrics.json").write_text(json.dumps([old]))
     first["metrics"]["recall"]["value"] = 0.123
-    assert json.loads(nidiff_run(*flags)[1]) == first
+    again = json.loads(nidiff_run(*flags)[1])
+    assert {**again, "sha256": None} == {**first, "sha256": None}
+
+
+def test_a_result_that_was_changed_is_refused(nidiff_run, model):
+    flags = ("evaluate", model, *FLAGS, "--num-steps", "3", "--json")
+    result = json.loads(nidiff_run(*flags)[1])
+    result["metrics"]["recall"]["value"] = 0.123
+    (model / "metrics.json").write_text(json.dumps([result]))
+    code, _, log = nidiff_run(*flags)
+    assert code == 2
+    assert "is not a list of results" in log
+    assert "checksum" in log
+
+
+def test_a_metric_that_is_not_finite_is_kept_as_null(tmp_path):
+    metrics = {"a": Measured(float("nan"), float("inf")), "b": Measured(1.5, None)}
+    remember(tmp_path, Result("r", "ddim", num_steps=3, metrics=metrics))
+    (found,) = read_results(tmp_path / "metrics.json")
+    assert found.metrics == {"a": Measured(None, None), "b": Measured(1.5, None)}
+    (tmp_path / "metrics.json").write_text((tmp_path / "metrics.json").read_text().replace("null", "NaN", 1))
+    with pytest.raises(InputError, match="NaN"):
+        read_results(tmp_path / "metrics.json")
 
 
 # A metric of one's own -------------------------------------------------------------------------------------------
@@ -255,6 +278,28 @@ def test_the_table_is_filled_in_every_format_and_only_once(nidiff_run, model, tm
     assert again == text
     assert [path.name.rpartition("-")[0] for path in (model / "generated").iterdir()] == ["ancestral-6"]
     assert not (other / "generated").exists()
+
+
+def test_a_table_that_is_not_ours_is_left_alone(nidiff_run, model, tmp_path):
+    out = tmp_path / "mine"
+    flags = ("table", model, *FLAGS, "--samplers", "ddim", "--num-steps", "3", "--out", out)
+    for name, content in {"table.md": "mine", "table.json": '{"mine": 1}', "table.csv": "1,2"}.items():
+        out.mkdir()
+        (out / name).write_text(content)
+        code, _, log = nidiff_run(*flags)
+        assert code == 2
+        assert name in log
+        assert {path.name: path.read_text() for path in out.iterdir()} == {name: content}
+        shutil.rmtree(out)
+    assert not (model / "generated").exists()
+    with claimed(out):
+        pid = os.getpid()
+        if (child := os.fork()) == 0:
+            code, _, log = nidiff_run(*flags)
+            os._exit(code == 2 and f"is in use by process {pid}" in log)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert nidiff_run(*flags)[0] == nidiff_run(*flags)[0] == 0
+    assert sorted(path.suffix for path in out.iterdir()) == [".csv", ".json", ".md", ".png", ".tex"]
 
 
 def test_a_cell_asked_for_twice_is_one_cell(nidiff_run, model, tmp_path):
@@ -379,7 +424,11 @@ def test_a_feature_module_that_does_not_fit_is_refused_before_drawing(nidiff_run
         ),
         path,
     )
-    code, _, log = nidiff_run("evaluate", model, *FLAGS, "--num-steps", "3", "--features", path)
+    flags = (*FLAGS, "--num-steps", "3", "--features", path)
+    code, _, log = nidiff_run("evaluate", model, *flags)
+    assert code == 2
+    assert "is a program" in log
+    code, _, log = nidiff_run("evaluate", model, *flags, "--trust-features")
     assert code == 2
     assert "failed on uint8 [16, 3, 8, 8]" in log
     assert not (model / "generated").exists()

@@ -18,6 +18,7 @@ from nidiff.commands.report import Report
 from nidiff.commands.sample import Sample
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
+from nidiff.commands.verify import Verify
 from nidiff.errors import InputError, Interrupted
 from nidiff.extras import explained
 from nidiff.threads import wait_briefly
@@ -30,7 +31,8 @@ class Command(Protocol):
 
 
 COMMANDS: dict[str, type[Command]] = {
-    command.__name__.lower(): command for command in (Calibrate, Demo, Evaluate, Noise, Report, Sample, Table, Train)
+    command.__name__.lower(): command
+    for command in (Calibrate, Demo, Evaluate, Noise, Report, Sample, Table, Train, Verify)
 }
 
 

@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -169,17 +169,38 @@ def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
                 np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
-def read_npz(file: Path, names: list[str], remedy: str) -> "dict[str, NDArray[Any]]":
-    """The arrays ``names`` of an npz. Its members have checksums, so what is read is what was written."""
+def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] = ()) -> "dict[str, NDArray[Any]]":
+    """The arrays ``names`` of an npz, and those of ``optional`` that it has.
+
+    Its members have checksums, so what is read is what was written. A header that promises more than there is, is found
+    before memory is asked for.
+    """
     import numpy as np
 
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:  # numpy leaves a bad zip open
-            return {name: content[name] for name in names}
+            found = [*names, *(name for name in optional if name in content.files)]
+            for name in found:
+                _check_size(content.zip, name, file.stat().st_size)
+            return {name: content[name] for name in found}
     except KeyError as error:
         raise InputError(f"{str(file)!r} lacks one of the arrays {', '.join(names)}: {remedy}.") from error
-    except (OSError, EOFError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # zipfile, zlib and numpy each have many of their own
         raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): {remedy}.") from error
+
+
+def _check_size(archive: zipfile.ZipFile, name: str, most: int) -> None:
+    """Refuse an array whose header asks for more than its member holds, or a member that is larger than the file."""
+    from numpy.lib import format as npy
+
+    info = archive.getinfo(f"{name}.npy")
+    with archive.open(info) as member:
+        version = npy.read_magic(member)
+        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(member)
+        if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
+            raise ValueError(f"{name} is not of the size that its header says")
+    if info.file_size > most * (1 if info.compress_type == zipfile.ZIP_STORED else 1100):  # deflate's best is 1032
+        raise ValueError(f"{name} is larger than the file can hold")
 
 
 def file_sha256(path: Path) -> str:

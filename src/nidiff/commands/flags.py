@@ -39,9 +39,13 @@ class Comparing:
     num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """Real images to compare with, spread over the data."""
     features: str = "efficientnet-lite0"
-    """inception (only its distances are FID and KID), efficientnet-lite0, pixels, or a .pt or .pt2 file of your own."""
+    """inception (only its distances are FID and KID), efficientnet-lite0, pixels, or a file of your own: .safetensors
+    with weights of EfficientNet-lite0, or .pt or .pt2, a program that needs --trust-features."""
     features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: downloaded)")] = None
     """Where the weights of inception are."""
+    trust_features: bool = False
+    """Open a .pt or .pt2 file of features. It is a program and can do anything on this computer: only if you trust who
+    wrote it."""
     k: int = 3
     """Precision and recall: the neighbour whose distance is the radius."""
     bootstrap: int = 20

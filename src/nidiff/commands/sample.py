@@ -40,8 +40,9 @@ class Sample:
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         model = open_model(self.model, state)
         job = plan_job(model, self.sampler, self.num_steps, clip=drawing.clip, tile=drawing.tile, floats=self.floats)
-        folder = SampleFolder(self.out or model.path / "generated" / cell_name(job), self.format)
-        run_job(job, model.denoiser, model.shape, folder, seeds, batch=drawing.batch, state=state)
+        out = self.out or model.path / "generated" / cell_name(job)
+        folder = SampleFolder(out, job, model.shape, self.format)
+        run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)
         if state.is_main_process:
             print(f"wrote {folder.path / 'grid.png'}", file=sys.stderr)
             found = {"out": str(folder.path), "images": len(seeds), "seeds": seeds_text(seeds), "shape": model.shape}

@@ -1,5 +1,6 @@
 """``nidiff table``: quality against the number of steps, for any set of runs and samplers."""
 
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
-from nidiff.files import replace_text, writing
+from nidiff.files import as_path, replace_text, writing
+from nidiff.locks import claimed
+
+SUFFIXES = ("json", "md", "tex", "csv", "png")
 
 
 @dataclass(frozen=True)
@@ -55,21 +59,32 @@ class Table:
                 job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile)
                 rehearse(model.denoiser, model.shape, **job.arguments)
                 cells.append((model, bench, {"sampler": sampler, "num_steps": num_steps}))
-        with writing("out", self.out):
-            self.out.mkdir(parents=True, exist_ok=True)
-        for model, bench, steps in cells:
-            result = evaluate_cell(model, bench, **steps, **drawing)
-            if result is not None:  # write what there is so far, in every form
-                results.append(result)
-                data = json.dumps([result.to_json() for result in results], indent=2)
-                forms = {"md": markdown(results), "tex": latex(results), "csv": csv_text(results), "json": data + "\n"}
-                with writing("out", self.out):
-                    for suffix, content in forms.items():
-                        replace_text(self.out / f"table.{suffix}", content)
-                save_figure(quality_figure(results), self.out / "table.png")
+        self._check_out()
+        with claimed(self.out) if state.is_main_process else contextlib.nullcontext():
+            for model, bench, steps in cells:
+                result = evaluate_cell(model, bench, **steps, **drawing)
+                if result is not None:  # write what there is so far, in every form
+                    results.append(result)
+                    data = json.dumps([result.to_json() for result in results], indent=2)
+                    text_of = {"json": f"{data}\n", "md": markdown(results), "tex": latex(results)}  # our mark first
+                    with writing("out", self.out):
+                        for suffix, content in {**text_of, "csv": csv_text(results)}.items():
+                            replace_text(self.out / f"table.{suffix}", content)
+                    save_figure(quality_figure(results), self.out / "table.png")
         if state.is_main_process:
             for model in models:
                 if (model.path / "experiment.json").is_file():
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
             print(data if self.json else text(results))
+
+    def _check_out(self) -> None:
+        """Refuse a directory with a table that is not ours: ours has results in table.json, which is written first."""
+        from nidiff.evaluation.results import read_results
+
+        out, remedy = as_path("out", self.out), "choose another directory, or delete it"
+        if out.exists() and not out.is_dir():
+            raise InputError(f"out={str(out)!r} is a file: choose another directory.")
+        found = [f"table.{suffix}" for suffix in SUFFIXES if (out / f"table.{suffix}").exists()]
+        if found and not ("table.json" in found and read_results(out / "table.json")):
+            raise InputError(f"out={str(out)!r} holds {found[0]}, which is not a table of nidiff: {remedy}.")

@@ -1,10 +1,12 @@
 """Images as PNG files."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from nidiff.data.images import quantise
@@ -18,10 +20,13 @@ def save_grid(images: Tensor, path: Path) -> None:
     save_png(grid_pixels(shown).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
 
 
-def save_png(pixels: Tensor, path: Path) -> None:
-    """Write uint8 [H, W, 1 or 3]."""
+def save_png(pixels: Tensor, path: Path, about: Mapping[str, str] | None = None) -> None:
+    """Write uint8 [H, W, 1 or 3]; ``about`` is text that the file carries."""
+    info = PngInfo()
+    for key, text in (about or {}).items():
+        info.add_text(key, text)
     with replacing(path) as file:
-        Image.fromarray(pixels.squeeze(-1).numpy()).save(file, format="png")
+        Image.fromarray(pixels.squeeze(-1).numpy()).save(file, format="png", pnginfo=info)
 
 
 def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:

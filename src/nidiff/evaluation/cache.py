@@ -16,7 +16,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.features import FeatureNetwork, Pixels, compute_features
 from nidiff.evaluation.frechet import statistics
 from nidiff.evaluation.points import as_features, as_tensor
-from nidiff.files import read_npz, replace_npz, writing
+from nidiff.files import as_path, read_npz, replace_npz, writing
 from nidiff.progress import progress_bar
 
 CHUNK = 256  # images at a time
@@ -44,11 +44,11 @@ def reference_features(images: Pixels, network: FeatureNetwork, *, name: str, ca
     }
     key = hashlib.sha256("\n".join(identity.values()).encode()).hexdigest()
     words = [re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-")[:60] or "data" for word in (name, network.name)]
-    folder = cache_folder() / "features" if cache is None else Path(cache)
+    folder = cache_folder() / "features" if cache is None else as_path("cache", cache)
     file = folder / f"{'-'.join(words)}-{key[:16]}.npz"
     if file.exists():
         try:
-            return Reference(_read(file, identity), file)
+            return Reference(_read(file, identity, len(images)), file)
         except InputError:
             print(f"{file} is damaged: its features are computed again", file=sys.stderr)
     with writing("cache", folder, "give a folder that can be written"):
@@ -64,7 +64,7 @@ def reference_features(images: Pixels, network: FeatureNetwork, *, name: str, ca
 
 def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
     """``mu`` [D] and ``sigma`` [D, D] of an npz that any FID tool wrote, for `frechet_from_statistics`."""
-    found = read_npz(Path(path), ["mu", "sigma"], "give a whole npz with both")
+    found = read_npz(as_path("path", path), ["mu", "sigma"], "give a whole npz with both")
     return as_tensor(found["mu"], "mu").double(), as_tensor(found["sigma"], "sigma").double()
 
 
@@ -77,8 +77,12 @@ def pixels_sha256(images: Pixels) -> str:
     return digest.hexdigest()
 
 
-def _read(file: Path, identity: dict[str, str]) -> Tensor:
+def _read(file: Path, identity: dict[str, str], count: int) -> Tensor:
     found = read_npz(file, ["features", "mu", "sigma", *identity], "remove it")
     if any(str(found[key]) != text for key, text in identity.items()):
         raise InputError(f"{str(file)!r} holds other features: remove it.")
-    return as_features(torch.from_numpy(found["features"]), "features")
+    features, mu, sigma = found["features"], found["mu"], found["sigma"]
+    sizes = (features.shape, mu.shape, sigma.shape) == ((count, mu.size), (mu.size,), (mu.size, mu.size))
+    if not sizes or [one.dtype.name for one in (features, mu, sigma)] != ["float32", "float64", "float64"]:
+        raise InputError(f"{str(file)!r} holds arrays of another size or kind: remove it.")
+    return as_features(torch.from_numpy(features), "features")

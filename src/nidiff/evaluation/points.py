@@ -9,11 +9,12 @@ from torch import Tensor
 from nidiff.errors import InputError
 
 CHUNK = 1024  # points at a time
+LARGEST = 1e50  # its sixth power is still a number
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
 
 
 def as_tensor(values: Array, name: str) -> Tensor:
-    """A tensor as it is, a numpy array as a tensor; either must be finite."""
+    """A tensor as it is, a numpy array as a tensor; either must be finite, and so must its powers."""
     if isinstance(values, np.ndarray):
         try:
             values = torch.from_numpy(np.require(values, requirements=["C", "W"]))
@@ -21,8 +22,13 @@ def as_tensor(values: Array, name: str) -> Tensor:
             raise InputError(f"{name} has dtype {values.dtype}, which torch does not know: use float32.") from error
     if not isinstance(values, Tensor):
         raise InputError(f"{name} is a {type(values).__name__}: give a tensor or a numpy array.")
-    if not all(bool(torch.isfinite(chunk).all()) for chunk in torch.atleast_1d(values).split(CHUNK)):
-        raise InputError(f"{name} has NaN or infinite numbers: leave them out.")
+    if values.layout != torch.strided or values.is_meta or values.is_complex() or values.is_quantized:
+        raise InputError(f"{name} is not an ordinary array of real numbers: give such a one.")
+    for chunk in torch.atleast_1d(values.detach()).split(CHUNK):
+        if not bool(torch.isfinite(chunk).all()):
+            raise InputError(f"{name} has NaN or infinite numbers: leave them out.")
+        if chunk.is_floating_point() and chunk.numel() and float(chunk.abs().max()) > LARGEST:
+            raise InputError(f"{name} has numbers above {LARGEST:g}: scale them down.")
     return values
 
 

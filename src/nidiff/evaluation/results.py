@@ -1,19 +1,20 @@
 """Results: the quality of a run's samples with one sampler and number of steps, and the file that keeps them."""
 
-import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nidiff.errors import InputError
-from nidiff.files import replace_text, writing
-from nidiff.generation.opened import model_sha256
+from nidiff.errors import FileError, InputError
+from nidiff.files import read_json, replace_json, writing
 from nidiff.locks import locked
 from nidiff.model.config import model_folder
 from nidiff.model.folder import has_network
+from nidiff.model.manifest import model_sha256
+from nidiff.recipe import fits
 from nidiff.sampling.sampler import SAMPLERS
+from nidiff.sealed import SEAL, seal, unseal
 
 VERSIONS = ("nidiff", "commit", "torch")  # a newer one is no reason to compute a result again
 # What must be the same if two numbers are to be compared, and how a note says it.
@@ -41,7 +42,22 @@ class Measured(NamedTuple):
     @property
     def finite(self) -> float | None:
         """The value, if it is a number that can be shown."""
-        return self.value if self.value is not None and math.isfinite(self.value) else None
+        return finite(self.value)
+
+
+def finite(number: float | None) -> float | None:
+    return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def _measured(name: str, values: Any) -> Measured:
+    """A metric from JSON."""
+    if not isinstance(values, dict):
+        raise TypeError(f"the metric {name!r:.60} is not an object")
+    upwards = values.get("higher_is_better", name in ("precision", "recall"))
+    numbers = (values["value"], values["error"])
+    if not all(number is None or fits(number, float) for number in numbers) or not isinstance(upwards, bool):
+        raise TypeError(f"the metric {name!r:.60} is not a number")
+    return Measured(*numbers, upwards)
 
 
 NOT_MEASURED = Measured(None, None)
@@ -63,25 +79,32 @@ class Result:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"metrics": {name: one._asdict() for name, one in self.metrics.items()}}
+        """As JSON with its own checksum; a number that is not finite is null."""
+        metrics = {
+            name: {"value": one.finite, "error": finite(one.error), "higher_is_better": one.higher_is_better}
+            for name, one in self.metrics.items()
+        }
+        return seal(asdict(self) | {"metrics": metrics})
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "Result":
-        """The inverse of `to_json`; KeyError, TypeError or AttributeError for what is not a result."""
-        metrics = {
-            # Version 0.1 wrote no direction, and called the number of steps "steps".
-            name: Measured(pair["value"], pair["error"], pair.get("higher_is_better", name in ("precision", "recall")))
-            for name, pair in values["metrics"].items()
-        }
-        given = {"num_steps": values.get("steps"), **values, "metrics": metrics}
-        given["provenance"], given["options"] = dict(values["provenance"]), dict(values.get("options") or {})
-        result = cls(**{each.name: given[each.name] for each in fields(cls) if each.name in given})
-        if not (isinstance(result.run, str) and isinstance(result.sampler, str) and isinstance(result.num_steps, int)):
-            raise TypeError("a name or number of steps is of another type")
-        numbers = [number for one in metrics.values() for number in one[:2]]
-        if not all(number is None or isinstance(number, int | float) for number in numbers):
-            raise TypeError("a metric is not a number")
-        return result
+    def from_json(cls, values: Any) -> "Result":
+        """The inverse of `to_json`; KeyError, TypeError or FileError for what is not a result."""
+        if not isinstance(values, dict):
+            raise TypeError("one is not an object")
+        if SEAL in values:  # version 0.1 sealed nothing, wrote no direction, and called the number of steps "steps"
+            values = unseal(values, "one of them", "measure again")
+        given = {"num_steps": values.get("steps"), **values}
+        given.pop("steps", None)
+        for key in ("metrics", "provenance", "run", "sampler"):
+            _ = given[key]
+        for key, kinds in KINDS.items():
+            if (key in given and not isinstance(given[key], kinds)) or isinstance(given.get(key), bool):
+                raise TypeError(f"{key} is of another type")
+        if unknown := given.keys() - KINDS.keys():
+            raise TypeError(f"{sorted(unknown)[0]!r:.60} is not part of one")
+        given["metrics"] = {name: _measured(name, one) for name, one in given["metrics"].items()}
+        given["provenance"], given["options"] = dict(given["provenance"]), dict(given.get("options") or {})
+        return cls(**given)
 
     @property
     def question(self) -> dict[str, Any]:
@@ -105,22 +128,37 @@ class Result:
         return one_line(", ".join([self.sampler, *spacing, *(f"{k}={v}" for k, v in self.options.items()), *clip]))
 
 
+# The types of the fields of a result in JSON.
+KINDS: dict[str, Any] = {
+    "run": str,
+    "sampler": str,
+    "num_steps": int,
+    "spacing": str | None,
+    "options": dict | None,
+    "seeds": str | None,
+    "clip": int | float | None,
+    "metrics": dict,
+    "provenance": dict,
+}
+
+
 def one_line(words: str) -> str:
     return " ".join(words.split())
 
 
 def read_results(path: Path) -> list[Result]:
     """The results in a JSON file such as RUN/metrics.json."""
+    again = "delete it to measure again"
+    if not path.exists():
+        raise InputError(f"there is no {path.name}: measure the run with nidiff evaluate.")
+    values = read_json(path, again)
     try:
-        values = json.loads(path.read_text())
         if not isinstance(values, list):
             raise TypeError("it is not a list")
         return [Result.from_json(value) for value in values]
-    except FileNotFoundError as error:
-        raise InputError(f"there is no {path.name}: measure the run with nidiff evaluate.") from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else error
-        raise InputError(f"{str(path)!r} is not a list of results ({reason}): delete it to measure again.") from error
+    except (KeyError, TypeError, FileError) as error:
+        reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
+        raise FileError(f"{str(path)!r} is not a list of results ({reason}): {again}.") from error
 
 
 def known_results(run: Path) -> list[Result]:
@@ -139,4 +177,4 @@ def remember(run: Path, result: Result) -> None:
     with writing("metrics", file, "make room and run the command again"), locked(run):
         before = read_results(file) if file.exists() else []
         kept = [*(one for one in before if one.question != result.question), result]
-        replace_text(file, json.dumps([one.to_json() for one in kept], indent=2) + "\n")
+        replace_json(file, [one.to_json() for one in kept])

@@ -5,13 +5,13 @@ import html
 import io
 import json
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from nidiff.aligned import aligned
 from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, one_line
+from nidiff.model.card import escaped
 
 HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
 
@@ -142,7 +142,7 @@ def number(measured: Measured, style: Style) -> str:
 NAMED = zip("\\~^<>|", ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar"), strict=True)
 LETTERS = {letter: rf"\text{name}{{}}" for letter, name in NAMED} | {letter: f"\\{letter}" for letter in "&%$#_{}"}
 IN_LATEX, TYPED = str.maketrans(LETTERS | {"−": "$-$", "×": r"$\times$"}), str.maketrans("−–×", "--x")
-MARKDOWN = Style(lambda words: re.sub(r"([\\|*<`\[\]])", r"\\\1", words), "**{}**")
+MARKDOWN = Style(escaped, "**{}**")
 LATEX = Style(lambda words: words.translate(IN_LATEX), r"\textbf{{{}}}", r"$\pm$", "--", r"$\downarrow$", r"$\uparrow$")
 PLAIN = Style(lambda words: words.translate(TYPED).encode("ascii", "replace").decode(), "{}", "+-", "-", "", "")
 HTML = Style(html.escape, "<strong>{}</strong>")

@@ -1,5 +1,6 @@
 """Many images by their seeds: the same files on any number of processes, however often the job is killed."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.tile import Tiled
 from nidiff.progress import progress_bar
+from nidiff.recipe import fits
 from nidiff.sampling.sampler import Visit, rehearse, sample
 from nidiff.sampling.spacing import SPACINGS
 
@@ -42,9 +44,7 @@ class Job:
 
 
 def run_job(
-    job: Job,
     denoiser: Denoiser,
-    shape: Sequence[int],
     folder: SampleFolder,
     seeds: Sequence[int],
     *,
@@ -52,20 +52,37 @@ def run_job(
     state: "PartialState",
     title: str = "sampling",
 ) -> None:
-    """Draw the images [C, H, W] = ``shape`` of ``seeds`` that the folder lacks, ``batch`` at a time on each process."""
-    if batch < 1:
-        raise InputError(f"batch={batch} must be 1 or more.")
-    if not 0 <= job.tile <= MOST_TILE:
-        raise InputError(f"tile={job.tile} must be from 1 to {MOST_TILE}, or 0 for none.")
+    """Draw the images of ``seeds`` that the folder lacks, ``batch`` at a time on each process.
+
+    No other job may write to the folder meanwhile.
+    """
+    job, shape = folder.job, folder.shape
+    if not (fits(batch, int) and batch >= 1):
+        raise InputError(f"batch={batch!r} must be 1 or more.")
+    if not (fits(job.tile, int) and 0 <= job.tile <= MOST_TILE):
+        raise InputError(f"tile={job.tile!r} must be from 1 to {MOST_TILE}, or 0 for none.")
     ready = denoiser.clipped(job.clip)
     rehearse(ready, shape, **job.arguments)
     if job.tile and isinstance(ready.net, torch.nn.Module):
         ready.net = Tiled(ready.net, job.tile)
-    folder.check(job)
-    missing = folder.missing(seeds)
-    state.wait_for_everyone()  # all have looked before one writes
-    if state.is_main_process:
-        folder.begin(job)
+    with folder.claimed() if state.is_main_process else contextlib.nullcontext():
+        folder.check()
+        missing = folder.missing(seeds)
+        state.wait_for_everyone()  # all have looked before one writes
+        if state.is_main_process:
+            folder.begin()
+        _draw(ready, folder, missing, batch, state, title)
+        state.wait_for_everyone()
+        if state.is_main_process:
+            folder.finish(seeds)
+        state.wait_for_everyone()
+
+
+def _draw(
+    denoiser: Denoiser, folder: SampleFolder, missing: Sequence[int], batch: int, state: "PartialState", title: str
+) -> None:
+    """This process' share of the images."""
+    job = folder.job
     blocks = [missing[i : i + batch] for i in range(0, len(missing), batch)]
     with progress_bar(title, "images", shown=state.is_main_process) as progress:
         try:
@@ -75,7 +92,8 @@ def run_job(
                     done = state.num_processes * (before + size * at.step / at.num_steps)  # the others are as far
                     progress(min(done, len(missing)), len(missing))
 
-                images = sample(ready, (len(block), *shape), seeds=block, callback=advance, **job.arguments).cpu()
+                shape = (len(block), *folder.shape)
+                images = sample(denoiser, shape, seeds=block, callback=advance, **job.arguments).cpu()
                 for seed, image in zip(block, images, strict=True):
                     if not bool(image.isfinite().all()):
                         problem = f"the image of seed {seed} has NaN or infinite pixels"
@@ -83,7 +101,3 @@ def run_job(
                 folder.add(block, images.clamp(-1, 1) if job.floats else quantise(images))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
-    state.wait_for_everyone()
-    if state.is_main_process:
-        folder.finish(seeds)
-    state.wait_for_everyone()

@@ -1,22 +1,26 @@
 """A model opened for sampling, and the jobs it can be given."""
 
-import hashlib
-import json
+import math
+import operator
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import file_sha256
+from nidiff.files import as_path
 from nidiff.generation.job import Job
 from nidiff.generation.tile import tile_size
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
+from nidiff.model.manifest import model_sha256
 from nidiff.notation import parse_call
+from nidiff.recipe import fits
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
+from nidiff.sealed import digest
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -52,18 +56,10 @@ def run_folder(path: Path) -> Path:
 
 def open_model(path: Path, state: "PartialState") -> Model:
     """The model in a run directory or a model folder, on the device of this process."""
-    path = run_folder(path)
+    path = run_folder(as_path("model", path))
     denoiser = load_model(path).to(state.device)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
     return Model(path, denoiser, shape, model_sha256(model_folder(path)))
-
-
-def model_sha256(folder: Path) -> str:
-    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on."""
-    digest = hashlib.sha256()
-    for file in sorted(path for part in ("unet", "network", "scheduler") for path in (folder / part).glob("*")):
-        digest.update(f"{file.relative_to(folder)} {file_sha256(file)}\n".encode())
-    return digest.hexdigest()
 
 
 def plan_job(
@@ -81,6 +77,11 @@ def plan_job(
     """
     if not isinstance(sampler, str):
         raise InputError(f"sampler={sampler!r} must be a name, which is kept with the images: add yours to SAMPLERS.")
+    if clip is not None and not (fits(clip, float) and 0 <= clip < math.inf):
+        raise InputError(f"clip={clip!r:.80} must be a positive number, or 0 for no clipping.")
+    for argument, value in (("num_steps", num_steps), ("tile", tile)):
+        if value is not None and not fits(value, int):
+            raise InputError(f"{argument}={value!r:.80} must be a whole number, or None.")
     chosen, options = as_sampler(sampler)
     own = f"own-{getattr(chosen.spacing, '__name__', 'function')}"  # a function that has no name in SPACINGS
     return Job(
@@ -99,10 +100,20 @@ def cell_name(job: Job) -> str:
     """A name for the folder of a job: readable, and different for different jobs."""
     usual = job.spacing == SAMPLERS[job.sampler].spacing
     options = ({} if usual else {"spacing": job.spacing}) | job.options
-    digest = hashlib.sha256(json.dumps(asdict(job), sort_keys=True).encode()).hexdigest()
-    return "-".join(
-        [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps), digest[:8]]
-    )
+    words = [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps)]
+    readable = re.sub(r"[^\w.=+-]", "_", "-".join(words))[:100]  # a name that every file system takes
+    return f"{readable}-{digest(asdict(job))[:8]}"
+
+
+def checked_seeds(seeds: Any) -> list[int]:
+    """Seeds, rising and without repeats."""
+    try:
+        values = sorted({operator.index(seed) for seed in seeds})
+    except TypeError as error:
+        raise InputError(f"seeds={seeds!r:.80} must be whole numbers, such as range(1000).") from error
+    if values and not 0 <= values[0] <= values[-1] < 2**63:
+        raise InputError(f"seeds={seeds!r:.80} must be from 0 to 2**63 - 1.")
+    return values
 
 
 def seeds_text(seeds: Sequence[int]) -> str:

@@ -1,5 +1,6 @@
 """What comes from diffusers: the configuration of another scheduler, and a model on the Hub."""
 
+import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from nidiff.diffusion.schedule import from_diffusers
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 
 # Options of ``from_pretrained`` that are about fetching from the Hub.
 DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision")
@@ -34,13 +35,25 @@ def translated(theirs: Mapping[str, Any]) -> dict[str, Any]:
     return {"schedule": from_diffusers(theirs), "algorithm": algorithm, "timestep_spacing": "leading", **ours}
 
 
+def whole_number(argument: str, value: Any, low: int, high: int | None = None) -> int:
+    """``value``, if it is a whole number from ``low`` to ``high``; numpy's and torch's count too."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = low - 1
+    if isinstance(value, bool) or number < low or (high is not None and number > high):
+        limits = f"from {low} to {high}" if high else f"that is {low} or more"
+        raise InputError(f"{argument}={value!r:.80} must be an integer {limits}.")
+    return number
+
+
 def downloaded(name: str, files: Sequence[str], options: Mapping[str, Any]) -> Path:
     """The folder with those ``files`` of a repository on the Hub; ``options`` are those of ``from_pretrained``."""
     chosen = {key: options[key] for key in DOWNLOAD if options.get(key) is not None}
     try:
         return Path(snapshot_download(name, allow_patterns=list(files), **chosen))
     except (HfHubHTTPError, OSError, ValueError) as error:
-        raise OSError(
+        raise FileError(
             f"{name!r} is neither a folder here nor within reach on the Hub: give a model folder, a run directory or a "
             "Hub repository."
         ) from error

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,19 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, one_of
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import markdown
-from nidiff.interop.config import downloaded
+from nidiff.files import as_path, replace_text, writing
+from nidiff.interop.config import DOWNLOAD, downloaded, whole_number
 from nidiff.interop.scheduler import NonIsotropicScheduler
-from nidiff.model.card import FRONT, METRICS, model_card, model_facts
-from nidiff.model.config import ALGORITHMS, read_json
+from nidiff.model.card import FRONT, METRICS, model_card, model_facts, python_text
+from nidiff.model.config import ALGORITHMS, model_folder, read_object
 from nidiff.model.folder import check_same_covariance, image_shape, whole_model
+from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
+from nidiff.model.network import NETWORKS, OWN, load_network
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
-FILES = ("model_index.json", "README.md", "unet/*", "scheduler/*")
-LIBRARIES = (["diffusers"], [NonIsotropicScheduler.__module__])  # diffusers would import any that a file names
+# What is fetched from the Hub: never a program.
+FILES = (INDEX, MANIFEST, "README.md", *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "safetensors")))
 
 
 class NonIsotropicPipeline(DiffusionPipeline):
@@ -37,6 +40,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
     model_cpu_offload_seq: Any = "unet"
     unet: torch.nn.Module
     scheduler: NonIsotropicScheduler
+    _origin: Path | None = None  # the folder that it was opened from
 
     def __init__(self, unet: torch.nn.Module, scheduler: NonIsotropicScheduler) -> None:
         super().__init__()
@@ -69,7 +73,9 @@ class NonIsotropicPipeline(DiffusionPipeline):
         """
         one_of("output_type", output_type, ("pil", "np", "pt"))
         self._check_own()
+        batch_size = whole_number("batch_size", batch_size, 1)
         if seeds is not None:
+            seeds = list(seeds) if isinstance(seeds, Iterable) else []
             if generator is not None or len(seeds) != batch_size:
                 raise InputError(f"seeds has {len(seeds)} entries: give batch_size={batch_size}, and no generator.")
             generator = generators_from_seeds(seeds)
@@ -102,42 +108,59 @@ class NonIsotropicPipeline(DiffusionPipeline):
         """Open a model folder, a run directory of `nidiff train` or a Hub repository.
 
         ``covariance`` only says what you expect: another than the model's own is refused, in ``scheduler`` too. A model
-        of diffusers, trained with white noise, opens with a ``scheduler`` whose Σ is I.
+        of diffusers, trained with white noise, opens with a ``scheduler`` whose Σ is I. Other options are
+        ``torch_dtype`` and those about fetching (``revision``, ``token``, ``cache_dir``, …). Whatever the files name,
+        only code of diffusers and nidiff is run.
         """
-        folder = Path(pretrained_model_name_or_path)
-        folder = whole_model(folder) if folder.exists() else downloaded(str(folder), FILES, kwargs)
-        index = read_json(folder / "model_index.json") if (folder / "model_index.json").is_file() else {}
-        named = [index.get(part) for part in ("unet", "scheduler")]
-        if isinstance(name := index.get("_class_name"), list):  # a file in the folder that diffusers would run
-            raise InputError(f"{str(folder)!r} names code to run ({name}), which is not done: use nidiff.load_model.")
-        if not all(isinstance(one, list) and one[:1] in LIBRARIES for one in named):
-            raise InputError(
-                f"{str(folder)!r} has no model_index.json that names a network and a scheduler of diffusers or nidiff, "
-                f"but {named}: use nidiff.load_model and nidiff.sample for a network of your own."
-            )
-        if scheduler is not None:
+        if other := [key for key in kwargs if key not in (*DOWNLOAD, "torch_dtype", "use_safetensors")]:
+            only = "only the classes that nidiff knows are loaded, from safetensors and JSON"
+            raise InputError(f"{other[0]} is no option of this from_pretrained, for {only}: leave it out.")
+        if not isinstance(dtype := kwargs.get("torch_dtype"), torch.dtype | None):
+            raise InputError(f"torch_dtype={dtype!r} must be a torch.dtype, such as torch.float16.")
+        folder = model_folder(as_path("pretrained_model_name_or_path", pretrained_model_name_or_path))
+        folder = whole_model(folder if folder.exists() else downloaded(str(folder), FILES, kwargs))
+        white = _is_white(folder)
+        if scheduler is None:
+            if white:
+                remedy = "give a NonIsotropicScheduler whose Σ is Identity as scheduler="
+                raise InputError(f"{str(folder)!r} was trained with white noise: {remedy}.")
+            scheduler = NonIsotropicScheduler.from_pretrained(folder / "scheduler")
+        else:
             _check_scheduler(scheduler)
-            white = index["scheduler"][0] == "diffusers"  # the noise it was trained with
             own = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
             check_same_covariance(own, scheduler.covariance)
-            kwargs["scheduler"] = scheduler
-        kwargs.setdefault("use_safetensors", True)  # nothing is unpickled
-        pipeline: NonIsotropicPipeline = super().from_pretrained(str(folder), **kwargs)
-        check_same_covariance(pipeline.scheduler.covariance, covariance)
+        check_same_covariance(scheduler.covariance, covariance)
+        pipeline = cls(load_network(folder).to(dtype), scheduler)
+        pipeline._origin = folder
         return pipeline
 
+    @classmethod
+    def download(cls, pretrained_model_name: str | os.PathLike[str], **kwargs: Any) -> str:
+        """Fetch a model from the Hub, without opening it: the same files as `from_pretrained` reads."""
+        return str(downloaded(str(as_path("pretrained_model_name", pretrained_model_name)), FILES, kwargs))
+
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write the network, its scheduler with Σ and a model card. A README.md is kept, unless it is the card of
-        another model."""
+        """Write the network, its scheduler with Σ, a model card and a manifest. A README.md is kept, unless it is the
+        card of another model."""
         self._check_own()
-        super().save_pretrained(save_directory, *args, **kwargs)
-        folder = Path(save_directory)
-        if self._kept_card(folder) is None:
-            self._write_card(folder, folder.resolve().name)
+        folder = as_path("save_directory", save_directory)
+        for name, usual in (("safe_serialization", True), ("variant", None)):
+            if kwargs.get(name, usual) is not usual or args:
+                raise InputError(
+                    f"{name} is no option of this save_pretrained, which writes safetensors: leave it out."
+                )
+        if folder.is_file() or (folder / OWN).exists():
+            raise InputError(f"save_directory={str(folder)!r} holds something else: choose a new folder.")
+        with writing("save_directory", folder):
+            super().save_pretrained(folder, **kwargs)
+            if self._kept_card(folder) is None:
+                self._write_card(folder, folder.resolve().name)
+            write_manifest(folder)
 
     def _upload_folder(self, working_dir: str | os.PathLike[str], repo_id: str, *args: Any, **kwargs: Any) -> Any:
         """The last act of ``push_to_hub``: our card goes in the place of diffusers' empty one."""
         self._write_card(Path(working_dir), repo_id)
+        write_manifest(Path(working_dir))
         return super()._upload_folder(working_dir, repo_id, *args, **kwargs)
 
     def _check_own(self) -> None:
@@ -148,20 +171,38 @@ class NonIsotropicPipeline(DiffusionPipeline):
     def _kept_card(self, folder: Path) -> str | None:
         """README.md of the folder, unless it is our card of another model."""
         file, facts = folder / "README.md", model_facts(self.scheduler.covariance, self.scheduler.config)
-        text = file.read_text(encoding="utf-8") if file.is_file() else None
+        text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
         return None if text is None or (text.startswith(FRONT) and facts not in text) else text
 
     def _write_card(self, folder: Path, name: str) -> None:
         """Write the card that the model came with, with the metrics of its run; or a new one if it has none."""
-        origin = Path(self.name_or_path or os.devnull).resolve()
-        run = origin.parent
-        text = self._kept_card(origin)
-        if text is None:
+        origin = self._origin
+        text = None if origin is None else self._kept_card(origin)
+        if origin is None or text is None:
             text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
-        elif (run / "experiment.json").is_file() and (results := known_results(run)):
+        elif (origin.resolve().parent / "experiment.json").is_file() and (
+            results := known_results(origin.resolve().parent)
+        ):
             text = text.partition(METRICS)[0] + METRICS + markdown(results)
-        text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\(")[^"]*', lambda _: name, text)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+        text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\()"[^"\n]*"', lambda _: python_text(name), text)
+        replace_text(folder / "README.md", text)
+
+
+def _is_white(folder: Path) -> bool:
+    """Whether the model was trained by diffusers, with white noise. Anything that the index names and we do not know
+    is refused, for diffusers would import it."""
+    index = read_object(folder / INDEX) if (folder / INDEX).is_file() else {}
+    kind, network, scheduler = (index.get(key) for key in ("_class_name", "unet", "scheduler"))
+    if isinstance(kind, list):  # a file in the folder that diffusers would run
+        raise InputError(f"{str(folder)!r} names code to run ({kind!r:.80}), which is not done: use nidiff.load_model.")
+    ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
+    white = isinstance(scheduler, list) and len(scheduler) == 2 and scheduler[0] == "diffusers"
+    if network not in [["diffusers", name] for name in NETWORKS] or not (white or scheduler == ours):
+        raise InputError(
+            f"{str(folder)!r} has no {INDEX} that names a network and a scheduler of diffusers or nidiff, but "
+            f"{[network, scheduler]!r:.120}: use nidiff.load_model and nidiff.sample for a network of your own."
+        )
+    return white
 
 
 def _check_scheduler(scheduler: Any) -> None:

@@ -20,11 +20,24 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError
-from nidiff.interop.config import downloaded, translated
-from nidiff.model.config import ALGORITHMS, FIELDS, VARIANCES, check_fields, configured, scheduler_config, with_arrays
+from nidiff.errors import FileError, InputError
+from nidiff.files import as_path, writing
+from nidiff.interop.config import DOWNLOAD, downloaded, translated, whole_number
+from nidiff.model.config import (
+    ALGORITHMS,
+    FIELDS,
+    VARIANCES,
+    check_fields,
+    configured,
+    read_object,
+    scheduler_config,
+    with_arrays,
+)
 from nidiff.model.folder import check_same_covariance
+from nidiff.model.manifest import MANIFEST, check_manifest
+from nidiff.model.network import first_line
 from nidiff.randomness import Generators
+from nidiff.recipe import fits
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
@@ -94,37 +107,67 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
         Unlike in diffusers, a field that has no meaning here is refused."""
-        if isinstance(config, Mapping):
-            theirs = "beta_schedule" in config and "schedule" not in config
-            config = {"covariance": None, **(translated(config) if theirs else config)}
-            check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
-            config.pop("_use_default_values", None)  # the fields that diffusers would leave out
-            if "schedule" in kwargs:
-                config.pop("num_train_timesteps", None)  # it was that of the other schedule
-            for given in (config, kwargs):
-                given.pop("beta_schedule", None)  # no argument: it is always the same
+        if not isinstance(config, Mapping):
+            raise InputError(f"config={config!r:.80} must be a configuration, such as scheduler.config.")
+        theirs = "beta_schedule" in config and "schedule" not in config
+        config = {"covariance": None, **(translated(config) if theirs else config)}
+        check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
+        config.pop("_use_default_values", None)  # the fields that diffusers would leave out
+        if "schedule" in kwargs:
+            config.pop("num_train_timesteps", None)  # it was that of the other schedule
+        for given in (config, kwargs):
+            given.pop("beta_schedule", None)  # no argument: it is always the same
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     @classmethod
-    def load_config(  # type: ignore[override]
-        cls, pretrained_model_name_or_path: str | os.PathLike[str], *, covariance: Any = None, **kwargs: Any
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        subfolder: str | None = None,
+        return_unused_kwargs: bool = False,
+        *,
+        covariance: Any = None,
+        **kwargs: Any,
     ) -> Any:
+        """The scheduler in a folder or on the Hub, with the fields in ``kwargs`` changed."""
+        fetching = {key: kwargs.pop(key) for key in DOWNLOAD if key in kwargs}
+        config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, covariance=covariance, **fetching)
+        try:
+            return cls.from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
+        except InputError:
+            raise
+        except Exception as error:  # whatever a family or schedule says to values that are not its own
+            place = f"{str(pretrained_model_name_or_path)!r} cannot be used"
+            raise FileError(f"{place}: it is damaged ({first_line(error)}); copy it again.") from error
+
+    @classmethod
+    def load_config(  # type: ignore[override]
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike[str],
+        *,
+        subfolder: str | None = None,
+        covariance: Any = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it; `from_pretrained` reads
         it. ``covariance`` only says what you expect: another is refused."""
-        place, subfolder = Path(pretrained_model_name_or_path), kwargs.get("subfolder") or ""
+        place, inside = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path), subfolder or ""
         if not place.exists():
-            place = downloaded(str(place), [str(Path(subfolder, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
-        result = super().load_config(place, **kwargs)
-        config = result[0] if isinstance(result, tuple) else result
-        config |= with_arrays(config, place if place.is_file() else place / subfolder / SCHEDULER)
+            place = downloaded(str(place), [str(Path(inside, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
+        file = place if place.is_file() else place / inside / SCHEDULER
+        if file.parent.name == "scheduler" and (file.parent.parent / MANIFEST).is_file():
+            check_manifest(file.parent.parent, ["scheduler"])
+        config = with_arrays(read_object(file), file)
         if covariance is not None:
             check_same_covariance(as_covariance(config["covariance"]), as_covariance(covariance))
-        return result
+        return config
 
     def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
-        save_arrays(self.covariance.tensors(), Path(save_directory))
-        super().save_config(save_directory, push_to_hub=push_to_hub, **kwargs)
+        folder = as_path("save_directory", save_directory)
+        with writing("save_directory", folder):
+            save_arrays(self.covariance.tensors(), folder)
+            super().save_config(folder, push_to_hub=push_to_hub, **kwargs)
 
     # The forward process -----------------------------------------------------------------------------------------
 
@@ -149,6 +192,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
         _check_generator(generator)
+        if isinstance(shape, str) or not isinstance(shape, Sequence):
+            raise InputError(f"shape={shape!r:.80} must be a list of sizes, such as (4, 3, 32, 32).")
+        shape = [whole_number("shape", size, 1) for size in shape]
         return self.process.prior(shape, generator, dtype=dtype, device=device)
 
     # The reverse process -----------------------------------------------------------------------------------------
@@ -175,8 +221,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
-        if not hasattr(count, "__index__") or not 1 <= count <= levels:
-            raise InputError(f"num_inference_steps={count!r} must be an integer from 1 to {levels}.")
+        count = whole_number("num_inference_steps", count, 1, levels)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -224,6 +269,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             if generator is not None:
                 raise InputError("step takes a generator or variance_noise: give one of the two.")
         algorithm = self.config["algorithm"]
+        if not (fits(eta, float) and 0 <= eta <= 1):
+            raise InputError(f"eta={eta!r:.80} must be from 0 to 1.")
         if eta and algorithm != "ddim":
             raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
@@ -264,7 +311,12 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             raise InputError(f"timestep={timestep!r} must be one number of scheduler.timesteps.") from error
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
-        rows = torch.as_tensor(timesteps).reshape(-1).cpu()
+        try:
+            rows = torch.as_tensor(timesteps).reshape(-1).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"timesteps={timesteps!r:.80} must be rows of the schedule: give one per image."
+            ) from error
         if len(rows) not in (1, len(like)):
             raise InputError(f"timesteps has {len(rows)} entries for {len(like)} images: give one per image.")
         return self.process.schedule.level(rows.expand(len(like)))

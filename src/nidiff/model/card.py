@@ -1,5 +1,6 @@
 """The model card: README.md of a model folder, with the front matter the Hub reads."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,11 +29,11 @@ x = signal · x0 + sigma · eps with white noise, the case Σ = I of the Python 
 """
 PIPELINE = """from nidiff.interop import NonIsotropicPipeline
 
-pipeline = NonIsotropicPipeline.from_pretrained("{name}")
+pipeline = NonIsotropicPipeline.from_pretrained({name})
 images = pipeline(batch_size=4, seeds=range(4)).images"""
 OWN = """import nidiff
 
-denoiser = nidiff.load_model("{name}", net=YOUR_NETWORK)  # only its weights are stored here
+denoiser = nidiff.load_model({name}, net=YOUR_NETWORK)  # only its weights are stored here
 samples = nidiff.sample(denoiser, SHAPE, seeds=range(SHAPE[0]))"""
 METRICS = "\n## Metrics\n\n"
 
@@ -49,11 +50,11 @@ def model_card(
 {WHITE if covariance.condition_number == 1 else COLOURED}
 | | |
 |---|---|
-{model_facts(covariance, scheduler)}{_rows(about or {})}
+{model_facts(covariance, scheduler)}{_rows({key: escaped(value) for key, value in (about or {}).items()})}
 ## How to sample
 
 ```python
-{(PIPELINE if pipeline else OWN).format(name=name)}
+{(PIPELINE if pipeline else OWN).format(name=python_text(name))}
 ```
 """
 
@@ -64,15 +65,37 @@ def model_facts(covariance: Covariance, scheduler: Mapping[str, Any]) -> str:
     length = "beyond the image" if numbers.correlation_length is None else f"{numbers.correlation_length:.3g} pixels"
     return _rows(
         {
-            "noise": f"N(0, Σ), Σ = `{covariance!r}` over {' × '.join(map(str, covariance.event_shape))}",
+            "noise": f"N(0, Σ), Σ = {_code(repr(covariance))} over {' × '.join(map(str, covariance.event_shape))}",
             "condition number of Σ": f"{numbers.condition_number:.4g}",
             "effective rank of Σ": f"{numbers.effective_rank:.4g} of {covariance.size}",
             "correlation length": length,
-            "schedule": f"`{as_schedule(scheduler['schedule'])!r}`",
-            "prediction": f"`{scheduler['prediction_type']}`",
+            "schedule": _code(repr(as_schedule(scheduler["schedule"]))),
+            "prediction": _code(scheduler["prediction_type"]),
         }
     )
 
 
+def escaped(words: object) -> str:
+    """Words as Markdown shows them in a table: on one line, and none of them a command of Markdown or HTML."""
+    return re.sub(r"([\\|*<`\[\]])", r"\\\1", _one_line(words))
+
+
+def python_text(words: str) -> str:
+    """Words as a string of Python that nothing in them can end."""
+    return '"' + re.sub(r"[^\w ./:+@,=()~-]", lambda found: f"\\U{ord(found[0]):08x}", words) + '"'
+
+
+def _code(words: object) -> str:
+    return "`" + _one_line(words).replace("`", "'").replace("|", "\\|") + "`"
+
+
+def _one_line(words: object) -> str:
+    """What can be printed, on one line: a byte that is not UTF-8, or a control character, shows as �."""
+    letters = [
+        letter if letter.isprintable() or letter.isspace() else "\N{REPLACEMENT CHARACTER}" for letter in str(words)
+    ]
+    return " ".join("".join(letters).split())
+
+
 def _rows(facts: Mapping[str, str]) -> str:
-    return "".join(f"| {key} | {value} |\n" for key, value in facts.items())
+    return "".join(f"| {escaped(key)} | {value} |\n" for key, value in facts.items())

@@ -13,6 +13,7 @@ from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import FileError, InputError, one_of
+from nidiff.files import REPLACED, as_path, read_json
 from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
@@ -37,11 +38,19 @@ DEFAULTS: dict[str, Any] = {
     "beta_schedule": BETA_SCHEDULE,
 }
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
+AGAIN = "copy it again from where it was saved"
 
 
 def model_folder(path: Path) -> Path:
-    """The model's folder in a run directory, or ``path`` itself."""
-    return path / "model" if (path / "model").is_dir() else path
+    """The model's folder in a run directory, or ``path`` itself.
+
+    A kill while the model is replaced can leave the old one under another name, where it is found.
+    """
+    for place in (path / "model", path / f"{REPLACED}model", path):
+        if place.is_dir():
+            return place
+    aside = path.with_name(f"{REPLACED}{path.name}") if path.name else path
+    return aside if aside.is_dir() else path
 
 
 def predictions() -> dict[str, str]:
@@ -93,15 +102,19 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         target = predictions()[one_of("prediction_type", target, predictions())]
     schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
     if count not in (None, len(schedule)):
-        raise InputError(f"num_train_timesteps={count} differs from {schedule!r}: write num_levels={count} there.")
+        found = f"num_train_timesteps={count!r:.60}"
+        raise InputError(f"{found} differs from {schedule!r}: write num_levels={count!r:.60} there.")
     clip, limit = config["clip_sample"], config["clip_sample_range"]
     if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
-        raise InputError(f"clip_sample={clip!r} must be True or False, and clip_sample_range={limit!r} positive.")
+        raise InputError(
+            f"clip_sample={clip!r:.60} must be True or False, and clip_sample_range={limit!r:.60} positive."
+        )
     if isinstance(scaling, Mapping) and set(scaling) == {"scale", "shift"}:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
-        raise InputError(f"scaling={scaling!r} must be a nidiff.Scaling, or its scale and shift.")
-    process = Process(schedule, as_covariance(Path(covariance) if isinstance(covariance, str) else covariance))
+        raise InputError(f"scaling={scaling!r:.60} must be a nidiff.Scaling, or its scale and shift.")
+    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
+    process = Process(schedule, as_covariance(covariance))
     return Denoiser(net, process, target, limit if clip else None, scaling)
 
 
@@ -109,26 +122,26 @@ def check_fields(config: Mapping[str, Any]) -> None:
     """Refuse an unknown field; those that begin with _ are diffusers' own."""
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
-            raise InputError(f"the configuration has the unknown field {field!r}: known are {', '.join(FIELDS)}.")
+            raise InputError(f"the configuration has the unknown field {field!r:.60}: known are {', '.join(FIELDS)}.")
     if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
-        raise InputError(f"beta_schedule={betas!r} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'.")
+        raise InputError(
+            f"beta_schedule={betas!r:.60} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'."
+        )
 
 
 def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The configuration in a file, with the arrays of Σ that lie beside it at hand."""
     covariance = config.get("covariance")
     if not isinstance(covariance, Mapping):
-        raise FileError(f"{str(file)!r} has covariance={covariance!r}, not what to_config() returned: save it again.")
+        found = f"covariance={covariance!r:.60}"
+        raise FileError(f"{str(file)!r} has {found}, not what to_config() returned: save it again.")
     arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(covariance) else {}
     return {**config, "covariance": Config(covariance, arrays)}
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_object(file: Path, remedy: str = AGAIN) -> dict[str, Any]:
     """The object in a JSON file."""
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(values, dict):
-            raise ValueError("it does not hold a configuration")
-    except (OSError, ValueError) as error:
-        raise FileError(f"{str(file)!r} cannot be read ({error}): copy it again from where it was saved.") from error
+    values = read_json(file, remedy)
+    if not isinstance(values, dict):
+        raise FileError(f"{str(file)!r} cannot be read (it does not hold an object): {remedy}.")
     return values

@@ -1,9 +1,9 @@
 """A model as a folder: the network, ``scheduler/`` with all that sampling needs to know, and a model card.
 
-docs/diffusers.md shows its files, which `nidiff.interop` reads too. Nothing is unpickled.
+docs/diffusers.md shows its files, which `nidiff.interop` reads too. Nothing is unpickled, and a file that has changed
+since it was written is refused.
 """
 
-import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -15,13 +15,22 @@ from nidiff.covariance.config import SCHEDULER, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import FileError, InputError
-from nidiff.files import replace_text, replacing_folder, writing
+from nidiff.files import as_path, replace_json, replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
-from nidiff.model.config import configured, model_folder, read_json, scheduler_config, with_arrays
-from nidiff.model.network import OWN, UNET, load_network, save_network
+from nidiff.model.config import configured, model_folder, read_object, scheduler_config, with_arrays
+from nidiff.model.manifest import (
+    INDEX,
+    MANIFEST,
+    check_manifest,
+    is_identity,
+    recorded_run,
+    run_identity,
+    write_manifest,
+)
+from nidiff.model.network import OWN, UNET, first_line, load_network, read_weights, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
-OURS = {"model_index.json", "README.md", "scheduler", UNET, OWN}
+OURS = {INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
 
 
 def save_model(
@@ -34,14 +43,19 @@ def save_model(
     """Write the denoiser to ``folder``: its process, target, clipping, scaling and network.
 
     The network may be any `torch.nn.Module`. ``about`` is what else the model card shall say, such as
-    ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole.
+    ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole. ``run`` is the identity of
+    the run that trained it.
     """
-    folder = Path(folder).resolve()  # of a link, what it leads to is replaced, not the link
+    folder = as_path("folder", folder).resolve()  # of a link, what it leads to is replaced, not the link
     if not isinstance(denoiser, Denoiser):
         raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
+    if not isinstance(about, Mapping | None):
+        raise InputError(f'about={about!r:.80} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
+    if run is not None and not is_identity(run):
+        raise InputError(f"run={run!r:.80} must be the identity of a run, or None.")
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
     check_replaceable(folder)
@@ -55,16 +69,17 @@ def save_model(
                 "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
                 "unet": ["diffusers", type(net).__name__],
             }
-            replace_text(aside / "model_index.json", json.dumps(index, indent=2) + "\n")
+            replace_json(aside / INDEX, index)
         card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
         replace_text(aside / "README.md", card)
+        write_manifest(aside, run)
 
 
 def save_process(denoiser: Denoiser, folder: Path) -> None:
     """Write ``scheduler/`` of a model's folder only: a run does so when it begins, and the network comes at its end."""
     config = scheduler_config(denoiser)
     save_arrays(config["covariance"].tensors, folder / "scheduler")
-    replace_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    replace_json(folder / CONFIG, config)
 
 
 def load_model(
@@ -76,33 +91,60 @@ def load_model(
     ``net``: its weights are loaded into it. ``covariance`` only says what you expect: another Σ than the model's own is
     refused. Folders of version 0.1 open too; their data are 8-bit images.
     """
-    place = whole_model(Path(folder))
-    file = place / CONFIG
-    network = load_network(place, net)
-    config = with_arrays(read_json(file), file)
-    try:
-        model = configured(config, network)
-        known_shape(network, model.process.covariance)
-    except InputError as error:
-        own = "(a covariance, schedule or target of your own must be registered before the model is loaded)"
-        raise FileError(f"{str(file)!r} cannot be used: {error} {own}") from error
+    place = whole_model(as_path("folder", folder))
+    model = _opened(place, load_network(place, net))
     check_same_covariance(model.process.covariance, covariance)
     return model
 
 
+def _opened(place: Path, network: Any) -> Denoiser:
+    file = place / CONFIG
+    config = read_object(file)
+    own = "(a covariance, schedule or target of your own must be registered before the model is loaded)"
+    try:
+        model = configured(with_arrays(config, file), network)
+        known_shape(network, model.process.covariance)
+    except FileError:
+        raise
+    except InputError as error:
+        raise FileError(f"{str(file)!r} cannot be used: {error!s:.600} {own}") from error
+    except Exception as error:  # whatever a family, schedule or target says to values that are not its own
+        raise FileError(f"{str(file)!r} cannot be used: it is damaged ({first_line(error)}) {own}.") from error
+    return model
+
+
 def whole_model(folder: Path) -> Path:
-    """The model's folder in a run directory, or ``folder`` itself, if it has all that sampling needs."""
+    """The model's folder in a run directory, or ``folder`` itself, if it has all that sampling needs, unchanged."""
     place = model_folder(folder)
-    run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
-    if not folder.exists():
+    if not place.exists():
         raise InputError(f"folder={str(folder)!r} does not exist: give a run directory or a model folder.")
+    recorded = (place / MANIFEST).exists()
+    if recorded:  # before anything else is read
+        check_manifest(place)
+    run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
     if not (place / CONFIG).is_file() and run is None:
         raise InputError(f"folder={str(folder)!r} is not a model or a run of nidiff: it has no {CONFIG}.")
     if not (place / CONFIG).is_file() or not has_network(place):
         unfinished = f"is of a run that has not ended: continue it with nidiff train --resume --out {run}"
         missing = f"has no weights in {UNET}/ or {OWN}/: copy them again from where the model was saved"
         raise FileError(f"folder={str(folder)!r} {missing if run is None else unfinished}.")
+    if not recorded:
+        check_manifest(place)  # the run may ask for one
     return place
+
+
+def accept_model(folder: Path) -> None:
+    """Write a new manifest for a model that was changed on purpose, if it can be opened."""
+    place = model_folder(folder)
+    if not has_network(place):
+        raise InputError(f"folder={str(folder)!r} is not a model: give a run directory or a model folder.")
+    own = (place / OWN).is_dir()
+    if own:
+        read_weights(place / OWN)  # nobody knows the network that they are of
+    _opened(place, torch.nn.Identity() if own else load_network(place))
+    run = run_identity(place)
+    with writing("folder", place):
+        write_manifest(place, recorded_run(place) if run is None else run)
 
 
 def has_network(folder: Path) -> bool:
@@ -145,6 +187,8 @@ def check_replaceable(folder: Path) -> None:
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
     """Refuse to sample a model under a Σ that is not its own."""
+    if not isinstance(other, Covariance | None):
+        raise InputError(f"covariance={other!r:.80} must be a nidiff.Covariance, or None.")
     if other is not None and not same_covariance(own, other):
         raise InputError(f"covariance={other!r} is not the model's: it was trained with {own!r} and needs that.")
 

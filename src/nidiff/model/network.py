@@ -1,21 +1,28 @@
 """Networks: the default one, and any other in a folder. A file decides its weights, never the code that is run."""
 
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Module
 
-from nidiff.covariance.config import read_arrays
 from nidiff.errors import FileError, InputError
-from nidiff.model.config import read_json
+from nidiff.model.config import read_object
+from nidiff.recipe import fits
 
 UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module
+WEIGHTS = {UNET: "diffusion_pytorch_model.safetensors", OWN: "weights.safetensors"}
+PART = re.compile(r"diffusion_pytorch_model-(\d{5})-of-(\d{5})\.safetensors")  # of a large one
+FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 AGAIN = "copy it again from where the model was saved"
 
 
@@ -73,7 +80,7 @@ def save_network(net: Module, folder: Path) -> None:
     (folder / OWN).mkdir(parents=True)
     try:
         with _disk_errors():
-            save_model(net, str(folder / OWN / "weights.safetensors"))
+            save_model(net, str(folder / OWN / WEIGHTS[OWN]))
     except (AttributeError, RuntimeError, ValueError) as error:
         reason = first_line(error)
         raise InputError(f"the weights of denoiser.net cannot be saved ({reason}): make them plain tensors.") from error
@@ -94,46 +101,104 @@ def load_network(folder: Path, net: Module | None = None) -> Module:
     if net is not None:
         if not isinstance(net, Module):
             raise InputError(f"net={net!r} must be a torch.nn.Module that is built: give Net(), not Net.")
-        _fill(net, own if own.is_dir() else folder / UNET)
+        place = own if own.is_dir() else folder / UNET
+        _fill(net, read_weights(place), place)
         return net.eval()
     if own.is_dir():
         raise InputError(f"folder={str(folder)!r} holds only the weights: pass the network itself as net=.")
     return _rebuild(folder / UNET).eval()
 
 
-def _rebuild(folder: Path) -> Any:
-    name = read_json(folder / "config.json").get("_class_name")
+def _rebuild(folder: Path) -> Module:
+    """The network of a class that we know, from config.json and weights alone: nothing that they name is fetched,
+    imported or run, as ``from_pretrained`` would."""
+    file = folder / "config.json"
+    config = read_object(file)
+    name = config.get("_class_name")
     if not isinstance(name, str) or name not in NETWORKS:
         raise InputError(
-            f"{str(folder)!r} holds a network of the class {name!r}, which is not one of {', '.join(NETWORKS)}: pass "
-            f'the network as net=, or register its class by nidiff.model.network.NETWORKS["{name}"] = {name}.'
+            f"{str(folder)!r} holds a network of the class {name!r:.60}, which is not one of {', '.join(NETWORKS)}: "
+            f"pass the network as net=, or register its class in nidiff.model.network.NETWORKS."
         )
     known = NETWORKS[name]
     kind = getattr(import_module(known), name) if isinstance(known, str) else known
+    parameters = signature(kind.__init__).parameters
+    arguments = {key: value for key, value in config.items() if not key.startswith("_")}
+    any_key = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    if unknown := [key for key in arguments if key not in parameters and not any_key]:
+        raise FileError(f"{str(file)!r} has {unknown[0]!r:.60}, which {name} does not take: {AGAIN}.")
+    weights = read_weights(folder)
     try:
-        net, info = kind.from_pretrained(folder, use_safetensors=True, local_files_only=True, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, TypeError) as error:
-        raise FileError(f"{str(folder)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
-    _refuse_others(folder, info["missing_keys"], info["unexpected_keys"])
+        if isinstance(known, str):  # a class of diffusers, which can be built without memory
+            _check_counts(arguments, len(weights))
+            with torch.device("meta"):
+                sketch = kind(**arguments)
+            _fill(sketch, weights, folder, check_only=True)
+        with torch.random.fork_rng(devices=[]):  # building draws weights
+            net: Module = kind(**arguments)
+    except InputError:
+        raise
+    except Exception as error:  # whatever a class says to arguments that are not its own
+        raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+    _fill(net, weights, folder)
     return net
 
 
-def _fill(net: Module, folder: Path) -> None:
-    weights: dict[str, Tensor] = {}
+def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
+    """A network has no more blocks or layers than weights."""
+    for key, value in arguments.items():
+        count = len(value) if isinstance(value, list) else value if key == "layers_per_block" else 0
+        if fits(count, int) and count > most:
+            raise ValueError(f"{key} asks for {count} layers, and there are {most} weights")
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights in the files that we or diffusers write; files of other names are not looked at."""
+    whole = folder / WEIGHTS[folder.name]
+    parts = {file: match for file in sorted(folder.glob("*.safetensors")) if (match := PART.fullmatch(file.name))}
+    if not whole.is_file() and {(f"{n:05d}", f"{len(parts):05d}") for n in range(1, len(parts) + 1)} != {
+        match.groups() for match in parts.values()
+    }:
+        parts = {}
+    if not whole.is_file() and not parts:
+        raise FileError(f"{str(whole)!r} is missing: {AGAIN}.")
+    files = [whole] if whole.is_file() else list(parts)
+    try:
+        return {name: tensor for file in files for name, tensor in load_file(file).items()}
+    except Exception as error:  # safetensors has its own, and torch others
+        raise FileError(f"{str(files[0])!r} is damaged ({first_line(error)}): {AGAIN}.") from error
+
+
+def _fill(net: Module, weights: dict[str, Tensor], folder: Path, check_only: bool = False) -> None:
     state = net.state_dict()
-    for file in sorted(folder.glob("*.safetensors")):
-        weights |= read_arrays(file)
+    weights = {name if name in state else _renamed(name, weights): tensor for name, tensor in weights.items()}
     for name in weights.keys() & state.keys():
         if weights[name].shape != state[name].shape:
             raise InputError(
                 f"{str(folder)!r} has {name!r} with shape {tuple(weights[name].shape)}, but in net it has "
                 f"{tuple(state[name].shape)}: pass the network that was saved."
             )
+        if weights[name].is_floating_point() != state[name].is_floating_point():
+            kinds = f"{weights[name].dtype}, but in net it is {state[name].dtype}"
+            raise InputError(f"{str(folder)!r} has {name!r} as {kinds}: pass the network that was saved.")
     # Of weights that share their memory only one is stored.
-    stored = {state[name].data_ptr() for name in weights.keys() & state.keys()}
-    missing = [name for name in state if name not in weights and state[name].data_ptr() not in stored]
+    stored = {_memory(state[name]) for name in weights.keys() & state.keys()}
+    missing = [name for name in state if name not in weights and _memory(state[name]) not in stored]
     _refuse_others(folder, missing, [name for name in weights if name not in state])
-    net.load_state_dict(weights, strict=False)
+    if not check_only:
+        net.load_state_dict(weights, strict=False)
+
+
+def _memory(tensor: Tensor) -> int:
+    return id(tensor) if tensor.is_meta else tensor.data_ptr()
+
+
+def _renamed(name: str, weights: Mapping[str, Tensor]) -> str:
+    """The name of a weight of attention, which diffusers once called otherwise."""
+    path, _, part = name.rpartition(".")
+    path, _, layer = path.rpartition(".")
+    now = f"{path}.{FORMER.get(layer)}.{part}"
+    return now if layer in FORMER and now not in weights else name
 
 
 def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[str]) -> None:
@@ -144,7 +209,7 @@ def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[st
 
 
 def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 # What may be rebuilt from unet/config.json by the name of its class: the class, or the package that has it.

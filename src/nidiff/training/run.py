@@ -33,6 +33,7 @@ from nidiff.files import (
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.model.config import with_arrays
 from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_model, save_process
+from nidiff.model.manifest import write_manifest
 from nidiff.sampling.sampler import sample
 from nidiff.sealed import unseal
 from nidiff.training.checkpoint import has_checkpoint
@@ -243,6 +244,8 @@ class RunDirectory:
                 save_process(denoiser, self.model)
             for name in VERSION_0_1:
                 (self.folder / name).unlink(missing_ok=True)
+            if self.identity is None and self.has_model:
+                write_manifest(self.model, identity)  # which a model of a run with an identity needs
             replace_json(self.folder / EXPERIMENT, _described(experiment, facts, identity))
             if self.log_file.exists():
                 lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -1,0 +1,95 @@
+"""``nidiff verify``: whether runs and models are what was written."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from nidiff.errors import FileError, InputError
+from nidiff.files import as_path, read_json
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Check the files of runs and models by their checksums: model, checkpoints, drawn images and results."""
+
+    paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_MODEL ...")]
+    """Run directories or model folders."""
+    accept: bool = False
+    """Take the models as they are now, after you have changed them on purpose. They must open."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of a line per folder."""
+
+    def run(self) -> None:
+        from nidiff.model.folder import accept_model
+
+        if not self.paths:
+            raise InputError("paths is missing: give one run directory or model folder, or more.")
+        found = []
+        for path in self.paths:
+            try:
+                if self.accept:
+                    accept_model(as_path("paths", path))
+                found.append(checked(as_path("paths", path)))
+            except InputError as error:  # noqa: PERF203 - the others are checked too
+                found.append({"path": str(path), "model_sha256": None, "wrong": str(error)})
+        if self.json:
+            print(json.dumps(found, indent=2))
+        else:
+            for one in found:
+                print(f"{one['path']}: {one['wrong'] or described(one)}")
+        if wrong := [one["wrong"] for one in found if one["wrong"]]:
+            raise InputError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} of {len(found)} are wrong: {wrong[0]}")
+
+
+def checked(path: Path) -> dict[str, Any]:
+    """What is in a run directory or a model folder; an `InputError` if any of it is not what was written."""
+    from nidiff.evaluation.results import read_results
+    from nidiff.generation.folder import JOB, check_samples
+    from nidiff.generation.opened import run_folder
+    from nidiff.model.config import model_folder
+    from nidiff.model.folder import has_network, whole_model
+    from nidiff.model.manifest import MANIFEST, model_sha256
+
+    path = run_folder(path)
+    place, checkpoints = model_folder(path), 0
+    if is_run := (path / "experiment.json").is_file():
+        checkpoints = _check_checkpoints(path)
+    sha256 = recorded = None
+    if not is_run or has_network(place):  # a run that has not ended has no network yet
+        sha256, recorded = model_sha256(whole_model(path)), (place / MANIFEST).is_file()
+    samples = sorted(file.parent for file in (path / "generated").glob(f"*/{JOB}"))
+    for folder in samples:
+        check_samples(folder)
+    results = read_results(path / "metrics.json") if (path / "metrics.json").exists() else []
+    counts = {"checkpoints": checkpoints, "samples": len(samples), "results": len(results)}
+    return {"path": str(path), "model_sha256": sha256, "manifest": recorded, **counts, "wrong": None}
+
+
+def _check_checkpoints(run: Path) -> int:
+    """How many checkpoints a run has; the newest one must be whole, and of this run."""
+    from nidiff.training.checkpoint import list_checkpoints, load_checkpoint
+    from nidiff.training.experiment import read_experiment
+
+    read_experiment(run)
+    newest = load_checkpoint(run / "checkpoints")
+    if newest is None:
+        return 0
+    if newest.damaged:
+        remedy = "delete it, and resume the run from the one before"
+        raise FileError(f"{str(run / 'checkpoints')!r} is damaged ({'; '.join(newest.damaged)}): {remedy}.")
+    own, other = (read_json(file) for file in (run / "experiment.json", newest.path / "state.json"))
+    if other.get("run") is not None and other["run"] != own.get("identity"):
+        raise FileError(f"{str(newest.path)!r} is a checkpoint of another run: delete it, and resume the run.")
+    return len(list_checkpoints(run / "checkpoints"))
+
+
+def described(found: dict[str, Any]) -> str:
+    """One line about what is in order."""
+    sha256, names = found["model_sha256"], ("checkpoints", "samples", "results")
+    model = f"model {sha256}" if sha256 else "no model yet"
+    old = "" if found["manifest"] or not sha256 else " (saved without checksums)"
+    counted = [f"{found[name]} {name}" for name in names if found[name]]
+    return ", ".join([model + old, *counted])

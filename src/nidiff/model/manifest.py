@@ -1,0 +1,125 @@
+"""manifest.json of a model: the checksums of its files, so that a change is noticed, and the run that made it."""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nidiff import __version__
+from nidiff.errors import FileError
+from nidiff.files import REPLACED, file_sha256, read_json, replace_json
+from nidiff.model.config import read_object
+from nidiff.sealed import seal, unseal
+
+FORMAT = 1
+MANIFEST, INDEX = "manifest.json", "model_index.json"
+PARTS = ("unet", "network", "scheduler")  # the folders of a model
+SHA256 = re.compile("[0-9a-f]{64}")
+
+
+def write_manifest(folder: Path, run: Mapping[str, str] | None = None) -> None:
+    """Write down what is in a model's folder. ``run`` is the identity of the run that made it."""
+    values = {"format": FORMAT, "nidiff": __version__, "files": _checksums(folder, [INDEX, *PARTS]), "run": run}
+    replace_json(folder / MANIFEST, seal(values))
+
+
+def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, *PARTS)) -> None:
+    """Refuse a model of which a file has changed, was added or is missing, or that is of another run.
+
+    A folder without a manifest is accepted, for version 0.1 and diffusers write none, but not in a run that has one.
+    Only files that lie in the folder are opened, whatever a manifest names.
+    """
+    identity = run_identity(folder)
+    if not (folder / MANIFEST).exists():
+        if identity is not None:
+            raise FileError(f"{str(folder)!r} has no {MANIFEST}, as a model of its run has: {_remedy(folder)}.")
+        return
+    manifest = _read(folder)
+    if identity not in (None, manifest["run"]):
+        raise FileError(f"{str(folder)!r} is the model of another run: {_remedy(folder)}.")
+    recorded = {name: sha256 for name, sha256 in manifest["files"].items() if name.split("/")[0] in parts}
+    present = _files(folder, parts)
+    for name in sorted(present.keys() | recorded.keys()):
+        if name not in recorded:
+            raise FileError(f"{str(folder / name)!r} was added to the model: delete it, or {_accept(folder)}.")
+        if name not in present:
+            raise FileError(f"{str(folder / name)!r} is missing: {_remedy(folder)}.")
+    for name, file in present.items():
+        if file_sha256(file) != recorded[name]:
+            raise FileError(f"{str(file)!r} has changed since the model was saved: {_remedy(folder)}.")
+
+
+def recorded_run(folder: Path) -> Mapping[str, str] | None:
+    """The identity of the run that made the model, if its manifest can be read and names one."""
+    try:
+        return _read(folder)["run"]
+    except FileError:
+        return None
+
+
+def run_identity(folder: Path) -> Mapping[str, str] | None:
+    """The identity of the run whose model ``folder`` is; None outside of a run, and in one of version 0.1."""
+    place = Path(os.path.abspath(folder))
+    file = place.with_name("experiment.json") if place.name else place
+    if place.name not in ("model", f"{REPLACED}model") or not file.is_file():
+        return None
+    values = read_json(file, "restore it from a copy")
+    identity = values.get("identity") if isinstance(values, dict) else None
+    if identity is not None and not is_identity(identity):
+        raise FileError(f"{str(file)!r} has a damaged identity: restore it from a copy.")
+    return identity
+
+
+def model_sha256(folder: Path) -> str:
+    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on."""
+    digest = hashlib.sha256()
+    for name, sha256 in _checksums(folder, PARTS).items():
+        digest.update(f"{name} {sha256}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _checksums(folder: Path, parts: Sequence[str]) -> dict[str, str]:
+    return {name: file_sha256(file) for name, file in sorted(_files(folder, parts).items())}
+
+
+def _files(folder: Path, parts: Sequence[str]) -> dict[str, Path]:
+    """The files of a model by their names in it. Names that begin with a dot are the system's, and never read."""
+    found = {}
+    for part in parts:
+        place = folder / part
+        for file in place.iterdir() if place.is_dir() else [place]:
+            if (file.is_file() or file.is_dir()) and not file.name.startswith("."):
+                found[file.relative_to(folder).as_posix()] = file
+    return found
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """The manifest, if it is what was written."""
+    file, remedy = folder / MANIFEST, _remedy(folder)
+    values = unseal(read_object(file, remedy), repr(str(file)), remedy)
+    if values.get("format") != FORMAT:
+        found = f"format {values.get('format')!r}, written by nidiff {values.get('nidiff')}"
+        raise FileError(f"{str(file)!r} has {found}, and this version reads {FORMAT}: use that version of nidiff.")
+    files, run = values.get("files"), values.get("run")
+    if not (isinstance(files, dict) and all(isinstance(one, str) for one in files.values())):
+        raise FileError(f"{str(file)!r} does not list files: {remedy}.")
+    if run is not None and not is_identity(run):
+        raise FileError(f"{str(file)!r} does not name a run: {remedy}.")
+    return values
+
+
+def is_identity(values: Any) -> bool:
+    """Whether it is a mapping of words to digests."""
+    return isinstance(values, Mapping) and all(
+        isinstance(one, str) and SHA256.fullmatch(one) for one in values.values()
+    )
+
+
+def _remedy(folder: Path) -> str:
+    return f"copy it again from where it was saved, or {_accept(folder)}"
+
+
+def _accept(folder: Path) -> str:
+    return f"if you changed it on purpose, nidiff verify --accept {str(folder)!r}"

@@ -1,0 +1,737 @@
+"""Models, samples and results that were damaged, or that a stranger made: a sentence or the same bits, never code."""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import CASES
+from PIL import Image
+from safetensors.torch import save_file
+
+import nidiff
+from nidiff.cli import main
+from nidiff.diffusion.scaling import PIXELS
+from nidiff.errors import InputError
+from nidiff.evaluation.cell import evaluate_cell, evaluate_images, open_bench
+from nidiff.evaluation.features import load_features
+from nidiff.evaluation.frechet import frechet_distance, frechet_from_statistics
+from nidiff.evaluation.kernel_distance import kernel_distance
+from nidiff.evaluation.precision_recall import precision_recall
+from nidiff.evaluation.results import Measured, Result, known_results, remember
+from nidiff.evaluation.spectrum import spectrum_error
+from nidiff.generation.folder import SampleFolder
+from nidiff.generation.job import Job
+from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
+from nidiff.model.card import escaped, model_card, python_text
+from nidiff.model.folder import load_model, save_model
+from nidiff.model.network import unet
+
+IDENTITY = dict(zip(("settings", "process", "data", "network"), ("1" * 64, "2" * 64, "3" * 64, "4" * 64), strict=True))
+CARD = "README.md"  # text that people edit
+
+
+class Own(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x, label):
+        return torch.tanh(self.layer(x)) + 0.01 * label.reshape(-1, 1, 1, 1)
+
+
+def denoiser(net, seed: int = 0) -> nidiff.Denoiser:
+    data = torch.randn(20, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
+    process = nidiff.Process(nidiff.ddpm_linear(9 + seed), nidiff.from_data(data))  # Σ has arrays
+    return nidiff.Denoiser(net, process, "eps" if seed else "v", clip=1.0, scaling=PIXELS)
+
+
+def network(kind: str, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return Own() if kind == "own" else unet((1, 4, 4), widths=(8,), layers=1, attention=())
+
+
+def samples(folder: Path, kind: str) -> torch.Tensor:
+    """What the model makes: all of it is in these bits."""
+    model = load_model(folder, net=Own() if kind == "own" else None)
+    assert (model.clip, model.scaling) == (1.0, PIXELS)
+    return nidiff.sample(model, (2, 1, 4, 4), num_steps=3, seeds=[0, 1])
+
+
+@pytest.fixture(scope="module", params=["own", "unet"])
+def saved(request, tmp_path_factory) -> tuple[str, Path, Path, torch.Tensor]:
+    """A model, another one with the same files, and the samples of the first."""
+    kind, root = request.param, tmp_path_factory.mktemp(request.param)
+    for seed, name in enumerate(("mine", "other")):
+        save_model(denoiser(network(kind, seed), seed), root / name)
+    return kind, root / "mine", root / "other", samples(root / "mine", kind)
+
+
+# Damage ----------------------------------------------------------------------------------------------------------
+
+DEEP, LONG = 100_000, (400, 5000)
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    10**18,
+    1e300,
+    "",
+    "x" * 300,
+    "\x00",
+    [],
+    [[]],
+    {},
+    {"a": {}},
+    ["a", 1],
+    "../../etc/passwd",
+]
+
+
+def bombs(content: bytes, draw: random.Random) -> Iterator[bytes]:
+    """JSON that is not what it was: too deep, too long, infinite, of other types, with keys twice."""
+    yield b"[" * DEEP + b"]" * DEEP
+    yield b'{"a":' * DEEP + b"1" + b"}" * DEEP
+    yield from (b"9" * digits for digits in LONG)
+    yield from (b"[" * depth + b"]" * depth for depth in (300, 900, 990, 1100))
+    values = json.loads(content)
+    paths = list(_places(values))
+    for _ in range(6 * CASES):
+        place, path = values, draw.choice(paths)
+        changed = json.loads(content)
+        place = changed
+        for key in path[:-1]:
+            place = place[key]
+        if path:
+            place[path[-1]] = draw.choice(VALUES)
+        else:
+            changed = draw.choice(VALUES)
+        yield json.dumps(changed).encode()
+        if path:
+            place[path[-1]] = "HERE"
+            text = json.dumps(changed).encode()
+            for word in (b"Infinity", b"-Infinity", b"NaN", b"1e999", b"9" * draw.choice(LONG)):
+                yield text.replace(b'"HERE"', word)
+            nested = b"[" * 500 + b"]" * 500
+            yield text.replace(b'"HERE"', nested)
+    yield b'{"_class_name": 1, ' + content.lstrip()[1:] if content.lstrip()[:1] == b"{" else b"[1]"
+
+
+def _places(values: object, path: tuple = ()) -> Iterator[tuple]:
+    yield path
+    children = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
+    for key, value in children:
+        yield from _places(value, (*path, key))
+
+
+def damages(file: Path, twin: Path | None, draw: random.Random) -> Iterator[bytes | None]:
+    """The contents that a file is given; None: it is deleted."""
+    content = file.read_bytes()
+    for _ in range(8 * CASES):
+        flipped = bytearray(content)
+        flipped[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        yield bytes(flipped)
+    for _ in range(2 * CASES):
+        yield content[: draw.randrange(len(content))]
+    yield from (b"", content + b"\0", None, draw.randbytes(len(content)))
+    if twin is not None and twin.read_bytes() != content:
+        yield twin.read_bytes()
+    if file.suffix == ".json":
+        yield from bombs(content, draw)
+
+
+def outcome(act: Callable[[], object], same: Callable[[object], bool]) -> str | None:
+    """What is wrong with how it ended; None if it was one sentence, or the same as before."""
+    try:
+        found = act()
+    except InputError as error:
+        text = str(error)
+        return None if "\n" not in text and len(text) < 1500 else f"not a sentence: {text[:300]!r}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None if same(found) else "another result, silently"
+
+
+def try_all(folder: Path, twin: Path, files: list[str], act, same, kind: str, tally) -> None:
+    """Every damage of every file, one at a time; each is repaired before the next."""
+    draw, wrong, tried = random.Random(kind), [], 0
+    for name in files:
+        file, whole = folder / name, (folder / name).read_bytes()
+        for content in damages(file, twin / name if (twin / name).exists() else None, draw):
+            if content == whole:
+                continue
+            if content is None:
+                file.unlink()
+            else:
+                file.write_bytes(content)
+            tried += 1
+            if problem := outcome(act, same):
+                wrong.append(f"{name} {'deleted' if content is None else content[:80]!r}: {problem}")
+            file.write_bytes(whole)
+    assert outcome(act, same) is None  # the repaired one is as before
+    tally(kind, tried, len(wrong))
+    assert not wrong, "\n".join(wrong[:5])
+
+
+def files_of(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch and numpy, on odd values
+def test_a_damaged_model_is_refused_or_the_same(saved, tmp_path, tally):
+    kind, mine, twin, expected = saved
+    folder = shutil.copytree(mine, tmp_path / "m")
+    files = [name for name in files_of(folder) if name != CARD]
+    assert {"manifest.json", "scheduler/scheduler_config.json", "scheduler/covariance.safetensors"} <= {*files}
+    try_all(
+        folder,
+        twin,
+        files,
+        lambda: samples(folder, kind),
+        lambda found: torch.equal(found, expected),
+        "damaged model",
+        tally,
+    )
+    (folder / CARD).write_bytes(b"\xff\x00")
+    assert torch.equal(samples(folder, kind), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_model_without_checksums_never_raises_anything_else(saved, tmp_path, tally):
+    """As version 0.1 and diffusers write them: what is changed so that it still opens cannot be noticed."""
+    kind, mine, twin, _ = saved
+    folder = shutil.copytree(mine, tmp_path / "m")
+    (folder / "manifest.json").unlink()
+    files = [name for name in files_of(folder) if name.endswith(("config.json", "index.json"))]
+    act = [lambda: load_model(folder, net=Own() if kind == "own" else None)]
+    if kind == "unet":
+        act.append(lambda: NonIsotropicPipeline.from_pretrained(folder))
+        act.append(lambda: NonIsotropicScheduler.from_pretrained(folder / "scheduler"))
+    for one in act:
+        try_all(folder, twin, files, one, lambda _: True, "damaged model without checksums", tally)
+
+
+def test_added_files_change_nothing_or_are_refused(saved, tmp_path, tally):
+    kind, mine, twin, expected = saved
+    part = "network" if kind == "own" else "unet"
+    weights = next((twin / part).glob("*.safetensors"))
+    index = {"metadata": {}, "weight_map": {"layer.weight": "evil.safetensors"}}
+    added = {
+        f"{part}/extra.safetensors": weights.read_bytes(),
+        f"{part}/evil.py": b"raise SystemExit",
+        f"{part}/diffusion_pytorch_model.bin": b"bin",
+        f"{part}/diffusion_pytorch_model.safetensors.index.json": json.dumps(index).encode(),
+        f"{part}/diffusion_pytorch_model-00001-of-00001.safetensors": weights.read_bytes(),
+        "scheduler/covariance.json": b"{}",
+        "evil.py": b"raise SystemExit",
+        "pipeline.py": b"raise SystemExit",
+        "covariance.json": b'{"covariance": "Identity", "shape": [4, 4]}',
+    }
+    wrong = []
+    for has_manifest in (True, False):
+        for name, content in added.items():
+            folder = shutil.copytree(mine, tmp_path / f"{has_manifest}-{name.replace('/', '-')}")
+            if not has_manifest:
+                (folder / "manifest.json").unlink()
+            (folder / name).write_bytes(content)
+            if problem := outcome(partial(samples, folder, kind), partial(torch.equal, expected)):
+                wrong.append(f"{name}: {problem}")
+            if has_manifest and "/" in name:
+                with pytest.raises(InputError, match="was added to the model"):
+                    samples(folder, kind)
+    tally("files added to a model", 2 * len(added), len(wrong))
+    assert not wrong
+
+
+def test_a_change_on_purpose_is_accepted_by_a_command(saved, tmp_path, capsys):
+    kind, mine, _, expected = saved
+    folder = shutil.copytree(mine, tmp_path / "m")
+    config = folder / "scheduler" / "scheduler_config.json"
+    config.write_text(config.read_text().replace('"clip_sample_range": 1.0', '"clip_sample_range": 0.5'))
+    assert main(["verify", str(folder)]) == 2
+    assert "nidiff verify --accept" in capsys.readouterr().err
+    assert main(["verify", str(folder), "--accept"]) == 0
+    model = load_model(folder, net=Own() if kind == "own" else None)
+    assert model.clip == 0.5
+    assert not torch.equal(nidiff.sample(model, (2, 1, 4, 4), num_steps=3, seeds=[0, 1]), expected)
+    config.write_text("{")
+    assert main(["verify", str(folder), "--accept"]) == 2  # what does not open is not accepted
+    assert "scheduler_config.json" in capsys.readouterr().err
+
+
+def test_a_model_belongs_to_its_run(saved, tmp_path, capsys):
+    kind, mine, _, expected = saved
+    run, model = tmp_path / "run", denoiser(network(kind))
+    save_model(model, run / "model", run=IDENTITY)
+    experiment = {"format": 2, "data": "digits", "identity": IDENTITY}
+    (run / "experiment.json").write_text(json.dumps(experiment))
+    assert torch.equal(samples(run, kind), expected)
+    assert torch.equal(samples(shutil.copytree(run / "model", tmp_path / "alone"), kind), expected)
+    for identity in ({**IDENTITY, "data": "0" * 64}, {}, {"settings": 1}, [], "x"):
+        (run / "experiment.json").write_text(json.dumps({**experiment, "identity": identity}))
+        with pytest.raises(InputError, match="another run|damaged identity"):
+            samples(run, kind)
+    (run / "experiment.json").write_text(json.dumps(experiment))
+    shutil.rmtree(run / "model")
+    shutil.copytree(mine, run / "model")  # a whole model, of no run
+    with pytest.raises(InputError, match="another run"):
+        samples(run / "model", kind)
+    (run / "model" / "manifest.json").unlink()
+    with pytest.raises(InputError, match="has no manifest.json"):
+        samples(run, kind)
+    assert main(["verify", "--accept", str(run / "model")]) in (0, 2)  # this experiment.json may not be whole
+    assert torch.equal(samples(run, kind), expected)
+
+
+def test_a_kill_between_two_renames_leaves_a_model_that_opens(saved, tmp_path):
+    kind, mine, _, expected = saved
+    for place in ("m", "run/model"):
+        folder = tmp_path / place
+        shutil.copytree(mine, folder.with_name(f".replaced-{folder.name}"))
+        if place == "run/model":
+            (tmp_path / "run" / "experiment.json").write_text("{}")
+        assert torch.equal(samples(tmp_path / place.split("/")[0], kind), expected)
+        assert torch.equal(samples(folder, kind), expected)
+        save_model(denoiser(network(kind)), folder)
+        assert [path.name for path in folder.parent.glob(".replaced-*")] == []
+        assert torch.equal(samples(folder, kind), expected)
+
+
+# Samples and results ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory) -> tuple[Path, Path]:
+    """A model, and a folder of its samples in both formats."""
+    root = tmp_path_factory.mktemp("drawn")
+    save_model(denoiser(network("unet")), root / "model")
+    for name, seeds in (("mine", "0-3"), ("other", "4-7")):
+        flags = ["--seeds", seeds, "--num-steps", "3", "--format", "both"]
+        assert main(["sample", str(root / "model"), "--out", str(root / name), *flags]) == 0
+    return root / "model", root / "mine"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_samples_are_refused_or_drawn_again(drawn, tmp_path, tally, capsys):
+    """After the command they are the same, or it said a sentence; damaged pictures are always repaired."""
+    _, mine = drawn
+    folder = shutil.copytree(mine, tmp_path / "s")
+    job = Job(**json.loads((mine / "job.json").read_text())["job"])
+    expected = SampleFolder(mine, job, (1, 4, 4)).read([0, 1, 2, 3])
+
+    def again() -> torch.Tensor:
+        whole = SampleFolder(folder, job, (1, 4, 4), "both")
+        whole.check()
+        if whole.missing([0, 1, 2, 3]):
+            return expected  # they would be drawn
+        whole.finish([0, 1, 2, 3])
+        for seed, image in enumerate(expected):
+            with Image.open(folder / "png" / f"{seed:06d}.png") as picture:
+                assert np.array_equal(np.asarray(picture), image[0])
+        return whole.read([0, 1, 2, 3])
+
+    files = ["job.json", "samples.npz", "png/000001.png", "grid.png"]
+    same = lambda found: torch.equal(found, expected)  # noqa: E731
+    try_all(folder, drawn[1].parent / "other", files, again, same, "damaged samples", tally)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_damaged_results_are_refused_or_the_same(tmp_path, tally):
+    for name, value in (("mine", 7.25), ("other", 8.5)):
+        (tmp_path / name).mkdir()
+        for steps in (3, 5):
+            metrics = {"FD-pixels": Measured(value, 0.125), "recall": Measured(0.5, None, True)}
+            provenance = {"features": "pixels", "num_real": 50, "real_sha256": name * 8}
+            remember(
+                tmp_path / name, Result(name, "ddim", steps, "uniform", {"eta": 0.5}, "0-29", 1.0, metrics, provenance)
+            )
+    expected = known_results(tmp_path / "mine")
+    content = json.loads((tmp_path / "mine" / "metrics.json").read_text())
+    fewer = [expected[:1], expected[1:], []]  # a list from which one was taken is whole
+    other = known_results(tmp_path / "other")
+    same = lambda found: found in (expected, *fewer, other) or found == expected  # noqa: E731
+    assert len(content) == 2
+    try_all(
+        tmp_path / "mine",
+        tmp_path / "other",
+        ["metrics.json"],
+        lambda: known_results(tmp_path / "mine"),
+        same,
+        "damaged results",
+        tally,
+    )
+
+
+# A stranger's model ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch) -> Path:
+    """A marker that any code of the stranger's would leave; here is what such code would be."""
+    marker = tmp_path / "sprung"
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return marker
+
+
+def strangers_folder(place: Path, marker: Path) -> Path:
+    """A model that opens, with programs wherever diffusers, transformers or Python might look for them."""
+    save_model(denoiser(network("unet")), place)
+    (place / "manifest.json").unlink()
+    code = f"import pathlib; pathlib.Path({str(marker)!r}).touch()\nclass UNet2DModel: pass\nX = UNet2DModel\n"
+    names = ("evil", "pipeline", "unet", "scheduler", "modeling", "__init__", "diffusers", "my_pipeline", "hubconf")
+    for folder in (place, place / "unet", place / "scheduler", place / "evil"):
+        folder.mkdir(exist_ok=True)
+        for name in names:
+            (folder / f"{name}.py").write_text(code)
+    return place
+
+
+INDEXES = {
+    "a module": {"unet": ["evil", "X"]},
+    "a module in a folder": {"unet": ["unet.evil", "X"], "scheduler": ["scheduler.evil", "X"]},
+    "a scheduler": {"scheduler": ["scheduler", "X"]},
+    "a pipeline": {"_class_name": ["pipeline", "X"]},
+    "a pipeline in a folder": {"_class_name": ["unet/evil", "X"]},
+    "a word": {"_class_name": "evil"},
+    "another component": {"safety_checker": ["evil", "X"], "evil": ["evil", "X"]},
+    "a class of diffusers": {"unet": ["diffusers", "DiffusionPipeline"]},
+    "three": {"unet": ["diffusers", "UNet2DModel", "evil"]},
+    "of the system": {"unet": ["os", "system"], "scheduler": ["subprocess", "Popen"]},
+    "nothing": {},
+}
+CONFIGS = {
+    "auto_map": {"auto_map": {"AutoModel": "evil.X"}},
+    "a class": {"_class_name": "X"},
+    "a class in a list": {"_class_name": ["evil", "UNet2DModel"]},
+    "another place": {"_name_or_path": "stranger/evil"},
+    "quantised": {"quantization_config": {"quant_method": "evil", "load_in_4bit": True}},
+    "a module": {"_module": "evil", "_library": "evil"},
+    "an activation": {"act_fn": "__import__('os').system"},
+    "a block": {"down_block_types": ["evil.X"]},
+    "huge": {"block_out_channels": [8 * 10**9]},
+    "many": {"layers_per_block": 10**12},
+    "long": {"down_block_types": ["DownBlock2D"] * 10**5},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_strangers_code_is_never_run(trap, tmp_path, tally, monkeypatch):
+    """Whatever the files name, no module is imported, and the folder gives its own network or a sentence."""
+    place = strangers_folder(tmp_path / "m", trap)
+    monkeypatch.chdir(place)  # where `import evil` would find it
+    monkeypatch.syspath_prepend(str(place / "evil"))
+    index, config, scheduler = (
+        place / name for name in ("model_index.json", "unet/config.json", "scheduler/scheduler_config.json")
+    )
+    before = {file: json.loads(file.read_text()) for file in (index, config, scheduler)}
+    cases = [(index, change) for change in INDEXES.values()]
+    cases += [(file, change) for file in (config, scheduler) for change in CONFIGS.values()]
+    acts = {
+        "pipeline": lambda: NonIsotropicPipeline.from_pretrained(place),
+        "pipeline with a scheduler": lambda: NonIsotropicPipeline.from_pretrained(place, scheduler=own),
+        "scheduler": lambda: NonIsotropicScheduler.from_pretrained(place, subfolder="scheduler"),
+        "model": lambda: load_model(place),
+    }
+    own, wrong, tried = NonIsotropicScheduler.from_pretrained(place / "scheduler"), [], 0
+    NonIsotropicPipeline.from_pretrained(place)  # all that is needed has been imported
+    modules = set(sys.modules)
+    for file, change in cases:
+        file.write_text(json.dumps({**before[file], **change}))
+        for name, act in acts.items():
+            tried += 1
+            if problem := outcome(act, lambda _: True):
+                wrong.append(f"{name}, {file.name} {change}: {problem}")
+        file.write_text(json.dumps(before[file]))
+    for option in (
+        "custom_pipeline",
+        "trust_remote_code",
+        "custom_revision",
+        "provider",
+        "device_map",
+        "unet",
+        "variant",
+    ):
+        tried += 1
+        value = str(place / "pipeline.py") if option == "custom_pipeline" else True
+        with pytest.raises(InputError, match=option):
+            NonIsotropicPipeline.from_pretrained(place, **{option: value})
+    new = {name for name in set(sys.modules) - modules if not name.startswith(("torch", "diffusers", "numpy"))}
+    tally("a stranger's code", tried, len(wrong) + trap.exists() + bool(new))
+    assert not trap.exists()
+    assert not new
+    assert not wrong, "\n".join(wrong[:5])
+    exec(compile((place / "evil.py").read_text(), "evil", "exec"), {})
+    assert trap.exists()  # the trap works
+
+
+def test_programs_are_not_fetched_from_the_hub():
+    from fnmatch import fnmatch
+
+    from nidiff.interop.pipeline import FILES
+
+    fetched = (
+        "model_index.json",
+        "manifest.json",
+        "unet/config.json",
+        "unet/x.safetensors",
+        "scheduler/covariance.safetensors",
+    )
+    for name in fetched:
+        assert any(fnmatch(name, pattern) for pattern in FILES), name
+    for name in (
+        "pipeline.py",
+        "unet/evil.py",
+        "unet/x.bin",
+        "scheduler/evil.py",
+        "x.pkl",
+        "unet/model.ckpt",
+        "unet/x.pt",
+    ):
+        assert not any(fnmatch(name, pattern) for pattern in FILES), name
+
+
+def test_a_program_of_features_needs_trust(tmp_path):
+    for suffix in (".pt", ".pt2", ".ts", ".torchscript"):
+        (tmp_path / f"mine{suffix}").write_bytes(b"anything")
+        for act in (load_features, lambda file: open_bench(tmp_path, torch.zeros(9, 1, 4, 4), features=file)):
+            with pytest.raises(InputError, match="is a program"):
+                act(tmp_path / f"mine{suffix}")
+
+
+NAMES = [
+    'x")\nimport os; os.system("evil")#',
+    "a | b | c",
+    "```\n<script>alert(1)</script>\n```",
+    "<img src=x onerror=alert(1)>",
+    "![x](http://evil/track.png)",
+    "[x](javascript:alert(1))",
+    "line\none\r\ntwo\u2028three\x85four",
+    "\\",
+    '"""',
+    "nul\x00bell\x07escape\x1b[31m",
+    "not UTF-8 \udcff\udc80",
+    "half of a pair \ud800",
+    "\u202egnp.exe",
+    "`code`",
+    "$(evil) {name} %s {0}",
+    "Ünïcödé 日本語 🎲",
+]
+
+
+def test_a_card_is_text_whatever_is_in_its_names(tmp_path, tally):
+    """One row per fact, no markup, and a sample of code that is one string."""
+    plain = denoiser(network("unet"))
+    for number, name in enumerate(NAMES):
+        assert eval(python_text(name)) == name
+        assert "\n" not in python_text(name)
+        assert "`" not in python_text(name)
+        card = model_card(
+            plain.process.covariance,
+            {"schedule": "ddpm_linear:num_levels=9", "prediction_type": name},
+            {"data": name, name: "x"},
+            name,
+        )
+        usual = model_card(
+            plain.process.covariance,
+            {"schedule": "ddpm_linear:num_levels=9", "prediction_type": "x"},
+            {"data": "x", "y": "x"},
+            "x",
+        )
+        assert len(card.splitlines()) == len(usual.splitlines()), name
+        unescaped = (
+            re.sub("`[^`\n]*`", "", card).replace("\\|", "").replace("\\<", "").replace("\\[", "").replace("\\`", "")
+        )
+        rows = [line for line in unescaped.splitlines() if line.startswith("|")]
+        assert {row.count("|") for row in rows} == {3}
+        assert "<script" not in unescaped
+        assert "<img" not in unescaped
+        assert "[x]" not in unescaped
+        assert card.count("```") == 2
+        card.encode()  # it is UTF-8
+        save_model(plain, tmp_path / str(number), {"data": name})
+        assert escaped(name) in (tmp_path / str(number) / CARD).read_text(encoding="utf-8")
+    tally("names in a card", len(NAMES), 0)
+
+
+# Bad arguments ---------------------------------------------------------------------------------------------------
+
+ODD = [
+    None,
+    True,
+    5,
+    -1,
+    0.5,
+    float("nan"),
+    "",
+    "x",
+    "x" * 300,
+    "a\0b",
+    b"x",
+    [],
+    (),
+    {},
+    object(),
+    np.zeros(3),
+    torch.zeros(0),
+    torch.zeros(1, 2),
+    ["a"],
+    Path("x" * 300),
+    "\udcff",
+]
+POINTS = [
+    *ODD,
+    torch.full((5, 3), float("nan")),
+    torch.zeros(5, 3, dtype=torch.complex64),
+    torch.zeros(5, 3).to_sparse(),
+    torch.zeros(5, 3, device="meta"),
+    np.array(["a", "b"]),
+    np.array([[object()]]),
+    torch.zeros(5, 0),
+    torch.zeros(0, 3),
+    torch.full((5, 3), 1e200, dtype=torch.float64),
+    torch.ones(5, 3, dtype=torch.int64),
+    torch.ones(1, 3),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_arguments_are_right_or_refused(drawn, tmp_path, tally, monkeypatch):
+    mine = tmp_path / "own"
+    save_model(denoiser(network("own")), mine)
+    monkeypatch.chdir(tmp_path)
+    good, plain = torch.randn(6, 3), denoiser(network("unet"))
+    gff = nidiff.gaussian_free_field((4, 4))
+    scheduler = NonIsotropicScheduler(gff, "ddpm_linear:num_levels=9")
+    pipeline = NonIsotropicPipeline(network("unet"), scheduler)
+    pipeline.set_progress_bar_config(disable=True)
+    pictures = torch.randint(256, (9, 1, 4, 4), dtype=torch.uint8)
+    bench = open_bench(tmp_path, pictures, features="pixels", bootstrap=0)
+    x = torch.randn(2, 1, 4, 4)
+    functions: dict[str, tuple[Callable, list]] = {
+        "load_model": (load_model, ODD),
+        "load_model net": (lambda v: load_model(mine, net=v), ODD),
+        "load_model covariance": (lambda v: load_model(drawn[0], covariance=v), ODD),
+        "save_model": (lambda v: save_model(v, tmp_path / "s"), ODD),
+        "save_model folder": (
+            lambda v: save_model(plain, v),
+            [None, 5, "x" * 300, "a\0b", b"x", [], object(), Path("y" * 300)],
+        ),
+        "save_model about": (lambda v: save_model(plain, tmp_path / "s", v), ODD),
+        "save_model run": (lambda v: save_model(plain, tmp_path / "s", run=v), ODD),
+        "from_pretrained": (
+            lambda v: NonIsotropicPipeline.from_pretrained(v, local_files_only=True, cache_dir=str(tmp_path)),
+            ODD,
+        ),
+        "scheduler from_pretrained": (
+            lambda v: NonIsotropicScheduler.from_pretrained(v, local_files_only=True, cache_dir=str(tmp_path)),
+            ODD,
+        ),
+        "torch_dtype": (lambda v: NonIsotropicPipeline.from_pretrained(drawn[0], torch_dtype=v), ODD),
+        "pipeline scheduler": (lambda v: NonIsotropicPipeline.from_pretrained(drawn[0], scheduler=v), ODD),
+        "pipeline covariance": (lambda v: NonIsotropicPipeline.from_pretrained(drawn[0], covariance=v), ODD),
+        "pipeline": (lambda v: NonIsotropicPipeline(v, scheduler), ODD),
+        "save_pretrained": (pipeline.save_pretrained, [None, 5, "x" * 300, "a\0b", b"x", [], object()]),
+        "batch_size": (lambda v: pipeline(v, num_inference_steps=2, output_type="pt"), ODD),
+        "seeds": (lambda v: pipeline(2, seeds=v, num_inference_steps=2, output_type="pt"), ODD),
+        "generator": (lambda v: pipeline(2, generator=v, num_inference_steps=2, output_type="pt"), ODD),
+        "output_type": (lambda v: pipeline(1, num_inference_steps=2, output_type=v), ODD),
+        "num_inference_steps": (lambda v: pipeline(1, num_inference_steps=v, output_type="pt"), ODD),
+        "eta": (lambda v: pipeline(1, num_inference_steps=2, output_type="pt", eta=v), ODD),
+        "set_timesteps": (scheduler.set_timesteps, ODD),
+        "timesteps": (lambda v: scheduler.set_timesteps(timesteps=v), ODD),
+        "add_noise": (lambda v: scheduler.add_noise(x, x, v), ODD),
+        "add_noise noise": (lambda v: scheduler.add_noise(x, v, torch.tensor([1, 2])), ODD),
+        "add_noise images": (lambda v: scheduler.add_noise(v, x, torch.tensor([1, 2])), ODD),
+        "init_noise": (scheduler.init_noise, ODD),
+        "step": (lambda v: scheduler.step(v, 8, x), ODD),
+        "step sample": (lambda v: scheduler.step(x, 8, v), ODD),
+        "step timestep": (lambda v: scheduler.step(x, v, x), ODD),
+        "step generator": (lambda v: scheduler.step(x, 8, x, v), ODD),
+        "step noise": (lambda v: scheduler.step(x, 8, x, variance_noise=v), ODD),
+        "scheduler covariance": (NonIsotropicScheduler, ODD),
+        "scheduler algorithm": (lambda v: NonIsotropicScheduler(gff, algorithm=v), ODD),
+        "scheduler prediction": (lambda v: NonIsotropicScheduler(gff, prediction_type=v), ODD),
+        "scheduler schedule": (lambda v: NonIsotropicScheduler(gff, v), ODD),
+        "scheduler clip": (lambda v: NonIsotropicScheduler(gff, clip_sample_range=v), ODD),
+        "scheduler scaling": (lambda v: NonIsotropicScheduler(gff, scaling=v), ODD),
+        "scheduler from_config": (NonIsotropicScheduler.from_config, ODD),
+        "evaluate_cell": (lambda v: evaluate_cell(v, bench, seeds=range(9), num_steps=2), ODD),
+        "evaluate_cell seeds": (lambda v: evaluate_cell(drawn[0], bench, seeds=v, num_steps=2), ODD),
+        "evaluate_cell data": (
+            lambda v: evaluate_cell(drawn[0], v, seeds=range(9), num_steps=2, features="pixels", bootstrap=0),
+            ODD,
+        ),
+        "evaluate_cell clip": (lambda v: evaluate_cell(drawn[0], bench, seeds=range(9), num_steps=2, clip=v), ODD),
+        "evaluate_cell batch": (lambda v: evaluate_cell(drawn[0], bench, seeds=range(9), num_steps=2, batch=v), ODD),
+        "evaluate_cell tile": (lambda v: evaluate_cell(drawn[0], bench, seeds=range(9), num_steps=2, tile=v), ODD),
+        "evaluate_cell num_steps": (lambda v: evaluate_cell(drawn[0], bench, seeds=range(9), num_steps=v), ODD),
+        "evaluate_cell sampler": (lambda v: evaluate_cell(drawn[0], bench, seeds=range(9), sampler=v), ODD),
+        "evaluate_images": (lambda v: evaluate_images(v, bench), POINTS),
+        "evaluate_images data": (lambda v: evaluate_images(pictures, v, features="pixels", bootstrap=0), POINTS),
+        "evaluate_images name": (
+            lambda v: evaluate_images(pictures, pictures, name=v, features="pixels", bootstrap=0),
+            [None, 5, "x" * 300, b"x", []],
+        ),
+        "open_bench": (lambda v: open_bench(v, features="pixels"), ODD),
+        "open_bench features": (lambda v: open_bench(tmp_path, pictures, features=v), ODD),
+        "open_bench k": (lambda v: evaluate_images(pictures, pictures, features="pixels", k=v, bootstrap=0), ODD),
+        "open_bench bootstrap": (lambda v: evaluate_images(pictures, pictures, features="pixels", bootstrap=v), ODD),
+        "open_bench num_real": (lambda v: open_bench(tmp_path, pictures, features="pixels", num_real=v), ODD),
+        "load_features device": (lambda v: load_features("pixels", device=v), ODD),
+        "load_features file": (lambda v: load_features("pixels", file=v), ODD),
+        "frechet_distance": (lambda v: frechet_distance(v, good), POINTS),
+        "frechet_distance b": (lambda v: frechet_distance(good, v), POINTS),
+        "frechet_from_statistics": (
+            lambda v: frechet_from_statistics(v, torch.eye(3), torch.zeros(3), torch.eye(3)),
+            POINTS,
+        ),
+        "frechet_from_statistics sigma": (
+            lambda v: frechet_from_statistics(torch.zeros(3), v, torch.zeros(3), torch.eye(3)),
+            POINTS,
+        ),
+        "precision_recall": (lambda v: precision_recall(v, good), POINTS),
+        "precision_recall generated": (lambda v: precision_recall(good, v), POINTS),
+        "precision_recall k": (lambda v: precision_recall(good, good, v), ODD),
+        "kernel_distance": (lambda v: kernel_distance(v, good, 2, 2), POINTS),
+        "kernel_distance subset": (lambda v: kernel_distance(good, good, v, 2), ODD),
+        "kernel_distance subsets": (lambda v: kernel_distance(good, good, 2, v), ODD),
+        "kernel_distance generator": (lambda v: kernel_distance(good, good, 2, 2, v), ODD),
+        "spectrum_error": (lambda v: spectrum_error(v, x), POINTS),
+        "spectrum_error generated": (lambda v: spectrum_error(x, v), POINTS),
+    }
+    wrong, tried = [], 0
+    for name, (function, values) in functions.items():
+        for value in values:
+            tried += 1
+            scheduler.set_timesteps(9)
+            with contextlib.redirect_stderr(open(os.devnull, "w")):
+                problem = outcome(lambda: function(value), _is_finite)  # noqa: B023
+            if problem:
+                wrong.append(f"{name}({str(value)[:40]!r}): {problem}")
+    tally("bad arguments of models and metrics", tried, len(wrong))
+    assert not wrong, "\n".join(wrong)
+
+
+def _is_finite(found: object) -> bool:
+    numbers = found if isinstance(found, tuple) and all(isinstance(one, float) for one in found) else [found]
+    return all(np.isfinite(one) for one in numbers if isinstance(one, float))
+
+
+def test_weights_of_other_kinds_are_refused(tmp_path):
+    model = denoiser(network("own"))
+    save_model(model, tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
+    file = tmp_path / "m" / "network" / "weights.safetensors"
+    save_file({name: tensor.long() for name, tensor in model.net.state_dict().items()}, file)
+    with pytest.raises(InputError, match="torch.int64"):
+        load_model(tmp_path / "m", net=Own())
