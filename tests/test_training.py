@@ -366,6 +366,7 @@ def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
 def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "r")
     shutil.rmtree(tmp_path / "r" / "model" / "unet")
+    (tmp_path / "r" / "model" / "manifest.json").unlink()
     assert not RunDirectory.open(tmp_path / "r").has_model
     with pytest.raises(nidiff.InputError, match="has not ended"):
         load_model(tmp_path / "r")
