@@ -45,7 +45,7 @@ VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1
 FILES = (EXPERIMENT, *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
 FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
 RESTORE = "restore what it was, or begin a new run in another directory"
-ROOM = "x" * 200  # no name of ours is longer
+DEEPEST = "model/unet/diffusion_pytorch_model.safetensors"
 
 
 class RunDirectory:
@@ -53,7 +53,7 @@ class RunDirectory:
 
     def __init__(self, folder: Path, argument: str = "out") -> None:
         self.folder = as_path(argument, folder)
-        as_path(argument, self.folder / ROOM)  # our own files must have room in it, and be open to us
+        as_path(argument, self.folder / DEEPEST)  # our own files must have room in it, and be open to us
         self.name = Path(os.path.realpath(self.folder)).name
         self.checkpoints, self.model = self.folder / "checkpoints", self.folder / "model"
         self.log_file, self._events = self.folder / "log.jsonl", Events(self.folder / "tensorboard")
