@@ -25,7 +25,7 @@ class Interrupted(Exception):
 def one_of(name: str, value: object, known: Iterable[str]) -> str:
     """``value`` if it is one of the ``known`` names, else an `InputError` that lists them, the nearest first."""
     names = sorted(known)
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         near = difflib.get_close_matches(str(value), names, n=1)
         hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
         raise InputError(f"{name}={value!r} is unknown: {hint} {', '.join(map(repr, names))}.")

@@ -4,21 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from nidiff.data.images import quantise
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
-from nidiff.generation.tile import Tiled
 from nidiff.progress import progress_bar
 from nidiff.sampling.sampler import Visit, rehearse, sample
 from nidiff.sampling.spacing import SPACINGS
+from nidiff.sampling.tile import LARGEST
 
 if TYPE_CHECKING:
     from accelerate import PartialState
-
-MOST_TILE = 4096
 
 
 @dataclass(frozen=True)
@@ -55,12 +51,10 @@ def run_job(
     """Draw the images [C, H, W] = ``shape`` of ``seeds`` that the folder lacks, ``batch`` at a time on each process."""
     if batch < 1:
         raise InputError(f"batch={batch} must be 1 or more.")
-    if not 0 <= job.tile <= MOST_TILE:
-        raise InputError(f"tile={job.tile} must be from 1 to {MOST_TILE}, or 0 for none.")
+    if not 0 <= job.tile <= LARGEST:
+        raise InputError(f"tile={job.tile} must be from 1 to {LARGEST}, or 0 for none.")
     ready = denoiser.clipped(job.clip)
     rehearse(ready, shape, **job.arguments)
-    if job.tile and isinstance(ready.net, torch.nn.Module):
-        ready.net = Tiled(ready.net, job.tile)
     folder.check(job)
     missing = folder.missing(seeds)
     state.wait_for_everyone()  # all have looked before one writes
@@ -75,7 +69,8 @@ def run_job(
                     done = state.num_processes * (before + size * at.step / at.num_steps)  # the others are as far
                     progress(min(done, len(missing)), len(missing))
 
-                images = sample(ready, (len(block), *shape), seeds=block, callback=advance, **job.arguments).cpu()
+                how: dict[str, Any] = {"tile": job.tile or None, "callback": advance, **job.arguments}
+                images = sample(ready, (len(block), *shape), seeds=block, **how).cpu()
                 for seed, image in zip(block, images, strict=True):
                     if not bool(image.isfinite().all()):
                         problem = f"the image of seed {seed} has NaN or infinite pixels"

@@ -12,11 +12,11 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.files import file_sha256
 from nidiff.generation.job import Job
-from nidiff.generation.tile import tile_size
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
 from nidiff.notation import parse_call
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
+from nidiff.sampling.tile import tile_size
 
 if TYPE_CHECKING:
     from accelerate import PartialState

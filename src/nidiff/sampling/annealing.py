@@ -12,6 +12,10 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError
+from nidiff.recipe import check_whole, is_number, shown
+
+MOST_STEPS = 10_000  # Langevin steps at a level
+SMALLEST = 1e-150
 
 
 def variance_ratio(
@@ -84,17 +88,16 @@ def pixel_mean(variance: Tensor, covariance: Covariance) -> float:
 
 
 def check_ratio(ratio: float) -> None:
-    if not (math.isfinite(ratio) and ratio > 1):
+    if not (is_number(ratio) and ratio > 1):
         raise InputError(f"ratio={ratio} must be above 1: it is the larger σ over the smaller.")
 
 
 def check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | None = None) -> None:
     check_ratio(ratio)
     for argument, value in {"sigma_min": sigma_min, "epsilon": epsilon}.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(f"{argument}={value} must be a positive number.")
-    if steps < 1:
-        raise InputError(f"steps={steps} per level must be 1 or more.")
+        if value is not None and not (is_number(value) and SMALLEST < value < 1 / SMALLEST):
+            raise InputError(f"{argument}={shown(value)} must be a positive number, of a size that can be squared.")
+    check_whole("steps", steps, 1, MOST_STEPS)
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:
