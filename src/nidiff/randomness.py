@@ -12,16 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.recipe import check_whole, shown
+from nidiff.errors import InputError, shown
+from nidiff.recipe import check_whole
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
+MOST_IMAGES = 10**9  # in one batch
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def generators_from_seeds(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
     """One generator per seed. Seeds must be distinct and in [0, 2⁶³)."""
-    numbers = [_seed(seed) for seed in seeds]
+    try:
+        given = [*seeds]
+    except TypeError as error:
+        raise InputError(f"seeds={shown(seeds)} must be a list of integers, one per image.") from error
+    numbers = [_seed(seed) for seed in given]
     if len(set(numbers)) != len(numbers):
         twice = next(number for number, count in Counter(numbers).items() if count > 1)
         raise InputError(f"seeds contains {twice} twice, which would give the same image twice: make them distinct.")
@@ -71,7 +76,7 @@ def random_index(
     high: int, batch: int, generator: Generators = None, *, device: torch.device | str | None = None
 ) -> Tensor:
     """``batch`` integers, uniform on 0 … high - 1."""
-    _check_generators(generator, (check_whole("batch", batch, least=0),))
+    _check_generators(generator, (check_whole("batch", batch, 0, MOST_IMAGES),))
     if isinstance(generator, Sequence):
         index = torch.cat([torch.randint(high, (1,), generator=g, device=g.device) for g in generator])
     else:

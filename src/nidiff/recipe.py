@@ -8,11 +8,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SHOWN = 80  # letters of a value in a message
 KINDS = {float: "a finite number", int: "a whole number", bool: "true or false"}
 
 
@@ -84,15 +83,6 @@ def check_whole(argument: str, value: Any, least: int = 1, most: int | None = No
 def plain(value: Any) -> Any:
     """A number of numpy or torch as Python's own; anything else as it is."""
     return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
-
-
-def shown(value: Any) -> str:
-    """``value`` as a message shows it: not more of it than a line can hold."""
-    try:
-        text = repr(value)
-    except ValueError:  # a whole number of thousands of digits
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -11,9 +11,9 @@ from torch import Tensor
 from nidiff.calibration.distance import batch_whitened_distance, max_whitened_distance, quantile_whitened_distance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import LEAST_SIGMA, MOST_SIGMA, Schedule, smld_geometric
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
 from nidiff.progress import Progress
-from nidiff.recipe import check_kinds, plain, shown
+from nidiff.recipe import check_kinds, plain
 from nidiff.sampling.annealing import cas_interval, check_langevin, langevin_epsilon, pixel_mean, variance_ratio
 
 CLASSIC_RATIO = 1.0375591319992028

@@ -18,10 +18,9 @@ from torch import Tensor
 
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
-from nidiff.errors import FileError, InputError, one_of
+from nidiff.errors import FileError, InputError, one_of, shown
 from nidiff.files import as_path, read_json, replace_json, replacing, writing
 from nidiff.notation import call, parse_call
-from nidiff.recipe import shown
 
 DEEPEST = 8  # covariances inside each other
 ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any

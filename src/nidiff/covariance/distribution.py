@@ -75,7 +75,7 @@ class GaussianField(Distribution):
             raise InputError(f"value is a {type(value).__name__}: give a tensor.")
         if value.shape[max(0, value.ndim - axes) :] != self.event_shape:
             raise InputError(f"value has shape {tuple(value.shape)}: its last axes must be {tuple(self.event_shape)}.")
-        if self._validate_args:
+        if self._validate_args and value.numel():
             self._validate_sample(value)
         own = value.shape[: value.ndim - axes]
         each = self.covariance.log_prob(value.reshape(own.numel(), *self.event_shape)).reshape(own)

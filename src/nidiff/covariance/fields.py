@@ -12,11 +12,12 @@ from torch import Tensor
 from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
 from nidiff.recipe import call_arguments, check_kinds, fits, plain, remembered
 
 P = ParamSpec("P")
 MOST_LEVELS, MOST_DISCOUNT = 100, 10.0  # of a pyramid: 2 and 0.9 are usual, with 10 levels at most
+LARGEST_FOLDED = 2**24  # numbers in a table of the folded spectrum
 SMOOTHEST = 1e4  # a Matérn field, if its spectrum is folded: that of ν = 100 is a Gaussian already
 
 
@@ -81,8 +82,8 @@ def matern(
     _check_positive("length_scale", length_scale)
     _check_positive("smoothness", smoothness)
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
-    if aliased and smoothness > SMOOTHEST:
-        raise InputError(f"smoothness={smoothness} must be at most {SMOOTHEST:g} with aliased: use a smaller one.")
+    if aliased and not 1 / SMOOTHEST <= smoothness <= SMOOTHEST:
+        raise InputError(f"smoothness={smoothness} must be from {1 / SMOOTHEST:g} to {SMOOTHEST:g} with aliased.")
     omega = [2 * torch.pi * frequency for frequency in family.frequencies(shape)]
     if aliased:
         spectrum = _aliased_matern(omega, length_scale, smoothness)
@@ -181,7 +182,8 @@ def from_data(
         )
     event_axes = data.ndim // 2 if event_axes is None else event_axes
     if not fits(event_axes, int) or event_axes not in range(1, data.ndim):
-        raise InputError(f"event_axes={event_axes!r} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
+        axes = f"event_axes={shown(event_axes)}"
+        raise InputError(f"{axes} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
     if len(data) < 2:
         raise InputError(f"data has {len(data)} item: the spectrum needs at least two.")
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
@@ -207,7 +209,7 @@ def _power_law(
     index = wavenumber(family, shape)
     zero = (0,) * index.ndim
     index[zero] = 1.0
-    spectrum = index.pow(-exponent)
+    spectrum = index.pow(-float(exponent))
     _check_spectrum(spectrum, argument)
     if zero_mode == "zero":
         spectrum[zero] = 0.0
@@ -224,6 +226,8 @@ def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float)
     step = 0.2 / math.sqrt(max(1.0, power))
     low, high = min(math.log(1e-3), math.log(1e-17) - log_rate), math.log(2 * power + 80) - log_rate
     log_t = low + step * torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device="cpu")
+    if len(log_t) * max(map(len, omega)) > LARGEST_FOLDED:
+        raise InputError(f"shape has an axis of {max(map(len, omega))}, too long for aliased: leave aliased out.")
     log_weight = power * (log_t - 2 * math.log(length_scale)) - (log_t + log_rate).exp()
     log_weight += math.log(step) - math.lgamma(power)
     # Below the grid the integrand is t^ν: its values there are a geometric series that begins with the first.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.covariance.products import channel_product, padded, row_product
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 
 
 class Identity(Covariance):
@@ -119,7 +119,7 @@ class Channels(Covariance):
 
     def __init__(self, matrix: Tensor, spatial: Covariance, *, normalize: bool = True) -> None:
         if not isinstance(spatial, Covariance):
-            raise InputError(f"spatial={spatial!r} must be a covariance, such as gaussian_free_field((32, 32)).")
+            raise InputError(f"spatial={shown(spatial)} must be a covariance, such as gaussian_free_field((32, 32)).")
         values, self._vectors = symmetric_eigen(matrix, "matrix")
         if values[0] == 0:
             raise InputError("matrix is singular: add a small multiple of the identity to the covariance of channels.")

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.files import as_path
 from nidiff.memory import require_memory
 from nidiff.randomness import FLOATS, Generators, check_place, white_noise
-from nidiff.recipe import call_arguments, check_kinds, check_number, is_number, plain, shown
+from nidiff.recipe import call_arguments, check_kinds, check_number, is_number, plain
 
 if TYPE_CHECKING:
     from nidiff.covariance.distribution import GaussianField
@@ -175,7 +175,7 @@ class Covariance(ABC):
     def power(self, x: Tensor, exponent: float) -> Tensor:
         """Σ^p x, with the symmetric power (E14: one root, the symmetric one, everywhere)."""
         self._check_event(x)
-        if not is_number(exponent):
+        if not (isinstance(exponent, float) and math.isfinite(exponent)):
             exponent = check_number("exponent", exponent)
         if exponent < 0:
             self.require_invertible(f"Σ^{exponent:g}")
@@ -334,7 +334,7 @@ class Covariance(ABC):
         """The inverse of `to_config` and `tensors`."""
         from nidiff.covariance.config import build
 
-        return build(config, tensors or {})
+        return build(config, {} if tensors is None else tensors)
 
     def save(self, folder: str | Path) -> None:
         """Write ``covariance.json`` and, where Σ has arrays, ``covariance.safetensors`` into ``folder``."""
@@ -359,7 +359,7 @@ class Covariance(ABC):
         return self.table(exponent, like, lambda: self._checked_power(exponent, like.dtype))
 
     def _checked_power(self, exponent: float, dtype: torch.dtype) -> Tensor:
-        largest = exponent * math.log(self._range[exponent > 0])  # the logarithm of Σ^p's largest eigenvalue
+        largest = exponent * math.log(self._range[int(exponent > 0)])  # the logarithm of Σ^p's largest eigenvalue
         if not math.log(torch.finfo(dtype).tiny) <= largest <= math.log(torch.finfo(dtype).max):
             kind = str(dtype).removeprefix("torch.")
             raise InputError(f"Σ^{exponent:g} is beyond {kind}: use an exponent nearer to 0 or a scale nearer to 1.")

@@ -9,10 +9,10 @@ import torch
 from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
 from nidiff.data.images import Images, fit_pixels, open_images
 from nidiff.data.named import DATASETS
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.extras import require
 from nidiff.files import as_path
-from nidiff.recipe import check_kinds, shown
+from nidiff.recipe import check_kinds
 
 
 def load_dataset(

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.memory import require_memory
 from nidiff.recipe import check_number, fits
 
@@ -49,13 +49,13 @@ class Reading:
     def __post_init__(self) -> None:
         pair = self.pair
         if pair is not None and not (len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)):
-            raise InputError(f"size={self.size!r} is not a size: give one positive integer, or height and width.")
+            raise InputError(f"size={shown(self.size)} is not a size: give one positive integer, or height and width.")
         if pair is not None and prod(pair) > MOST_PIXELS:
-            raise InputError(f"size={self.size!r} is more than {MOST_PIXELS:,} pixels: give a smaller one.")
+            raise InputError(f"size={shown(self.size)} is more than {MOST_PIXELS:,} pixels: give a smaller one.")
         if self.memory_limit is not None:
             check_number("memory_limit", self.memory_limit)
         if self.channels is not None and (not fits(self.channels, int) or self.channels not in CHANNELS):
-            raise InputError(f"channels={self.channels!r} is not supported: give 1 (grey) or 3 (RGB).")
+            raise InputError(f"channels={shown(self.channels)} is not supported: give 1 (grey) or 3 (RGB).")
 
     @property
     def pair(self) -> tuple[int, int] | None:

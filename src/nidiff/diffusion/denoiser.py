@@ -11,8 +11,8 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule, broadcast
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose
-from nidiff.recipe import is_number, plain, shown
+from nidiff.errors import InputError, choose, shown
+from nidiff.recipe import is_number, plain
 
 MARGIN = 1e3  # what is multiplied by these numbers may be so large
 ONE = Identity((1,))
@@ -80,6 +80,8 @@ class Denoiser(torch.nn.Module):
         if not (isinstance(x, Tensor) and x.ndim and x.is_floating_point() and isinstance(level, Level)):
             raise InputError("x must be a batch of floats [B, ...], and level a level of the schedule: give both.")
         label = torch.as_tensor(level.label, device=x.device)
+        if label.ndim and len(label) not in (1, len(x)):
+            raise InputError(f"level is for {len(label)} images, but x has {len(x)}: give one per image.")
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.recipe import is_number, shown
+from nidiff.errors import InputError, shown
+from nidiff.recipe import is_number
 
 SMALLEST = 1e-37  # float32 can divide by it
 Numbers = float | tuple[float, ...]

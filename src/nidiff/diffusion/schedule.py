@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import call, parse_call
 from nidiff.randomness import Generators, random_index
-from nidiff.recipe import check_number, check_whole, is_number, plain, remembered, shown
+from nidiff.recipe import check_number, check_whole, is_number, plain, remembered
 
 MOST_LEVELS = 10_000_000
 # What float64 can square and divide by: a level beyond is not one that anything can be computed at.

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from nidiff.covariance.matrix import Identity
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, choose
+from nidiff.errors import InputError, choose, shown
 from nidiff.recipe import check_whole, is_number
 from nidiff.sampling.annealing import MOST_STEPS, langevin_epsilon
 from nidiff.sampling.step import Chain, Step
+
+LARGEST_ETA = 1e6  # below 2 it is stable; each sampler says what it needs
 
 
 def als(
@@ -111,7 +113,7 @@ def predictor_corrector(
     }
     chosen = choose("predictor", predictor, steps)
     if not callable(chosen):
-        raise InputError(f"predictor={predictor!r} must be a name of a sampler, or a step.")
+        raise InputError(f"predictor={shown(predictor)} must be a name of a sampler, or a step.")
     x = chosen(chain, x, x0, here, there)
     for _ in range(corrector_steps):
         x = langevin(chain, x, chain.denoiser(x, there), there, eta)
@@ -137,7 +139,10 @@ def best_eta(ratio: float, steps: int) -> float:
 def _eta(chain: Chain, epsilon: float) -> float:
     if not (is_number(epsilon) and epsilon > 0):
         raise InputError(f"epsilon={epsilon} must be a positive number, such as calibrate finds.")
-    return epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
+    eta = epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
+    if eta > LARGEST_ETA:
+        raise InputError(f"epsilon={epsilon} makes Langevin unstable: give about sigma_min², such as calibrate finds.")
+    return eta
 
 
 def _check_exploding(chain: Chain, name: str) -> None:

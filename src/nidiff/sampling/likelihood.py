@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError, choose, one_of
+from nidiff.errors import InputError, choose, one_of, shown
 from nidiff.extras import require
 from nidiff.memory import require_memory
 from nidiff.randomness import Generators, white_noise
-from nidiff.recipe import check_number, check_whole, is_number, shown
+from nidiff.recipe import check_number, check_whole, is_number
 
 # (velocity, x, probes) -> div(velocity) per image, given velocity as a function of x on the autograd tape.
 Trace = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -43,13 +43,14 @@ def log_likelihood(
     if not callable(divergence_of):
         raise InputError(f"trace={shown(trace)} must be a name in TRACES, or a function.")
     one_of("method", method, METHODS)
-    num_probes = check_whole("num_probes", num_probes)
+    num_probes = check_whole("num_probes", num_probes, 1, MOST_PROBES)
     process, schedule = denoiser.process, denoiser.process.schedule
     process.check_batch("x", x)
     if not bool(torch.isfinite(x).all()):
         raise InputError("x has NaN or infinite values: remove those images.")
     if len(schedule) < 2 or not all(is_number(tolerance) and tolerance > 0 for tolerance in (rtol, atol)):
-        raise InputError(f"rtol={rtol}, atol={atol} must be positive, and the schedule have two levels or more.")
+        tolerances = f"rtol={shown(rtol)}, atol={shown(atol)}"
+        raise InputError(f"{tolerances} must be positive, and the schedule have two levels or more.")
     require_memory(f"num_probes={num_probes}", 4 * float(num_probes) * x.numel(), "use fewer")
     x = x.to(torch.promote_types(x.dtype, torch.float32))  # an integral in half precision is off by a tenth
     denoiser.check_levels(x.dtype, range(len(schedule)))
@@ -106,5 +107,6 @@ def _hutchinson(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
     return total / probes.shape[1]
 
 
+MOST_PROBES = 10**6
 METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 TRACES: dict[str, Trace] = {"exact": _exact, "hutchinson": _hutchinson}

@@ -12,10 +12,10 @@ from torch import Tensor
 from nidiff.covariance.operator import check_sizes
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.schedule import Level, Schedule
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
-from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain, shown
+from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
@@ -86,19 +86,20 @@ def sample(
         raise InputError("rows and num_steps both say which levels to visit: give one of the two.")
     rows = checked_rows(schedule, rows)
     levels = [schedule.level(row) for row in rows]
+    place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
+    check_place(**place)
+    denoiser.check_levels(dtype, rows)
     _warn_of_amplification(denoiser, levels)
     levels += levels[-1:] if chosen.settles else []
     if tile is not None:
         denoiser = denoiser.with_net(Tiled(denoiser.net, tile))
     source: Generators = None
     if seeds is not None:
+        seeds = plain(seeds)
         seeds = [*seeds] if isinstance(seeds, Iterable) else [seeds]
         if not shape or len(seeds) != shape[0]:
             raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
         source = generators_from_seeds(seeds)
-    place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
-    check_place(**place)
-    denoiser.check_levels(dtype, rows)
     if initial is None:
         x = denoiser.process.prior(shape, source, **place)
     elif not isinstance(initial, Tensor) or initial.is_complex():
@@ -125,10 +126,12 @@ def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> None
 
     So is a schedule with a level at which training overflows, and one whose images are not finite.
     """
-    denoiser.check_levels(torch.float32)
+    if isinstance(denoiser, Denoiser):  # else `sample` says so
+        denoiser.check_levels(torch.float32)
+        denoiser = denoiser.with_net(_silent)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `sample` itself warns
-        image = sample(denoiser.with_net(_silent), (1, *shape), seeds=[0], device="cpu", **arguments)
+        image = sample(denoiser, (1, *check_sizes(shape)), seeds=[0], device="cpu", **arguments)
     if not bool(image.isfinite().all()):
         schedule = denoiser.process.schedule
         raise InputError(f"schedule={schedule!r} ends in NaN or infinite pixels: use one of a narrower range.")
@@ -164,6 +167,11 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
             raise InputError(f"{key}={shown(value)} of sampler={name!r} {remedy}.")
         if kinds.get(key) is float and not is_number(value):
             raise InputError(f"{key}={shown(value)} of sampler={name!r} must be {KINDS[float]}.")
+    try:
+        signature(chosen.step).bind(*[None] * 5, **options)
+    except TypeError as error:
+        problem = f"cannot be called with (chain, x, x0, here, there) and its options ({error})"
+        raise InputError(f"sampler={shown(name)} {problem}: correct it.") from error
     if chosen.num_steps is not None:
         check_whole("num_steps", chosen.num_steps)
     return chosen, options

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.schedule import Schedule
-from nidiff.errors import InputError, choose
-from nidiff.recipe import fits, plain, shown
+from nidiff.errors import InputError, choose, shown
+from nidiff.recipe import fits, plain
 from nidiff.sampling.step import Spacing
 
 

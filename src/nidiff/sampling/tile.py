@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import as_tensor
-from nidiff.errors import InputError
-from nidiff.recipe import fits
+from nidiff.errors import InputError, shown
+from nidiff.recipe import fits, plain
 
 PIXELS, MOST = 2**15, 64
 LARGEST = 4096
@@ -31,8 +31,10 @@ class Tiled(torch.nn.Module):
 
     def __init__(self, net: Callable[..., Any], size: int) -> None:
         super().__init__()
+        size = plain(size)
         if not (fits(size, int) and 1 <= size <= LARGEST):
-            raise InputError(f"tile={size!r} must be a whole number from 1 to {LARGEST}, or None for the whole batch.")
+            remedy = "or None for the whole batch"
+            raise InputError(f"tile={shown(size)} must be a whole number from 1 to {LARGEST}, {remedy}.")
         self.net, self.size = net, size
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
