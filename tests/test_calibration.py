@@ -564,3 +564,22 @@ def test_initial_scales_are_of_pixels_from_zero_to_one():
     whole = max_whitened_distance(images / 255, CIFAR).distance
     assert exact["|k00| := 1"] == pytest.approx(whole, rel=1e-5)
     assert exact["zero mode dropped"] < whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1e-8, 1.0, 1e8, 1e12, 1e30])
+@pytest.mark.parametrize("shift", [0.0, 1e6])
+def test_images_of_any_scale_and_offset_keep_their_distance(scale, shift, dtype):
+    generator = torch.Generator().manual_seed(0)
+    # In float32 a shift of 1e6 leaves four bits of the images; they are compared as they are then.
+    unit = (torch.randn(40, 1, 8, 8, generator=generator, dtype=torch.float64) + shift).to(dtype)
+    images = unit * scale if dtype == torch.float64 else (unit.double() * scale).to(dtype)
+    for cov in (nidiff.gaussian_free_field((8, 8)), 1e-30 * nidiff.gaussian_free_field((8, 8), gamma=0.5)):
+        white = cov.inv_sqrt((images.double() - images.double().mean(0)) / scale).flatten(1)
+        exact = torch.cdist(white, white, compute_mode="donot_use_mm_for_euclid_dist").max().item() * scale
+        found = [
+            max_whitened_distance(images, cov).distance,
+            batch_whitened_distance(images, cov, batch_size=40),
+            quantile_whitened_distance(images, cov, quantile=1.0),
+        ]
+        assert found == pytest.approx([exact] * 3, rel=1e-5)

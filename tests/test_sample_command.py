@@ -22,8 +22,8 @@ from nidiff.data.images import quantise
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import Job
 from nidiff.generation.opened import seeds_text
-from nidiff.generation.tile import Tiled, tile_size
 from nidiff.model.folder import save_model
+from nidiff.sampling.tile import Tiled, tile_size
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "4", "--tile", "8")
 

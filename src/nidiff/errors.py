@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
+SHOWN = 80  # letters of a value in a message
 
 
 class InputError(ValueError):
@@ -22,13 +23,22 @@ class Interrupted(Exception):
     """A long command was asked to stop and has saved its work; the message says how to continue."""
 
 
+def shown(value: object) -> str:
+    """``value`` as a message shows it: on one line, and not more of it than the line can hold."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # a whole number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
 def one_of(name: str, value: object, known: Iterable[str]) -> str:
     """``value`` if it is one of the ``known`` names, else an `InputError` that lists them, the nearest first."""
     names = sorted(known)
     if not isinstance(value, str) or value not in names:
-        near = difflib.get_close_matches(str(value), names, n=1)
+        near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
         hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
-        raise InputError(f"{name}={value!r} is unknown: {hint} {', '.join(map(repr, names))}.")
+        raise InputError(f"{name}={shown(value)} is unknown: {hint} {', '.join(map(repr, names))}.")
     return str(value)
 
 

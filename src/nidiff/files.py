@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from nidiff.errors import FileError, InputError
+from nidiff.errors import FileError, InputError, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -147,7 +147,7 @@ def _finite(digits: str) -> float:
 def as_path(argument: str, value: Any) -> Path:
     """``value`` as a path that the system can look for: every public function that takes a path begins with this."""
     if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise InputError(f"{argument}={value!r} must be a path.")
+        raise InputError(f"{argument}={shown(value)} must be a path.")
     try:
         os.lstat(value)
     except (FileNotFoundError, NotADirectoryError):

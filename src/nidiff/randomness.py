@@ -5,26 +5,52 @@ with one per image. With a list, what image i gets depends on its generator alon
 """
 
 import operator
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
+from nidiff.recipe import check_whole
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
+MOST_IMAGES = 10**9  # in one batch
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def generators_from_seeds(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
     """One generator per seed. Seeds must be distinct and in [0, 2⁶³)."""
-    for seed in seeds:
-        if isinstance(seed, bool) or not hasattr(seed, "__index__") or not 0 <= operator.index(seed) < 2**63:
-            raise InputError(f"seeds must be integers from 0 to 2**63 - 1, but one is {seed!r}: leave it out.")
-    seeds = [operator.index(seed) for seed in seeds]
-    if len(set(seeds)) != len(seeds):
-        twice = next(s for i, s in enumerate(seeds) if s in seeds[:i])
+    try:
+        given = [*seeds]
+    except TypeError as error:
+        raise InputError(f"seeds={shown(seeds)} must be a list of integers, one per image.") from error
+    numbers = [_seed(seed) for seed in given]
+    if len(set(numbers)) != len(numbers):
+        twice = next(number for number, count in Counter(numbers).items() if count > 1)
         raise InputError(f"seeds contains {twice} twice, which would give the same image twice: make them distinct.")
-    return [torch.Generator(device).manual_seed(seed) for seed in seeds]
+    return [torch.Generator(device).manual_seed(number) for number in numbers]
+
+
+def _seed(seed: Any) -> int:
+    try:
+        number = -1 if isinstance(seed, bool) else operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**63:
+        raise InputError(f"seeds must be integers from 0 to 2**63 - 1, but one is {shown(seed)}: leave it out.")
+    return number
+
+
+def check_place(dtype: Any, device: Any) -> None:
+    """Refuse a dtype that cannot hold noise, and a device that is not there."""
+    if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
+        raise InputError(f"dtype={shown(dtype)} cannot hold noise: use {', '.join(map(str, FLOATS))}.")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
+        raise InputError(f"device={shown(device)} cannot be used: give one that this machine has, as 'cpu'.") from error
 
 
 def white_noise(
@@ -35,8 +61,8 @@ def white_noise(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """N(0, I) of ``shape``. Drawn where the generator lives, then moved to ``device`` (default: left there)."""
+    _check_generators(generator, shape)
     if isinstance(generator, Sequence):
-        _check_one_per_image(generator, shape)
         noise = torch.empty(tuple(shape), dtype=dtype, device=generator[0].device)
         for image, own in zip(noise.unbind(), generator, strict=True):
             image.normal_(generator=own)
@@ -50,8 +76,8 @@ def random_index(
     high: int, batch: int, generator: Generators = None, *, device: torch.device | str | None = None
 ) -> Tensor:
     """``batch`` integers, uniform on 0 … high - 1."""
+    _check_generators(generator, (check_whole("batch", batch, 0, MOST_IMAGES),))
     if isinstance(generator, Sequence):
-        _check_one_per_image(generator, (batch,))
         index = torch.cat([torch.randint(high, (1,), generator=g, device=g.device) for g in generator])
     else:
         source = device if generator is None else generator.device
@@ -59,7 +85,11 @@ def random_index(
     return index if device is None else index.to(device)
 
 
-def _check_one_per_image(generator: Sequence[torch.Generator], shape: Sequence[int]) -> None:
+def _check_generators(generator: Generators, shape: Sequence[int]) -> None:
+    if generator is None or isinstance(generator, torch.Generator):
+        return
+    if not isinstance(generator, Sequence) or not all(isinstance(one, torch.Generator) for one in generator):
+        raise InputError(f"generator={shown(generator)} must be None, a torch.Generator, or a list of one per image.")
     if len(shape) == 0 or len(generator) != shape[0] or len(generator) == 0:
         images = shape[0] if len(shape) else 1
         raise InputError(f"generator is a list of {len(generator)} for {images} images: give one per image.")

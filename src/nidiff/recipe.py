@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,7 +43,7 @@ def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     arguments: dict[str, Any] = {}
     for name, value in call.arguments.items():
         arguments |= value if known[name].kind is Parameter.VAR_KEYWORD else {name: value}
-    return {name: value.item() if getattr(value, "ndim", None) == 0 else value for name, value in arguments.items()}
+    return {name: plain(value) for name, value in arguments.items()}
 
 
 def check_kinds(function: Callable[..., object], arguments: Mapping[str, Any]) -> None:
@@ -51,8 +51,38 @@ def check_kinds(function: Callable[..., object], arguments: Mapping[str, Any]) -
     parameters = signature(function).parameters
     for name, value in arguments.items():
         kind = parameters[name].annotation if name in parameters else None
-        if kind in KINDS and not (fits(value, kind) and math.isfinite(value)):
-            raise InputError(f"{name}={value!r} must be {KINDS[kind]}.")
+        if kind in KINDS and not (fits(value, kind) and (kind is bool or is_number(value))):
+            raise InputError(f"{name}={shown(value)} must be {KINDS[kind]}.")
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a finite number that a float64 can hold; true and false are not numbers."""
+    try:
+        return fits(value, float) and math.isfinite(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        return False
+
+
+def check_number(argument: str, value: Any) -> float:
+    """``value``, also of numpy or torch, as a finite float."""
+    value = plain(value)
+    if not is_number(value):
+        raise InputError(f"{argument}={shown(value)} must be {KINDS[float]}.")
+    return float(value)
+
+
+def check_whole(argument: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """``value``, also of numpy or torch, as an integer from ``least`` to ``most``."""
+    value = plain(value)
+    if not fits(value, int) or value < least or (most is not None and value > most):
+        upper = "or more" if most is None else f"to {most:,}"
+        raise InputError(f"{argument}={shown(value)} must be a whole number, {least} {upper}.")
+    return int(value)
+
+
+def plain(value: Any) -> Any:
+    """A number of numpy or torch as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
 
 
 def fits(value: Any, kind: Any) -> bool:

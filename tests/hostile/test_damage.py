@@ -16,12 +16,9 @@ from safetensors.torch import load_file
 
 from nidiff.cli import main
 
-TINY = (
-    "--widths 8 --attention 0 --layers 1 --batch-size 4 --warmup 0 --cooldown 0 --checkpoint-every 2 --keep 0 "
-    "--num-samples 1 --num-steps 2 --precision fp32"
-).split()
-SAMPLING = "--sampler ddim:eta=1 --num-steps 2 --seeds 0-3 --floats".split()
-MEASURING = "--features pixels --seeds 0-7 --num-steps 2 --num-real 20 --bootstrap 0 --json".split()
+TINY = ["--widths", "8", "--attention", "0", "--layers", "1", "--batch-size", "4", "--warmup", "0", "--cooldown", "0", "--checkpoint-every", "2", "--keep", "0", "--num-samples", "1", "--num-steps", "2", "--precision", "fp32"]
+SAMPLING = ["--sampler", "ddim:eta=1", "--num-steps", "2", "--seeds", "0-3", "--floats"]
+MEASURING = ["--features", "pixels", "--seeds", "0-7", "--num-steps", "2", "--num-real", "20", "--bootstrap", "0", "--json"]
 QUICK = 24  # damages tried by `make test`
 
 
@@ -151,7 +148,13 @@ def test_a_file_of_another_run_is_named_or_makes_no_difference(runs, right, tmp_
     draw = random.Random("exchanged")
     files = [path.relative_to(runs["run"]) for path in sorted(runs["run"].rglob("*")) if path.is_file()]
     both = [file for file in files if (runs["other"] / file).is_file() and not any(t in str(file) for t in TEXTS)]
-    whole = [Path("model"), Path("model/scheduler"), Path("model/unet"), Path("checkpoints/000004"), Path("checkpoints")]
+    whole = [
+        Path("model"),
+        Path("model/scheduler"),
+        Path("model/unet"),
+        Path("checkpoints/000004"),
+        Path("checkpoints"),
+    ]
     cases = [*both, *whole] if CASES > 1 else [*draw.sample(both, 5), *whole]
     wrong = []
     for case, (place, command) in enumerate((place, command) for place in cases for command in _commands(draw)):

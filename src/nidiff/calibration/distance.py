@@ -11,6 +11,7 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.progress import Progress
 from nidiff.randomness import white_noise
+from nidiff.recipe import check_number, check_whole
 
 CHUNK = 1024  # images at a time
 SUBSET = 2048  # images whose pairs stand for all pairs
@@ -33,7 +34,8 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     _check_images(images, covariance)
     report, total = progress or (lambda done, total: None), len(images) * (len(images) - 1) // 2
     report(0, total)
-    white = _whiten_all(images, covariance)
+    whiten = Whitener(images, covariance)
+    white = whiten.all(images)
     lengths, order = white.norm(dim=1).sort(descending=True)
     squares, norms = lengths.square(), lengths.tolist()
     best, pair = -1.0, (0, 1)
@@ -58,7 +60,9 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     report(total, total)
     first, second = sorted(pair)
     difference = as_pixels(images[first]).double() - as_pixels(images[second]).double()
-    return Farthest(covariance.inv_sqrt(difference).norm().item(), (first, second))
+    # Divided by its size: the squares of small numbers are 0, those of large ones infinite.
+    distance = covariance.inv_sqrt(difference / whiten.spread).norm().item() * whiten.spread
+    return Farthest(distance, (first, second))
 
 
 def batch_whitened_distance(
@@ -71,24 +75,24 @@ def batch_whitened_distance(
 ) -> float:
     """The largest ‖Σ^-½(x_i − x_j)‖ within a mini-batch, over the batches of one shuffled epoch."""
     _check_images(images, covariance)
-    if batch_size < 2:
-        raise InputError(f"batch_size={batch_size} has no pairs: use 2 or more.")
+    batch_size = check_whole("batch_size", batch_size, least=2)
+    whiten = Whitener(images, covariance)
     epoch = random_subset(torch.arange(len(images)), len(images), generator)
     batches = [batch for batch in epoch.split(batch_size) if len(batch) > 1]
     total, done, best = sum(len(batch) * (len(batch) - 1) // 2 for batch in batches), 0, 0.0
     for batch in batches:
-        distances = torch.pdist(_whiten(images[batch], covariance))
+        distances = torch.pdist(whiten(images[batch]))
         done, best = done + len(distances), max(best, distances.max().item())
         if progress is not None:
             progress(done, total)
-    return best
+    return best * whiten.unit
 
 
 def quantile_whitened_distance(
     images: Tensor, covariance: Covariance, *, quantile: float = 0.99, generator: torch.Generator | None = None
 ) -> float:
     """The quantile of ‖Σ^-½(x_i − x_j)‖ over the pairs of at most 2048 random images."""
-    if not 0 < quantile <= 1:
+    if not 0 < check_number("quantile", quantile) <= 1:
         raise InputError(f"quantile={quantile} must be above 0 and at most 1, such as 0.99.")
     distances = sampled_distances(images, covariance, generator=generator)
     return distances.kthvalue(math.ceil(quantile * len(distances))).values.item()
@@ -99,7 +103,9 @@ def sampled_distances(
 ) -> Tensor:
     """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
     _check_images(images, covariance)
-    return torch.pdist(_whiten_all(random_subset(images, num_images, generator), covariance))
+    subset = random_subset(images, check_whole("num_images", num_images, least=2), generator)
+    whiten = Whitener(subset, covariance)
+    return torch.pdist(whiten.all(subset)).double() * whiten.unit
 
 
 def random_subset(images: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
@@ -114,6 +120,10 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def _check_images(images: Tensor, covariance: Covariance) -> None:
+    if not isinstance(images, Tensor) or not isinstance(covariance, Covariance):
+        kinds = f"a {type(images).__name__} and a {type(covariance).__name__}"
+        raise InputError(f"images and covariance are {kinds}: give a tensor and a nidiff.Covariance, in this order.")
+    covariance.require_invertible("the whitened distance of images")
     axes, shape = len(covariance.event_shape), tuple(images.shape)
     if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
         remedy = "give [N, ..., *event] or build the covariance for that shape"
@@ -122,22 +132,42 @@ def _check_images(images: Tensor, covariance: Covariance) -> None:
         raise InputError(f"images has {len(images)} image: a distance needs two or more.")
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise InputError(f"images has dtype {images.dtype}: give uint8 or floats.")
+    if images.numel() == 0:
+        raise InputError(f"images has shape {shape}, without a single pixel: give images that show something.")
     rows = (chunk.flatten(1) for chunk in images.split(CHUNK))
     if covariance.size > 1 and all(bool((pixels == pixels[:, :1]).all()) for pixels in rows):
         raise InputError("images are constant, each one value everywhere: give images that show something.")
 
 
-def _whiten(images: Tensor, covariance: Covariance) -> Tensor:
-    """Σ^-½ x of each image as a row, float32."""
-    pixels = as_pixels(images.detach())
-    if not bool(torch.isfinite(pixels).all()):
-        raise InputError("images has NaN or infinite pixels: remove those images.")
-    return covariance.inv_sqrt(pixels).flatten(1).float()
+class Whitener:
+    """Σ^-½ x of images as float32 rows of ordinary size, less their mean: ``unit`` times their distances is in x.
 
+    Without that, images of extreme scale leave the range of float32 when squared, and images that share a large offset
+    differ by less than it resolves.
+    """
 
-def _whiten_all(images: Tensor, covariance: Covariance) -> Tensor:
-    """The same in chunks, less the mean over the images: differences of small numbers lose less to rounding."""
-    white = torch.empty(len(images), images[0].numel(), device=images.device)
-    for chunk, target in zip(images.split(CHUNK), white.split(CHUNK), strict=True):
-        target.copy_(_whiten(chunk, covariance))
-    return white.sub_(white.mean(0))
+    def __init__(self, images: Tensor, covariance: Covariance) -> None:
+        self.covariance = covariance.normalized()
+        self.mean: Tensor | float = 0.0
+        self.spread = 1.0
+        if images.is_floating_point():
+            chunks = images.detach().split(CHUNK)
+            self.mean = torch.stack([(chunk.double() / len(images)).sum(0) for chunk in chunks]).sum(0)
+            largest = max((chunk.double() - self.mean).abs().max().item() for chunk in chunks)
+            if not math.isfinite(largest):
+                raise InputError("images has NaN or infinite pixels, or such that overflow: remove those images.")
+            self.spread = max(largest, torch.finfo(torch.float64).tiny)
+        self.unit = self.spread / math.sqrt(covariance.eigenvalues.mean().item())
+
+    def __call__(self, images: Tensor) -> Tensor:
+        pixels = as_pixels(images.detach())
+        if images.is_floating_point():
+            pixels = ((pixels.double() - self.mean) / self.spread).float()
+        return self.covariance.inv_sqrt(pixels).flatten(1)
+
+    def all(self, images: Tensor) -> Tensor:
+        """The same in chunks, less the mean of the rows: differences of small numbers lose less to rounding."""
+        white = torch.empty(len(images), images[0].numel(), device=images.device)
+        for chunk, target in zip(images.split(CHUNK), white.split(CHUNK), strict=True):
+            target.copy_(self(chunk))
+        return white.sub_(white.mean(0))

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from nidiff.calibration.distance import batch_whitened_distance, max_whitened_distance, quantile_whitened_distance
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.schedule import Schedule, smld_geometric
-from nidiff.errors import InputError, one_of
+from nidiff.diffusion.schedule import LEAST_SIGMA, MOST_SIGMA, Schedule, smld_geometric
+from nidiff.errors import InputError, one_of, shown
 from nidiff.progress import Progress
+from nidiff.recipe import check_kinds, plain
 from nidiff.sampling.annealing import cas_interval, check_langevin, langevin_epsilon, pixel_mean, variance_ratio
 
 CLASSIC_RATIO = 1.0375591319992028
@@ -69,6 +70,10 @@ def calibrate(
     ``steps_per_level`` Langevin steps (`langevin_epsilon`), unless it is given.
     """
     one_of("distance", distance, DISTANCES)
+    check_kinds(calibrate, {"preconditioned": preconditioned})
+    sigma_min, epsilon, steps_per_level = plain(sigma_min), plain(epsilon), plain(steps_per_level)
+    if not isinstance(images, Tensor):
+        raise InputError(f"images is a {type(images).__name__}: give a tensor, such as torch.from_numpy(array).")
     dimension = math.prod(images.shape[1:])
     target_ratio = _target_ratio(ratio, dimension)
     check_langevin(target_ratio, sigma_min, steps_per_level, epsilon)  # before the long part
@@ -83,11 +88,19 @@ def calibrate(
         sigma_max = quantile_whitened_distance(images, covariance, quantile=quantile, generator=generator)
     if sigma_max == 0:
         raise InputError("images are all the same, so they have no distance: give images that differ.")
+    if not LEAST_SIGMA < sigma_max < MOST_SIGMA:
+        raise InputError(f"images are {sigma_max:.3g} apart, beyond float64: scale them to a size near 1.")
     levels = num_levels(sigma_max, sigma_min, target_ratio)
     actual = (sigma_max / sigma_min) ** (1 / (levels - 1))
     if epsilon is None:
         epsilon = langevin_epsilon(covariance, actual, sigma_min, steps_per_level, preconditioned)
-    variance = variance_ratio(covariance, actual, epsilon, sigma_min, steps_per_level, preconditioned)
+    variance = pixel_mean(
+        variance_ratio(covariance, actual, epsilon, sigma_min, steps_per_level, preconditioned), covariance
+    )
+    if not math.isfinite(variance):
+        raise InputError(
+            f"epsilon={epsilon} makes Langevin unstable: give less than 2 sigma_min² = {2 * sigma_min**2:.4g}."
+        )
     eta = epsilon / sigma_min**2
     low, high = cas_interval(actual)
     return Calibration(
@@ -99,7 +112,7 @@ def calibrate(
         eta=eta,
         steps_per_level=steps_per_level,
         preconditioned=preconditioned,
-        variance_ratio=pixel_mean(variance, covariance),
+        variance_ratio=variance,
         cas_interval=(low, high),
         cas_feasible=low <= eta <= high,
         target_ratio=target_ratio,
@@ -142,9 +155,9 @@ def num_levels(sigma_max: float, sigma_min: float, ratio: float) -> int:
 
 
 def _target_ratio(ratio: str | float, dimension: int) -> float:
-    if ratio == "overlap":
+    if isinstance(ratio, str) and ratio == "overlap":
         return overlap_ratio(dimension)
     try:
-        return CLASSIC_RATIO if ratio == "classic" else float(ratio)
-    except ValueError as error:
-        raise InputError(f"ratio={ratio!r} is unknown: use 'overlap', 'classic' or a number above 1.") from error
+        return CLASSIC_RATIO if isinstance(ratio, str) and ratio == "classic" else float(plain(ratio))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f"ratio={shown(ratio)} is unknown: use 'overlap', 'classic' or a number above 1.") from error

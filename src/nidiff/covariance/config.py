@@ -18,10 +18,11 @@ from torch import Tensor
 
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
-from nidiff.errors import FileError, InputError, one_of
-from nidiff.files import replace_text, replacing, writing
+from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.files import as_path, read_json, replace_json, replacing, writing
 from nidiff.notation import call, parse_call
 
+DEEPEST = 8  # covariances inside each other
 ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any
 # Where a folder may hold Σ: one of its own, a scheduler's, a model's, a run's.
 SCHEDULER = "scheduler_config.json"
@@ -77,24 +78,27 @@ def _recipe(covariance: Covariance) -> tuple[str, Mapping[str, Any]]:
     )
 
 
-def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covariance:
+def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor], depth: int = 0) -> Covariance:
     """The covariance that `describe` described."""
-    if not isinstance(config, Mapping) or "covariance" not in config:
-        raise InputError('config has no key "covariance": give what to_config() returned.')
+    if not isinstance(config, Mapping) or "covariance" not in config or not isinstance(tensors, Mapping):
+        raise InputError('config has no key "covariance": give what to_config() and tensors() returned.')
+    if depth > DEEPEST:
+        raise InputError(f"config has covariances inside each other more than {DEEPEST} deep: save it again.")
     name = one_of('config["covariance"]', config["covariance"], COVARIANCES)
     arguments: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and "tensor" in value:
-            if value["tensor"] not in tensors:
-                raise InputError(
-                    f"tensors has no {value['tensor']!r}, which config asks for: load its safetensors file."
-                )
-            arguments[key] = tensors[value["tensor"]]
+            array = value["tensor"]
+            if not isinstance(array, str) or array not in tensors:
+                raise InputError(f"tensors has no {shown(array)}, which config asks for: load its safetensors file.")
+            arguments[key] = tensors[array]
         elif isinstance(value, Mapping) and "covariance" in value:
-            arguments[key] = build(value, tensors)
+            arguments[key] = build(value, tensors, depth + 1)
         elif key != "covariance":
             arguments[key] = tuple(value) if isinstance(value, list) else value
     eigenvalues = arguments.pop("with_eigenvalues", None)
+    if not all(isinstance(key, str) for key in arguments):
+        raise InputError("config has a key that is not a name: give what to_config() returned.")
     covariance: Covariance = call("config", name, arguments, COVARIANCES)
     return covariance if eigenvalues is None else covariance.with_eigenvalues(eigenvalues)
 
@@ -107,7 +111,7 @@ def save(covariance: Covariance, folder: Path) -> None:
     config = describe(covariance)
     with writing("folder", folder):
         save_arrays(config.tensors, folder)
-        replace_text(folder / PLACES[0], json.dumps(config, indent=2) + "\n")
+        replace_json(folder / PLACES[0], config)
 
 
 def save_arrays(tensors: Mapping[str, Tensor], folder: Path) -> None:
@@ -117,11 +121,11 @@ def save_arrays(tensors: Mapping[str, Tensor], folder: Path) -> None:
             file.write(to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
-def names_arrays(config: Any) -> bool:
+def names_arrays(config: Any, depth: int = 0) -> bool:
     """Whether the configuration of a Σ refers to arrays."""
     if not isinstance(config, Mapping):
         return False
-    return "tensor" in config or any(names_arrays(value) for value in config.values())
+    return "tensor" in config or (depth <= DEEPEST and any(names_arrays(value, depth + 1) for value in config.values()))
 
 
 def read_arrays(file: Path) -> dict[str, Tensor]:
@@ -131,20 +135,20 @@ def read_arrays(file: Path) -> dict[str, Tensor]:
         raise FileError(f"{str(file)!r}, which holds the arrays of Σ, is missing: {again}.")
     try:
         return dict(from_bytes(file.read_bytes()))  # a path need not be UTF-8
-    except (OSError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise FileError(f"{str(file)!r} is damaged ({error}): {again}.") from error
 
 
 def load(folder: Path) -> Covariance:
     """Read Σ from a folder: what `save` wrote, a model or its scheduler, or a run."""
-    file = next((folder / place for place in PLACES if (folder / place).is_file()), None)
+    places = [as_path("folder", folder / place) for place in PLACES]
+    file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise InputError(f"folder={str(folder)!r} holds no covariance: give a saved covariance, model or run.")
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-        config = config["covariance"] if file.name == SCHEDULER else config
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise FileError(f"{str(file)!r} is damaged or holds no covariance ({error}): save it again.") from error
+    config = read_json(file, "save it again")
+    if not isinstance(config, dict) or "covariance" not in config:
+        raise FileError(f"{str(file)!r} holds no covariance: save it again.")
+    config = config["covariance"] if file.name == SCHEDULER else config
     tensors = read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {}
     try:
         return build(config, tensors)
@@ -171,16 +175,16 @@ def as_covariance(
     if isinstance(value, Mapping):
         return build(value, getattr(value, "tensors", {}))
     if isinstance(value, Path):
-        return load(value)
+        return load(as_path("covariance", value))
     if not isinstance(value, str):
         raise InputError(
-            f"covariance={value!r} must be a covariance, its configuration, a folder, or NAME:key=value,…."
+            f"covariance={shown(value)} must be a covariance, its configuration, a folder, or NAME:key=value,…."
         )
     known = {**FIELDS, **{key: family for key, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
     known |= {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
     name = value.partition(":")[0].strip()
-    if name not in (*known, "from_data") and ("/" in value or Path(value).is_dir()):
-        return load(Path(value))
+    if name not in (*known, "from_data") and ("/" in value or as_path("covariance", value).is_dir()):
+        return load(as_path("covariance", value))
     name, arguments = parse_call("covariance", value)
     if name == "from_data":
         if data is None:

@@ -26,6 +26,8 @@ class GaussianField(Distribution):
     has_rsample = True
 
     def __init__(self, covariance: Covariance, channels: int | None = None, validate_args: bool | None = None) -> None:
+        if not isinstance(covariance, Covariance):
+            raise InputError(f"covariance is a {type(covariance).__name__}: give a nidiff.Covariance.")
         covariance.require_invertible("the density of N(0, Σ)")
         front = () if channels is None else check_shape((channels,), "channels")
         self.covariance = covariance
@@ -69,9 +71,11 @@ class GaussianField(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         axes = len(self.event_shape)
+        if not isinstance(value, Tensor):
+            raise InputError(f"value is a {type(value).__name__}: give a tensor.")
         if value.shape[max(0, value.ndim - axes) :] != self.event_shape:
             raise InputError(f"value has shape {tuple(value.shape)}: its last axes must be {tuple(self.event_shape)}.")
-        if self._validate_args:
+        if self._validate_args and value.numel():
             self._validate_sample(value)
         own = value.shape[: value.ndim - axes]
         each = self.covariance.log_prob(value.reshape(own.numel(), *self.event_shape)).reshape(own)

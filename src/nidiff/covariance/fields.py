@@ -12,10 +12,13 @@ from torch import Tensor
 from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
 from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
-from nidiff.errors import InputError, one_of
-from nidiff.recipe import call_arguments, check_kinds, remembered
+from nidiff.errors import InputError, one_of, shown
+from nidiff.recipe import call_arguments, check_kinds, fits, plain, remembered
 
 P = ParamSpec("P")
+MOST_LEVELS, MOST_DISCOUNT = 100, 10.0  # of a pyramid: 2 and 0.9 are usual, with 10 levels at most
+LARGEST_FOLDED = 2**24  # numbers in a table of the folded spectrum
+SMOOTHEST = 1e4  # a Matérn field, if its spectrum is folded: that of ν = 100 is a Gaussian already
 
 
 def named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
@@ -79,6 +82,8 @@ def matern(
     _check_positive("length_scale", length_scale)
     _check_positive("smoothness", smoothness)
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
+    if aliased and not 1 / SMOOTHEST <= smoothness <= SMOOTHEST:
+        raise InputError(f"smoothness={smoothness} must be from {1 / SMOOTHEST:g} to {SMOOTHEST:g} with aliased.")
     omega = [2 * torch.pi * frequency for frequency in family.frequencies(shape)]
     if aliased:
         spectrum = _aliased_matern(omega, length_scale, smoothness)
@@ -92,7 +97,7 @@ def matern(
 def offset(shape: Sequence[int], strength: float = 0.1, normalize: bool = True) -> Covariance:
     """Offset noise as what it is: Σ = I + strength²·11ᵀ, the law of ``randn(C, H, W) + strength · randn(C, 1, 1)``."""
     spectrum = torch.ones(*shape, dtype=torch.float64, device="cpu")
-    spectrum[(0,) * len(shape)] += strength * strength * spectrum.numel()
+    spectrum[(0,) * len(shape)] += float(strength) * strength * spectrum.numel()
     _check_spectrum(spectrum, f"strength={strength}")
     return Fourier(shape, spectrum, normalize=normalize)
 
@@ -123,6 +128,10 @@ def pyramid(
         raise InputError(f"ratio={ratio} must be above 1: each level is that much coarser.")
     if num_levels < 1:
         raise InputError(f"num_levels={num_levels} must be at least 1.")
+    if min(num_levels, math.log(min(shape)) / math.log(ratio)) > MOST_LEVELS:
+        raise InputError(f"ratio={ratio} makes more than {MOST_LEVELS} levels: use a larger one, or lower num_levels.")
+    if discount > MOST_DISCOUNT:
+        raise InputError(f"discount={discount} must be at most {MOST_DISCOUNT}: the finest level has the weight 1.")
     size = math.prod(shape)
     if size > 4096:
         raise InputError(
@@ -157,23 +166,28 @@ def from_data(
     items is removed first. ``average`` is "radial" (modes with the same rounded |k| share one power) or "modes" (each
     mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum towards white: (1 − ρ) λ + ρ mean λ.
     """
+    shrinkage, event_axes = plain(shrinkage), plain(event_axes)
     check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize})
     one_of("average", average, ("radial", "modes"))
     if not 0 <= shrinkage <= 1:
         raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
-    data = data if isinstance(data, Tensor) else as_numbers(data, "data")
+    if not isinstance(data, Tensor) or data.is_complex():
+        data = as_numbers(data, "data")
+    if data.numel() == 0:
+        raise InputError(f"data has shape {tuple(data.shape)}, without a single number: give two items or more.")
     if event_axes is None and data.ndim not in (2, 4):
         raise InputError(
             f"data has shape {tuple(data.shape)}: say how many of its last axes are the event, by event_axes=1 for "
             "signals [N, C, L], 2 for images [N, H, W], 3 for volumes [N, C, D, H, W]."
         )
     event_axes = data.ndim // 2 if event_axes is None else event_axes
-    if event_axes not in range(1, data.ndim):
-        raise InputError(f"event_axes={event_axes!r} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
+    if not fits(event_axes, int) or event_axes not in range(1, data.ndim):
+        axes = f"event_axes={shown(event_axes)}"
+        raise InputError(f"{axes} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
     if len(data) < 2:
         raise InputError(f"data has {len(data)} item: the spectrum needs at least two.")
     family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
-    shape = tuple(data.shape[-event_axes:])
+    shape = check_shape(data.shape[-event_axes:])
     white = family(shape, torch.ones(shape, dtype=torch.float64, device="cpu"))
     spectrum = _mean_power(data, white)
     if not bool(torch.isfinite(spectrum).all()):
@@ -195,7 +209,7 @@ def _power_law(
     index = wavenumber(family, shape)
     zero = (0,) * index.ndim
     index[zero] = 1.0
-    spectrum = index.pow(-exponent)
+    spectrum = index.pow(-float(exponent))
     _check_spectrum(spectrum, argument)
     if zero_mode == "zero":
         spectrum[zero] = 0.0
@@ -212,6 +226,8 @@ def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float)
     step = 0.2 / math.sqrt(max(1.0, power))
     low, high = min(math.log(1e-3), math.log(1e-17) - log_rate), math.log(2 * power + 80) - log_rate
     log_t = low + step * torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device="cpu")
+    if len(log_t) * max(map(len, omega)) > LARGEST_FOLDED:
+        raise InputError(f"shape has an axis of {max(map(len, omega))}, too long for aliased: leave aliased out.")
     log_weight = power * (log_t - 2 * math.log(length_scale)) - (log_t + log_rate).exp()
     log_weight += math.log(step) - math.lgamma(power)
     # Below the grid the integrand is t^ν: its values there are a geometric series that begins with the first.
@@ -257,7 +273,7 @@ def _check_positive(argument: str, value: float) -> None:
 
 def _check_spectrum(spectrum: Tensor, argument: str) -> None:
     """A condition number above 1/eps² loses the field even in float64 (float32: above 7e13, checked at use)."""
-    condition = (spectrum.max() / spectrum.min()).item()
+    condition = (spectrum.max() / spectrum.min()).item()  # NaN where the spectrum is
     limit = torch.finfo(torch.float64).eps ** -2
     if not condition <= limit:
         raise InputError(

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
-from nidiff.errors import InputError
+from nidiff.covariance.products import channel_product, padded, row_product
+from nidiff.errors import InputError, shown
 
 
 class Identity(Covariance):
@@ -82,10 +83,10 @@ class Dense(Covariance):
         super().__init__(shape, values, argument="matrix", normalize=normalize, allow_singular=allow_singular)
 
     def to_basis(self, x: Tensor) -> Tensor:
-        return (self._flat(x) @ self._rotation(x)).reshape(x.shape)
+        return row_product(self._flat(x), self._rotation(x)).reshape(x.shape)
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
-        return (self._flat(coefficients) @ self._rotation(coefficients).T).reshape(coefficients.shape)
+        return row_product(self._flat(coefficients), self._rotation(coefficients).T).reshape(coefficients.shape)
 
     @property
     def marginal_variance(self) -> Tensor:
@@ -98,7 +99,7 @@ class Dense(Covariance):
         return x.flatten(x.ndim - len(self.event_shape))
 
     def _rotation(self, like: Tensor) -> Tensor:
-        return self.table("eigenvectors", like, lambda: self._vectors)
+        return self.table("eigenvectors", like, lambda: padded(self._vectors))
 
     @property
     def basis(self) -> Hashable:
@@ -118,7 +119,7 @@ class Channels(Covariance):
 
     def __init__(self, matrix: Tensor, spatial: Covariance, *, normalize: bool = True) -> None:
         if not isinstance(spatial, Covariance):
-            raise InputError(f"spatial={spatial!r} must be a covariance, such as gaussian_free_field((32, 32)).")
+            raise InputError(f"spatial={shown(spatial)} must be a covariance, such as gaussian_free_field((32, 32)).")
         values, self._vectors = symmetric_eigen(matrix, "matrix")
         if values[0] == 0:
             raise InputError("matrix is singular: add a small multiple of the identity to the covariance of channels.")
@@ -132,20 +133,16 @@ class Channels(Covariance):
         )
 
     def to_basis(self, x: Tensor) -> Tensor:
-        return self.spatial.to_basis(self._mix(x, self._rotation(x).T))
+        return self.spatial.to_basis(channel_product(self._rotation(x).T, x, len(self.spatial.event_shape)))
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
         x = self.spatial.from_basis(coefficients)
-        return self._mix(x, self._rotation(x))
+        return channel_product(self._rotation(x), x, len(self.spatial.event_shape))
 
     @property
     def marginal_variance(self) -> Tensor:
         own = torch.stack([self.spatial.with_eigenvalues(values).marginal_variance for values in self.eigenvalues])
         return torch.tensordot(self._vectors.square(), own, 1)
-
-    def _mix(self, x: Tensor, matrix: Tensor) -> Tensor:
-        axis = x.ndim - len(self.event_shape)
-        return (matrix @ x.flatten(axis + 1)).reshape(x.shape)
 
     def _rotation(self, like: Tensor) -> Tensor:
         return self.table("eigenvectors", like, lambda: self._vectors)
@@ -161,8 +158,7 @@ class Channels(Covariance):
         return self.spatial.white_scale(eigenvalues)
 
     def rotate_white(self, numbers: Tensor) -> Tensor:
-        leading = numbers.ndim - len(self.white_shape)
-        mixed = (self._rotation(numbers).T @ numbers.flatten(leading + 1)).reshape(numbers.shape)
+        mixed = channel_product(self._rotation(numbers).T, numbers, len(self.spatial.white_shape))
         return self.spatial.rotate_white(mixed)
 
     def as_coefficients(self, numbers: Tensor) -> Tensor:

@@ -8,15 +8,21 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.randomness import Generators, white_noise
-from nidiff.recipe import call_arguments
+from nidiff.errors import InputError, shown
+from nidiff.files import as_path
+from nidiff.memory import require_memory
+from nidiff.randomness import FLOATS, Generators, check_place, white_noise
+from nidiff.recipe import call_arguments, check_kinds, check_number, is_number, plain
 
 if TYPE_CHECKING:
     from nidiff.covariance.distribution import GaussianField
+
+MOST_AXES = 16  # of an event
+WORKING = 64  # bytes per entry of an event while Σ is built: a handful of float64 tables
 
 
 class Covariance(ABC):
@@ -36,6 +42,7 @@ class Covariance(ABC):
         self = super().__new__(cls)
         if args or kwargs:  # not when copied or unpickled
             called = call_arguments(cls, args, kwargs)
+            check_kinds(cls, called)
             if cls.arguments is Covariance.arguments:
                 self._built_with = {
                     name: value.detach().clone() if isinstance(value, Tensor) else value
@@ -84,6 +91,7 @@ class Covariance(ABC):
         # Plain numbers, so that a compiled function need not look into a tensor.
         self.is_singular = len(positive) < values.numel()
         self.condition_number: float = (positive.max() / positive.min()).item()  # over the positive eigenvalues
+        self._range = positive.min().item(), positive.max().item()
         self._tables: dict[Hashable, Tensor] = {}
         self.recipe: tuple[str, dict[str, Any]] | None = None  # the call of a named field that made this Σ
 
@@ -167,6 +175,8 @@ class Covariance(ABC):
     def power(self, x: Tensor, exponent: float) -> Tensor:
         """Σ^p x, with the symmetric power (E14: one root, the symmetric one, everywhere)."""
         self._check_event(x)
+        if not (isinstance(exponent, float) and math.isfinite(exponent)):
+            exponent = check_number("exponent", exponent)
         if exponent < 0:
             self.require_invertible(f"Σ^{exponent:g}")
         return self._outside_autocast(
@@ -199,6 +209,7 @@ class Covariance(ABC):
 
         −D/2 log 2π − C/2 log det Σ − ½‖Σ^-½ x‖², D = C · size (E8). A single event without batch axis gives a scalar.
         """
+        self._check_event(x)
         batch_axes = min(1, x.ndim - len(self.event_shape))
         white = self.inv_sqrt(x.to(torch.promote_types(x.dtype, torch.float32)))
         numbers = math.prod(x.shape[batch_axes:])
@@ -218,10 +229,10 @@ class Covariance(ABC):
         The noise is drawn white in the eigenbasis and transformed back once: the law of ``sqrt(randn)``, other bits,
         half the transforms.
         """
-        shape = tuple(shape)
+        shape = check_sizes(shape)
         self.check_trailing(shape, "shape")
-        if not dtype.is_floating_point:
-            raise InputError(f"dtype={dtype} cannot hold noise: use a floating-point type.")
+        check_place(dtype, device)
+        require_memory(f"shape={shape}", 8 * math.prod(map(float, shape)), "draw fewer at a time")
         leading = shape[: len(shape) - len(self.event_shape)]
         if isinstance(generator, Sequence) and not leading:
             raise InputError(f"generator is a list, but shape={shape} is one event: put an axis of images in front.")
@@ -236,6 +247,7 @@ class Covariance(ABC):
 
     def dense(self) -> Tensor:
         """The size × size matrix, float64: for tests and small problems."""
+        require_memory(f"the dense matrix of {self!r}", 32.0 * self.size**2, "use a smaller event")
         identity = torch.eye(self.size, dtype=torch.float64, device="cpu").reshape(self.size, *self.event_shape)
         return self.matmul(identity).reshape(self.size, self.size)
 
@@ -292,8 +304,9 @@ class Covariance(ABC):
 
     def __mul__(self, factor: float) -> "Covariance":
         """c·Σ, c > 0. Not renormalised."""
-        if not (math.isfinite(factor) and factor > 0):
-            raise InputError(f"a covariance times {factor!r} is not a covariance: scale by a positive number.")
+        factor = plain(factor)
+        if not (is_number(factor) and factor > 0):
+            raise InputError(f"a covariance times {shown(factor)} is not a covariance: scale by a positive number.")
         return self.with_eigenvalues(self._eigenvalues * factor)
 
     __rmul__ = __mul__
@@ -321,20 +334,20 @@ class Covariance(ABC):
         """The inverse of `to_config` and `tensors`."""
         from nidiff.covariance.config import build
 
-        return build(config, tensors or {})
+        return build(config, {} if tensors is None else tensors)
 
     def save(self, folder: str | Path) -> None:
         """Write ``covariance.json`` and, where Σ has arrays, ``covariance.safetensors`` into ``folder``."""
         from nidiff.covariance.config import save
 
-        save(self, Path(folder))
+        save(self, as_path("folder", folder))
 
     @staticmethod
     def load(folder: str | Path) -> "Covariance":
         """Read Σ from a folder: what `save` wrote, a model or its scheduler, or a run."""
         from nidiff.covariance.config import load
 
-        return load(Path(folder))
+        return load(as_path("folder", folder))
 
     def __repr__(self) -> str:
         name, arguments = self.recipe or (type(self).__name__, {"shape": self.event_shape})
@@ -343,7 +356,14 @@ class Covariance(ABC):
     # Inside ------------------------------------------------------------------------------------------------------
 
     def _eigenvalue_power(self, exponent: float, like: Tensor) -> Tensor:
-        return self.table(exponent, like, lambda: self.layout(self._eigenvalues).pow(exponent))
+        return self.table(exponent, like, lambda: self._checked_power(exponent, like.dtype))
+
+    def _checked_power(self, exponent: float, dtype: torch.dtype) -> Tensor:
+        largest = exponent * math.log(self._range[int(exponent > 0)])  # the logarithm of Σ^p's largest eigenvalue
+        if not math.log(torch.finfo(dtype).tiny) <= largest <= math.log(torch.finfo(dtype).max):
+            kind = str(dtype).removeprefix("torch.")
+            raise InputError(f"Σ^{exponent:g} is beyond {kind}: use an exponent nearer to 0 or a scale nearer to 1.")
+        return self.layout(self._eigenvalues).pow(exponent)
 
     def _check_resolution(self, dtype: torch.dtype) -> None:
         """In Σ^½ x the smallest modes must stand above the rounding of the largest: λ_max/λ_min ≤ 1/eps²."""
@@ -359,25 +379,39 @@ class Covariance(ABC):
             return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
     def _check_event(self, x: Tensor) -> None:
-        if not x.is_floating_point():
+        if not isinstance(x, Tensor):
+            raise InputError(f"x is a {type(x).__name__}: give a tensor, such as torch.from_numpy(array).")
+        if x.dtype not in FLOATS:
             raise InputError(f"x has dtype {x.dtype}: Σ applies to real floating-point tensors; convert it first.")
         self.check_trailing(tuple(x.shape), "x")
 
 
 def check_shape(shape: Iterable[int] | int, argument: str = "shape") -> tuple[int, ...]:
-    """``shape`` as a tuple of positive integers, at least one."""
+    """``shape`` as a tuple of positive integers, at least one, of an event that fits in memory."""
+    sizes = check_sizes(shape, argument)
+    if not 1 <= len(sizes) <= MOST_AXES or min(sizes) < 1:
+        raise InputError(f"{argument}={shown(shape)} must be one to {MOST_AXES} positive integers, such as (32, 32).")
+    require_memory(f"{argument}={sizes}", WORKING * math.prod(map(float, sizes)), "use a smaller event")
+    return sizes
+
+
+def check_sizes(shape: Iterable[int] | int, argument: str = "shape") -> tuple[int, ...]:
+    """``shape`` as a tuple of integers that are not negative."""
     try:
-        sizes = tuple(map(operator.index, shape if isinstance(shape, Iterable) else (shape,)))
+        entries = list(shape if isinstance(shape, Iterable) else (shape,))
+        sizes = tuple(-1 if isinstance(entry, bool) else operator.index(entry) for entry in entries)
     except TypeError:
-        sizes = ()
-    if not sizes or min(sizes) < 1 or shape is True:
-        raise InputError(f"{argument}={shape!r} must be one or more positive integers, such as (32, 32).")
+        sizes = (-1,)
+    if any(not 0 <= size < 2**62 for size in sizes):
+        raise InputError(f"{argument}={shown(shape)} must be one or more positive integers, such as (32, 32).")
     return sizes
 
 
 def as_numbers(values: Any, argument: str) -> Tensor:
     """``values``, which may be a list or an array of numpy, as a float64 tensor on the CPU."""
     try:
+        if values.is_complex() if isinstance(values, Tensor) else np.iscomplexobj(values):
+            raise TypeError("complex numbers")
         return torch.as_tensor(values, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{argument} must be a tensor of real numbers, or lists of equal length of them.") from error

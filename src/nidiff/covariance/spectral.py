@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
+from nidiff.covariance.products import padded, row_product
 from nidiff.errors import InputError
 
 
@@ -125,13 +126,13 @@ class Cosine(Covariance):
 
     def to_basis(self, x: Tensor) -> Tensor:
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
-            x = (x.movedim(axis, -1) @ self._cosines(n, x).T).movedim(-1, axis)
+            x = row_product(x.movedim(axis, -1), self._cosines(n, x).T).movedim(-1, axis)
         return x
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
         x = coefficients
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
-            x = (x.movedim(axis, -1) @ self._cosines(n, x)).movedim(-1, axis)
+            x = row_product(x.movedim(axis, -1), self._cosines(n, x)).movedim(-1, axis)
         return x
 
     def periodogram(self, x: Tensor) -> Tensor:
@@ -147,7 +148,7 @@ class Cosine(Covariance):
 
     def _cosines(self, n: int, like: Tensor) -> Tensor:
         # As a matrix: torch has no DCT, and a product of this size is as quick as one built of FFTs.
-        return self.table(("cosines", n), like, lambda: _dct_matrix(n))
+        return self.table(("cosines", n), like, lambda: padded(_dct_matrix(n)))
 
     def arguments(self) -> dict[str, Any]:
         return _spectral_arguments(self)

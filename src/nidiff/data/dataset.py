@@ -9,8 +9,10 @@ import torch
 from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
 from nidiff.data.images import Images, fit_pixels, open_images
 from nidiff.data.named import DATASETS
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.extras import require
+from nidiff.files import as_path
+from nidiff.recipe import check_kinds
 
 
 def load_dataset(
@@ -35,7 +37,14 @@ def load_dataset(
         memory_limit: a folder or hf:NAME with more bytes of pixels is decoded batch by batch. None: no limit.
         progress: show bars on a terminal.
     """
-    name, reading = str(name), Reading(size, channels, skip_corrupt, memory_limit, progress)
+    reading = Reading(size, channels, skip_corrupt, memory_limit, progress)
+    check_kinds(load_dataset, {"skip_corrupt": skip_corrupt, "progress": progress})
+    if not isinstance(split, str):
+        raise InputError(f"split={shown(split)} must be a name, such as 'train'.")
+    if data_dir is not None:
+        data_dir = as_path("data_dir", data_dir)
+    if not (isinstance(name, str) and (name in DATASETS or name.startswith("hf:"))):
+        name = str(as_path("name", name))
     if name in DATASETS:
         pixels, labels = DATASETS[name](split, data_dir, progress)
         return Images(fit_pixels(pixels, reading), labels)
@@ -58,8 +67,9 @@ def _load_hub(name: str, split: str, reading: Reading) -> Images:
     datasets = require("datasets")
     try:
         table = datasets.load_dataset(name.removeprefix("hf:"), split=split)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"name={name!r} cannot be loaded ({error}): correct the name or the split.") from error
+    except Exception as error:  # the Hub, its files and their readers fail in many ways
+        reason = shown(str(error).partition("\n")[0])
+        raise InputError(f"name={name!r} cannot be loaded ({reason}): correct the name or the split.") from error
     column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
     if column is None:
         raise InputError(f"name={name!r} has no images among {table.column_names}: give a dataset of images.")

@@ -17,10 +17,15 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
+from nidiff.memory import require_memory
+from nidiff.recipe import check_number, fits
 
 # What each kind of 8-bit image is read as; others (16 bits, floats) have no agreed range.
 MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
+# The decoders that Pillow may use: some of the others run programs (PostScript) or are rarely looked at.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
+MOST_PIXELS = 2**27  # of one image: a file of a few kilobytes can claim any number
 CAMERA, ORIENTATION = ("JPEG", "MPO"), 0x0112  # cameras store a photograph as taken, and a note on how they were held
 CHUNK = 1024  # images given to the threads at once: a million would fill the memory
 CHANNELS = {1: "L", 3: "RGB"}
@@ -44,9 +49,13 @@ class Reading:
     def __post_init__(self) -> None:
         pair = self.pair
         if pair is not None and not (len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)):
-            raise InputError(f"size={self.size!r} is not a size: give one positive integer, or height and width.")
-        if self.channels is not None and self.channels not in CHANNELS:
-            raise InputError(f"channels={self.channels!r} is not supported: give 1 (grey) or 3 (RGB).")
+            raise InputError(f"size={shown(self.size)} is not a size: give one positive integer, or height and width.")
+        if pair is not None and prod(pair) > MOST_PIXELS:
+            raise InputError(f"size={shown(self.size)} is more than {MOST_PIXELS:,} pixels: give a smaller one.")
+        if self.memory_limit is not None:
+            check_number("memory_limit", self.memory_limit)
+        if self.channels is not None and (not fits(self.channels, int) or self.channels not in CHANNELS):
+            raise InputError(f"channels={shown(self.channels)} is not supported: give 1 (grey) or 3 (RGB).")
 
     @property
     def pair(self) -> tuple[int, int] | None:
@@ -109,6 +118,7 @@ def read_encoded(images: Sequence[Encoded], reading: Reading) -> tuple[Tensor | 
         kept = _each(decode, reading, "checking images", good) if reading.skip_corrupt else [True] * len(good)
         pixels: Tensor | Stream = Stream(list(compress(good, kept)), shape, reading)
     else:
+        require_memory(f"{len(good)} images of shape {shape}", len(good) * prod(shape), "give a smaller size")
         memory = torch.empty((len(good), *shape), dtype=torch.uint8)
         kept = _each(decode, reading, "reading images", good, memory.numpy())
         pixels = memory if all(kept) else memory[torch.tensor(list(map(bool, kept)))]
@@ -145,7 +155,11 @@ def _each(
 def _opened(encoded: Encoded) -> Iterator[Image.Image]:
     try:
         file = encoded.file if isinstance(encoded.file, Path) else encoded.file()
-        with Image.open(BytesIO(file) if isinstance(file, bytes) else file) as image:
+        with Image.open(BytesIO(file) if isinstance(file, bytes) else file, formats=FORMATS) as image:
+            if (count := image.width * image.height) > MOST_PIXELS:
+                raise CorruptImage(
+                    f"{encoded.name!r} has {count:,} pixels, more than {MOST_PIXELS:,}: make it smaller."
+                )
             if image.mode not in MODES:
                 raise InputError(f"{encoded.name!r} has mode {image.mode}: convert it to 8 bits per channel.")
             yield image

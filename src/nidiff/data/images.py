@@ -1,11 +1,13 @@
 """A set of images that gives batches in [-1, 1], and how to open one at a path."""
 
+import math
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +17,11 @@ from torch import Tensor
 from nidiff.data.encoded import Encoded, Reading, Stream, fit, read_encoded
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
+from nidiff.files import as_path
+from nidiff.memory import require_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
@@ -66,6 +73,8 @@ class Images:
 
 def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"images is a {type(images).__name__}: give a tensor of floats in [-1, 1] or of uint8.")
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
@@ -81,13 +90,16 @@ def open_images(path: str | Path, reading: Reading) -> Images:
     Names that begin with a dot are ignored. An array is an .npy or .npz file of N×H×W or N×H×W×C numbers: uint8, or
     floats already in [-1, 1]. An .npz holds one array, or its images are ``arr_0``.
     """
-    path = Path(path)
+    path = as_path("path", path)
     if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
         return Images(fit_pixels(_read_array(path), reading))
     if not path.is_dir():
         problem = "is not a folder or an array" if path.exists() else "does not exist"
         raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
-    found = (file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file())
+    try:
+        found = [file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES and file.is_file()]
+    except OSError as error:
+        raise InputError(f"path={str(path)!r} cannot be read ({error.strerror}): give another folder.") from error
     files = sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(path).parts))
     if not files:
         raise InputError(f"path={str(path)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
@@ -99,22 +111,18 @@ def _read_array(file: Path) -> Tensor:
     """The N×H×W or N×H×W×C numbers of a file as [N, C, H, W], uint8 or float32."""
     path = f"path={str(file)!r}"
     try:
-        if file.suffix.lower() == ".npz":
-            with np.load(file, allow_pickle=False) as stored:
-                arrays = dict(stored)
-        else:
-            arrays = {"arr_0": np.load(file, mmap_mode="r", allow_pickle=False)}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        array = _images_of_npz(file) if file.suffix.lower() == ".npz" else _mapped(file)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
         raise InputError(f"{path} cannot be read as arrays ({error}): write it with numpy.save.") from error
-    name = next(iter(arrays)) if len(arrays) == 1 else "arr_0"
-    if name not in arrays:
-        raise InputError(f"{path} has the arrays {sorted(arrays)}: keep one, or name the images arr_0.")
-    array = arrays[name] if arrays[name].ndim != 3 else arrays[name][..., None]
+    array = array if array.ndim != 3 else array[..., None]
     if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
         raise InputError(f"{path} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last.")
     if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
         raise InputError(f"{path} has dtype {array.dtype}: give uint8, or floats in [-1, 1].")
     dtype = np.uint8 if array.dtype == np.uint8 else np.float32
+    require_memory(f"{path} of shape {array.shape}", 2.0 * array.size * np.dtype(dtype).itemsize, "give fewer images")
     pixels = torch.from_numpy(np.array(np.moveaxis(array, -1, 1), dtype=dtype, order="C"))
     if pixels.dtype == torch.uint8:
         return pixels
@@ -131,6 +139,33 @@ def _read_array(file: Path) -> Tensor:
     return pixels
 
 
+def _mapped(file: Path) -> "NDArray[Any]":
+    """The array of an .npy file, on the disk: numpy compares its shape with the size of the file."""
+    return np.load(file, mmap_mode="r", allow_pickle=False)
+
+
+def _images_of_npz(file: Path) -> "NDArray[Any]":
+    """The only array of an .npz file, or ``arr_0``; read only if it is as large as its header says."""
+    with zipfile.ZipFile(file) as archive:
+        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        name = next(iter(members)) if len(members) == 1 else "arr_0"
+        if name not in members:
+            raise InputError(
+                f"path={str(file)!r} has the arrays {sorted(members)}: keep one, or name the images arr_0."
+            )
+        stored = members[name].file_size
+        require_memory(f"path={str(file)!r}", 2.0 * stored, "give fewer images")
+        with archive.open(members[name]) as stream:
+            version = np.lib.format.read_magic(stream)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(stream)
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize > stored:
+                what = "objects" if dtype.hasobject else f"less than the shape {shape} that it claims"
+                raise InputError(f"path={str(file)!r} holds {what}: write it with numpy.savez.")
+        with archive.open(members[name]) as stream:
+            return np.lib.format.read_array(stream, allow_pickle=False)
+
+
 def fit_pixels(pixels: Tensor, reading: Reading) -> Tensor:
     """`fit` of each image of ``pixels`` [N, C, H, W]."""
     shape = (reading.channels or pixels.shape[1], *(reading.pair or pixels.shape[2:]))
@@ -139,6 +174,9 @@ def fit_pixels(pixels: Tensor, reading: Reading) -> Tensor:
     if pixels.dtype != torch.uint8:
         remedy = "leave them out, or store the images as uint8"
         raise InputError(f"size or channels ask for {shape} of floats {tuple(pixels.shape[1:])}: {remedy}.")
+    require_memory(
+        f"size={reading.size!r} of {len(pixels)} images", len(pixels) * math.prod(shape), "give a smaller one"
+    )
     fitted = torch.empty((len(pixels), *shape), dtype=torch.uint8)
     for old, new in zip(pixels.numpy(), fitted.numpy(), strict=True):
         image = Image.fromarray(old[0] if len(old) == 1 else np.ascontiguousarray(np.moveaxis(old, 0, -1)))

@@ -34,6 +34,8 @@ CIFAR10 = Remote(
 CIFAR10_FOLDER = "cifar-10-batches-bin"
 CIFAR10_FILES = {"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]}
 IMAGES, RECORD = 10000, 1 + 3 * 32 * 32  # per file of CIFAR-10; a record is the label, then the planes R, G, B
+MOST_MEMBERS = 100  # of an archive; the official one has 9
+LARGEST_IDX = 2**27  # bytes: twice the largest of ours, so that a small file does not fill the memory
 REPLACE = "replace it with the official file"
 
 
@@ -75,9 +77,12 @@ def load_fashion_mnist(split: str, data_dir: Path | None = None, progress: bool 
 def read_idx(file: Path) -> Tensor:
     """The uint8 array of a gzipped IDX file: 0, 0, 8 (for uint8), the number of axes, their lengths, the values."""
     try:
-        content = bytearray(gzip.decompress(file.read_bytes()))
+        with gzip.open(file) as stream:
+            content = bytearray(stream.read(LARGEST_IDX + 1))
     except (OSError, EOFError, zlib.error) as error:
         raise InputError(f"{str(file)!r} cannot be unzipped ({error}): {REPLACE}.") from error
+    if len(content) > LARGEST_IDX:
+        raise InputError(f"{str(file)!r} holds more than {LARGEST_IDX >> 20} MiB: {REPLACE}.")
     if content[:3] != b"\0\0\x08" or len(content) < (start := 4 + 4 * content[3]):
         raise InputError(f"{str(file)!r} does not begin like an IDX file of bytes: {REPLACE}.")
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
@@ -97,7 +102,7 @@ def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True
     folder = cache_folder() if data_dir is None else Path(data_dir)
     for place in (folder, folder / CIFAR10_FOLDER):
         if all((place / name).is_file() for name in names):
-            contents = {name: (place / name).read_bytes() for name in names}
+            contents = {name: _beginning(place / name) for name in names}
             break
     else:
         place = official_file(CIFAR10, data_dir, [folder], progress)
@@ -113,17 +118,28 @@ def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
+def _beginning(file: Path) -> bytes:
+    """As much of a file as CIFAR-10's have, and a byte more if there is one."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(IMAGES * RECORD + 1)
+    except OSError as error:
+        raise InputError(f"{str(file)!r} cannot be read ({error.strerror}): {REPLACE}.") from error
+
+
 def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
     """The content of the files that the archive has; nothing is written to the disk."""
     contents = {}
     try:
         with tarfile.open(archive, "r|gz") as members:
-            for member in members:
+            for count, member in enumerate(members):
+                if count > MOST_MEMBERS or member.size > 2 * IMAGES * RECORD:
+                    raise tarfile.TarError("it is not the official one")
                 folder, _, name = member.name.rpartition("/")
                 stream = members.extractfile(member) if folder == CIFAR10_FOLDER and name in names else None
                 if stream is not None:
                     contents[name] = stream.read(IMAGES * RECORD + 1)
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+    except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
         raise InputError(f"{str(archive)!r} cannot be read as an archive ({error}): {REPLACE}.") from error
     return contents
 

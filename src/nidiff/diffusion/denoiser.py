@@ -1,17 +1,21 @@
 """The hub: every sampler, loss and likelihood meets a network only as x̂0 = denoiser(x, level)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nidiff.covariance.matrix import Identity
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule, broadcast
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose
-from nidiff.recipe import fits
+from nidiff.errors import InputError, choose, shown
+from nidiff.recipe import is_number, plain
+
+MARGIN = 1e3  # what is multiplied by these numbers may be so large
+ONE = Identity((1,))
 
 
 class Denoiser(torch.nn.Module):
@@ -38,11 +42,15 @@ class Denoiser(torch.nn.Module):
         self.process = process
         self.target: Target = choose("target", target, TARGETS)
         if not isinstance(self.target, Target):
-            raise InputError(f"target={target!r} must be a name in TARGETS or a Target.")
-        if clip is not None and not (fits(clip, float) and clip > 0):
-            raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
+            raise InputError(f"target={shown(target)} must be a name in TARGETS or a Target.")
+        clip = plain(clip)
+        if clip is not None and not (is_number(clip) and clip > 0):
+            raise InputError(f"clip={shown(clip)} must be a positive number, or None for no clipping.")
+        if scaling is not None and not isinstance(scaling, Scaling):
+            raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or None.")
         self.clip = clip
         self.scaling = scaling
+        self._trainable: set[torch.dtype] = set()  # in which its levels were checked
 
     def forward(self, x: Tensor, level: Level) -> Tensor:
         """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
@@ -69,7 +77,11 @@ class Denoiser(torch.nn.Module):
 
     def output(self, x: Tensor, level: Level) -> Tensor:
         """What the network says at x, in its own terms."""
+        if not (isinstance(x, Tensor) and x.ndim and x.is_floating_point() and isinstance(level, Level)):
+            raise InputError("x must be a batch of floats [B, ...], and level a level of the schedule: give both.")
         label = torch.as_tensor(level.label, device=x.device)
+        if label.ndim and len(label) not in (1, len(x)):
+            raise InputError(f"level is for {len(label)} images, but x has {len(x)}: give one per image.")
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
@@ -79,6 +91,34 @@ class Denoiser(torch.nn.Module):
                 f"net returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}: make them equal."
             )
         return output
+
+    def check_levels(self, dtype: torch.dtype, rows: Sequence[int] | None = None) -> None:
+        """Refuse ``rows`` of the schedule at which sampling overflows in ``dtype``; without any, at which the loss may.
+
+        x, x̂0 and, for the loss, what the network is to learn and the weight of its error must be finite.
+        """
+        schedule = self.process.schedule
+        level: Any = schedule.level(torch.arange(len(schedule)) if rows is None else torch.tensor([*rows]))
+        a, b = self.target.coefficients(level.signal, level.sigma)
+        numbers = [level.sigma, a, b, a * level.sigma]
+        if rows is None:
+            one = torch.ones(len(schedule), 1, dtype=torch.float64)
+            numbers += [self.target.eps_error(level)[0], self.target.encode(one, one, level.like(one), ONE)[:, 0]]
+        largest = torch.stack([torch.as_tensor(each).abs().expand(level.sigma.shape) for each in numbers]).amax(0)
+        beyond = ~(largest < torch.finfo(dtype).max / MARGIN)
+        if bool(beyond.any()):
+            worst = int(beyond.nonzero()[-1])
+            raise InputError(
+                f"schedule={schedule!r} has a level of signal {level.signal[worst]:.2g} and sigma "
+                f"{level.sigma[worst]:.2g}, at which target={self.target_name!r} overflows "
+                f"{str(dtype).removeprefix('torch.')}: use a schedule of a narrower range, or target 'x0' or 'v'."
+            )
+
+    def check_trainable(self, dtype: torch.dtype) -> None:
+        """Refuse a schedule that has levels at which the loss may overflow; looked at once per dtype."""
+        if dtype not in self._trainable:
+            self.check_levels(dtype)
+            self._trainable.add(dtype)
 
     def eps(self, x: Tensor, level: Level) -> Tensor:
         """The white eps behind x: Σ^-½ (x − signal · x̂0) / sigma."""
@@ -105,6 +145,8 @@ def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None
     p(σ | x), not over the training levels; at the dimension of images that is 1/σ within a percent, and the correction
     is wrong by the factor σ_H / σ: 0.0017 to 8.4 for the paper's own 232 levels (E32).
     """
+    if not callable(net) or not (harmonic is None or isinstance(harmonic, Schedule)):
+        raise InputError("unconditional takes a network, and as harmonic a nidiff.Schedule or None.")
     return _Unconditional(net, harmonic)
 
 

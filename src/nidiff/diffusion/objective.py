@@ -1,11 +1,13 @@
 """The training loss."""
 
+import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.schedule import Level, broadcast
-from nidiff.errors import choose
+from nidiff.errors import InputError, choose
 from nidiff.randomness import Generators, white_noise
+from nidiff.recipe import check_number
 
 
 def denoising_loss(
@@ -29,10 +31,17 @@ def denoising_loss(
 
     ``level`` and ``eps`` default to draws from ``generator``.
     """
+    if not isinstance(denoiser, Denoiser):
+        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
     power = choose("weighting", weighting, WEIGHTINGS)
+    if power is not None:
+        power = check_number("weighting", power)
     process, target = denoiser.process, denoiser.target
     process.check_batch("x0", x0)
-    level = process.schedule.draw(len(x0), generator) if level is None else level
+    if level is None:
+        if not torch.compiler.is_compiling():
+            denoiser.check_trainable(x0.dtype)
+        level = process.schedule.draw(len(x0), generator)
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)
     error = denoiser.output(x, level) - target.encode(x0, eps, level.like(x0), process.covariance)

@@ -13,6 +13,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Level, Schedule, as_schedule, broadcast
 from nidiff.errors import InputError
 from nidiff.randomness import Generators
+from nidiff.recipe import check_number
 
 
 class Process:
@@ -31,6 +32,8 @@ class Process:
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
         self.check_batch("x0", x0)
+        if not (isinstance(level, Level) and isinstance(eps, Tensor)):
+            raise InputError("perturb takes x0, a level of the schedule and a tensor eps: give them in this order.")
         if eps.shape != x0.shape:
             raise InputError(f"eps has shape {tuple(eps.shape)}, but x0 has {tuple(x0.shape)}: make them equal.")
         if isinstance(level.sigma, Tensor) and level.sigma.ndim and len(level.sigma) != len(x0):
@@ -45,6 +48,7 @@ class Process:
             raise InputError(f"{argument} has shape {tuple(x.shape)}: give a batch [B, ..., *event].")
         if not x.is_floating_point():
             raise InputError(f"{argument} has dtype {x.dtype}: convert the images to floats, such as 2·v/255 − 1.")
+        self.covariance.check_trailing(x.shape, argument)
 
     def noise(
         self,
@@ -98,7 +102,7 @@ class Process:
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """
-        if not 0 < time <= 1:
+        if not 0 < check_number("time", time) <= 1:
             raise InputError(f"time={time} must be above 0 and at most 1.")
         with torch.enable_grad():
             clock = torch.tensor(float(time), dtype=torch.float64, device="cpu", requires_grad=True)

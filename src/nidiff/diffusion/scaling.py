@@ -1,13 +1,14 @@
 """The units of the data: what the network sees is x, and the data are scale · x + shift."""
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
+from nidiff.recipe import is_number
 
+SMALLEST = 1e-37  # float32 can divide by it
 Numbers = float | tuple[float, ...]
 
 
@@ -25,10 +26,12 @@ class Scaling:
             value = tuple(value) if isinstance(value, list) else value  # as JSON has it
             object.__setattr__(self, name, value)
             each = value if isinstance(value, tuple) else (value,)
-            if not each or not all(isinstance(v, int | float) and math.isfinite(v) for v in each):
-                raise InputError(f"{name}={value!r} of the scaling must be a finite number, or one per channel.")
-            if name == "scale" and 0 in each:
-                raise InputError(f"scale={value!r} of the scaling must not be 0.")
+            if not each or not all(map(is_number, each)):
+                raise InputError(f"{name}={shown(value)} of the scaling must be a finite number, or one per channel.")
+            if name == "scale" and not all(SMALLEST < abs(v) < 1 / SMALLEST for v in each):
+                raise InputError(
+                    f"scale={shown(value)} of the scaling must not be 0, or too small or large to divide by."
+                )
 
     def to_model(self, data: Tensor) -> Tensor:
         """x = data / scale − shift / scale, as floats."""
@@ -41,6 +44,8 @@ class Scaling:
         return scale * (x + shift / scale)
 
     def _like(self, x: Tensor) -> tuple[float | Tensor, float | Tensor]:
+        if not isinstance(x, Tensor) or x.is_complex():
+            raise InputError(f"the data are a {type(x).__name__} of other than real numbers: give a real tensor.")
         dtype = x.dtype if x.is_floating_point() else torch.float32
 
         def per_channel(values: Numbers) -> float | Tensor:

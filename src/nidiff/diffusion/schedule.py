@@ -11,13 +11,19 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import call, parse_call
 from nidiff.randomness import Generators, random_index
-from nidiff.recipe import remembered
+from nidiff.recipe import check_number, check_whole, is_number, plain, remembered
+
+MOST_LEVELS = 10_000_000
+# What float64 can square and divide by: a level beyond is not one that anything can be computed at.
+LEAST_SIGNAL, LEAST_SIGMA, MOST_SIGMA = 1e-300, 1e-150, 1e150
+LARGEST_LOGSNR = 1400.0  # exp(700) is finite
 
 
 def broadcast(coefficient: float | Tensor, x: Tensor) -> float | Tensor:
@@ -82,8 +88,11 @@ class Schedule:
         logsnr = _column("logsnr", logsnr)
         if bool((logsnr.diff() >= 0).any()):
             raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
+        if logsnr_of_time is not None and not callable(logsnr_of_time):
+            raise InputError(f"logsnr_of_time is a {type(logsnr_of_time).__name__}: give a function, or leave it out.")
         self.keeps = one_of("keeps", keeps, RULES)
         self.logsnr = self._unshifted = logsnr
+        self._check_range()
         rows = torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu")
         self.time = rows / len(logsnr) if time is None else _column("time", time)
         if len(self.time) != len(logsnr) or bool((self.time.diff() <= 0).any()):
@@ -96,6 +105,13 @@ class Schedule:
 
     def __len__(self) -> int:
         return len(self.logsnr)
+
+    def _check_range(self) -> None:
+        for row in (0, -1):  # the ends: log-SNR falls
+            signal, sigma = self.signal[row].item(), self.sigma[row].item()
+            if not (signal > LEAST_SIGNAL and LEAST_SIGMA < sigma < MOST_SIGMA):
+                level = f"signal {signal:.3g} and sigma {sigma:.3g}"
+                raise InputError(f"the schedule has a level of {level}, beyond float64: use a narrower range or shift.")
 
     @property
     def rule(self) -> Rule:
@@ -118,16 +134,18 @@ class Schedule:
 
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
-        position = torch.as_tensor(label, dtype=torch.float64, device="cpu").cpu()
+        position = _position("label", label)
         # A compiled function cannot look at the values; its labels come from `draw`.
         if not torch.compiler.is_compiling() and not bool(((position >= 0) & (position <= len(self) - 1)).all()):
-            raise InputError(f"label={label!r} is outside the schedule: its rows are 0 … {len(self) - 1}.")
+            raise InputError(f"label={shown(label)} is outside the schedule: its rows are 0 … {len(self) - 1}.")
         rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
         return self._level(_interpolate(position, rows, self.logsnr), label)
 
     def level_at(self, logsnr: float | Tensor) -> Level:
         """The level of a given log-SNR, with the fractional label that belongs to it."""
-        value = torch.as_tensor(logsnr, dtype=torch.float64, device="cpu").cpu()
+        value = _position("logsnr", logsnr)
+        if not torch.compiler.is_compiling() and not bool((value.abs() < LARGEST_LOGSNR).all()):
+            raise InputError(f"logsnr={shown(logsnr)} must be finite, and within ±{LARGEST_LOGSNR:g}.")
         rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
         label = _interpolate(-value, -self.logsnr, rows)
         return self._level(value, label if isinstance(logsnr, Tensor) else label.item())
@@ -147,11 +165,12 @@ class Schedule:
 
         A coloured Σ puts the same sigma elsewhere in frequency, so the same β is not the same SNR per mode (R7).
         """
-        if not math.isfinite(amount):
-            raise InputError(f"amount={amount} must be a finite number.")
         other = copy.copy(self)
-        other.shift = self.shift + amount
+        other.shift = self.shift + check_number("amount", amount)
         other.logsnr = self._unshifted + other.shift
+        if bool((other.logsnr.diff() >= 0).any()):
+            raise InputError(f"amount={amount} is so large that the levels become one: use a smaller shift.")
+        other._check_range()
         return other
 
     def to_config(self) -> dict[str, Any]:
@@ -171,13 +190,17 @@ class Schedule:
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> "Schedule":
         """The inverse of `to_config`."""
+        if not isinstance(config, Mapping):
+            raise InputError(f"config={shown(config)} must be what Schedule.to_config() returned.")
         arguments = dict(config)
         try:
             name, shift = arguments.pop("schedule"), arguments.pop("shift", 0.0)
         except KeyError:
             raise InputError('schedule has no key "schedule": give what Schedule.to_config() returned.') from None
-        if isinstance(shift, bool) or not isinstance(shift, int | float):
-            raise InputError(f"shift={shift!r} of the schedule must be a number.")
+        if not is_number(shift):
+            raise InputError(f"shift={shown(shift)} of the schedule must be a finite number.")
+        if not all(isinstance(key, str) for key in arguments):
+            raise InputError("schedule has a key that is not a name: give what Schedule.to_config() returned.")
         schedule: Schedule = call("schedule", name, arguments, SCHEDULES)
         return schedule.shifted(shift) if shift else schedule
 
@@ -205,7 +228,7 @@ def as_schedule(schedule: "Schedule | str | Mapping[str, Any]") -> Schedule:
     if isinstance(schedule, Mapping):
         return Schedule.from_config(schedule)
     raise InputError(
-        f"schedule={schedule!r} must be a nidiff.Schedule, its configuration, or text such as "
+        f"schedule={shown(schedule)} must be a nidiff.Schedule, its configuration, or text such as "
         "'ddpm_linear:num_levels=1000'."
     )
 
@@ -333,9 +356,13 @@ def _ramp(num_levels: int, beta_min: float, beta_max: float, power: float = 1.0)
 
 
 def _column(argument: str, values: Tensor | Sequence[float]) -> Tensor:
+    if hasattr(values, "__len__") and getattr(values, "ndim", 1) != 0 and len(values) > MOST_LEVELS:
+        raise InputError(f"{argument} has {len(values):,} entries: give at most {MOST_LEVELS:,}.")
     try:
+        if values.is_complex() if isinstance(values, Tensor) else np.iscomplexobj(values):
+            raise TypeError("they are complex")
         column = torch.as_tensor(values, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{argument} must be a column of numbers ({error}).") from error
     if column.ndim != 1 or len(column) == 0 or not bool(torch.isfinite(column).all()):
         raise InputError(f"{argument} must be a column of finite numbers, but has shape {tuple(column.shape)}.")
@@ -351,6 +378,19 @@ def _from_betas(betas: Tensor) -> Schedule:
     return Schedule(log_remaining - torch.log(-torch.expm1(log_remaining)), "variance")
 
 
+def _position(argument: str, value: float | Tensor) -> Tensor:
+    """A number, or a tensor of them, as float64 on the CPU."""
+    value = value if isinstance(value, Tensor) else plain(value)
+    if isinstance(value, Tensor) and not (value.is_complex() or value.dtype == torch.bool):
+        return value.to(dtype=torch.float64, device="cpu")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputError(f"{argument}={shown(value)} must be a number, or a tensor of numbers.")
+    try:
+        return torch.tensor(float(value), dtype=torch.float64, device="cpu")
+    except OverflowError:
+        return torch.tensor(math.inf, dtype=torch.float64, device="cpu")
+
+
 def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     """Piecewise linear through (xs, ys), xs rising; beyond the ends the last segment goes on."""
     if len(xs) == 1:
@@ -361,13 +401,14 @@ def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
 
 
 def _check_levels(num_levels: int) -> None:
-    if isinstance(num_levels, bool) or not isinstance(num_levels, int) or num_levels < 1:
-        raise InputError(f"num_levels={num_levels!r} must be a positive integer.")
+    check_whole("num_levels", num_levels, 1, MOST_LEVELS)
 
 
 def _check_sigmas(sigma_min: float, sigma_max: float) -> None:
-    if not (0 < sigma_min < sigma_max < math.inf):
+    if not (0 < sigma_min < sigma_max):
         raise InputError(f"sigma_min={sigma_min}, sigma_max={sigma_max} must satisfy 0 < sigma_min < sigma_max.")
+    if not (sigma_min > LEAST_SIGMA and sigma_max < MOST_SIGMA):
+        raise InputError(f"sigma_min={sigma_min}, sigma_max={sigma_max} are beyond float64: use a narrower range.")
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {

@@ -5,22 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from nidiff.data.images import quantise
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
-from nidiff.generation.tile import Tiled
 from nidiff.progress import progress_bar
 from nidiff.recipe import fits
 from nidiff.sampling.sampler import Visit, rehearse, sample
 from nidiff.sampling.spacing import SPACINGS
+from nidiff.sampling.tile import LARGEST
 
 if TYPE_CHECKING:
     from accelerate import PartialState
-
-MOST_TILE = 4096
 
 
 @dataclass(frozen=True)
@@ -59,12 +55,10 @@ def run_job(
     job, shape = folder.job, folder.shape
     if not (fits(batch, int) and batch >= 1):
         raise InputError(f"batch={batch!r} must be 1 or more.")
-    if not (fits(job.tile, int) and 0 <= job.tile <= MOST_TILE):
-        raise InputError(f"tile={job.tile!r} must be from 1 to {MOST_TILE}, or 0 for none.")
+    if not (fits(job.tile, int) and 0 <= job.tile <= LARGEST):
+        raise InputError(f"tile={job.tile!r} must be from 1 to {LARGEST}, or 0 for none.")
     ready = denoiser.clipped(job.clip)
     rehearse(ready, shape, **job.arguments)
-    if job.tile and isinstance(ready.net, torch.nn.Module):
-        ready.net = Tiled(ready.net, job.tile)
     with folder.claimed() if state.is_main_process else contextlib.nullcontext():
         folder.check()
         missing = folder.missing(seeds)
@@ -93,7 +87,8 @@ def _draw(
                     progress(min(done, len(missing)), len(missing))
 
                 shape = (len(block), *folder.shape)
-                images = sample(denoiser, shape, seeds=block, callback=advance, **job.arguments).cpu()
+                how: dict[str, Any] = {"tile": job.tile or None, "callback": advance, **job.arguments}
+                images = sample(denoiser, shape, seeds=block, **how).cpu()
                 for seed, image in zip(block, images, strict=True):
                     if not bool(image.isfinite().all()):
                         problem = f"the image of seed {seed} has NaN or infinite pixels"

@@ -13,13 +13,13 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.files import as_path
 from nidiff.generation.job import Job
-from nidiff.generation.tile import tile_size
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
 from nidiff.model.manifest import model_sha256
 from nidiff.notation import parse_call
 from nidiff.recipe import fits
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
+from nidiff.sampling.tile import tile_size
 from nidiff.sealed import digest
 
 if TYPE_CHECKING:

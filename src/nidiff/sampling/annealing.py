@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
+from nidiff.recipe import check_number, check_whole, is_number
+
+MOST_STEPS = 10_000  # Langevin steps at a level
+SMALLEST = 1e-150
 
 
 def variance_ratio(
@@ -27,17 +31,18 @@ def variance_ratio(
     A step multiplies a mode by 1 − η, or, in the update as printed, which lacks Σ before the score, by 1 − η/λ; and it
     adds noise of variance 2ησ²λ (E23, E31). A mode without variance counts as one that the score does not move.
     """
-    check_langevin(ratio, sigma_min, steps, epsilon)
+    check_langevin(ratio, sigma_min, steps, check_number("epsilon", epsilon))
+    _check_covariance(covariance)
     eta = epsilon / sigma_min**2
     values = covariance.eigenvalues
     if preconditioned:
         keep = torch.full_like(values, (1 - eta) ** 2)
     else:
         keep = torch.where(values > 0, 1 - eta / values, 1.0).square()
-    variance = torch.full_like(values, ratio**2)
+    variance = torch.full_like(values, float(ratio) ** 2)
     for _ in range(steps):
         variance = keep * variance + 2 * eta
-    return variance
+    return variance  # infinite where the steps are unstable
 
 
 def langevin_epsilon(
@@ -52,6 +57,7 @@ def langevin_epsilon(
     Preconditioned it is the isotropic value, and for one step σ_min² (1 − ratio⁻²).
     """
     check_langevin(ratio, sigma_min, steps)
+    _check_covariance(covariance)
     values = covariance.eigenvalues
     slowest = 1.0 if preconditioned else values[values > 0].min().item()
 
@@ -84,17 +90,22 @@ def pixel_mean(variance: Tensor, covariance: Covariance) -> float:
 
 
 def check_ratio(ratio: float) -> None:
-    if not (math.isfinite(ratio) and ratio > 1):
-        raise InputError(f"ratio={ratio} must be above 1: it is the larger σ over the smaller.")
+    if not (is_number(ratio) and 1 < ratio < 1 / SMALLEST):
+        raise InputError(f"ratio={shown(ratio)} must be above 1, and finite: it is the larger σ over the smaller.")
 
 
 def check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | None = None) -> None:
     check_ratio(ratio)
-    for argument, value in {"sigma_min": sigma_min, "epsilon": epsilon}.items():
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise InputError(f"{argument}={value} must be a positive number.")
-    if steps < 1:
-        raise InputError(f"steps={steps} per level must be 1 or more.")
+    given = {"sigma_min": sigma_min} if epsilon is None else {"sigma_min": sigma_min, "epsilon": epsilon}
+    for argument, value in given.items():
+        if not (is_number(value) and SMALLEST < value < 1 / SMALLEST):
+            raise InputError(f"{argument}={shown(value)} must be a positive number, of a size that can be squared.")
+    check_whole("steps", steps, 1, MOST_STEPS)
+
+
+def _check_covariance(covariance: Covariance) -> None:
+    if not isinstance(covariance, Covariance):
+        raise InputError(f"covariance is a {type(covariance).__name__}: give a nidiff.Covariance.")
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:

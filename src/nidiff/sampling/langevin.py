@@ -13,9 +13,12 @@ from torch import Tensor
 
 from nidiff.covariance.matrix import Identity
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, choose
-from nidiff.sampling.annealing import langevin_epsilon
+from nidiff.errors import InputError, choose, shown
+from nidiff.recipe import check_whole, is_number
+from nidiff.sampling.annealing import MOST_STEPS, langevin_epsilon
 from nidiff.sampling.step import Chain, Step
+
+LARGEST_ETA = 1e6  # below 2 it is stable; each sampler says what it needs
 
 
 def als(
@@ -35,8 +38,7 @@ def als(
     Without ``epsilon``, η is the one that brings the variance nearest to that of the level (`best_eta`).
     """
     _check_exploding(chain, "als")
-    if steps_per_level < 1:
-        raise InputError(f"steps_per_level={steps_per_level} must be at least 1.")
+    check_whole("steps_per_level", steps_per_level, 1, MOST_STEPS)
     if epsilon is None and not preconditioned:
         raise InputError("preconditioned=False has no default epsilon: give one, as calibrate finds it.")
     above, below = (here, there) if chain.previous is None else (chain.previous[0], here)
@@ -101,8 +103,7 @@ def predictor_corrector(
 
     eta = 0.05 is their signal-to-noise ratio of 0.16: α = 2 · 0.16² sigma².
     """
-    if corrector_steps < 0:
-        raise InputError(f"corrector_steps={corrector_steps} must be at least 0.")
+    check_whole("corrector_steps", corrector_steps, 0, MOST_STEPS)
     if not 0 < eta < 2:
         raise InputError(f"eta={eta} must be between 0 and 2, where the Langevin step is stable.")
     from nidiff.sampling.sampler import SAMPLERS  # which has this step, too
@@ -110,7 +111,10 @@ def predictor_corrector(
     steps = {
         name: one.step for name, one in SAMPLERS.items() if not one.settles and one.step is not predictor_corrector
     }
-    x = choose("predictor", predictor, steps)(chain, x, x0, here, there)
+    chosen = choose("predictor", predictor, steps)
+    if not callable(chosen):
+        raise InputError(f"predictor={shown(predictor)} must be a name of a sampler, or a step.")
+    x = chosen(chain, x, x0, here, there)
     for _ in range(corrector_steps):
         x = langevin(chain, x, chain.denoiser(x, there), there, eta)
     return x
@@ -133,9 +137,12 @@ def best_eta(ratio: float, steps: int) -> float:
 
 
 def _eta(chain: Chain, epsilon: float) -> float:
-    if not (math.isfinite(epsilon) and epsilon > 0):
+    if not (is_number(epsilon) and epsilon > 0):
         raise InputError(f"epsilon={epsilon} must be a positive number, such as calibrate finds.")
-    return epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
+    eta = epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
+    if eta > LARGEST_ETA:
+        raise InputError(f"epsilon={epsilon} makes Langevin unstable: give about sigma_min², such as calibrate finds.")
+    return eta
 
 
 def _check_exploding(chain: Chain, name: str) -> None:

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError, choose, one_of
+from nidiff.errors import InputError, choose, one_of, shown
 from nidiff.extras import require
+from nidiff.memory import require_memory
 from nidiff.randomness import Generators, white_noise
+from nidiff.recipe import check_number, check_whole, is_number
 
 # (velocity, x, probes) -> div(velocity) per image, given velocity as a function of x on the autograd tape.
 Trace = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -35,17 +37,25 @@ def log_likelihood(
     """
     odeint = require("torchdiffeq").odeint
 
+    if not isinstance(denoiser, Denoiser):
+        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
     divergence_of = choose("trace", trace, TRACES)
+    if not callable(divergence_of):
+        raise InputError(f"trace={shown(trace)} must be a name in TRACES, or a function.")
     one_of("method", method, METHODS)
-    if num_probes < 1:
-        raise InputError(f"num_probes={num_probes} must be at least 1.")
+    num_probes = check_whole("num_probes", num_probes, 1, MOST_PROBES)
     process, schedule = denoiser.process, denoiser.process.schedule
     process.check_batch("x", x)
     if not bool(torch.isfinite(x).all()):
         raise InputError("x has NaN or infinite values: remove those images.")
-    if len(schedule) < 2 or not (rtol > 0 and atol > 0):
-        raise InputError(f"rtol={rtol}, atol={atol} must be positive, and the schedule have two levels or more.")
+    if len(schedule) < 2 or not all(is_number(tolerance) and tolerance > 0 for tolerance in (rtol, atol)):
+        tolerances = f"rtol={shown(rtol)}, atol={shown(atol)}"
+        raise InputError(f"{tolerances} must be positive, and the schedule have two levels or more.")
+    require_memory(f"num_probes={num_probes}", 4 * float(num_probes) * x.numel(), "use fewer")
     x = x.to(torch.promote_types(x.dtype, torch.float32))  # an integral in half precision is off by a tenth
+    denoiser.check_levels(x.dtype, range(len(schedule)))
+    if len(x) == 0:
+        return x.new_zeros(0)
     probes = white_noise((len(x), num_probes, *x.shape[1:]), generator, dtype=x.dtype, device=x.device).sign()
     highest, lowest = schedule.logsnr[[0, -1]].tolist()
 
@@ -62,17 +72,22 @@ def log_likelihood(
     start = (x.detach(), torch.zeros(len(x), dtype=x.dtype, device=x.device))
     with torch.no_grad():
         # step_t: end exactly at the last level, or the solver would ask for labels beyond it.
-        path, change = odeint(dynamics, start, span, rtol=rtol, atol=atol, method=method, options={"step_t": span[-1:]})
+        ends = {"step_t": span[-1:]}
+        try:
+            path, change = odeint(dynamics, start, span, rtol=rtol, atol=atol, method=method, options=ends)
+        except AssertionError as error:  # its step became 0
+            remedy = "use larger tolerances, or a network without NaN"
+            raise InputError(f"rtol={rtol}, atol={atol} cannot be met ({error}): {remedy}.") from error
         return process.prior_log_prob(path[-1]) + change[-1]
 
 
 def bits_per_dim(denoiser: Denoiser, x: Tensor, *, bin_width: float = 2 / 255, **options: object) -> Tensor:
     """−log₂ p per dimension of data quantised with ``bin_width`` and dequantised uniformly (8-bit images in [−1, 1]:
     2/255). ``options`` are those of `log_likelihood`."""
-    if not bin_width > 0:
+    if not check_number("bin_width", bin_width) > 0:
         raise InputError(f"bin_width={bin_width} must be positive.")
     nats = log_likelihood(denoiser, x, **options)  # type: ignore[arg-type]
-    return -(nats / x[0].numel() + math.log(bin_width)) / math.log(2)
+    return -(nats / math.prod(x.shape[1:]) + math.log(bin_width)) / math.log(2)
 
 
 def _exact(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
@@ -92,5 +107,6 @@ def _hutchinson(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
     return total / probes.shape[1]
 
 
+MOST_PROBES = 10**6
 METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 TRACES: dict[str, Trace] = {"exact": _exact, "hutchinson": _hutchinson}

@@ -9,17 +9,19 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
+from nidiff.covariance.operator import check_sizes
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.schedule import Level, Schedule
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
-from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.recipe import KINDS, fits
+from nidiff.randomness import Generators, check_place, generators_from_seeds
+from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
 from nidiff.sampling.spacing import SPACINGS, checked_rows, spaced_rows
 from nidiff.sampling.step import Chain, Sampler, Spacing, Step
+from nidiff.sampling.tile import Tiled
 
 DEFAULT = "dpmpp_2m"
 AMPLIFIED = 25.0  # how far one step may magnify an error of the network before we warn
@@ -43,6 +45,7 @@ def sample(
     sampler: str | Sampler | Step = DEFAULT,
     num_steps: int | None = None,
     seeds: Sequence[int] | None = None,
+    tile: int | None = None,
     spacing: str | Spacing | None = None,
     rows: Sequence[int] | None = None,
     initial: Tensor | None = None,
@@ -59,7 +62,9 @@ def sample(
         num_steps: how many levels are visited. Default: the sampler's own (20 for ODE solvers, else all).
         spacing: which ones: a name in `SPACINGS`, or a function (schedule, count) -> rows. Default: the sampler's own.
         rows: the levels themselves instead, as falling rows of the schedule.
-        seeds: one per image: an image is then the same in a batch of any size. Default: torch's global generator.
+        seeds: one per image: its noise then depends on its seed alone. Default: torch's global generator.
+        tile: images in one call of the network. With seeds and a tile, an image has the same bits in a batch of any
+            size. Default: the whole batch, whose size changes the rounding of the network, and with it the last bits.
         initial: the state at the first level instead of a draw from the prior.
         denoise: end with the expected denoised sample x̂0 of the last level (no noise is added there);
             False returns the state at the last level, noise included.
@@ -69,24 +74,36 @@ def sample(
     if not isinstance(denoiser, Denoiser):
         raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
     chosen, told = as_sampler(sampler, options)
-    shape, schedule = tuple(shape), denoiser.process.schedule
+    shape, schedule = check_sizes(shape), denoiser.process.schedule
+    denoiser.process.covariance.check_trailing(shape, "shape")
+    check_kinds(sample, {"denoise": denoise})
+    if callback is not None and not callable(callback):
+        raise InputError(f"callback={shown(callback)} must be a function of a Visit, or None.")
     spacing = chosen.spacing if spacing is None else spacing
     if rows is None:
         rows = spaced_rows(schedule, default_steps(chosen, schedule) if num_steps is None else num_steps, spacing)
     elif num_steps is not None:
         raise InputError("rows and num_steps both say which levels to visit: give one of the two.")
-    levels = [schedule.level(row) for row in checked_rows(schedule, rows)]
+    rows = checked_rows(schedule, rows)
+    levels = [schedule.level(row) for row in rows]
+    place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
+    check_place(**place)
+    denoiser.check_levels(dtype, rows)
     _warn_of_amplification(denoiser, levels)
     levels += levels[-1:] if chosen.settles else []
+    if tile is not None:
+        denoiser = denoiser.with_net(Tiled(denoiser.net, tile))
     source: Generators = None
     if seeds is not None:
+        seeds = plain(seeds)
         seeds = [*seeds] if isinstance(seeds, Iterable) else [seeds]
         if not shape or len(seeds) != shape[0]:
             raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
         source = generators_from_seeds(seeds)
-    place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
     if initial is None:
         x = denoiser.process.prior(shape, source, **place)
+    elif not isinstance(initial, Tensor) or initial.is_complex():
+        raise InputError(f"initial is a {type(initial).__name__}: give a real tensor, as torch.from_numpy(array).")
     elif tuple(initial.shape) != shape:
         raise InputError(f"initial has shape {tuple(initial.shape)}, but shape={shape}: they must be equal.")
     else:
@@ -105,15 +122,25 @@ def sample(
 
 
 def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> None:
-    """Draw one image of ``shape`` [...] with a network that says 0: what `sample` would refuse is refused, quickly."""
+    """Draw one image of ``shape`` [...] with a network that says 0: what `sample` would refuse is refused, quickly.
+
+    So is a schedule with a level at which training overflows, and one whose images are not finite.
+    """
+    if isinstance(denoiser, Denoiser):  # else `sample` says so
+        denoiser.check_levels(torch.float32)
+        denoiser = denoiser.with_net(_silent)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `sample` itself warns
-        sample(denoiser.with_net(_silent), (1, *shape), seeds=[0], device="cpu", **arguments)
+        image = sample(denoiser, (1, *check_sizes(shape)), seeds=[0], device="cpu", **arguments)
+    if not bool(image.isfinite().all()):
+        schedule = denoiser.process.schedule
+        raise InputError(f"schedule={schedule!r} ends in NaN or infinite pixels: use one of a narrower range.")
 
 
 def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = None) -> tuple[Sampler, dict[str, Any]]:
     """The sampler and its options, those written in its text (``NAME:key=value,…``) included; both are checked."""
-    options, name = dict(options or {}), getattr(sampler, "__name__", sampler)
+    options = {key: plain(value) for key, value in (options or {}).items()}
+    name = getattr(sampler, "__name__", sampler)
     if isinstance(sampler, str):
         name, written = parse_call("sampler", sampler)
         options = written | options
@@ -126,15 +153,27 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
     with contextlib.suppress(NameError, TypeError):  # a step may be an object, or have annotations nobody can resolve
         kinds = get_type_hints(chosen.step)
     if not callable(chosen.step):
-        raise InputError(f"sampler={sampler!r} must be a name in SAMPLERS, a Sampler, or a step.")
-    parameters = [*signature(chosen.step).parameters.values()][5:]  # after (chain, x, x0, here, there)
+        raise InputError(f"sampler={shown(sampler)} must be a name in SAMPLERS, a Sampler, or a step.")
+    try:
+        parameters = [*signature(chosen.step).parameters.values()][5:]  # after (chain, x, x0, here, there)
+    except ValueError as error:  # a function of C
+        raise InputError(f"sampler={shown(sampler)} is not a step: write one as a Python function.") from error
     anything, known = any(p.kind is Parameter.VAR_KEYWORD for p in parameters), [p.name for p in parameters]
     for key, value in options.items():
         if key not in known and not anything:
             raise InputError(f"{key} is not an option of sampler={name!r}: it takes {', '.join(known) or 'none'}.")
         if key in kinds and not fits(value, kinds[key]):
             remedy = f"must be {KINDS[kinds[key]]}" if kinds[key] in KINDS else "has the wrong type: correct it"
-            raise InputError(f"{key}={value!r} of sampler={name!r} {remedy}.")
+            raise InputError(f"{key}={shown(value)} of sampler={name!r} {remedy}.")
+        if kinds.get(key) is float and not is_number(value):
+            raise InputError(f"{key}={shown(value)} of sampler={name!r} must be {KINDS[float]}.")
+    try:
+        signature(chosen.step).bind(*[None] * 5, **options)
+    except TypeError as error:
+        problem = f"cannot be called with (chain, x, x0, here, there) and its options ({error})"
+        raise InputError(f"sampler={shown(name)} {problem}: correct it.") from error
+    if chosen.num_steps is not None:
+        check_whole("num_steps", chosen.num_steps)
     return chosen, options
 
 

@@ -9,16 +9,25 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.schedule import Schedule
-from nidiff.errors import InputError, choose
+from nidiff.errors import InputError, choose, shown
+from nidiff.recipe import fits, plain
 from nidiff.sampling.step import Spacing
 
 
 def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[int]:
     """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
     top = len(schedule)
-    if isinstance(num_steps, bool) or not hasattr(num_steps, "__index__") or not 1 <= num_steps <= top:
-        raise InputError(f"num_steps={num_steps!r} must be an integer from 1 to {top}, the levels of the schedule.")
-    return checked_rows(schedule, choose("spacing", spacing, SPACINGS)(schedule, operator.index(num_steps)), "spacing")
+    num_steps = plain(num_steps)
+    if not fits(num_steps, int) or not 1 <= num_steps <= top:
+        raise InputError(
+            f"num_steps={shown(num_steps)} must be an integer from 1 to {top}, the levels of the schedule."
+        )
+    chosen = choose("spacing", spacing, SPACINGS)
+    if not callable(chosen):
+        raise InputError(
+            f"spacing={shown(spacing)} must be a name in SPACINGS, or a function (schedule, count) -> rows."
+        )
+    return checked_rows(schedule, chosen(schedule, num_steps), "spacing")
 
 
 def checked_rows(schedule: Schedule, rows: Sequence[int], argument: str = "rows") -> list[int]:
@@ -26,9 +35,11 @@ def checked_rows(schedule: Schedule, rows: Sequence[int], argument: str = "rows"
     try:
         chosen = [operator.index(row) for row in rows]
     except TypeError as error:
-        raise InputError(f"{argument} gives {rows!r}: give rows of the schedule, which are integers.") from error
+        raise InputError(f"{argument} gives {shown(rows)}: give rows of the schedule, which are integers.") from error
     if not chosen or any(a <= b for a, b in pairwise(chosen)) or chosen[0] >= len(schedule) or chosen[-1] < 0:
-        raise InputError(f"{argument} gives the rows {chosen}: they must fall and lie in 0 … {len(schedule) - 1}.")
+        raise InputError(
+            f"{argument} gives the rows {shown(chosen)}: they must fall and lie in 0 … {len(schedule) - 1}."
+        )
     return chosen
 
 

@@ -12,7 +12,8 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose, one_of
+from nidiff.errors import InputError, choose, one_of, shown
+from nidiff.recipe import check_number
 from nidiff.sampling.sampler import sample
 from nidiff.testing.problems import (
     AnySampler,
@@ -59,6 +60,8 @@ class Findings(NamedTuple):
 
 def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Findings:
     """Whether everything the covariance computes is what its dense matrix says, in float64."""
+    _expect("covariance", covariance, Covariance)
+    check_number("tolerance", tolerance)
     if covariance.size > LARGEST:
         raise InputError(f"covariance has {covariance.size} entries: check a smaller one, of at most {LARGEST}.")
     matrix, size = covariance.dense(), covariance.size
@@ -96,6 +99,8 @@ def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Finding
 
 def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
     """Whether the table goes from little to much noise, keeps what it says, and can be asked in each of its ways."""
+    _expect("schedule", schedule, Schedule)
+    check_number("tolerance", tolerance)
     rows, logsnr = torch.linspace(0, len(schedule) - 1, 7, dtype=torch.float64), schedule.logsnr
     between: Any = schedule.level(rows)
     kept = schedule.signal if schedule.keeps == "signal" else schedule.signal.square() + schedule.sigma.square()
@@ -116,6 +121,8 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
 def check_target(target: str | Target, tolerance: float = 1e-8) -> Findings:
     """Whether an output that is right becomes the clean image again, at another level for each image."""
     chosen, checks = choose("target", target, TARGETS), []
+    _expect("target", chosen, Target)
+    check_number("tolerance", tolerance)
     x0, eps = normal(3, 2, *SIGMA.event_shape), normal(3, 2, *SIGMA.event_shape, seed=1)
     for keeps, name in KEEPS.items():
         process = Process(uniform_in_logsnr(40, keeps, -6.0, 6.0), SIGMA)
@@ -141,6 +148,10 @@ def check_sampler(
     "signal" (VE). ``options`` are the sampler's own.
     """
     checks = []
+    if order is not None:
+        check_number("order", order)
+    if not isinstance(keeps, str | tuple | list) or not keeps:
+        raise InputError(f"keeps={shown(keeps)} must be {' or '.join(map(repr, KEEPS))}, or both.")
     for kind in (keeps,) if isinstance(keeps, str) else keeps:
         name = KEEPS[one_of("keeps", kind, KEEPS)]
         with torch.random.fork_rng(devices=[]):
@@ -158,6 +169,11 @@ def check_sampler(
             words = f"{name}: the order of convergence is {order:g} (measured: {found:.2f})"
             checks.append(Check(words, abs(found - order), 0.3))
     return Findings(f"sampler {getattr(sampler, '__name__', sampler)}", checks)
+
+
+def _expect(argument: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise InputError(f"{argument} is a {type(value).__name__}: give a nidiff.{kind.__name__}.")
 
 
 def _law_error(sampler: AnySampler, options: dict[str, Any], keeps: str, num_levels: int) -> float:

@@ -4,12 +4,18 @@ How a convolution or a matrix product rounds depends on the size of the batch, n
 images. So the network is always called on the same number of images.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import as_tensor
+from nidiff.errors import InputError, shown
+from nidiff.recipe import fits, plain
 
 PIXELS, MOST = 2**15, 64
+LARGEST = 4096
 
 
 def tile_size(height: int, width: int) -> int:
@@ -23,8 +29,12 @@ def tile_size(height: int, width: int) -> int:
 class Tiled(torch.nn.Module):
     """``net`` called on ``size`` images at a time, the last ones filled up with copies; a label per image."""
 
-    def __init__(self, net: torch.nn.Module, size: int) -> None:
+    def __init__(self, net: Callable[..., Any], size: int) -> None:
         super().__init__()
+        size = plain(size)
+        if not (fits(size, int) and 1 <= size <= LARGEST):
+            remedy = "or None for the whole batch"
+            raise InputError(f"tile={shown(size)} must be a whole number from 1 to {LARGEST}, {remedy}.")
         self.net, self.size = net, size
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:

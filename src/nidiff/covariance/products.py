@@ -1,0 +1,39 @@
+"""Products with matrices that give an event the same bits in a batch of any size, wherever it stands in it.
+
+How a matrix product rounds depends on the number of its rows and, where a row is not a whole number of vector registers
+long, on the place of a row. So rows are filled up to such a length and multiplied a fixed number at a time.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+ALIGNED = 16  # numbers: the longest vector register in float32, and more than one in float64
+FEWEST, MOST, WORK = 32, 2048, 2**19  # rows at a time, and multiplications that are worth one call
+
+
+def padded(matrix: Tensor) -> Tensor:
+    """A square matrix with zeros up to a multiple of `ALIGNED`, for `row_product`."""
+    missing = -len(matrix) % ALIGNED
+    return pad(matrix, (0, missing, 0, missing))
+
+
+def row_product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x [..., n] times a `padded` n×n matrix."""
+    size, length = x.shape[-1], len(matrix)
+    rows = x.reshape(-1, size)
+    tile = min(max(WORK // length**2, FEWEST), MOST)
+    if (missing := -len(rows) % tile) or length != size:
+        rows = pad(rows, (0, length - size, 0, missing))
+    product = torch.cat([part @ matrix for part in rows.split(tile)])
+    return product[: x.numel() // size, :size].reshape(x.shape)
+
+
+def channel_product(matrix: Tensor, x: Tensor, axes: int) -> Tensor:
+    """``matrix`` times the channels of x [..., C, *axes], term by term: numbers that stand alone round alike."""
+    columns = matrix.T.reshape(*matrix.shape, *[1] * axes).unbind()
+    parts = [part.unsqueeze(-axes - 1) for part in x.unbind(-axes - 1)]
+    total = columns[0] * parts[0]
+    for column, part in zip(columns[1:], parts[1:], strict=True):
+        total = total + column * part
+    return total
