@@ -165,7 +165,9 @@ def test_the_folder_holds_what_the_manifest_says_and_nothing_else(tmp_path):
     assert names(tmp_path) == ["000500"]
     assert names(path) == sorted(FILES)
     assert is_whole(path)
-    assert json.loads((path / "state.json").read_text()) == {"format": 1, "step": 500, "state": {"v": 0.0}}
+    assert json.loads((path / "state.json").read_text()) == {
+        **{"format": 1, "step": 500, "state": {"v": 0.0}, "run": None},
+    }
 
 
 def test_without_an_optimizer(tmp_path):

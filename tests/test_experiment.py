@@ -122,7 +122,7 @@ def test_bad_input_is_named_in_one_sentence(call, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("not json", "is not an experiment"),
+        ("not json", "experiment.json.* cannot be read"),
         ("[]", "is not an experiment"),
         ('{"format": 0}', "format 0"),
         ('{"format": 1, "learning_rat": 1}', "did you mean 'learning_rate'"),

@@ -97,6 +97,16 @@ def test_the_run_directory_holds_what_it_should(straight):
     assert (run.name, run.experiment.steps) == ("straight", 10)
 
 
+def test_tensorboard_reads_the_log(straight):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(straight / "tensorboard")).Reload()
+    log = [json.loads(line) for line in (straight / "log.jsonl").read_text().splitlines()]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [
+        (line["step"], np.float32(line["loss"])) for line in log
+    ]
+
+
 def test_the_covariance_is_stored_once(straight):
     """In the scheduler's folder of the model; no other JSON of the run has Σ."""
     holders = [
@@ -234,41 +244,6 @@ def test_a_request_to_stop_leaves_a_checkpoint_and_says_how_to_go_on(straight, t
     assert_same_weights(straight, tmp_path / "r", 10)
 
 
-KILLED = """
-import os, random, signal, sys, time
-import torch
-from nidiff.cli import main
-out, kills, flags = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
-random.seed(0)
-torch.set_num_threads(1)
-import nidiff.training.loop, nidiff.training.run, tensorboard, torch.utils.tensorboard
-for attempt in range(kills + 1):
-    resume = ["--resume"] if os.path.exists(out + "/experiment.json") else []
-    child = os.fork()
-    if child == 0:
-        os._exit(main(["train", "--out", out, *flags, *resume]))
-    if attempt < kills:
-        time.sleep(random.uniform(0.02, 0.9))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    else:
-        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_killed_at_twenty_moments_it_gives_the_same_weights(tmp_path):
-    """SIGKILL at random times, resumed each time; at most one checkpoint interval is done again."""
-    flags = [*TINY, "--steps", "40"]
-    assert main(["train", "--out", str(tmp_path / "straight"), *flags]) == 0
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "killed"), "20", *flags], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert_same_weights(tmp_path / "straight", tmp_path / "killed", 40)
-    model = [load_file(tmp_path / n / "model/unet/diffusion_pytorch_model.safetensors") for n in ("straight", "killed")]
-    assert all(torch.equal(model[0][name], model[1][name]) for name in model[0])
-
-
 # Two processes ---------------------------------------------------------------------------------------------------
 
 
@@ -373,17 +348,25 @@ def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
 
 
 def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
-    out = tmp_path / "r"
-    out.mkdir()
-    (out / "model" / "scheduler").mkdir(parents=True)
-    (out / "model" / "scheduler" / "scheduler_config.json").write_text("{")
-    assert train(out, "--steps", "10") == 0
-    assert_same_weights(straight, out, 10)
+    """Before its folder had its name, there is no run yet; afterwards there is one, which is resumed."""
+    early, late = tmp_path / "early", tmp_path / "late"
+    shutil.copytree(straight / "model", early / ".tmp-.begun-run" / "model")
+    (early / ".lock").write_text("{}")
+    assert train(early, "--steps", "10") == 0
+    assert_same_weights(straight, early, 10)
+    shutil.copytree(straight / "model", late / ".begun-run" / "model", ignore=shutil.ignore_patterns("unet", "*.md"))
+    shutil.copy(straight / "experiment.json", late / ".begun-run")
+    assert train(late, "--steps", "10") == 2
+    with pytest.raises(nidiff.InputError, match="train --resume"):
+        RunDirectory.open(late)
+    assert train(late, "--steps", "10", "--resume") == 0
+    assert_same_weights(straight, late, 10)
 
 
 def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "r")
     shutil.rmtree(tmp_path / "r" / "model" / "unet")
+    (tmp_path / "r" / "model" / "manifest.json").unlink()
     assert not RunDirectory.open(tmp_path / "r").has_model
     with pytest.raises(nidiff.InputError, match="has not ended"):
         load_model(tmp_path / "r")

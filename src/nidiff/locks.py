@@ -28,7 +28,7 @@ def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
     The lock is the system's own, which ends with its process however that ends: a stale one cannot remain. A file
     system without locks has the file `LOCK` alone, which counts as long as the process that it names is alive.
     """
-    made = not folder.exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     with writing(argument, folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _open_lock(folder, argument)
@@ -38,9 +38,9 @@ def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
         with contextlib.suppress(OSError):
             os.unlink(folder / LOCK)  # still ours; who waits at the old file finds that it has no name
         os.close(descriptor)
-        if made:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # of work that ended before its first file
+        with contextlib.suppress(OSError):
+            for place in made:
+                place.rmdir()  # of work that ended before its first file
 
 
 @contextlib.contextmanager

@@ -4,17 +4,22 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
+from nidiff.errors import InputError
 from nidiff.extras import require
-from nidiff.files import replace_text, writing
+from nidiff.files import as_path, replace_text, writing
 from nidiff.training.experiment import PRESETS
+
+if TYPE_CHECKING:
+    from nidiff.commands.train import Train
 
 RUNS = {"DDPM": "digits-ddpm", "NI-DDPM": "digits"}
 SAMPLERS = {"ancestral": 50, "dpmpp_2m": 10}  # the paper's sampler with few steps, and a fast solver with fewer
+BYTES = 64 * 1024  # at least, for each image that is sampled: the activations of the network
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,6 @@ class Demo:
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing
-        from nidiff.commands.train import Train
         from nidiff.data.dataset import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
         from nidiff.model.folder import load_model
@@ -40,16 +44,15 @@ class Demo:
         from nidiff.report.panels import save_panels
         from nidiff.sampling.sampler import sample
 
+        trainings = self._trainings()  # checked, all of them, before the first begins
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
         classifier, test = train_classifier(real.all(), real.labels), held_out.all()
         panels, rows = {"real": test}, [("real, held out", "", 0, len(test), recognised(classifier, test))]
-        for title, preset in RUNS.items():
-            folder = self.out / preset
-            experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
-            print(f"training {title} ({experiment.covariance})", file=sys.stderr)
-            Train(experiment, out=folder, preset=preset, resume=(folder / "experiment.json").exists()).train()
-            denoiser = load_model(folder)
+        for title, training in trainings.items():
+            print(f"training {title} ({training.experiment.covariance})", file=sys.stderr)
+            training.train()
+            denoiser = load_model(training.directory().folder)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
             for sampler, num_steps in SAMPLERS.items():
                 images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds)
@@ -68,3 +71,25 @@ class Demo:
         head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
         cells = [(row[0], row[1], str(row[2] or ""), str(row[3]), f"{row[4]:.1%}") for row in rows]
         print(found if self.json else aligned([head, *cells]))
+
+    def _trainings(self) -> "dict[str, Train]":
+        """The two runs, which begin or go on; what would be refused later is refused now."""
+        from nidiff.commands.train import Train
+        from nidiff.memory import require_memory
+
+        if self.num_samples < 1:
+            raise InputError(f"num_samples={self.num_samples} must be at least 1.")
+        require_memory(f"num_samples={self.num_samples}", BYTES * self.num_samples, "draw fewer samples")
+        out = as_path("out", self.out)
+        for path in (out / "demo.png", out / "demo.json"):
+            if path.is_dir():
+                raise InputError(f"out={str(out)!r} has a directory {path.name}: choose another directory.")
+        trainings = {}
+        for title, preset in RUNS.items():
+            experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
+            training = Train(experiment, out=out / preset, preset=preset)
+            run = training.directory()
+            training = replace(training, resume=run.exists())
+            run.check(experiment, resume=training.resume, overwrite=False)
+            trainings[title] = training
+        return trainings

@@ -1,10 +1,10 @@
 """``nidiff train``: from a data set to a trained model."""
 
 import argparse
-import hashlib
 import json
 import math
 import sys
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,12 @@ from tyro.conf import arg
 
 from nidiff.errors import InputError, one_of
 from nidiff.extras import require
-from nidiff.training.experiment import PRESETS, Experiment, read_experiment
+from nidiff.files import as_path
+from nidiff.training.experiment import PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
     from nidiff.training.loop import Trainer
+    from nidiff.training.run import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,22 @@ class Train:
     def defaults(arguments: list[str]) -> "Train":
         """The defaults of the flags: those of --preset or --config, or of the run that --resume continues."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        parser.add_argument("--preset", nargs="?")
-        parser.add_argument("--config", nargs="?", type=Path)
-        parser.add_argument("--out", nargs="?", type=Path)
+        for name in ("--preset", "--config", "--out"):
+            parser.add_argument(name, nargs="?")
         parser.add_argument("--resume", action="store_true")
         given, _ = parser.parse_known_args(arguments)
-        if given.preset and given.config:
+        for name in ("config", "out"):
+            if getattr(given, name) == "":
+                raise InputError(f"{name} is empty: give a path, or leave --{name} out.")
+        if given.preset is not None and given.config is not None:
             raise InputError("preset and config exclude each other: give one.")
-        if given.resume and given.out and not given.preset and (given.out / "experiment.json").is_file():
-            given.config = given.config or given.out
-        if given.config:
-            return Train(read_experiment(given.config))
-        return Train(PRESETS[one_of("preset", given.preset or "digits", PRESETS)])
+        out = None if given.out is None else as_path("out", given.out)
+        if given.resume and out and given.preset is None and given.config is None:
+            with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
+                return Train(read_experiment(experiment_file(out)))
+        if given.config is not None:
+            return Train(read_experiment(as_path("config", given.config)))
+        return Train(PRESETS[one_of("preset", "digits" if given.preset is None else given.preset, PRESETS)])
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing
@@ -64,37 +70,57 @@ class Train:
 
     def train(self) -> Path | None:
         """Train to the end; returns the run directory, on the main process."""
+        import torch
+        from accelerate import PartialState
+
         from nidiff.report.html import write_report
-        from nidiff.training.checkpoint import load_checkpoint
-        from nidiff.training.loop import build, restore, train
+        from nidiff.training.loop import build, train
+
+        run, asked = self.directory(), {"resume": self.resume, "overwrite": self.overwrite}
+        run.check(self.experiment, **asked)
+        processes = PartialState(cpu=not torch.cuda.is_available())
+        processes.wait_for_everyone()  # nothing is written before all have looked
+        with run.kept(self.experiment, **asked) if processes.is_main_process else nullcontext():
+            processes.wait_for_everyone()
+            trainer = build(self.experiment, run.covariance_to_resume() if self.resume else None)
+            if skipped := trainer.images.skipped:
+                _say(trainer, f"skipped {len(skipped)} corrupt: {', '.join(skipped)}")
+            self._resume(trainer, run) if self.resume else self._begin(trainer, run)
+            processes.wait_for_everyone()
+            train(trainer, run)
+            if not processes.is_main_process:
+                return None
+            _say(trainer, f"wrote {write_report(run.folder)}")
+            return run.folder
+
+    def directory(self) -> "RunDirectory":
         from nidiff.training.run import RunDirectory
 
-        config = self.config or Path(self.preset)
+        config = Path(self.preset) if self.config is None else self.config.absolute()
         name = config.parent.name if config.name == "experiment.json" else config.stem
-        run = RunDirectory(self.out or Path("runs") / name)
-        run.check(self.experiment, resume=self.resume, overwrite=self.overwrite)
-        trainer = build(self.experiment, run.covariance if self.resume else None)
-        facts, main = _facts(trainer), trainer.accelerator.is_main_process
-        say = partial(trainer.accelerator.print, file=sys.stderr)
-        if trainer.images.skipped:
-            say(f"skipped {len(trainer.images.skipped)} corrupt: {', '.join(trainer.images.skipped)}")
-        if self.resume:
-            run.check_data(facts)
-            checkpoint = load_checkpoint(run.checkpoints)
-            if checkpoint is not None:
-                for line in checkpoint.damaged:
-                    say(f"skipped a damaged checkpoint: {line}")
-                restore(trainer, checkpoint)
-            if main:
-                run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts)
-            say(f"resuming {run.folder} after step {trainer.step}")
-        elif main:
-            run.begin(trainer.experiment, trainer.denoiser, facts)
-        trainer.accelerator.wait_for_everyone()
-        train(trainer, run)
+        return RunDirectory(Path("runs") / name if self.out is None else self.out)
+
+    def _begin(self, trainer: "Trainer", run: "RunDirectory") -> None:
+        if trainer.accelerator.is_main_process:
+            run.begin(trainer.experiment, trainer.denoiser, _facts(trainer), trainer.identity)
+
+    def _resume(self, trainer: "Trainer", run: "RunDirectory") -> None:
+        from nidiff.training.checkpoint import load_checkpoint
+        from nidiff.training.loop import restore, save
+
+        facts, main, old = _facts(trainer), trainer.accelerator.is_main_process, run.identity is None
+        run.check_same(facts, trainer.identity)
+        use = partial(restore, trainer)
+        checkpoint = load_checkpoint(run.checkpoints, trainer.identity, nameless=old, use=use)
+        for line in checkpoint.damaged if checkpoint else ():
+            _say(trainer, f"skipped a checkpoint that cannot be used: {line}")
+        run.check_steps(trainer.step, self.experiment)
+        trainer.accelerator.wait_for_everyone()  # nothing is written before all have read
+        if main and checkpoint and checkpoint.run is None:
+            save(trainer, run)  # of version 0.1: from now on it says whose it is
         if main:
-            say(f"wrote {write_report(run.folder)}")
-        return run.folder if main else None
+            run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts, trainer.identity)
+        _say(trainer, f"resuming {run.folder} after step {trainer.step}")
 
     def _dry_run(self) -> None:
         from nidiff.data.encoded import MEMORY_LIMIT
@@ -117,15 +143,17 @@ class Train:
         trainer.accelerator.print(json.dumps(found, indent=2))
 
 
-def _facts(trainer: "Trainer") -> dict[str, Any]:
-    """What must not change when a run is resumed; the checksum is of up to 64 images spread over the data."""
-    import torch
+def _say(trainer: "Trainer", text: str) -> None:
+    trainer.accelerator.print(text, file=sys.stderr)
 
-    total = len(trainer.images)
-    some = trainer.images.batch(torch.linspace(0, total - 1, min(total, 64)).long())
+
+def _facts(trainer: "Trainer") -> dict[str, Any]:
+    """What came of the settings, for people to read; they must not change when a run is resumed."""
+    from nidiff.training.identity import data_checksum
+
     return {
         "images": len(trainer.images),
         "image_shape": list(trainer.images.shape),
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
-        "data_checksum": hashlib.sha256(some.numpy().tobytes()).hexdigest()[:16],
+        "data_checksum": data_checksum(trainer.images),
     }

@@ -58,7 +58,7 @@ def save_model(
         raise InputError(f"run={run!r:.80} must be the identity of a run, or None.")
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
-    _check_replaceable(folder)
+    check_replaceable(folder)
     with writing("folder", folder), replacing_folder(folder) as aside:
         save_process(denoiser, aside)
         save_network(net, aside)
@@ -180,7 +180,7 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
     return shape
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):

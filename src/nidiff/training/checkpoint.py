@@ -2,7 +2,8 @@
 
 ``folder/000500/`` holds one ``NAME.safetensors`` per group of tensors, ``optimizer.pt``, ``state.json`` and
 ``manifest.json``, the checksums of the others. It gets its name only when it is complete and on the disk.
-One process writes. Nothing is unpickled: safetensors, JSON, and ``weights_only=True`` for the optimizer.
+It carries the identity of its run, and that of another run is not used. One process writes. Nothing is unpickled:
+safetensors, JSON, and ``weights_only=True`` for the optimizer.
 """
 
 import contextlib
@@ -10,7 +11,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from nidiff import __version__
 from nidiff.errors import InputError
 from nidiff.files import ASIDE, recover_folder, remove_folder, replacing_folder, sync
+from nidiff.training.identity import Identity, as_identity, changed_parts
 
 FORMAT = 1
 
@@ -37,6 +39,7 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     optimizer: dict[str, Any] | None
     path: Path
+    run: dict[str, str] | None  # the identity of the run that saved it; version 0.1 stored none
     damaged: list[str]
 
 
@@ -48,6 +51,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     optimizer: Mapping[str, Any] | None,
     keep: int,
+    run: Identity | None = None,
 ) -> Path:
     """Write ``folder/{step:06d}`` completely or not at all, then remove all but the newest ``keep`` (0 keeps all).
 
@@ -61,12 +65,13 @@ def save_checkpoint(
             recover_folder(folder / name)
         with replacing_folder(path) as written:
             files = {}
-            for name, data in _contents(step, tensors, state, optimizer):
+            about = {"format": FORMAT, "step": step, "state": state, "run": run}
+            for name, data in _contents(about, tensors, optimizer):
                 (written / name).write_bytes(data)
                 files[name] = _fingerprint(data)  # of what was meant to be written
             manifest = {"format": FORMAT, "nidiff": __version__, "files": files}
             (written / _MANIFEST).write_bytes(_json(manifest | {"sha256": _own_checksum(manifest)}))
-        until_now = [other for other in list_checkpoints(folder) if int(other.name) <= step]
+        until_now = [other for other in list_checkpoints(folder) if step_of(other) <= step]
         for other in until_now[:-keep] if keep else []:
             remove_folder(other)
     except OSError as error:
@@ -77,22 +82,46 @@ def save_checkpoint(
     return path
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
+def load_checkpoint(
+    folder: Path,
+    run: Identity | None = None,
+    *,
+    nameless: bool = True,
+    use: Callable[[Checkpoint], None] = lambda checkpoint: None,
+) -> Checkpoint | None:
     """The newest checkpoint that its manifest verifies; ``None`` if there is none at all.
 
-    ``damaged`` names the newer ones it skipped, newest first: ``001000/model.safetensors: checksum differs``.
+    ``damaged`` names the newer ones it skipped, newest first: ``001000/model.safetensors: checksum differs``. With
+    ``run``, those of another run are skipped too, and unless ``nameless``, those that do not say whose they are; and so
+    are those that ``use`` cannot use.
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return _read(path)._replace(damaged=damaged)
+            checkpoint = _read(path)._replace(damaged=damaged)
+            _check_run(checkpoint, run, nameless)
+            _use(checkpoint, use)
+            return checkpoint
         except _Damage as damage:  # noqa: PERF203 - the next one is the remedy
             damaged.append(f"{path.name}/{damage}")
     if damaged:
-        raise InputError(
-            f"all checkpoints in {folder} are damaged ({', '.join(damaged)}): restore one from a copy, or start again."
-        )
+        remedy = "restore one from a copy, or begin a new run"
+        raise InputError(f"no checkpoint in {folder} can be used ({', '.join(damaged)}): {remedy}.")
     return None
+
+
+def step_of(path: Path) -> int:
+    """The step in the name of a checkpoint."""
+    return int(path.name.rpartition("-")[2])
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether there is a checkpoint of ours, by its manifest alone."""
+    for path in list_checkpoints(folder):
+        with contextlib.suppress(_Damage):
+            _manifest(path)
+            return True
+    return False
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -113,7 +142,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _contents(
-    step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any], optimizer: Any
+    about: Mapping[str, Any], tensors: Mapping[str, Mapping[str, Tensor]], optimizer: Any
 ) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of each file, one at a time."""
     for name, group in tensors.items():
@@ -124,7 +153,7 @@ def _contents(
         buffer = io.BytesIO()
         torch.save(_plain(optimizer), buffer)
         yield _OPTIMIZER, buffer.getvalue()
-    yield _STATE, _json({"format": FORMAT, "step": step, "state": state})
+    yield _STATE, _json(about)
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
@@ -163,18 +192,53 @@ class _Damage(Exception):
 
 def _read(path: Path) -> Checkpoint:
     """The checkpoint, if it is what its manifest says, and the manifest is what its own checksum says."""
+    files = {name: _content(path / name, fingerprint) for name, fingerprint in _manifest(path).items()}
+    about, optimizer = files.pop(_STATE, None), files.pop(_OPTIMIZER, None)
+    about = about if isinstance(about, dict) else {}
+    step, state = about.get("step"), about.get("state")
+    if type(step) is not int or step != step_of(path) or not isinstance(state, dict):
+        raise _Damage(f"{_STATE}: not of this step")
+    tensors = {name.removesuffix(_TENSORS): group for name, group in files.items()}
+    return Checkpoint(step, tensors, state, optimizer, path, as_identity(about.get("run")), [])
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The fingerprint of each file, by its name."""
     manifest = _content(path / _MANIFEST)
-    if not isinstance(manifest, dict) or manifest.pop("sha256", None) != _own_checksum(manifest):
-        raise _Damage(f"{_MANIFEST}: checksum differs")
-    if manifest["format"] != FORMAT:
+    try:
+        checksum = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
+        if checksum is None or checksum != _own_checksum(manifest):
+            raise _Damage(f"{_MANIFEST}: checksum differs")
+    except RecursionError as error:
+        raise _Damage(f"{_MANIFEST}: nested too deeply") from error
+    files, version = manifest.get("files"), manifest.get("format")
+    if isinstance(version, int) and version != FORMAT:
         raise InputError(
-            f"{path} has checkpoint format {manifest['format']}, written by nidiff {manifest['nidiff']}, and nidiff "
+            f"{path} has checkpoint format {version}, written by nidiff {manifest.get('nidiff')!s:.40}, and nidiff "
             f"{__version__} reads format {FORMAT}: use that version of nidiff, or start a new run."
         )
-    files = {name: _content(path / name, fingerprint) for name, fingerprint in manifest["files"].items()}
-    about, optimizer = files.pop(_STATE), files.pop(_OPTIMIZER, None)
-    tensors = {name.removesuffix(_TENSORS): group for name, group in files.items()}
-    return Checkpoint(about["step"], tensors, about["state"], optimizer, path, [])
+    if version != FORMAT or not isinstance(files, dict) or not all(map(_is_named, files.items())):
+        raise _Damage(f"{_MANIFEST}: not that of a checkpoint")
+    return files
+
+
+def _is_named(entry: tuple[str, Any]) -> bool:
+    """Whether an entry of a manifest is of a file beside it, with a fingerprint."""
+    return Path(entry[0]).name == entry[0] and isinstance(entry[1], dict)
+
+
+def _check_run(checkpoint: Checkpoint, run: Identity | None, nameless: bool) -> None:
+    if run is None or (nameless and checkpoint.run is None):
+        return
+    if changed := changed_parts(checkpoint.run or {}, run):
+        raise _Damage(f"{_STATE}: of another run, by {changed}")
+
+
+def _use(checkpoint: Checkpoint, use: Callable[[Checkpoint], None]) -> None:
+    try:
+        use(checkpoint)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise _Damage(f"{_STATE}: cannot be used ({type(error).__name__})") from error
 
 
 def _content(file: Path, fingerprint: Mapping[str, Any] | None = None) -> Any:

@@ -4,13 +4,14 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 """
 
 import dataclasses
-import json
 import math
+import os
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from nidiff.errors import InputError, one_of
+from nidiff.files import as_path, read_json
 from nidiff.recipe import fits
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from nidiff.diffusion.schedule import Schedule
 
 FORMAT = 2  # format 1, of version 0.1, called num_steps sample_steps
+EXPERIMENT, BEGUN = "experiment.json", ".begun-run"  # in a run directory; the latter while a run begins in it
 FREE = {"free": True}  # may change when a run is resumed, since it does not change the mathematics of a step
 
 
@@ -106,9 +108,14 @@ class Experiment:
                 value = getattr(self, name)
                 if value is not None and not (fits(value, float) and low <= value < high):
                     limit = "finite" if high == math.inf else f"below {high}"
-                    raise InputError(f"{name}={value!r} must be at least {low} and {limit}.")
-        if not (0 < self.learning_rate < math.inf and self.gradient_clip > 0):
+                    raise InputError(f"{name}={shown(value)} must be at least {low} and {limit}.")
+        if not (0 < self.learning_rate <= LARGEST_FLOAT and self.gradient_clip > 0):
             raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
+        for name in ("data", "covariance", "schedule", "sampler"):
+            if not getattr(self, name):
+                raise InputError(f"{name} is empty: give one, or leave --{name} out.")
+        if len(self.widths) > MOST_WIDTHS:
+            raise InputError(f"widths has {len(self.widths)} numbers: give at most {MOST_WIDTHS}.")
         if self.batch_size % self.accumulation:
             raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
         one_of("precision", self.precision, PRECISIONS)
@@ -132,6 +139,11 @@ class Experiment:
             return images.batch(torch.linspace(0, len(images) - 1, count, dtype=torch.float64).long())
 
         return as_covariance(self.covariance, tuple(images.shape[1:]), some)
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """The arguments of `unet`."""
+        return {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
@@ -164,42 +176,73 @@ class Experiment:
         values["data_dir"] = None if self.data_dir is None else str(self.data_dir)
         return {"format": FORMAT, **values}
 
-    def differences(self, other: "Experiment") -> list[str]:
-        """The fields that matter to the mathematics and differ, as ``name: mine → theirs``."""
-        return [
-            f"{f.name}: {getattr(self, f.name)!r} → {getattr(other, f.name)!r}"
+    def fixed(self) -> dict[str, Any]:
+        """The settings that matter to the mathematics: those that must not change when a run is resumed."""
+        kinds = get_type_hints(Experiment)
+        return {
+            f.name: float(value) if kinds[f.name] is float else value  # 1 and 1.0 are the same setting
             for f in fields(self)
-            if (not f.metadata.get("free") or (f.name == "steps" and self.cooldown))
-            and getattr(self, f.name) != getattr(other, f.name)
+            for value in [getattr(self, f.name)]
+            if not f.metadata.get("free") or (f.name == "steps" and self.cooldown)
+        }
+
+    def differences(self, other: "Experiment") -> list[str]:
+        """The fixed settings that differ, as ``name: mine → theirs``."""
+        return [
+            f"{name}: {value!r} → {getattr(other, name)!r}"
+            for name, value in self.fixed().items()
+            if value != getattr(other, name)
         ]
 
 
 def read_experiment(path: Path) -> Experiment:
     """The experiment that `Experiment.to_json` wrote to a file, or to the run directory ``path``."""
-    file = path / "experiment.json" if path.is_dir() else path
-    try:
-        values = json.loads(file.read_text())
-        version = values.pop("format", None)
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise InputError(f"{str(file)!r} is not an experiment ({error}): give an experiment.json.") from error
+    path = as_path("config", path)
+    file = experiment_file(path) if path.is_dir() else path
+    values = read_json(file, "give an experiment.json")
+    if not isinstance(values, dict):
+        raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
+    version = values.pop("format", None)
     if version not in (1, FORMAT):
-        raise InputError(f"{file} has format {version!r}, but this version reads 1 and {FORMAT}: train it again.")
-    values.pop("resolved", None)
+        raise InputError(f"{file} has format {shown(version)}, but this version reads 1 and {FORMAT}: train it again.")
+    for key in DERIVED:
+        values.pop(key, None)
     if version == 1 and "sample_steps" in values:
         values["num_steps"] = values.pop("sample_steps")
     kinds = get_type_hints(Experiment)
     for key, value in values.items():
-        if not fits(value, kinds[one_of(f"the key of {file}", key, kinds)]):
-            raise InputError(f"{file} has {key}={value!r}, which has the wrong type: correct it.")
+        if not fits(value, kinds[one_of(f"the key of {file}", key[:60], kinds)]):
+            raise InputError(f"{file} has {key}={shown(value)}, which has the wrong type: correct it.")
         if value is not None and key in CONVERTED:
             values[key] = CONVERTED[key](value)
     return Experiment(**values)
 
 
+def experiment_file(run: Path) -> Path:
+    """experiment.json of a run directory; of a run that was killed while it began, where it is until it is resumed."""
+    begun = run / BEGUN / EXPERIMENT
+    return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
+
+
+def shown(value: Any) -> str:
+    """A value in an error, which may be as long as whoever made the file likes."""
+    text = repr(value) if not isinstance(value, int) or abs(value) < LARGEST else "a number too large"
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
+LARGEST, LARGEST_FLOAT = 2**63, 1.7e308  # what every library and file format that we use can hold
+MOST_LAYERS, MOST_WIDTHS = 100, 20
 CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
-COUNTS = ("steps", "batch_size", "accumulation", "layers", "log_every", "checkpoint_every", "num_steps", "num_samples")
-SIZES = ("warmup", "cooldown", "weight_decay", "seed", "sample_every", "keep")
-RANGES = ((1, math.inf, COUNTS), (0, math.inf, SIZES), (0, 1, ("ema_decay", "dropout")))
+COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples", "size")
+SIZES = ("warmup", "cooldown", "seed", "sample_every", "keep")
+RANGES = (
+    (1, LARGEST, COUNTS),
+    (0, LARGEST, SIZES),
+    (1, MOST_LAYERS, ("layers",)),
+    (0, math.inf, ("weight_decay",)),
+    (0, 1, ("ema_decay", "dropout")),
+)
 PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
 
 _CIFAR10 = Experiment(

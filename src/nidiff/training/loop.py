@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,13 +26,15 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import as_schedule
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
-from nidiff.model.folder import save_model
+from nidiff.model.config import scheduler_config
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.experiment import PRECISIONS, Experiment
+from nidiff.training.fit import CLIP, check_sampling, check_size
+from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
 from nidiff.training.run import RunDirectory
 
 # The images of one forward and backward pass, and a generator for each.
@@ -51,11 +54,23 @@ class Trainer:
     ema: EMAModel
     step: int = 0
 
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What must be the same when the run is resumed."""
+        return {
+            "settings": settings_digest(self.experiment),
+            "process": process_digest(scheduler_config(self.denoiser)),
+            "data": data_digest(self.images),
+            "network": network_digest(self.net),
+        }
+
 
 def build(experiment: Experiment, covariance: Covariance | None = None, **reading: Any) -> Trainer:
     """Data, Σ, network and optimiser of an experiment, before the first step; ``reading`` goes to `load_dataset`."""
     experiment = experiment.resolved()
     one_of("weighting", experiment.weighting, WEIGHTINGS)
+    schedule = as_schedule(experiment.schedule)
+    check_sampling(experiment, schedule)
     keep_freed_memory()
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
@@ -64,19 +79,22 @@ def build(experiment: Experiment, covariance: Covariance | None = None, **readin
     if experiment.batch_size % per_pass:
         size = f"batch_size={experiment.batch_size}"
         raise InputError(f"{size} must be a multiple of processes × accumulation = {per_pass}.")
+    if experiment.size is not None:
+        check_size(experiment, (experiment.channels or 1, experiment.size, experiment.size), per_pass)
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
+    check_size(experiment, images.shape, per_pass)
     torch.manual_seed(mixed_seed(experiment.seed))
-    shape = {name: getattr(experiment, name) for name in ("widths", "layers", "attention", "dropout")}
-    net = unet(images.shape, **shape).train()
+    net = unet(images.shape, **experiment.network).train()
     covariance = experiment.build_covariance(images) if covariance is None else covariance
-    process = Process(as_schedule(experiment.schedule), covariance)
+    process = Process(schedule, covariance)
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
+    denoiser = Denoiser(net, process, experiment.target, clip=CLIP, scaling=PIXELS)
     # What sampling or the process would refuse is refused before training.
-    rehearse(Denoiser(net, process, experiment.target), images.shape, **experiment.sampling(process.schedule))
+    rehearse(denoiser, images.shape, **experiment.sampling(schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
-    denoiser = Denoiser(model, process, experiment.target, clip=1.0, scaling=PIXELS)
+    denoiser = denoiser.with_net(model)
     return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema)
 
 
@@ -105,19 +123,20 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 if main:
                     run.log(step, loss=loss, images_per_s=rate, learning_rate=learning_rate(experiment, step))
                 losses, since = [], time.perf_counter()
-            pictures = last or bool(experiment.sample_every and step % experiment.sample_every == 0)
+            pictures = bool(experiment.sample_every and step % experiment.sample_every == 0)
             if main and due:
                 save(trainer, run)
             if main and pictures:
-                with averaged_weights(trainer):
-                    run.write_samples(step, trainer.denoiser, experiment, trainer.images.shape)
+                draw(trainer, run)
             if due or pictures:
                 accelerator.wait_for_everyone()
             if stop and not last:
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: continue {run.folder} with --resume.")
     if main:
-        with averaged_weights(trainer), run.writing():
-            save_model(trainer.denoiser.with_net(trainer.net), run.model, experiment.about)
+        if not run.samples_file(trainer.step).exists():
+            draw(trainer, run)
+        with averaged_weights(trainer):
+            run.save_model(trainer.denoiser.with_net(trainer.net), experiment.about, trainer.identity)
     accelerator.wait_for_everyone()
 
 
@@ -150,6 +169,12 @@ def learning_rate(experiment: Experiment, step: int) -> float:
     return experiment.learning_rate * min(1.0, up, down)
 
 
+def draw(trainer: Trainer, run: RunDirectory) -> None:
+    """Write a grid of samples of the averaged weights."""
+    with averaged_weights(trainer):
+        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.images.shape)
+
+
 def save(trainer: Trainer, run: RunDirectory) -> None:
     """Save a checkpoint of everything the next step depends on."""
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.net.parameters()):
@@ -162,6 +187,7 @@ def save(trainer: Trainer, run: RunDirectory) -> None:
         state={"ema_step": trainer.ema.optimization_step, "scaler": scaler and scaler.state_dict()},
         optimizer=trainer.optimizer.state_dict(),
         keep=trainer.experiment.keep,
+        run=trainer.identity,
     )
 
 

@@ -1,10 +1,15 @@
-"""The run directory: its experiment, model, log and sample grids, and who may write to it."""
+"""The run directory: its experiment, model, log and sample grids, and who may write to it.
 
+A run begins in a folder of its own, `BEGUN`, which gets that name when it is complete: from then on the run before is
+given up, and `_settle` puts the new one in its place. A kill leaves the one or the other, and `recover` ends the work.
+"""
+
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +18,85 @@ from nidiff.covariance.operator import Covariance
 from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
-from nidiff.files import ASIDE, REPLACED, replace_text, writing
-from nidiff.model.folder import CONFIG, has_network, save_process
+from nidiff.files import (
+    ASIDE,
+    REPLACED,
+    as_path,
+    read_json,
+    recover_folder,
+    replace_json,
+    replace_text,
+    replacing_folder,
+    sync,
+    writing,
+)
+from nidiff.locks import LOCK, claimed, refuse_claimed
+from nidiff.model.config import with_arrays
+from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_model, save_process
+from nidiff.model.manifest import write_manifest
 from nidiff.sampling.sampler import sample
-from nidiff.training.experiment import Experiment, read_experiment
+from nidiff.sealed import unseal
+from nidiff.training.checkpoint import has_checkpoint
+from nidiff.training.events import Events
+from nidiff.training.experiment import BEGUN, EXPERIMENT, Experiment, experiment_file, read_experiment
+from nidiff.training.identity import Identity, as_identity, changed_parts, process_digest, settings_digest
 
 VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
-FILES = ("experiment.json", *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
+FILES = (EXPERIMENT, *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
 FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
+RESTORE = "restore what it was, or begin a new run in another directory"
+DEEPEST = "model/unet/diffusion_pytorch_model.safetensors"
 
 
 class RunDirectory:
     """The directory of a training run, which need not exist yet."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.name = folder.resolve().name
-        self.checkpoints, self.model, self.log_file = folder / "checkpoints", folder / "model", folder / "log.jsonl"
+    def __init__(self, folder: Path, argument: str = "out") -> None:
+        self.folder = as_path(argument, folder)
+        as_path(argument, self.folder / DEEPEST)  # our own files must have room in it, and be open to us
+        self.name = Path(os.path.realpath(self.folder)).name
+        self.checkpoints, self.model = self.folder / "checkpoints", self.folder / "model"
+        self.log_file, self._events = self.folder / "log.jsonl", Events(self.folder / "tensorboard")
 
     @staticmethod
     def open(folder: Path) -> "RunDirectory":
-        """The run in ``folder``, or an `InputError` if there is none that can be read."""
-        run = RunDirectory(folder)
+        """The run in ``folder``, or an `InputError` if there is none that can be read, or another one is beginning."""
+        run = RunDirectory(folder, "run")
         if not run.exists():
             raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json.")
-        read_experiment(folder)
+        if (run.folder / BEGUN).exists():
+            remedy = f"nidiff train --resume --out {folder} begins it properly"
+            raise InputError(f"run={str(folder)!r} was stopped while a new run began in it: {remedy}.")
+        run.check_settings()
         return run
 
+    # What it holds ---------------------------------------------------------------------------------------------------
+
     def exists(self) -> bool:
-        return (self.folder / "experiment.json").is_file()
+        return self._experiment_file.is_file()
+
+    @property
+    def _experiment_file(self) -> Path:
+        return experiment_file(self.folder)
 
     @property
     def experiment(self) -> Experiment:
-        return read_experiment(self.folder)
+        return read_experiment(self._experiment_file)
 
     @property
     def facts(self) -> Mapping[str, Any]:
         """What came of the settings: the number of images, of parameters, …"""
-        facts = json.loads((self.folder / "experiment.json").read_text()).get("resolved")
+        facts = self._stored().get("resolved")
         return facts if isinstance(facts, dict) else {}
+
+    @property
+    def identity(self) -> dict[str, str] | None:
+        """What the run is, stored when it began; None of a run of version 0.1."""
+        return as_identity(self._stored().get("identity"))
+
+    def _stored(self) -> dict[str, Any]:
+        values = read_json(self._experiment_file)
+        return values if isinstance(values, dict) else {}
 
     @property
     def covariance(self) -> Covariance:
@@ -60,92 +105,207 @@ class RunDirectory:
         folders = [self.folder, *(self.folder / name for name in FOLDERS if name.endswith("-model"))]
         return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
 
+    def covariance_to_resume(self) -> Covariance | None:
+        """The stored Σ; None if it is lost and can be built again, since the run knows its digest."""
+        lost = not any((self.folder / place).is_file() for place in PLACES)
+        return None if lost and self.identity is not None else self.covariance
+
     @property
     def has_model(self) -> bool:
         return has_network(self.model)
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is provably a run of nidiff; if its experiment.json is lost, by a checkpoint, or by its model if
+        nothing else is there."""
+        with contextlib.suppress(InputError):
+            read_experiment(self._experiment_file)
+            if {"format", "covariance", "schedule"} <= self._stored().keys():  # other tools have a file of that name
+                return True
+        others = set(self._names()) - {*FILES, *FOLDERS, BEGUN}
+        return has_checkpoint(self.checkpoints) or (not others and _is_model(self.model))
+
+    def _names(self) -> list[str]:
+        """What the directory holds, except what a kill may leave."""
+        try:
+            names = os.listdir(self.folder) if self.folder.exists() else []
+        except OSError as error:
+            remedy = "choose another directory"
+            raise InputError(f"out={str(self.folder)!r} cannot be read ({error.strerror}): {remedy}.") from error
+        return [name for name in names if name != LOCK and not name.startswith(ASIDE)]
+
+    # Who may write to it ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def kept(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> Iterator[None]:
+        """Keep the directory for this process, as `check` allows; a kill while another run began is put right."""
+        self.check(experiment, resume=resume, overwrite=overwrite)  # before anything is written
+        with claimed(self.folder):
+            with self.writing():
+                self._settle()
+                recover_folder(self.model)
+            self.check(experiment, resume=resume, overwrite=overwrite)  # another process may have had it until now
+            yield
 
     def check(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:
         """Refuse what would lose or mix up anything; nothing is written."""
         out = f"out={str(self.folder)!r}"
         if resume and overwrite:
             raise InputError("resume and overwrite exclude each other: give one.")
-        if resume and not self.exists():
-            raise InputError(f"{out} has no run to resume: leave --resume out to begin one.")
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{out} is a file: choose another directory.")
-        if self.exists() and not resume and not overwrite:
-            raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
-        found = self.folder.iterdir() if self.folder.is_dir() and not self.exists() else ()
-        if any(path.name not in (*FILES, *FOLDERS) and not path.name.startswith(ASIDE) for path in found):
+        if not self._names():
+            if resume:
+                raise InputError(f"{out} has no run to resume: leave --resume out to begin one.")
+            return
+        if not self.is_ours:
             raise InputError(f"{out} holds other files: choose an empty or new directory.")
-        if resume and (changed := self.experiment.differences(experiment.resolved())):
+        if overwrite:
+            for folder in sorted((self.folder / "generated").glob("*/")):
+                refuse_claimed(folder)  # nidiff sample is at work in it
+            return
+        try:
+            before = self.experiment
+        except InputError as error:
+            remedy = (
+                "restore it from a copy, or replace the run with --overwrite, which loses its checkpoints and model"
+            )
+            raise InputError(f"{out} holds a run without a readable experiment.json: {remedy}.") from error
+        if not resume:
+            raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
+        self.check_settings()
+        if changed := before.differences(experiment.resolved()):
             raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
+        self._check_process()
 
-    def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
-        """Clear the directory of an earlier run and write what this one is. The mark of a run is written last."""
-        with writing("out", self.folder):
+    def check_settings(self) -> None:
+        """Refuse an experiment.json that is not what the run began with."""
+        experiment, identity = self.experiment, self.identity
+        if identity is not None and identity["settings"] != settings_digest(experiment):
+            raise InputError(f"the settings in {self._experiment_file} are not those the run began with: {RESTORE}.")
+
+    def _check_process(self) -> None:
+        """The same for the stored Σ and schedule, if they are not lost."""
+        file, identity = self.model / CONFIG, self.identity
+        if identity is None or not file.is_file():
+            return
+        config = read_json(file, RESTORE)
+        if not isinstance(config, dict) or identity["process"] != process_digest(with_arrays(config, file)):
+            raise InputError(f"Σ or the schedule in {file.parent} is not what the run began with: {RESTORE}.")
+
+    def check_same(self, facts: Mapping[str, Any], identity: Identity) -> None:
+        """Refuse to resume a run whose data, network, Σ or schedule have changed."""
+        stored, before = self.identity, self.facts
+        changed = [f"{key}: {before[key]} → {value}" for key, value in facts.items() if before.get(key, value) != value]
+        if changed:
+            remedy = "restore them, or begin a new run"
+            raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
+        if stored is not None and (parts := changed_parts(stored, identity)):
+            raise InputError(f"the run in {self.folder} began with another identity ({parts}): {RESTORE}.")
+
+    def check_steps(self, step: int, experiment: Experiment) -> None:
+        """Refuse to end a run before ``step``, where it is, or before the model that it has."""
+        done = step or (self.experiment.steps if self.has_model else 0)  # its checkpoints may have been deleted
+        if experiment.steps < done:
+            raise InputError(f"steps={experiment.steps} is less than the {done} that the run has done: give more.")
+
+    # What is written -------------------------------------------------------------------------------------------------
+
+    def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any], identity: Identity) -> None:
+        """Begin a run here. Until it is complete on the disk, a run that was here before is untouched."""
+        unharmed = self.writing("make room or choose another directory; nothing was lost")
+        with unharmed, replacing_folder(self.folder / BEGUN) as aside:
+            replace_json(aside / EXPERIMENT, _described(experiment, facts, identity))
+            save_process(denoiser, aside / "model")
+        with self.writing():
+            self._settle()
+
+    def _settle(self) -> None:
+        """Put a run that has begun in its place. A kill on the way changes nothing: it is done again from the start."""
+        begun = self.folder / BEGUN
+        if (begun / EXPERIMENT).is_file():
+            os.replace(begun / EXPERIMENT, self.folder / EXPERIMENT)
+        if (begun / "model").is_dir():
             for name in (*FOLDERS, *FILES[1:]):
                 path = self.folder / name
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
-            save_process(denoiser, self.model)
-            self._describe(experiment, facts)
+            sync(self.folder)  # all of the run before is gone, even after a power cut, before the new model is here
+            os.rename(begun / "model", self.model)
+        if begun.exists():
+            shutil.rmtree(begun)
+            sync(self.folder)
 
-    def resume(self, step: int, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any]) -> None:
+    def resume(
+        self, step: int, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any], identity: Identity
+    ) -> None:
         """Write what the run is from now on, and drop the log lines of steps that will be done again."""
         with self.writing():
             if not (self.model / CONFIG).is_file():
                 save_process(denoiser, self.model)
             for name in VERSION_0_1:
                 (self.folder / name).unlink(missing_ok=True)
-            self._describe(experiment, facts)
+            if self.identity is None and self.has_model:
+                write_manifest(self.model, identity)  # which a model of a run with an identity needs
+            replace_json(self.folder / EXPERIMENT, _described(experiment, facts, identity))
             if self.log_file.exists():
-                lines = self.log_file.read_text(errors="replace").splitlines()
-                kept = [f"{line}\n" for line in lines if (_step_of(line) or step + 1) <= step]
+                lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
+                kept = [f"{line}\n" for line in lines if 0 < _step_of(line) <= step]
                 replace_text(self.log_file, "".join(kept))
+        check_replaceable(self.model.resolve())  # now, not when the model is to be saved
 
-    def _describe(self, experiment: Experiment, facts: Mapping[str, Any]) -> None:
-        text = json.dumps({**experiment.to_json(), "resolved": facts}, indent=2) + "\n"
-        replace_text(self.folder / "experiment.json", text)
-
-    def check_data(self, facts: Mapping[str, Any]) -> None:
-        """Refuse to resume a run whose data or network have changed."""
-        before = self.facts
-        changed = [f"{key}: {before[key]} → {value}" for key, value in facts.items() if before.get(key, value) != value]
-        if changed:
-            remedy = "restore them, or begin a new run"
-            raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
-
-    def writing(self) -> AbstractContextManager[None]:
+    def writing(
+        self, remedy: str = "make room or make it writable, then continue the run with --resume"
+    ) -> AbstractContextManager[None]:
         """A disk that is full or gone ends the run with a sentence that says how to continue it."""
-        return writing("out", self.folder, "make room, then continue the run with --resume")
+        return writing("out", self.folder, remedy)
 
     def log(self, step: int, **values: float) -> None:
-        """Write one line to log.jsonl, and the same to TensorBoard if it is installed."""
+        """Write one line to log.jsonl, and the same for TensorBoard if it is installed."""
         with self.writing():
-            with self.log_file.open("a") as file:
+            with self.log_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, **values}) + "\n")
-            if self._tensorboard is not None:
-                for name, value in values.items():
-                    self._tensorboard.add_scalar(name, value, step)
+            self._events.write(step, values)
 
-    @cached_property
-    def _tensorboard(self) -> Any:
+    def save_model(self, denoiser: Denoiser, about: Mapping[str, str], identity: Identity) -> None:
+        """Save the model, which ends the run."""
         try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            return None
-        return SummaryWriter(str(self.folder / "tensorboard"))
+            save_model(denoiser, self.model, about, run=identity)
+        except InputError as error:
+            with self.writing():
+                raise error.__cause__ if isinstance(error.__cause__, OSError) else error from error.__cause__
+
+    def samples_file(self, step: int) -> Path:
+        return self.folder / "samples" / f"{step:06d}.png"
 
     def write_samples(self, step: int, denoiser: Denoiser, experiment: Experiment, shape: Sequence[int]) -> None:
         """Write a grid of images of the seeds 0, 1, … to samples/STEP.png."""
         count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
         images = sample(denoiser, (count, *shape), seeds=range(count), **drawing)
         with self.writing():
-            save_grid(images, self.folder / "samples" / f"{step:06d}.png")
+            save_grid(images, self.samples_file(step))
 
 
-def _step_of(line: str) -> int | None:
+def _described(experiment: Experiment, facts: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
+    return {**experiment.to_json(), "resolved": facts, "identity": identity}
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether a folder holds a model of ours, or the Σ and schedule of one."""
+    with contextlib.suppress(InputError):
+        manifest = read_json(folder / "manifest.json")
+        if isinstance(manifest, dict):
+            unseal(manifest, "the model", "")
+            return True
+    with contextlib.suppress(InputError):
+        config = read_json(folder / CONFIG)
+        return isinstance(config, dict) and config.get("_class_name") == "NonIsotropicScheduler"
+    return False
+
+
+def _step_of(line: str) -> int:
+    """The step of a line of the log; 0 if it cannot be read, as the last line of a killed run."""
     try:
-        return int(json.loads(line)["step"])
-    except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-        return None  # the last line of a killed run may be cut short
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return step if isinstance(step, int) else 0

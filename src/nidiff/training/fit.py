@@ -1,0 +1,52 @@
+"""Refuse a run that no machine could do, before the data are read and before anything large is asked for."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from nidiff.covariance.matrix import Identity
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.process import Process
+from nidiff.diffusion.schedule import Schedule
+from nidiff.memory import require_memory
+from nidiff.model.network import unet
+from nidiff.sampling.sampler import rehearse
+from nidiff.training.experiment import Experiment
+
+CLIP = 1.0  # of the models we train: images are in [-1, 1]
+COPIES = 5  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
+PICTURE = 64**2  # pixels that a small image has in a grid of samples
+
+
+def check_sampling(experiment: Experiment, schedule: Schedule) -> None:
+    """Draw a small image with the run's schedule, target and sampler: what cannot be sampled is not trained."""
+    process = Process(schedule, Identity((2, 2)))
+    rehearse(Denoiser(_nothing, process, experiment.target, clip=CLIP), (1, 2, 2), **experiment.sampling(schedule))
+
+
+def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> None:
+    """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an image."""
+    parameters = _parameters(experiment, shape)
+    widths = f"widths={experiment.widths} with layers={experiment.layers}"
+    require_memory(widths, COPIES * 4 * parameters, "use a smaller network")
+    # The least that one image costs: itself, its noise, both together and the output, and the first activations.
+    pixels = math.prod(shape[1:])
+    image = 4 * pixels * (4 * shape[0] + 2 * experiment.widths[0])
+    batch = f"batch_size={experiment.batch_size} of images {tuple(shape)}"
+    require_memory(batch, experiment.batch_size / per_pass * image, "use fewer images, smaller ones, or accumulation")
+    samples = f"num_samples={experiment.num_samples} of images {tuple(shape)}"
+    require_memory(samples, experiment.num_samples * (image + max(PICTURE, pixels)), "draw fewer samples")
+
+
+def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
+    """How many the network has; it is built without memory for them."""
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in unet(shape, **experiment.network).parameters())
+    except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
+        return math.inf
+
+
+def _nothing(x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x)

@@ -1,0 +1,74 @@
+"""What a run is: digests of its settings, of Σ and the schedule, of its data and of its network.
+
+experiment.json, every checkpoint and the model carry them, so that the parts of two runs cannot be mixed.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.data.images import Images
+from nidiff.sealed import digest
+from nidiff.training.experiment import Experiment
+
+Identity = Mapping[str, str]
+PARTS = {"settings": "the settings", "process": "Σ or the schedule", "data": "the data", "network": "the network"}
+SPREAD = 64  # images that stand for data which do not fit in memory
+
+
+def changed_parts(before: Identity, now: Identity) -> str:
+    """The parts that differ, in words; empty if none does."""
+    return ", ".join(words for part, words in PARTS.items() if before.get(part) != now.get(part))
+
+
+def as_identity(value: Any) -> dict[str, str] | None:
+    """An identity that a file holds; None if it holds none, and one that agrees with nothing if it is damaged."""
+    if value is None:
+        return None
+    parts = value if isinstance(value, dict) else {}
+    return {part: str(parts.get(part)) for part in PARTS}
+
+
+def settings_digest(experiment: Experiment) -> str:
+    """Of the settings that must not change when a run is resumed, precision "auto" replaced by what it means."""
+    return digest(experiment.resolved().fixed())
+
+
+def process_digest(config: Mapping[str, Any]) -> str:
+    """Of what `scheduler_config` returns, and of the arrays of its Σ. What begins with _ is diffusers' own."""
+    arrays = {name: _array_digest(tensor) for name, tensor in config["covariance"].tensors.items()}
+    return digest([{key: value for key, value in config.items() if not key.startswith("_")}, arrays])
+
+
+def data_digest(images: Images) -> str:
+    """Of all pixels where they are in memory, else of a few images spread over the data."""
+    pixels = images.pixels if isinstance(images.pixels, Tensor) else _spread(images)
+    return digest([len(images), list(images.shape), _array_digest(pixels)])
+
+
+def data_checksum(images: Images) -> str:
+    """The short one of version 0.1, of up to 64 images."""
+    return hashlib.sha256(images.batch(_spread_rows(len(images))).numpy().tobytes()).hexdigest()[:16]
+
+
+def network_digest(net: torch.nn.Module) -> str:
+    """Of its class, its configuration if it is one of diffusers', and the shapes of its parameters."""
+    config = {key: value for key, value in getattr(net, "config", {}).items() if not key.startswith("_")}
+    shapes = {name: [str(value.dtype), list(value.shape)] for name, value in net.named_parameters()}
+    return digest([type(net).__name__, config, shapes])
+
+
+def _array_digest(tensor: Tensor) -> list[Any]:
+    content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(content).hexdigest()]
+
+
+def _spread(images: Images) -> Tensor:
+    return images.pixels.index_select(0, _spread_rows(len(images)))
+
+
+def _spread_rows(total: int) -> Tensor:
+    return torch.linspace(0, total - 1, min(total, SPREAD)).long()
