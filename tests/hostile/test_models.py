@@ -290,7 +290,7 @@ def test_a_model_belongs_to_its_run(saved, tmp_path, capsys):
     (run / "model" / "manifest.json").unlink()
     with pytest.raises(InputError, match="has no manifest.json"):
         samples(run, kind)
-    assert main(["verify", "--accept", str(run / "model")]) in (0, 2)  # this experiment.json may not be whole
+    assert main(["verify", "--accept", str(run / "model")]) == 0
     assert torch.equal(samples(run, kind), expected)
 
 
