@@ -1,4 +1,4 @@
-"""Images from strangers: what they claim is compared with what they are before memory is asked for or a decoder runs."""
+"""Images from strangers: what they claim is compared with what they are before memory is asked for."""
 
 import gzip
 import os
