@@ -19,9 +19,14 @@ from nidiff.sealed import digest, seal, unseal
 def test_after_an_error_the_old_file_is_untouched_and_nothing_is_left(tmp_path):
     file = tmp_path / "figure.png"
     file.write_bytes(b"old")
-    with pytest.raises(InputError, match="out=.*No space"), writing("out", file), replacing(file) as stream:
-        stream.write(b"new")
-        raise OSError(28, "No space left on device")
+
+    def fill_the_disk():
+        with writing("out", file), replacing(file) as stream:
+            stream.write(b"new")
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(InputError, match="out=.*No space"):
+        fill_the_disk()
     assert file.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 

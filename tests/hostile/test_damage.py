@@ -16,9 +16,10 @@ from safetensors.torch import load_file
 
 from nidiff.cli import main
 
-TINY = ["--widths", "8", "--attention", "0", "--layers", "1", "--batch-size", "4", "--warmup", "0", "--cooldown", "0", "--checkpoint-every", "2", "--keep", "0", "--num-samples", "1", "--num-steps", "2", "--precision", "fp32"]
-SAMPLING = ["--sampler", "ddim:eta=1", "--num-steps", "2", "--seeds", "0-3", "--floats"]
-MEASURING = ["--features", "pixels", "--seeds", "0-7", "--num-steps", "2", "--num-real", "20", "--bootstrap", "0", "--json"]
+TINY = """--widths 8 --attention 0 --layers 1 --batch-size 4 --warmup 0 --cooldown 0 --checkpoint-every 2 --keep 0
+    --num-samples 1 --num-steps 2 --precision fp32""".split()  # noqa: SIM905 - as it is typed
+SAMPLING = "--sampler ddim:eta=1 --num-steps 2 --seeds 0-3 --floats".split()  # noqa: SIM905
+MEASURING = "--features pixels --seeds 0-7 --num-steps 2 --num-real 20 --bootstrap 0 --json".split()  # noqa: SIM905
 QUICK = 24  # damages tried by `make test`
 
 

@@ -90,7 +90,8 @@ class Train:
             train(trainer, run)
             if not processes.is_main_process:
                 return None
-            _say(trainer, f"wrote {write_report(run.folder)}")
+            first = trainer.images.batch(torch.tensor([0]))[0]
+            _say(trainer, f"wrote {write_report(run.folder, first)}")
             return run.folder
 
     def directory(self) -> "RunDirectory":
