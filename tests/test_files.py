@@ -117,31 +117,32 @@ def test_what_cannot_fit_is_refused_and_what_can_is_not():
 # Locks -----------------------------------------------------------------------------------------------------------
 
 
-def _hold(folder: Path, ready, release) -> None:
+def _hold(folder: Path, pipe) -> None:
     with claimed(folder):
-        ready.set()
-        release.wait(60)
+        pipe.send("claimed")
+        pipe.recv()
 
 
 @pytest.fixture
 def holder(tmp_path):
-    """Another process that has claimed tmp_path / "run"."""
+    """Another process that has claimed tmp_path / "run" until it is told something."""
     context = multiprocessing.get_context("spawn")
-    ready, release = context.Event(), context.Event()
-    process = context.Process(target=_hold, args=(tmp_path / "run", ready, release))
+    pipe, theirs = context.Pipe()
+    process = context.Process(target=_hold, args=(tmp_path / "run", theirs))
     process.start()
-    assert ready.wait(60)
-    yield process, release
-    release.set()
+    assert pipe.recv() == "claimed"
+    yield process, pipe
+    if process.is_alive():
+        pipe.send("end")
     process.join()
 
 
 def test_the_second_is_told_who_has_the_folder(tmp_path, holder):
-    process, release = holder
+    process, pipe = holder
     for refused in (lambda: claimed(tmp_path / "run").__enter__(), lambda: refuse_claimed(tmp_path / "run")):
         with pytest.raises(InputError, match=f"out=.*in use by process {process.pid} on "):
             refused()
-    release.set()
+    pipe.send("end")
     process.join()
     assert not (tmp_path / "run").exists()  # it was made for the lock, and nothing was written
     with claimed(tmp_path / "run"):

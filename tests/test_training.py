@@ -306,7 +306,7 @@ def test_a_run_is_never_overwritten_unasked(straight, tmp_path, capsys):
     assert train(straight, "--steps", "10") == 2
     assert "--resume" in capsys.readouterr().err
     assert train(straight, "--steps", "10", "--resume", "--learning-rate", "0.5") == 2
-    assert "learning_rate: 0.002 → 0.5" in capsys.readouterr().err
+    assert "--learning-rate: 0.002 → 0.5" in capsys.readouterr().err
     assert (straight / "experiment.json").read_bytes() == before
     (tmp_path / "thesis.tex").write_text("years of work")
     assert train(tmp_path, "--steps", "1", "--overwrite") == 2
@@ -449,4 +449,4 @@ def test_resume_takes_the_settings_of_the_run(tmp_path, capsys):
     assert main(["train", "--out", run, "--resume", "--steps", "3"]) == 0
     assert read_experiment(tmp_path / "run").learning_rate == 0.001
     assert main(["train", "--out", run, "--resume", "--learning-rate", "0.002"]) == 2
-    assert "learning_rate: 0.001" in capsys.readouterr().err
+    assert "--learning-rate: 0.001" in capsys.readouterr().err
