@@ -15,7 +15,12 @@ from nidiff.sealed import digest
 from nidiff.training.experiment import Experiment
 
 Identity = Mapping[str, str]
-PARTS = {"settings": "the settings", "process": "Σ or the schedule", "data": "the data", "network": "the network"}
+PARTS = {
+    "settings": "the settings",
+    "process": "Σ or the schedule",
+    "data": "the data",
+    "network": "the network, or the version of diffusers that builds it",
+}
 SPREAD = 64  # images that stand for data which do not fit in memory
 
 
