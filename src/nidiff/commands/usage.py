@@ -14,14 +14,13 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.files import as_path
 
 C = TypeVar("C")
 NAMES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _cli: Any = tyro.cli  # its overloads cannot say what keywords in a dictionary are
-SHOWN = 80  # letters of a word in a message
 
 
 def parse(command: type[C], words: Sequence[str], *, prog: str, **default: C) -> C:
@@ -60,7 +59,7 @@ def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
         flag, equals, value = word.partition("=")
         kind = flags.get(flag.replace("_", "-"))
         if equals and kind is bool:
-            raise InputError(f"{flag} takes no value: leave {shortened('=' + value)} out; see {prog} --help")
+            raise InputError(f"{flag} takes no value: leave {shown('=' + value)} out; see {prog} --help")
         if equals and kind is not None and not value:
             raise InputError(f"{flag}= has nothing behind it: give a value, or leave it out; see {prog} --help")
         if flag.startswith("--tyro-"):
@@ -108,7 +107,7 @@ def _value(kind: Any, word: str) -> Any:
     """A word as ``kind``; the error begins with what stands behind the name of a flag."""
     if not word:
         raise ValueError(" has nothing behind it: give a value, or leave it out")
-    given = f"={shortened(word)}"
+    given = f"={shown(word)}"
     if kind is Path:
         return as_path("", word)
     if kind is str:
@@ -139,11 +138,7 @@ def _sentence(said: str, complaints: list[str]) -> str:
 def _unknown(word: str, flags: dict[str, Any], prog: str) -> str:
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
-        return f"{shortened(word)} is one word too many; see {prog} --help"
+        return f"{shown(word)} is one word too many; see {prog} --help"
     near = difflib.get_close_matches(flag.replace("_", "-"), flags, n=1)
     hint = f": did you mean {near[0]}? See" if near else "; see"
-    return f"{shortened(flag)} is not a flag of {prog}{hint} {prog} --help"
-
-
-def shortened(word: str) -> str:
-    return repr(word) if len(word) <= SHOWN else f"{word[:SHOWN] + '…'!r}"
+    return f"{shown(flag)} is not a flag of {prog}{hint} {prog} --help"

@@ -17,11 +17,11 @@ from torch import Tensor
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
-from nidiff.errors import InputError
+from nidiff.errors import InputError, first_line, shown
 from nidiff.extras import require
 from nidiff.files import as_path, file_sha256
 from nidiff.progress import Progress
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole
 
 # A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
 INCEPTION = Remote(
@@ -87,7 +87,7 @@ def load_features(
     try:
         place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r:.60} is not known to torch: give 'cpu' or 'cuda'.") from error
+        raise InputError(f"device={shown(device)} is not known to torch: give 'cpu' or 'cuda'.") from error
     path = as_path("features", name)
     if str(name) in FEATURES:
         return FEATURES[str(name)](None if file is None else as_path("features_file", file), place)
@@ -116,8 +116,7 @@ def compute_features(
     """
     if batch is None:
         batch = 16 if network.device.type == "cpu" else 64
-    if not fits(batch, int) or batch < 1:
-        raise InputError(f"batch={batch!r} is not a number of images: use 1 or more, such as 64.")
+    batch = check_whole("batch", batch)
     stored = pixels.pixels if isinstance(pixels, Images) else pixels
     found: list[Tensor] = []
     for rows in torch.arange(len(stored)).split(batch):
@@ -160,8 +159,7 @@ def _weights(path: Path, device: torch.device) -> FeatureNetwork:
     except InputError:
         raise
     except Exception as error:  # safetensors and torch each have their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        failed = f"features={str(path)!r} are not the weights of EfficientNet-lite0 ({reason:.120})"
+        failed = f"features={str(path)!r} are not the weights of EfficientNet-lite0 ({first_line(error)})"
         raise InputError(f"{failed}: save its state_dict with safetensors.") from error
 
 

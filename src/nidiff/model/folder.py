@@ -14,10 +14,10 @@ import torch
 from nidiff.covariance.config import SCHEDULER, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import FileError, InputError
-from nidiff.files import as_path, replace_json, replace_text, replacing_folder, writing
+from nidiff.errors import FileError, InputError, first_line, shown
+from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
-from nidiff.model.config import configured, model_folder, read_object, scheduler_config, with_arrays
+from nidiff.model.config import configured, model_folder, scheduler_config, with_arrays
 from nidiff.model.manifest import (
     INDEX,
     MANIFEST,
@@ -27,7 +27,7 @@ from nidiff.model.manifest import (
     run_identity,
     write_manifest,
 )
-from nidiff.model.network import OWN, UNET, first_line, load_network, read_weights, save_network
+from nidiff.model.network import OWN, UNET, load_network, read_weights, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
 OURS = {INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
@@ -53,9 +53,9 @@ def save_model(
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
     if not isinstance(about, Mapping | None):
-        raise InputError(f'about={about!r:.80} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
+        raise InputError(f'about={shown(about)} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
     if run is not None and not is_identity(run):
-        raise InputError(f"run={run!r:.80} must be the identity of a run, or None.")
+        raise InputError(f"run={shown(run)} must be the identity of a run, or None.")
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
     check_replaceable(folder)
@@ -190,7 +190,7 @@ def check_replaceable(folder: Path) -> None:
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
     """Refuse to sample a model under a Σ that is not its own."""
     if not isinstance(other, Covariance | None):
-        raise InputError(f"covariance={other!r:.80} must be a nidiff.Covariance, or None.")
+        raise InputError(f"covariance={shown(other)} must be a nidiff.Covariance, or None.")
     if other is not None and not same_covariance(own, other):
         raise InputError(f"covariance={other!r} is not the model's: it was trained with {own!r} and needs that.")
 
