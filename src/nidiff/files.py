@@ -75,7 +75,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def recover_folder(path: Path) -> None:
-    """Give a folder its name back that nothing has replaced, and remove what is not needed."""
+    """Give a folder back its name if nothing has replaced it, and remove what a kill left."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     if replaced.exists() and not path.exists():
         os.rename(replaced, path)
@@ -84,7 +84,7 @@ def recover_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder that nobody shall find half deleted."""
+    """Delete a folder so that it is never found half deleted."""
     os.rename(path, path.with_name(f"{ASIDE}{path.name}"))
     sync(path.parent)
     recover_folder(path)

@@ -1,4 +1,4 @@
-"""Digests, and JSON that says when it is no longer what was written."""
+"""Digests, and JSON that carries its own, so that a change is noticed."""
 
 import hashlib
 import json

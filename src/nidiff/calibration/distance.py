@@ -155,7 +155,7 @@ class Whitener:
             self.mean = torch.stack([(chunk.double() / len(images)).sum(0) for chunk in chunks]).sum(0)
             largest = max((chunk.double() - self.mean).abs().max().item() for chunk in chunks)
             if not math.isfinite(largest):
-                raise InputError("images has NaN or infinite pixels, or such that overflow: remove those images.")
+                raise InputError("images has NaN, infinite or overflowing pixels: remove those images.")
             self.spread = max(largest, torch.finfo(torch.float64).tiny)
         self.unit = self.spread / math.sqrt(covariance.eigenvalues.mean().item())
 

@@ -125,6 +125,7 @@ class Train:
 
     def _dry_run(self) -> None:
         from nidiff.data.encoded import MEMORY_LIMIT
+        from nidiff.training.fit import BYTES
         from nidiff.training.loop import build
         from nidiff.training.speed import seconds_per_step
 
@@ -135,7 +136,7 @@ class Train:
         found = {
             "experiment": experiment.to_json(),
             **facts,
-            "weights_gradients_adam_ema_mb": round(5 * 4 * facts["parameters"] / 2**20, 1),
+            "weights_gradients_adam_ema_mb": round(BYTES * facts["parameters"] / 2**20, 1),
             "data_mb": round(size / 2**20, 1) if size <= MEMORY_LIMIT else 0.0,
             "steps_per_s": float(f"{1 / seconds:.3g}"),
             "images_per_s": float(f"{experiment.batch_size / seconds:.3g}"),

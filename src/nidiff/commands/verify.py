@@ -17,7 +17,7 @@ class Verify:
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_MODEL ...")]
     """Run directories or model folders."""
     accept: bool = False
-    """Take the models as they are now, after you have changed them on purpose. They must open."""
+    """Accept the models as they are now, after you have changed them on purpose. They must open."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a line per folder."""
 
@@ -25,7 +25,7 @@ class Verify:
         from nidiff.model.folder import accept_model
 
         if not self.paths:
-            raise InputError("paths is missing: give one run directory or model folder, or more.")
+            raise InputError("paths is empty: give one or more run directories or model folders.")
         found = []
         for path in self.paths:
             try:
@@ -44,7 +44,7 @@ class Verify:
 
 
 def checked(path: Path) -> dict[str, Any]:
-    """What is in a run directory or a model folder; an `InputError` if any of it is not what was written."""
+    """What a run directory or a model folder holds; an `InputError` if any of it has changed since it was written."""
     from nidiff.evaluation.results import read_results
     from nidiff.generation.folder import JOB, check_samples
     from nidiff.generation.opened import run_folder
@@ -58,7 +58,7 @@ def checked(path: Path) -> dict[str, Any]:
         checkpoints = _check_checkpoints(path)
     sha256 = recorded = None
     if not is_run or has_network(place):  # a run that has not ended has no network yet
-        sha256, recorded = model_sha256(whole_model(path)), (place / MANIFEST).is_file()
+        sha256, recorded = model_sha256(whole_model(path), checked=True), (place / MANIFEST).is_file()
     samples = sorted(file.parent for file in (path / "generated").glob(f"*/{JOB}"))
     for folder in samples:
         check_samples(folder)

@@ -14,7 +14,7 @@ from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import InputError, choose, shown
 from nidiff.recipe import is_number, plain
 
-MARGIN = 1e3  # what is multiplied by these numbers may be so large
+MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 ONE = Identity((1,))
 
 

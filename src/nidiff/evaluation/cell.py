@@ -128,7 +128,7 @@ def evaluate_cell(
     provenance = bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
     settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
     asked = Result(model.name, *settled, provenance=provenance)
-    for known in known_results(model.path):
+    for known in known_results(model.path, model.sha256):
         # A metric may have been added since.
         if known.question == asked.question and known.metrics.keys() >= by_label(bench.network.name).keys():
             return replace(known, run=model.name) if state.is_main_process else None

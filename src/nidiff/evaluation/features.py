@@ -102,7 +102,8 @@ def load_features(
         return _weights(path, place)
     if not trust:
         what = f"features={str(path)!r} is a program, which can do anything on this computer when it is opened"
-        raise InputError(f"{what}: if you trust it, say so (trust_features); a file of weights ({WEIGHTS}) is none.")
+        remedy = f"give a file of weights ({WEIGHTS}), or trust_features if you trust who wrote it"
+        raise InputError(f"{what}: {remedy}.")
     return _module(path, place)
 
 

@@ -161,13 +161,16 @@ def read_results(path: Path) -> list[Result]:
         raise FileError(f"{str(path)!r} is not a list of results ({reason}): {again}.") from error
 
 
-def known_results(run: Path) -> list[Result]:
-    """The results in RUN/metrics.json of the model that is there now: the run may have been trained further since."""
+def known_results(run: Path, sha256: str | None = None) -> list[Result]:
+    """The results in RUN/metrics.json of the model that is there now: the run may have been trained further since.
+
+    ``sha256`` is the checksum of the model, if it is known already.
+    """
     file, folder = run / "metrics.json", model_folder(run)
     results = read_results(file) if file.exists() else []
     if not results or not has_network(folder):
         return results
-    now = model_sha256(folder)
+    now = sha256 or model_sha256(folder)
     return [result for result in results if result.provenance.get("model_sha256", now) == now]
 
 

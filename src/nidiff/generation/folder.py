@@ -172,7 +172,7 @@ class SampleFolder:
                     step(picture)
                     if step is Image.Image.load:
                         pixels, text = np.array(picture), dict(picture.info)
-        except Exception:  # Pillow has many, for what is no picture, or half of one
+        except Exception:  # Pillow raises nearly anything when a file is broken
             return None
         mine = self._about(seed)
         if any(text.get(key, words) != words for key, words in mine.items()):

@@ -59,7 +59,7 @@ def open_model(path: Path, state: "PartialState") -> Model:
     path = run_folder(as_path("model", path))
     denoiser = load_model(path).to(state.device)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
-    return Model(path, denoiser, shape, model_sha256(model_folder(path)))
+    return Model(path, denoiser, shape, model_sha256(model_folder(path), checked=True))
 
 
 def plan_job(

@@ -115,8 +115,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         only code of diffusers and nidiff is run.
         """
         if other := [key for key in kwargs if key not in (*DOWNLOAD, "torch_dtype", "use_safetensors")]:
-            only = "only the classes that nidiff knows are loaded, from safetensors and JSON"
-            raise InputError(f"{other[0]} is no option of this from_pretrained, for {only}: leave it out.")
+            only = "which loads the classes that nidiff knows, from safetensors and JSON"
+            raise InputError(f"{other[0]} is not an option of this from_pretrained, {only}: leave it out.")
         if not isinstance(dtype := kwargs.get("torch_dtype"), torch.dtype | None):
             raise InputError(f"torch_dtype={dtype!r} must be a torch.dtype, such as torch.float16.")
         folder = model_folder(as_path("pretrained_model_name_or_path", pretrained_model_name_or_path))
@@ -149,7 +149,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         for name, usual in (("safe_serialization", True), ("variant", None)):
             if kwargs.get(name, usual) is not usual or args:
                 raise InputError(
-                    f"{name} is no option of this save_pretrained, which writes safetensors: leave it out."
+                    f"{name} is not an option of this save_pretrained, which writes safetensors: leave it out."
                 )
         if folder.is_file() or (folder / OWN).exists():
             raise InputError(f"save_directory={str(folder)!r} holds something else: choose a new folder.")
@@ -200,9 +200,7 @@ def _is_white(folder: Path) -> bool:
     index = read_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     kind, network, scheduler = (index.get(key) for key in ("_class_name", "unet", "scheduler"))
     if isinstance(kind, list):  # a file in the folder that diffusers would run
-        raise InputError(
-            f"{str(folder)!r} names code to run ({shown(kind)}), which is not done: use nidiff.load_model."
-        )
+        raise InputError(f"{str(folder)!r} names code to run ({shown(kind)}), and none is run: use nidiff.load_model.")
     ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
     white = isinstance(scheduler, list) and len(scheduler) == 2 and scheduler[0] == "diffusers"
     if network not in [["diffusers", name] for name in NETWORKS] or not (white or scheduler == ours):

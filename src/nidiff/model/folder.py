@@ -184,7 +184,7 @@ def check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):
-        raise InputError(f"folder={str(folder)!r} is not a model, and is not replaced by one: choose a new folder.")
+        raise InputError(f"folder={str(folder)!r} is not a model, so it is not replaced by one: choose a new folder.")
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:

@@ -33,7 +33,9 @@ def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, *PARTS)) -> None
     identity = run_identity(folder)
     if not (folder / MANIFEST).exists():
         if identity is not None:
-            raise FileError(f"{str(folder)!r} has no {MANIFEST}, as a model of its run has: {_remedy(folder)}.")
+            raise FileError(
+                f"{str(folder)!r} has no {MANIFEST}, which a model of this run must have: {_remedy(folder)}."
+            )
         return
     manifest = read_manifest(folder)
     if identity not in (None, manifest["run"]):
@@ -70,10 +72,16 @@ def run_identity(folder: Path) -> Mapping[str, str] | None:
     return identity
 
 
-def model_sha256(folder: Path) -> str:
-    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on."""
+def model_sha256(folder: Path, *, checked: bool = False) -> str:
+    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on.
+
+    If the files were just ``checked``, those in the manifest are theirs, and nothing is read twice.
+    """
     digest = hashlib.sha256()
-    for name, sha256 in _checksums(folder, PARTS).items():
+    recorded = checked and (folder / MANIFEST).is_file()
+    for name, sha256 in sorted((read_manifest(folder)["files"] if recorded else _checksums(folder, PARTS)).items()):
+        if name.split("/")[0] not in PARTS:
+            continue
         digest.update(f"{name} {sha256}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
@@ -120,4 +128,4 @@ def _remedy(folder: Path) -> str:
 
 
 def _accept(folder: Path) -> str:
-    return f"if you changed it on purpose, nidiff verify --accept {str(folder)!r}"
+    return f"if you changed it on purpose, run nidiff verify --accept {str(folder)!r}"

@@ -99,7 +99,7 @@ def check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | 
     given = {"sigma_min": sigma_min} if epsilon is None else {"sigma_min": sigma_min, "epsilon": epsilon}
     for argument, value in given.items():
         if not (is_number(value) and SMALLEST < value < 1 / SMALLEST):
-            raise InputError(f"{argument}={shown(value)} must be a positive number, of a size that can be squared.")
+            raise InputError(f"{argument}={shown(value)} must be a positive number that float64 can square.")
     check_whole("steps", steps, 1, MOST_STEPS)
 
 

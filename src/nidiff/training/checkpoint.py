@@ -93,8 +93,8 @@ def load_checkpoint(
     """The newest checkpoint that its manifest verifies; ``None`` if there is none at all.
 
     ``damaged`` names the newer ones it skipped, newest first: ``001000/model.safetensors: checksum differs``. With
-    ``run``, those of another run are skipped too, and unless ``nameless``, those that do not say whose they are; and so
-    are those that ``use`` cannot use.
+    ``run``, those of another run are skipped too and, unless ``nameless``, those that name no run. ``use`` is called
+    with the checkpoint, which is skipped if that fails.
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -225,7 +225,7 @@ def _check_run(checkpoint: Checkpoint, run: Identity | None, nameless: bool) -> 
     if run is None or (nameless and checkpoint.run is None):
         return
     if changed := changed_parts(checkpoint.run or {}, run):
-        raise _Damage(f"{_STATE}: of another run, by {changed}")
+        raise _Damage(f"{_STATE}: of another run, which differs in {changed}")
 
 
 def _use(checkpoint: Checkpoint, use: Callable[[Checkpoint], None]) -> None:

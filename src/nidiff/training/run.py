@@ -1,7 +1,7 @@
 """The run directory: its experiment, model, log and sample grids, and who may write to it.
 
-A run begins in a folder of its own, `BEGUN`, which gets that name when it is complete: from then on the run before is
-given up, and `_settle` puts the new one in its place. A kill leaves the one or the other, and `recover` ends the work.
+A run begins in a folder of its own, `BEGUN`, which gets that name when it is complete. From then on the run before it
+is given up, and `_settle` puts the new one in its place. A kill leaves one or the other, and `kept` settles it.
 """
 
 import contextlib
@@ -136,7 +136,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def kept(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> Iterator[None]:
-        """Keep the directory for this process, as `check` allows; a kill while another run began is put right."""
+        """Keep the directory for this process, if `check` allows it, and finish what a kill interrupted."""
         self.check(experiment, resume=resume, overwrite=overwrite)  # before anything is written
         with claimed(self.folder):
             with self.writing():
@@ -196,7 +196,7 @@ class RunDirectory:
             remedy = "restore them, or begin a new run"
             raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
         if stored is not None and (parts := changed_parts(stored, identity)):
-            raise InputError(f"the run in {self.folder} began with another identity ({parts}): {RESTORE}.")
+            raise InputError(f"the run in {self.folder} did not begin with this ({parts} changed): {RESTORE}.")
 
     def check_steps(self, step: int, experiment: Experiment) -> None:
         """Refuse to end a run before ``step``, where it is, or before the model that it has."""
@@ -266,8 +266,10 @@ class RunDirectory:
         try:
             save_model(denoiser, self.model, about, run=identity)
         except InputError as error:
-            with self.writing():
-                raise error.__cause__ if isinstance(error.__cause__, OSError) else error from error.__cause__
+            if not isinstance(error.__cause__, OSError):
+                raise
+            with self.writing():  # which says how to continue
+                raise error.__cause__ from error
 
     def samples_file(self, step: int) -> Path:
         return self.folder / "samples" / f"{step:06d}.png"
