@@ -6,6 +6,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 LONGEST = 80  # letters of a value in a message
+TENSOR = "give a tensor, such as torch.from_numpy(array)"  # the remedy where something else was given
 
 
 class InputError(ValueError):
@@ -30,6 +31,12 @@ def shown(value: object) -> str:
     except ValueError:  # a whole number of thousands of digits
         return f"a {type(value).__name__}"
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…{text[-1] if isinstance(value, str) else ''}"
+
+
+def expect(argument: str, value: object, kind: type, remedy: str | None = None) -> None:
+    """Refuse a value that is not of ``kind``."""
+    if not isinstance(value, kind):
+        raise InputError(f"{argument} is a {type(value).__name__}: {remedy or f'give a nidiff.{kind.__name__}'}.")
 
 
 def first_line(error: Exception) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from nidiff.calibration.distance import batch_whitened_distance, max_whitened_distance, quantile_whitened_distance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import LEAST_SIGMA, MOST_SIGMA, Schedule, smld_geometric
-from nidiff.errors import InputError, one_of, shown
+from nidiff.errors import TENSOR, InputError, expect, one_of, shown
 from nidiff.progress import Progress
 from nidiff.recipe import check_kinds, check_whole, plain
 from nidiff.sampling.annealing import (
@@ -80,8 +80,7 @@ def calibrate(
     check_kinds(calibrate, {"preconditioned": preconditioned})
     sigma_min, epsilon = plain(sigma_min), plain(epsilon)
     steps_per_level = check_whole("steps_per_level", steps_per_level, 1, MOST_STEPS)
-    if not isinstance(images, Tensor):
-        raise InputError(f"images is a {type(images).__name__}: give a tensor, such as torch.from_numpy(array).")
+    expect("images", images, Tensor, TENSOR)
     dimension = math.prod(images.shape[1:])
     target_ratio = _target_ratio(ratio, dimension)
     check_langevin(target_ratio, sigma_min, steps_per_level, epsilon)  # before the long part

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nidiff.data.encoded import Encoded, Reading, Stream, fit, read_encoded
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.errors import InputError
+from nidiff.errors import TENSOR, InputError, expect
 from nidiff.files import as_path, check_member
 from nidiff.memory import require_memory
 
@@ -73,8 +73,7 @@ class Images:
 
 def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
-    if not isinstance(images, Tensor):
-        raise InputError(f"images is a {type(images).__name__}: give a tensor of floats in [-1, 1] or of uint8.")
+    expect("images", images, Tensor, TENSOR)
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():

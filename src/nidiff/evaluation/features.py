@@ -17,7 +17,7 @@ from torch import Tensor
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
-from nidiff.errors import InputError, first_line, shown
+from nidiff.errors import TENSOR, InputError, expect, first_line, shown
 from nidiff.extras import require
 from nidiff.files import as_path, file_sha256
 from nidiff.progress import Progress
@@ -52,8 +52,7 @@ class FeatureNetwork:
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
-        if not isinstance(pixels, Tensor):
-            raise InputError(f"pixels is a {type(pixels).__name__}: give a tensor of images [N, C, H, W].")
+        expect("pixels", pixels, Tensor, TENSOR)
         if pixels.ndim != 4 or pixels.numel() == 0:
             raise InputError(f"pixels of shape {tuple(pixels.shape)} are no images: give images [N, C, H, W].")
         if pixels.dtype != torch.uint8:

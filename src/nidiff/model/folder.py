@@ -13,7 +13,7 @@ import torch
 
 from nidiff.covariance.config import SCHEDULER, save_arrays
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
@@ -47,8 +47,7 @@ def save_model(
     the run that trained it.
     """
     folder = as_path("folder", folder).resolve()  # of a link, what it leads to is replaced, not the link
-    if not isinstance(denoiser, Denoiser):
-        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
+    check_denoiser(denoiser)
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")

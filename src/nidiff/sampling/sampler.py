@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import check_sizes
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
@@ -71,8 +71,7 @@ def sample(
         callback: called with a `Visit` at each level.
         options: of the sampler (``variance``, ``eta``, …).
     """
-    if not isinstance(denoiser, Denoiser):
-        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
+    check_denoiser(denoiser)
     chosen, told = as_sampler(sampler, options)
     shape, schedule = check_sizes(shape), denoiser.process.schedule
     denoiser.process.covariance.check_trailing(shape, "shape")
