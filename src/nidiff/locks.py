@@ -126,7 +126,7 @@ def _described(holder: dict[str, Any]) -> str:
 def _may_be_alive(holder: dict[str, Any]) -> bool:
     process = holder.get("process")
     if holder.get("host") != socket.gethostname() or not isinstance(process, int):
-        return True  # it cannot be told from here
+        return True  # we cannot tell
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

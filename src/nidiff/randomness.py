@@ -15,7 +15,7 @@ from nidiff.errors import InputError, shown
 from nidiff.recipe import check_whole
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
-MOST_IMAGES, LARGEST_SEED = 10**9, 2**63 - 1  # in one batch; of torch
+MOST_IMAGES, LARGEST_SEED = 10**9, 2**63 - 1  # in one batch; that torch takes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -39,7 +39,9 @@ def check_place(dtype: Any, device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
-        raise InputError(f"device={shown(device)} cannot be used: give one that this machine has, as 'cpu'.") from error
+        raise InputError(
+            f"device={shown(device)} cannot be used: give one that this machine has, such as 'cpu'."
+        ) from error
 
 
 def white_noise(

@@ -34,7 +34,7 @@ class Report:
             print(write_report(run.folder, self._first_image(run)))
 
     def _first_image(self, run: "RunDirectory") -> "Tensor | None":
-        """Read as the run reads its own data."""
+        """The first image of --data, read as the run reads its own."""
         if self.data is None:
             return None
         import torch

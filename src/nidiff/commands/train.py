@@ -50,7 +50,7 @@ class Train:
         given, _ = parser.parse_known_args(arguments)
         for name in ("config", "out"):
             if getattr(given, name) == "":
-                raise InputError(f"{name} is empty: give a path, or leave --{name} out.")
+                raise InputError(f"{name} is empty: give a path, or leave it out.")
         if given.preset is not None and given.config is not None:
             raise InputError("preset and config exclude each other: give one.")
         out = None if given.out is None else as_path("out", given.out)

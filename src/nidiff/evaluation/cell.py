@@ -178,7 +178,7 @@ def open_bench(
     images: Images | Tensor
     if data is None or isinstance(data, str):
         if data is not None:
-            as_path("data", data)  # a name of data is one too
+            as_path("data", data)  # the name of a data set is a possible path too
         images, name = _load(as_path("run", run), data, data_dir, split)
     else:
         images, name = data, "images"

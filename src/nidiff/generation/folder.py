@@ -165,7 +165,10 @@ class SampleFolder:
         like = as_grey_or_rgb(torch.empty(1, *self.shape, device="meta"))[0]
         mode, size = "RGB" if len(like) == 3 else "L", (like.shape[2], like.shape[1])
         try:
-            for step in (Image.Image.verify, Image.Image.load):  # the checksums, then the pixels: each ends the file
+            for step in (
+                Image.Image.verify,
+                Image.Image.load,
+            ):  # check the checksums, then decode: each needs the file anew
                 with Image.open(self._picture_file(seed), formats=["PNG"]) as picture:
                     if (picture.mode, picture.size) != (mode, size):
                         return None

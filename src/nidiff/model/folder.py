@@ -46,7 +46,7 @@ def save_model(
     ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole. ``run`` is the identity of
     the run that trained it.
     """
-    folder = as_path("folder", folder).resolve()  # of a link, what it leads to is replaced, not the link
+    folder = as_path("folder", folder).resolve()  # a link stays, and what it leads to is replaced
     check_denoiser(denoiser)
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
@@ -139,7 +139,7 @@ def accept_model(folder: Path) -> None:
         raise InputError(f"folder={str(folder)!r} is not a model: give a run directory or a model folder.")
     own = (place / OWN).is_dir()
     if own:
-        read_weights(place / OWN)  # nobody knows the network that they are of
+        read_weights(place / OWN)  # the network that they belong to is not stored
     _opened(place, torch.nn.Identity() if own else load_network(place))
     run = run_identity(place)
     with writing("folder", place):

@@ -40,7 +40,7 @@ def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> N
 
 
 def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
-    """How many the network has; it is built without memory for them."""
+    """The number of parameters of the network, which is built without memory for them."""
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in unet(shape, **experiment.network).parameters())

@@ -199,7 +199,7 @@ class RunDirectory:
             raise InputError(f"the run in {self.folder} did not begin with this ({parts} changed): {RESTORE}.")
 
     def check_steps(self, step: int, experiment: Experiment) -> None:
-        """Refuse to end a run before ``step``, where it is, or before the model that it has."""
+        """Refuse to end a run before ``step``, which it has reached, or before the step of its model."""
         done = step or (self.experiment.steps if self.has_model else 0)  # its checkpoints may have been deleted
         if experiment.steps < done:
             raise InputError(f"steps={experiment.steps} is less than the {done} that the run has done: give more.")
