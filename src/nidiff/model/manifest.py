@@ -63,7 +63,7 @@ def recorded_run(folder: Path) -> Mapping[str, str] | None:
 def run_identity(folder: Path) -> Mapping[str, str] | None:
     """The identity of the run whose model ``folder`` is; None outside of a run, and in one of version 0.1."""
     place = Path(os.path.abspath(folder))
-    file = place.with_name("experiment.json") if place.name else place
+    file = place.parent / "experiment.json"
     if place.name not in ("model", f"{REPLACED}model") or not file.is_file():
         return None
     identity = read_object(file, "restore it from a copy").get("identity")
@@ -79,10 +79,10 @@ def model_sha256(folder: Path, *, checked: bool = False) -> str:
     """
     digest = hashlib.sha256()
     recorded = checked and (folder / MANIFEST).is_file()
-    for name, sha256 in sorted((read_manifest(folder)["files"] if recorded else _checksums(folder, PARTS)).items()):
-        if name.split("/")[0] not in PARTS:
-            continue
-        digest.update(f"{name} {sha256}\n".encode(errors="surrogateescape"))
+    checksums = read_manifest(folder)["files"] if recorded else _checksums(folder, PARTS)
+    for name, sha256 in sorted(checksums.items()):
+        if name.split("/")[0] in PARTS:
+            digest.update(f"{name} {sha256}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
