@@ -28,7 +28,7 @@ class Report:
         from nidiff.training.run import RunDirectory
 
         if not self.runs:
-            raise InputError("runs is empty: give at least one run directory.")
+            raise InputError("RUN is missing: give a run directory.")
         runs = [RunDirectory.open(folder) for folder in self.runs]  # all, before a page is written
         for run in runs:
             print(write_report(run.folder, self._first_image(run)))

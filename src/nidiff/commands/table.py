@@ -46,7 +46,7 @@ class Table:
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
         if not (self.runs and self.samplers and self.num_steps):
-            raise InputError("runs, samplers and num_steps must have one entry or more.")
+            raise InputError("a table needs a run, a sampler and a number of steps: give one of each, or more.")
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")

@@ -25,7 +25,7 @@ class Verify:
         from nidiff.model.folder import accept_model
 
         if not self.paths:
-            raise InputError("paths is empty: give one or more run directories or model folders.")
+            raise InputError("RUN_OR_MODEL is missing: give a run directory or a model folder.")
         found = []
         for path in self.paths:
             try:

@@ -107,7 +107,7 @@ class Experiment:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not (fits(value, float) and low <= value < high):
-                    limit = "finite" if high == math.inf else f"below {high}"
+                    limit = "finite" if high == math.inf else "below 2**63" if high == LARGEST else f"below {high}"
                     raise InputError(f"{name}={shown(value)} must be at least {low} and {limit}.")
         if not (is_number(self.learning_rate) and self.learning_rate > 0 and self.gradient_clip > 0):
             raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
