@@ -389,7 +389,7 @@ BAD = {
     "sigmas": (lambda: num_levels(1.0, 1.0, 1.1), "not below sigma_max"),
     "epsilon": (lambda: calibrate(heavy_tailed(), FIELD, epsilon=0.0), "epsilon=0.0 must be a positive"),
     "negative epsilon": (lambda: variance_ratio(FIELD, 1.1, -1e-6), "epsilon=-1e-06 must be a positive"),
-    "steps": (lambda: calibrate(heavy_tailed(), FIELD, steps_per_level=0), "steps=0"),
+    "steps": (lambda: calibrate(heavy_tailed(), FIELD, steps_per_level=0), "steps_per_level=0"),
     "ratio": (lambda: calibrate(heavy_tailed(), FIELD, ratio=1.0), "ratio=1.0 must be above 1"),
     "ratio by name": (lambda: calibrate(heavy_tailed(), FIELD, ratio="golden"), "ratio='golden' is unknown"),
     "distance": (lambda: calibrate(heavy_tailed(), FIELD, distance="mean"), "distance='mean' is unknown"),

@@ -123,7 +123,7 @@ def test_bad_input_is_named_in_one_sentence(call, message):
     ("text", "message"),
     [
         ("not json", "experiment.json.* cannot be read"),
-        ("[]", "is not an experiment"),
+        ("[]", "does not hold an object"),
         ('{"format": 0}', "format 0"),
         ('{"format": 1, "learning_rat": 1}', "did you mean 'learning_rate'"),
         ('{"format": 1, "steps": "many"}', "steps"),

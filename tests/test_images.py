@@ -118,11 +118,6 @@ def test_arrays_that_are_not_images_are_refused(tmp_path, array, word):
     refuse(tmp_path / "a.npy", "a.npy", word)
 
 
-def test_nothing_is_unpickled(tmp_path):
-    np.save(tmp_path / "a.npy", np.array([{"run": "me"}], dtype=object), allow_pickle=True)
-    refuse(tmp_path / "a.npy", "cannot be read")
-
-
 def test_paths_without_images_are_refused(tmp_path):
     refuse(tmp_path / "nowhere", "nowhere", "does not exist")
     refuse(tmp_path, "no images")

@@ -659,7 +659,7 @@ def test_what_is_not_a_run_is_refused_before_anything_is_written(bare, tmp_path,
 
 
 def test_no_run_at_all_is_refused():
-    with pytest.raises(InputError, match="at least one run"):
+    with pytest.raises(InputError, match="RUN is missing"):
         tyro.cli(Report, args=[]).run()
 
 

@@ -414,8 +414,8 @@ BAD = {
     "too few seeds": ({"seeds": [1]}, "seeds has 1 entries"),
     "one seed": ({"seeds": 3}, "seeds has 1 entries"),
     "duplicate seeds": ({"seeds": [4, 4]}, "seeds contains 4 twice"),
-    "negative seeds": ({"seeds": [0, -1]}, "seeds must be integers from 0"),
-    "float seeds": ({"seeds": [0, 1.5]}, "seeds must be integers"),
+    "negative seeds": ({"seeds": [0, -1]}, "seeds=-1"),
+    "float seeds": ({"seeds": [0, 1.5]}, "seeds=1.5"),
     "initial": ({"initial": torch.zeros(3, 2, 3)}, "initial has shape"),
 }
 

@@ -626,7 +626,7 @@ BAD = {
     "no covariance": (lambda: NonIsotropicScheduler.from_config({}), "covariance="),
     "too many steps": (lambda: scheduler().set_timesteps(101), "from 1 to 100"),
     "no steps": (lambda: scheduler().set_timesteps(0), "from 1 to 100"),
-    "half a step": (lambda: scheduler().set_timesteps(1.5), "integer"),
+    "half a step": (lambda: scheduler().set_timesteps(1.5), "num_inference_steps=1.5"),
     "neither": (lambda: scheduler().set_timesteps(), "one of the two"),
     "rising timesteps": (lambda: scheduler().set_timesteps(timesteps=[3, 50]), "must fall"),
     "timesteps beyond": (lambda: scheduler().set_timesteps(timesteps=[100, 50]), "0 … 99"),

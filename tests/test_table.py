@@ -349,7 +349,7 @@ def test_results_of_many_at_once_are_all_kept(tmp_path):
     [
         (("--seeds", "0-2"), "3 generated images, and --k=3 needs k + 1"),
         (("--num-real", "3"), "3 real images, and --k=3 needs k + 1"),
-        (("--num-real", "9999"), "num-real=9999 must be from 1 to 1498"),
+        (("--num-real", "9999"), "num-real=9999 must be a whole number from 1 to 1498"),
         (("--k", "0"), "k=0"),
         (("--bootstrap", "1"), "bootstrap=1"),
         (("--num-steps", "41"), "num-steps=41"),

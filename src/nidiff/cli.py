@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
     wait_briefly()  # before anything imports torch
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # whatever is in a name, it can be printed
+            stream.reconfigure(errors="backslashreplace")  # so that any name can be printed
     arguments = sys.argv[1:] if argv is None else argv
     if arguments == ["--version"]:
         print(f"nidiff {nidiff.__version__}")
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
         return int(stop.code or 0)
     except (Interrupted, KeyboardInterrupt) as error:
         return _stop(INTERRUPTED, str(error) or "interrupted")
-    except BrokenPipeError:  # of `nidiff … | head`: nobody reads on
+    except BrokenPipeError:  # of `nidiff … | head`, which has read enough
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return BROKEN_PIPE
@@ -89,15 +89,15 @@ def _parse(arguments: list[str]) -> Command:
     check_words(command, words, prog=prog)
     default = Train.defaults(words)  # its flags have the defaults of a preset
     on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
-    words = [word for word in words if word not in on]  # of those already on, tyro knows only --no-…
+    words = [word for word in words if word not in on]  # tyro takes only --no-… for a flag that is on by default
     return parse(Train, words, prog=prog, default=default)
 
 
 def _stop(code: int, message: str) -> int:
-    """Print one line, whatever is in it: long values are cut, and what is no letter is written as its number."""
+    """Print a message on one line: long values are cut, and characters that cannot be printed are escaped."""
     message = re.sub(rf"'([^']{{{LONGEST}}})[^']+'", r"'\1…'", " ".join(message.split()))
     line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in message)
-    with contextlib.suppress(OSError):  # nobody listens
+    with contextlib.suppress(OSError):  # stderr is closed or full
         print(f"nidiff: {line}", file=sys.stderr, flush=True)
     return code
 
@@ -105,20 +105,17 @@ def _stop(code: int, message: str) -> int:
 def _with_flags(message: str, arguments: list[str]) -> str:
     """Name arguments as the flags of the command: ``num_steps=3`` as ``--num-steps=3``.
 
-    An option that was written as NAME:key=value is no flag. A remedy of the form ", or give NAME=" is left out where
-    the command has no such flag.
+    A key that was written inside NAME:key=value is not a flag. A remedy at the end, such as ", or give size=", is left
+    out where the command has no such flag.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
-    options = set(re.findall(r"[:,](\w+)=", " ".join(arguments)))
+    keys = re.findall(r"[:,](\w+)=", " ".join(arguments))
     names = {flag[2:].replace("-", "_"): flag for flag in flags_of(command)} if command else {}
-    flags = {name: flag for name, flag in names.items() if name not in options}
-    remedy = r",? or ([a-z ]+) (\w+)=(?:True)?(?=[.;,]| to )"
-    message = re.sub(remedy, lambda m: f", or {m[1]} {flags[m[2]]}" if m[2] in flags else "", message)
-    return re.sub(
-        r"(?<![\w:,./'\"-])([a-z]+(?:_[a-z]+)*)(?=(=?))(?![\w.(])",
-        lambda m: flags.get(m[1], m[1]) if m[2] or "_" in m[1] else m[1],
-        message,
-    )
+    flags = {name: flag for name, flag in names.items() if name not in keys}
+    remedy = r", or ([a-z ]+) (\w+)=(True)?\.$"
+    message = re.sub(remedy, lambda m: f", or {m[1]} {flags[m[2]]}." if m[2] in flags else ".", message)
+    argument = r"(?<![\w:,./'\"-])([a-z]+_\w+|[a-z]+(?==))(?![\w.(])"
+    return re.sub(argument, lambda m: flags.get(m[1], m[1]), message)
 
 
 def _about(error: OSError) -> str:

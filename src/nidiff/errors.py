@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
-SHOWN = 80  # letters of a value in a message
+LONGEST = 80  # letters of a value in a message
+TENSOR = "give a tensor, such as torch.from_numpy(array)"  # the remedy where something else was given
 
 
 class InputError(ValueError):
@@ -24,12 +25,23 @@ class Interrupted(Exception):
 
 
 def shown(value: object) -> str:
-    """``value`` as a message shows it: on one line, and not more of it than the line can hold."""
+    """``value`` as a message shows it: on one line, and cut if it is long."""
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # a whole number of thousands of digits
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+        return f"a {type(value).__name__}"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…{text[-1] if isinstance(value, str) else ''}"
+
+
+def expect(argument: str, value: object, kind: type, remedy: str | None = None) -> None:
+    """Refuse a value that is not of ``kind``."""
+    if not isinstance(value, kind):
+        raise InputError(f"{argument} is a {type(value).__name__}: {remedy or f'give a nidiff.{kind.__name__}'}.")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in one line."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> str:

@@ -18,9 +18,9 @@ from nidiff.errors import FileError, InputError, shown
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves can be deleted
-LARGEST_JSON, SHOWN = 2**26, 80  # bytes of a file of ours, and letters of a path in a message
-REPLACED = ".replaced-"  # and that of a folder while another takes its place
+ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves is rubbish
+LARGEST_JSON = 2**26  # bytes
+REPLACED = ".replaced-"  # how the name of a folder begins while another takes its place
 
 
 @contextlib.contextmanager
@@ -75,7 +75,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def recover_folder(path: Path) -> None:
-    """Give a folder its name back that nothing has replaced, and remove what is not needed."""
+    """Give a folder back its name if nothing has replaced it, and remove what a kill left."""
     replaced = path.with_name(f"{REPLACED}{path.name}")
     if replaced.exists() and not path.exists():
         os.rename(replaced, path)
@@ -84,7 +84,7 @@ def recover_folder(path: Path) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Delete a folder that nobody shall find half deleted."""
+    """Delete a folder so that it is never found half deleted."""
     os.rename(path, path.with_name(f"{ASIDE}{path.name}"))
     sync(path.parent)
     recover_folder(path)
@@ -113,10 +113,8 @@ def replace_json(path: Path, values: Any) -> None:
 
 
 def read_json(file: Path, remedy: str = "copy it again from where it was saved") -> Any:
-    """What a JSON file holds; a `FileError` for all that is not JSON, or has numbers that no computer works with.
-
-    NaN, infinite and huge numbers are refused: nothing of ours writes them where a number is meant.
-    """
+    """What a JSON file holds; a `FileError` if it is not JSON, or has NaN, infinite or huge numbers, which we never
+    write."""
     try:
         with file.open("rb") as stream:
             content = stream.read(LARGEST_JSON + 1)
@@ -130,6 +128,14 @@ def read_json(file: Path, remedy: str = "copy it again from where it was saved")
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise FileError(f"{str(file)!r} cannot be read ({reason}): {remedy}.") from error
+
+
+def read_object(file: Path, remedy: str = "copy it again from where it was saved") -> dict[str, Any]:
+    """The object in a JSON file."""
+    values = read_json(file, remedy)
+    if not isinstance(values, dict):
+        raise FileError(f"{str(file)!r} cannot be read (it does not hold an object): {remedy}.")
+    return values
 
 
 def _whole(digits: str) -> int:
@@ -153,9 +159,8 @@ def as_path(argument: str, value: Any) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         pass  # it may be there later
     except (OSError, ValueError) as error:  # a name that is too long or has a zero byte, a folder that is closed to us
-        text = str(value) if len(str(value)) <= SHOWN else f"{str(value)[:SHOWN]}…"
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{argument}={text!r} cannot be used ({reason}): give another path.") from error
+        raise InputError(f"{argument}={shown(str(value))} cannot be used ({reason}): give another path.") from error
     return Path(value)
 
 
@@ -172,8 +177,8 @@ def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
 def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] = ()) -> "dict[str, NDArray[Any]]":
     """The arrays ``names`` of an npz, and those of ``optional`` that it has.
 
-    Its members have checksums, so what is read is what was written. A header that promises more than there is, is found
-    before memory is asked for.
+    Its members have checksums, so what is read is what was written. A header that promises more than there is is
+    refused before memory is asked for.
     """
     import numpy as np
 
@@ -181,7 +186,7 @@ def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] 
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:  # numpy leaves a bad zip open
             found = [*names, *(name for name in optional if name in content.files)]
             for name in found:
-                _check_size(content.zip, name, file.stat().st_size)
+                check_member(content.zip, content.zip.getinfo(f"{name}.npy"), file.stat().st_size)
             return {name: content[name] for name in found}
     except KeyError as error:
         raise InputError(f"{str(file)!r} lacks one of the arrays {', '.join(names)}: {remedy}.") from error
@@ -189,18 +194,17 @@ def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] 
         raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): {remedy}.") from error
 
 
-def _check_size(archive: zipfile.ZipFile, name: str, most: int) -> None:
-    """Refuse an array whose header asks for more than its member holds, or a member that is larger than the file."""
+def check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:
+    """Refuse, by a ValueError, an array whose header asks for more than there is in an npz of ``size`` bytes."""
     from numpy.lib import format as npy
 
-    info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as member:
         version = npy.read_magic(member)
         shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(member)
         if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
-            raise ValueError(f"{name} is not of the size that its header says")
-    if info.file_size > most * (1 if info.compress_type == zipfile.ZIP_STORED else 1100):  # deflate's best is 1032
-        raise ValueError(f"{name} is larger than the file can hold")
+            raise ValueError(f"{info.filename} is not of the size that its header says")
+    if info.file_size > size * (1 if info.compress_type == zipfile.ZIP_STORED else 1100):  # deflate's best is 1032
+        raise ValueError(f"{info.filename} is larger than the file can hold")
 
 
 def file_sha256(path: Path) -> str:

@@ -25,8 +25,8 @@ LOCK = ".lock"  # in the folder, while it is claimed
 def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
     """Keep ``folder`` for this process, or say in an `InputError` who has it. The folder is made if need be.
 
-    The lock is the system's own, which ends with its process however that ends: a stale one cannot remain. A file
-    system without locks has the file `LOCK` alone, which counts as long as the process that it names is alive.
+    The lock is the system's own, released however the process ends, so a stale one cannot remain. On a file system
+    without locks the file `LOCK` counts, as long as the process that it names is alive.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     with writing(argument, folder):
@@ -36,11 +36,11 @@ def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):
-            os.unlink(folder / LOCK)  # still ours; who waits at the old file finds that it has no name
+            os.unlink(folder / LOCK)  # before the lock is released: whoever gets it then sees that the file is gone
         os.close(descriptor)
         with contextlib.suppress(OSError):
             for place in made:
-                place.rmdir()  # of work that ended before its first file
+                place.rmdir()  # if nothing was written to it
 
 
 @contextlib.contextmanager
@@ -64,7 +64,7 @@ def refuse_claimed(folder: Path, argument: str = "out") -> None:
     try:
         descriptor = os.open(folder / LOCK, os.O_RDWR)
     except OSError:
-        return  # nobody has, or nobody could
+        return  # nobody has it
     try:
         _take(descriptor, folder, argument)
     finally:
@@ -97,7 +97,7 @@ def _take(descriptor: int, folder: Path, argument: str) -> None:
     except BlockingIOError:
         who, remedy = _described(_holder(descriptor)), "wait until it has ended, or stop it"
         raise InputError(f"{argument}={str(folder)!r} is in use by {who}: {remedy}.") from None
-    except OSError:  # no locks here: believe the file
+    except OSError:  # no locks on this file system: go by the file
         if holder and holder != _self() and _may_be_alive(holder):
             remedy = f"wait until it has ended; if it is gone, delete {folder / LOCK}"
             raise InputError(f"{argument}={str(folder)!r} is in use by {_described(holder)}: {remedy}.") from None
@@ -126,7 +126,7 @@ def _described(holder: dict[str, Any]) -> str:
 def _may_be_alive(holder: dict[str, Any]) -> bool:
     process = holder.get("process")
     if holder.get("host") != socket.gethostname() or not isinstance(process, int):
-        return True  # nobody can tell
+        return True  # we cannot tell
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

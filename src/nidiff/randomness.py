@@ -4,7 +4,6 @@ Every function takes a ``generator``: None (torch's global one), one `torch.Gene
 with one per image. With a list, what image i gets depends on its generator alone, whatever the size of the batch.
 """
 
-import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from nidiff.errors import InputError, shown
 from nidiff.recipe import check_whole
 
 Generators = torch.Generator | Sequence[torch.Generator] | None
-MOST_IMAGES = 10**9  # in one batch
+MOST_IMAGES, LARGEST_SEED = 10**9, 2**63 - 1  # in one batch; that torch takes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -26,21 +25,11 @@ def generators_from_seeds(seeds: Sequence[int], device: torch.device | str = "cp
         given = [*seeds]
     except TypeError as error:
         raise InputError(f"seeds={shown(seeds)} must be a list of integers, one per image.") from error
-    numbers = [_seed(seed) for seed in given]
+    numbers = [check_whole("seeds", seed, 0, LARGEST_SEED) for seed in given]
     if len(set(numbers)) != len(numbers):
         twice = next(number for number, count in Counter(numbers).items() if count > 1)
         raise InputError(f"seeds contains {twice} twice, which would give the same image twice: make them distinct.")
     return [torch.Generator(device).manual_seed(number) for number in numbers]
-
-
-def _seed(seed: Any) -> int:
-    try:
-        number = -1 if isinstance(seed, bool) else operator.index(seed)
-    except TypeError:
-        number = -1
-    if not 0 <= number < 2**63:
-        raise InputError(f"seeds must be integers from 0 to 2**63 - 1, but one is {shown(seed)}: leave it out.")
-    return number
 
 
 def check_place(dtype: Any, device: Any) -> None:
@@ -50,7 +39,9 @@ def check_place(dtype: Any, device: Any) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
-        raise InputError(f"device={shown(device)} cannot be used: give one that this machine has, as 'cpu'.") from error
+        raise InputError(
+            f"device={shown(device)} cannot be used: give one that this machine has, such as 'cpu'."
+        ) from error
 
 
 def white_noise(

@@ -75,8 +75,8 @@ def check_whole(argument: str, value: Any, least: int = 1, most: int | None = No
     """``value``, also of numpy or torch, as an integer from ``least`` to ``most``."""
     value = plain(value)
     if not fits(value, int) or value < least or (most is not None and value > most):
-        upper = "or more" if most is None else f"to {most:,}"
-        raise InputError(f"{argument}={shown(value)} must be a whole number, {least} {upper}.")
+        limits = f", {least} or more" if most is None else f" from {least} to {most}"
+        raise InputError(f"{argument}={shown(value)} must be a whole number{limits}.")
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Digests, and JSON that says when it is no longer what was written."""
+"""Digests, and JSON that carries its own, so that a change is noticed."""
 
 import hashlib
 import json
@@ -23,6 +23,10 @@ def seal(values: Mapping[str, Any]) -> dict[str, Any]:
 def unseal(values: Mapping[str, Any], what: str, remedy: str) -> dict[str, Any]:
     """What `seal` was given; a `FileError` if it has changed since, or was never sealed."""
     inner = {key: value for key, value in values.items() if key != SEAL}
-    if values.get(SEAL) != digest(inner):
-        raise FileError(f"{what} is not what was written, by its checksum: {remedy}.")
+    try:
+        whole = values.get(SEAL) == digest(inner)
+    except RecursionError:  # nested too deeply to have been written
+        whole = False
+    if not whole:
+        raise FileError(f"{what} has changed since it was written, by its checksum: {remedy}.")
     return inner

@@ -7,7 +7,6 @@ and so does a call that does not end.
 import contextlib
 import inspect
 import math
-import os
 import random
 import signal
 import traceback
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import CASES
 from torch import Tensor
 
 import nidiff
@@ -38,7 +38,6 @@ from nidiff.sampling.sampler import SAMPLERS, as_sampler, rehearse
 from nidiff.sampling.spacing import SPACINGS, spaced_rows
 from nidiff.testing.problems import normal, random_matrix
 
-CASES = int(os.environ.get("NIDIFF_HOSTILE", "1"))
 HANG = 60  # seconds after which a call counts as one that does not end
 ROOMS = ("calibration", "covariance", "data", "diffusion", "sampling", "testing")
 

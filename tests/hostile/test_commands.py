@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import CASES
 from PIL import Image
 
 import nidiff
@@ -19,7 +20,6 @@ from nidiff.cli import COMMANDS, main
 from nidiff.commands.noise import Noise
 from nidiff.commands.usage import flags_of
 
-CASES = int(os.environ.get("NIDIFF_HOSTILE", "1"))
 QUICK = 120  # command lines
 HANGS = 60  # seconds after which a command line is given up
 LONGEST = 600  # letters of a sentence

@@ -36,6 +36,8 @@ from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.card import escaped, model_card, python_text
 from nidiff.model.folder import load_model, save_model
 from nidiff.model.network import unet
+from nidiff.training.experiment import Experiment
+from nidiff.training.identity import settings_digest
 
 IDENTITY = dict(zip(("settings", "process", "data", "network"), ("1" * 64, "2" * 64, "3" * 64, "4" * 64), strict=True))
 CARD = "README.md"  # text that people edit
@@ -273,12 +275,13 @@ def test_a_change_on_purpose_is_accepted_by_a_command(saved, tmp_path, capsys):
 def test_a_model_belongs_to_its_run(saved, tmp_path, capsys):
     kind, mine, _, expected = saved
     run, model = tmp_path / "run", denoiser(network(kind))
-    save_model(model, run / "model", run=IDENTITY)
-    experiment = {"format": 2, "data": "digits", "identity": IDENTITY}
+    own = {**IDENTITY, "settings": settings_digest(Experiment())}
+    save_model(model, run / "model", run=own)
+    experiment = {"format": 2, "data": "digits", "identity": own}
     (run / "experiment.json").write_text(json.dumps(experiment))
     assert torch.equal(samples(run, kind), expected)
     assert torch.equal(samples(shutil.copytree(run / "model", tmp_path / "alone"), kind), expected)
-    for identity in ({**IDENTITY, "data": "0" * 64}, {}, {"settings": 1}, [], "x"):
+    for identity in ({**own, "data": "0" * 64}, {}, {"settings": 1}, [], "x"):
         (run / "experiment.json").write_text(json.dumps({**experiment, "identity": identity}))
         with pytest.raises(InputError, match="another run|damaged identity"):
             samples(run, kind)

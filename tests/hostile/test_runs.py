@@ -22,16 +22,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import CASES
 
 import nidiff.report.html
 from nidiff.cli import main
 from nidiff.errors import InputError
 from nidiff.locks import claimed
+from nidiff.sealed import seal
 from nidiff.training import loop
-from nidiff.training.checkpoint import list_checkpoints
+from nidiff.training.checkpoint import list_checkpoints, load_checkpoint
 from nidiff.training.run import FILES, FOLDERS, RunDirectory
 
-CASES = int(os.environ.get("NIDIFF_HOSTILE", "1"))
 TINY = [
     *("--widths", "8", "--attention", "--layers", "1", "--batch-size", "4", "--precision", "fp32", "--keep", "2"),
     *("--checkpoint-every", "2", "--log-every", "1", "--num-samples", "1", "--num-steps", "2", "--dropout", "0.1"),
@@ -315,9 +316,9 @@ EXCHANGED = {
     planted: "Σ or the schedule",
     settings: "the settings",
     seed: "the settings",
-    nameless: "of another run, by the settings",
+    nameless: "of another run, which differs in the settings",
     identity: "the settings",
-    checkpoints: "of another run, by the settings",
+    checkpoints: "of another run, which differs in the settings",
 }
 
 
@@ -409,13 +410,11 @@ SEALED = {
 
 @pytest.mark.parametrize("kind", [*MANIFESTS, *SEALED])
 def test_any_damage_to_the_newest_manifest_falls_back(kind, runs, tmp_path, tally):
-    from nidiff.training.checkpoint import _own_checksum, load_checkpoint
-
     folder = tmp_path / "checkpoints"
     shutil.copytree(runs / "mine" / "checkpoints", folder)
     text = MANIFESTS.get(kind)
     if text is None:
-        text = json.dumps(SEALED[kind] | {"sha256": _own_checksum(SEALED[kind])})
+        text = json.dumps(seal(SEALED[kind]))
     (folder / "000004" / "manifest.json").write_bytes(text.encode(errors="surrogateescape"))
     loaded = load_checkpoint(folder)
     assert loaded.step == 2

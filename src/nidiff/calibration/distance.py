@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.errors import InputError
+from nidiff.errors import TENSOR, InputError, expect
 from nidiff.progress import Progress
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_number, check_whole
@@ -120,9 +120,8 @@ def as_pixels(images: Tensor) -> Tensor:
 
 
 def _check_images(images: Tensor, covariance: Covariance) -> None:
-    if not isinstance(images, Tensor) or not isinstance(covariance, Covariance):
-        kinds = f"a {type(images).__name__} and a {type(covariance).__name__}"
-        raise InputError(f"images and covariance are {kinds}: give a tensor and a nidiff.Covariance, in this order.")
+    expect("images", images, Tensor, TENSOR)
+    expect("covariance", covariance, Covariance)
     covariance.require_invertible("the whitened distance of images")
     axes, shape = len(covariance.event_shape), tuple(images.shape)
     if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
@@ -155,7 +154,7 @@ class Whitener:
             self.mean = torch.stack([(chunk.double() / len(images)).sum(0) for chunk in chunks]).sum(0)
             largest = max((chunk.double() - self.mean).abs().max().item() for chunk in chunks)
             if not math.isfinite(largest):
-                raise InputError("images has NaN or infinite pixels, or such that overflow: remove those images.")
+                raise InputError("images has NaN, infinite or overflowing pixels: remove those images.")
             self.spread = max(largest, torch.finfo(torch.float64).tiny)
         self.unit = self.spread / math.sqrt(covariance.eigenvalues.mean().item())
 

@@ -11,10 +11,17 @@ from torch import Tensor
 from nidiff.calibration.distance import batch_whitened_distance, max_whitened_distance, quantile_whitened_distance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import LEAST_SIGMA, MOST_SIGMA, Schedule, smld_geometric
-from nidiff.errors import InputError, one_of, shown
+from nidiff.errors import TENSOR, InputError, expect, one_of, shown
 from nidiff.progress import Progress
-from nidiff.recipe import check_kinds, plain
-from nidiff.sampling.annealing import cas_interval, check_langevin, langevin_epsilon, pixel_mean, variance_ratio
+from nidiff.recipe import check_kinds, check_whole, plain
+from nidiff.sampling.annealing import (
+    MOST_STEPS,
+    cas_interval,
+    check_langevin,
+    langevin_epsilon,
+    pixel_mean,
+    variance_ratio,
+)
 
 CLASSIC_RATIO = 1.0375591319992028
 """5000^(1/231): the ratio of NCSNv2's 232 levels from 50 to 0.01 on CIFAR-10, which the paper keeps (E30)."""
@@ -71,9 +78,9 @@ def calibrate(
     """
     one_of("distance", distance, DISTANCES)
     check_kinds(calibrate, {"preconditioned": preconditioned})
-    sigma_min, epsilon, steps_per_level = plain(sigma_min), plain(epsilon), plain(steps_per_level)
-    if not isinstance(images, Tensor):
-        raise InputError(f"images is a {type(images).__name__}: give a tensor, such as torch.from_numpy(array).")
+    sigma_min, epsilon = plain(sigma_min), plain(epsilon)
+    steps_per_level = check_whole("steps_per_level", steps_per_level, 1, MOST_STEPS)
+    expect("images", images, Tensor, TENSOR)
     dimension = math.prod(images.shape[1:])
     target_ratio = _target_ratio(ratio, dimension)
     check_langevin(target_ratio, sigma_min, steps_per_level, epsilon)  # before the long part

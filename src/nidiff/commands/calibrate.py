@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RANGES = {"symmetric": "[-1, 1]", "unit": "[0, 1]"}
-MOST_STEPS = 10_000
 OPTIONS: dict[str, dict[str, type]] = {"batch": {"batch_size": int}, "quantile": {"quantile": float}}  # of --distance
 
 
@@ -73,8 +72,6 @@ class Calibrate:
         one_of("range", self.range, RANGES)
         if self.seed < 0:
             raise InputError(f"seed={self.seed} must be 0 or more.")
-        if self.steps_per_level > MOST_STEPS:
-            raise InputError(f"steps_per_level={self.steps_per_level} would take too long: use at most {MOST_STEPS:,}.")
         distance, options = parse_call("distance", self.distance)
         known = OPTIONS.get(distance, {})
         if not all(key in known and fits(value, known[key]) for key, value in options.items()):

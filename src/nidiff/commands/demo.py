@@ -11,7 +11,7 @@ from tyro.conf import arg
 from nidiff.aligned import aligned
 from nidiff.errors import InputError
 from nidiff.extras import require
-from nidiff.files import as_path, replace_text, writing
+from nidiff.files import replace_text, writing
 from nidiff.training.experiment import PRESETS
 
 if TYPE_CHECKING:
@@ -73,21 +73,20 @@ class Demo:
         print(found if self.json else aligned([head, *cells]))
 
     def _trainings(self) -> "dict[str, Train]":
-        """The two runs, which begin or go on; what would be refused later is refused now."""
+        """The two runs, to begin or to resume; what would be refused later is refused now."""
         from nidiff.commands.train import Train
         from nidiff.memory import require_memory
 
         if self.num_samples < 1:
             raise InputError(f"num_samples={self.num_samples} must be at least 1.")
         require_memory(f"num_samples={self.num_samples}", BYTES * self.num_samples, "draw fewer samples")
-        out = as_path("out", self.out)
-        for path in (out / "demo.png", out / "demo.json"):
+        for path in (self.out / "demo.png", self.out / "demo.json"):
             if path.is_dir():
-                raise InputError(f"out={str(out)!r} has a directory {path.name}: choose another directory.")
+                raise InputError(f"out={str(self.out)!r} has a directory {path.name}: choose another directory.")
         trainings = {}
         for title, preset in RUNS.items():
             experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)
-            training = Train(experiment, out=out / preset, preset=preset)
+            training = Train(experiment, out=self.out / preset, preset=preset)
             run = training.directory()
             training = replace(training, resume=run.exists())
             run.check(experiment, resume=training.resume, overwrite=False)

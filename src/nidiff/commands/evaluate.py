@@ -10,7 +10,6 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
-from nidiff.files import as_path
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Evaluate:
         from nidiff.generation.opened import run_folder
         from nidiff.report.html import write_report
 
-        path = run_folder(as_path("run_or_images", self.run_or_images))
+        path = run_folder(self.run_or_images)
         if any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
             options = {**vars(self.drawing), **vars(self.comparing), "seeds": parse_seeds(self.drawing.seeds)}
             result = evaluate_cell(path, sampler=self.sampler, num_steps=self.num_steps, **options)

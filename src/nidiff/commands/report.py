@@ -28,13 +28,13 @@ class Report:
         from nidiff.training.run import RunDirectory
 
         if not self.runs:
-            raise InputError("runs is empty: give at least one run directory.")
+            raise InputError("RUN is missing: give a run directory.")
         runs = [RunDirectory.open(folder) for folder in self.runs]  # all, before a page is written
         for run in runs:
             print(write_report(run.folder, self._first_image(run)))
 
     def _first_image(self, run: "RunDirectory") -> "Tensor | None":
-        """Read as the run reads its own data."""
+        """The first image of --data, read as the run reads its own."""
         if self.data is None:
             return None
         import torch

@@ -12,7 +12,7 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
-from nidiff.files import as_path, replace_text, writing
+from nidiff.files import replace_text, writing
 from nidiff.locks import claimed
 
 SUFFIXES = ("json", "md", "tex", "csv", "png")
@@ -46,7 +46,7 @@ class Table:
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
         if not (self.runs and self.samplers and self.num_steps):
-            raise InputError("runs, samplers and num_steps must have one entry or more.")
+            raise InputError("a table needs a run, a sampler and a number of steps: give one of each, or more.")
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")
@@ -66,7 +66,11 @@ class Table:
                 if result is not None:  # write what there is so far, in every form
                     results.append(result)
                     data = json.dumps([result.to_json() for result in results], indent=2)
-                    text_of = {"json": f"{data}\n", "md": markdown(results), "tex": latex(results)}  # our mark first
+                    text_of = {
+                        "json": f"{data}\n",
+                        "md": markdown(results),
+                        "tex": latex(results),
+                    }  # table.json first: it marks the table as ours
                     with writing("out", self.out):
                         for suffix, content in {**text_of, "csv": csv_text(results)}.items():
                             replace_text(self.out / f"table.{suffix}", content)
@@ -82,7 +86,7 @@ class Table:
         """Refuse a directory with a table that is not ours: ours has results in table.json, which is written first."""
         from nidiff.evaluation.results import read_results
 
-        out, remedy = as_path("out", self.out), "choose another directory, or delete it"
+        out, remedy = self.out, "choose another directory, or delete it"
         if out.exists() and not out.is_dir():
             raise InputError(f"out={str(out)!r} is a file: choose another directory.")
         found = [f"table.{suffix}" for suffix in SUFFIXES if (out / f"table.{suffix}").exists()]

@@ -50,7 +50,7 @@ class Train:
         given, _ = parser.parse_known_args(arguments)
         for name in ("config", "out"):
             if getattr(given, name) == "":
-                raise InputError(f"{name} is empty: give a path, or leave --{name} out.")
+                raise InputError(f"{name} is empty: give a path, or leave it out.")
         if given.preset is not None and given.config is not None:
             raise InputError("preset and config exclude each other: give one.")
         out = None if given.out is None else as_path("out", given.out)
@@ -125,6 +125,7 @@ class Train:
 
     def _dry_run(self) -> None:
         from nidiff.data.encoded import MEMORY_LIMIT
+        from nidiff.training.fit import BYTES
         from nidiff.training.loop import build
         from nidiff.training.speed import seconds_per_step
 
@@ -135,7 +136,7 @@ class Train:
         found = {
             "experiment": experiment.to_json(),
             **facts,
-            "weights_gradients_adam_ema_mb": round(5 * 4 * facts["parameters"] / 2**20, 1),
+            "weights_gradients_adam_ema_mb": round(BYTES * facts["parameters"] / 2**20, 1),
             "data_mb": round(size / 2**20, 1) if size <= MEMORY_LIMIT else 0.0,
             "steps_per_s": float(f"{1 / seconds:.3g}"),
             "images_per_s": float(f"{experiment.batch_size / seconds:.3g}"),

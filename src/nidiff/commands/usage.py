@@ -1,4 +1,4 @@
-"""From the words of a command line to a command: what is wrong with them is one sentence, and nothing has been done."""
+"""Parse a command line. A mistake is refused in one sentence, before anything is done."""
 
 import contextlib
 import difflib
@@ -14,14 +14,13 @@ from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.files import as_path
 
 C = TypeVar("C")
 NAMES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
 _cli: Any = tyro.cli  # its overloads cannot say what keywords in a dictionary are
-SHOWN = 80  # letters of a word in a message
 
 
 def parse(command: type[C], words: Sequence[str], *, prog: str, **default: C) -> C:
@@ -54,15 +53,15 @@ def flags_of(command: type) -> dict[str, Any]:
 
 
 def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
-    """Refuse ``--flag=value`` where the flag takes none, or where there is no value, and what only tyro knows."""
+    """Refuse ``--flag=value`` where the flag takes no value or there is none, and the flags that tyro adds."""
     flags = flags_of(command)
     for word in words[: words.index("--") if "--" in words else None]:
         flag, equals, value = word.partition("=")
         kind = flags.get(flag.replace("_", "-"))
         if equals and kind is bool:
-            raise InputError(f"{flag} takes no value: leave {shortened('=' + value)} out; see {prog} --help")
+            raise InputError(f"{flag} takes no value: leave {shown('=' + value)} out; see {prog} --help")
         if equals and kind is not None and not value:
-            raise InputError(f"{flag}= has nothing behind it: give a value, or leave it out; see {prog} --help")
+            raise InputError(f"{flag}= has no value: give one, or leave it out; see {prog} --help")
         if flag.startswith("--tyro-"):
             raise InputError(_unknown(flag, flags, prog))
 
@@ -105,10 +104,10 @@ def reading(complaints: list[str]) -> ConstructorRegistry:
 
 
 def _value(kind: Any, word: str) -> Any:
-    """A word as ``kind``; the error begins with what stands behind the name of a flag."""
+    """A word as ``kind``; the error goes on where the name of the flag ends."""
     if not word:
-        raise ValueError(" has nothing behind it: give a value, or leave it out")
-    given = f"={shortened(word)}"
+        raise ValueError(" has no value: give one, or leave it out")
+    given = f"={shown(word)}"
     if kind is Path:
         return as_path("", word)
     if kind is str:
@@ -130,7 +129,7 @@ def _sentence(said: str, complaints: list[str]) -> str:
     if complaints and (flag := re.search(r"Error parsing (.+?):", text)):
         return f"{flag[1].strip('[]')}{complaints[-1].rstrip('.')}"
     if missing := re.search(r"Missing value for argument \W*(--[\w-]+)", text):
-        return f"{missing[1]} has nothing behind it: give a value"
+        return f"{missing[1]} has no value: give one"
     if missing := re.search(r"Missing from [\w ]+: (\S+)", text):
         return f"{missing[1]} is missing"
     return text.partition(" For full helptext")[0]
@@ -139,11 +138,7 @@ def _sentence(said: str, complaints: list[str]) -> str:
 def _unknown(word: str, flags: dict[str, Any], prog: str) -> str:
     flag = word.partition("=")[0]
     if not flag.startswith("-"):
-        return f"{shortened(word)} is one word too many; see {prog} --help"
+        return f"{shown(word)} is one argument too many; see {prog} --help"
     near = difflib.get_close_matches(flag.replace("_", "-"), flags, n=1)
     hint = f": did you mean {near[0]}? See" if near else "; see"
-    return f"{shortened(flag)} is not a flag of {prog}{hint} {prog} --help"
-
-
-def shortened(word: str) -> str:
-    return repr(word) if len(word) <= SHOWN else f"{word[:SHOWN] + '…'!r}"
+    return f"{shown(flag)} is not a flag of {prog}{hint} {prog} --help"

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from nidiff.errors import FileError, InputError
-from nidiff.files import as_path, read_json
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class Verify:
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_MODEL ...")]
     """Run directories or model folders."""
     accept: bool = False
-    """Take the models as they are now, after you have changed them on purpose. They must open."""
+    """Accept the models as they are now, after you have changed them on purpose. They must open."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a line per folder."""
 
@@ -26,13 +25,13 @@ class Verify:
         from nidiff.model.folder import accept_model
 
         if not self.paths:
-            raise InputError("paths is missing: give one run directory or model folder, or more.")
+            raise InputError("RUN_OR_MODEL is missing: give a run directory or a model folder.")
         found = []
         for path in self.paths:
             try:
                 if self.accept:
-                    accept_model(as_path("paths", path))
-                found.append(checked(as_path("paths", path)))
+                    accept_model(path)
+                found.append(checked(path))
             except InputError as error:  # noqa: PERF203 - the others are checked too
                 found.append({"path": str(path), "model_sha256": None, "wrong": str(error)})
         if self.json:
@@ -45,7 +44,7 @@ class Verify:
 
 
 def checked(path: Path) -> dict[str, Any]:
-    """What is in a run directory or a model folder; an `InputError` if any of it is not what was written."""
+    """What a run directory or a model folder holds; an `InputError` if any of it has changed since it was written."""
     from nidiff.evaluation.results import read_results
     from nidiff.generation.folder import JOB, check_samples
     from nidiff.generation.opened import run_folder
@@ -59,7 +58,7 @@ def checked(path: Path) -> dict[str, Any]:
         checkpoints = _check_checkpoints(path)
     sha256 = recorded = None
     if not is_run or has_network(place):  # a run that has not ended has no network yet
-        sha256, recorded = model_sha256(whole_model(path)), (place / MANIFEST).is_file()
+        sha256, recorded = model_sha256(whole_model(path), checked=True), (place / MANIFEST).is_file()
     samples = sorted(file.parent for file in (path / "generated").glob(f"*/{JOB}"))
     for folder in samples:
         check_samples(folder)
@@ -68,23 +67,17 @@ def checked(path: Path) -> dict[str, Any]:
     return {"path": str(path), "model_sha256": sha256, "manifest": recorded, **counts, "wrong": None}
 
 
-def _check_checkpoints(run: Path) -> int:
+def _check_checkpoints(path: Path) -> int:
     """How many checkpoints a run has; the newest one must be whole, and of this run."""
     from nidiff.training.checkpoint import list_checkpoints, load_checkpoint
-    from nidiff.training.experiment import read_experiment
+    from nidiff.training.run import RunDirectory
 
-    read_experiment(run)
-    newest = load_checkpoint(run / "checkpoints")
-    if newest is None:
-        return 0
-    if newest.damaged:
+    run = RunDirectory.open(path)
+    newest = load_checkpoint(run.checkpoints, run.identity)
+    if newest and newest.damaged:
         remedy = "delete it, and resume the run from the one before"
-        raise FileError(f"{str(run / 'checkpoints')!r} is damaged ({'; '.join(newest.damaged)}): {remedy}.")
-    own, other = (read_json(file) for file in (run / "experiment.json", newest.path / "state.json"))
-    named = other.get("run") if isinstance(other, dict) else None
-    if named is not None and named != own.get("identity"):
-        raise FileError(f"{str(newest.path)!r} is a checkpoint of another run: delete it, and resume the run.")
-    return len(list_checkpoints(run / "checkpoints"))
+        raise FileError(f"{str(run.checkpoints)!r} has a checkpoint of no use ({'; '.join(newest.damaged)}): {remedy}.")
+    return len(list_checkpoints(run.checkpoints))
 
 
 def described(found: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import FileError, InputError, one_of, shown
-from nidiff.files import as_path, read_json, replace_json, replacing, writing
+from nidiff.files import as_path, read_object, replace_json, replacing, writing
 from nidiff.notation import call, parse_call
 
 DEEPEST = 8  # covariances inside each other
@@ -145,8 +145,8 @@ def load(folder: Path) -> Covariance:
     file = next((place for place in places if place.is_file()), None)
     if file is None:
         raise InputError(f"folder={str(folder)!r} holds no covariance: give a saved covariance, model or run.")
-    config = read_json(file, "save it again")
-    if not isinstance(config, dict) or "covariance" not in config:
+    config = read_object(file, "save it again")
+    if "covariance" not in config:
         raise FileError(f"{str(file)!r} holds no covariance: save it again.")
     config = config["covariance"] if file.name == SCHEDULER else config
     tensors = read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {}

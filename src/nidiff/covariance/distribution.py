@@ -10,7 +10,7 @@ from torch.distributions import Distribution, constraints, register_kl
 
 from nidiff.covariance.matrix import Channels
 from nidiff.covariance.operator import Covariance, check_shape
-from nidiff.errors import InputError
+from nidiff.errors import TENSOR, InputError, expect
 
 BLOCK = 256
 LIMIT = 16384  # variables of an event whose trace is computed impulse by impulse
@@ -26,8 +26,7 @@ class GaussianField(Distribution):
     has_rsample = True
 
     def __init__(self, covariance: Covariance, channels: int | None = None, validate_args: bool | None = None) -> None:
-        if not isinstance(covariance, Covariance):
-            raise InputError(f"covariance is a {type(covariance).__name__}: give a nidiff.Covariance.")
+        expect("covariance", covariance, Covariance)
         covariance.require_invertible("the density of N(0, Σ)")
         front = () if channels is None else check_shape((channels,), "channels")
         self.covariance = covariance
@@ -71,8 +70,7 @@ class GaussianField(Distribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         axes = len(self.event_shape)
-        if not isinstance(value, Tensor):
-            raise InputError(f"value is a {type(value).__name__}: give a tensor.")
+        expect("value", value, Tensor, TENSOR)
         if value.shape[max(0, value.ndim - axes) :] != self.event_shape:
             raise InputError(f"value has shape {tuple(value.shape)}: its last axes must be {tuple(self.event_shape)}.")
         if self._validate_args and value.numel():

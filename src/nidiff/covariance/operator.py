@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, shown
+from nidiff.errors import TENSOR, InputError, expect, shown
 from nidiff.files import as_path
 from nidiff.memory import require_memory
 from nidiff.randomness import FLOATS, Generators, check_place, white_noise
@@ -379,8 +379,7 @@ class Covariance(ABC):
             return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
     def _check_event(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor):
-            raise InputError(f"x is a {type(x).__name__}: give a tensor, such as torch.from_numpy(array).")
+        expect("x", x, Tensor, TENSOR)
         if x.dtype not in FLOATS:
             raise InputError(f"x has dtype {x.dtype}: Σ applies to real floating-point tensors; convert it first.")
         self.check_trailing(tuple(x.shape), "x")

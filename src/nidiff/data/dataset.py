@@ -9,7 +9,7 @@ import torch
 from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
 from nidiff.data.images import Images, fit_pixels, open_images
 from nidiff.data.named import DATASETS
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError, first_line, shown
 from nidiff.extras import require
 from nidiff.files import as_path
 from nidiff.recipe import check_kinds
@@ -68,8 +68,8 @@ def _load_hub(name: str, split: str, reading: Reading) -> Images:
     try:
         table = datasets.load_dataset(name.removeprefix("hf:"), split=split)
     except Exception as error:  # the Hub, its files and their readers fail in many ways
-        reason = shown(str(error).partition("\n")[0])
-        raise InputError(f"name={name!r} cannot be loaded ({reason}): correct the name or the split.") from error
+        failed = f"name={name!r} cannot be loaded ({first_line(error)})"
+        raise InputError(f"{failed}: correct the name or the split.") from error
     column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
     if column is None:
         raise InputError(f"name={name!r} has no images among {table.column_names}: give a dataset of images.")

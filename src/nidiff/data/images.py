@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nidiff.data.encoded import Encoded, Reading, Stream, fit, read_encoded
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.errors import InputError
-from nidiff.files import as_path
+from nidiff.errors import TENSOR, InputError, expect
+from nidiff.files import as_path, check_member
 from nidiff.memory import require_memory
 
 if TYPE_CHECKING:
@@ -73,8 +73,7 @@ class Images:
 
 def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
-    if not isinstance(images, Tensor):
-        raise InputError(f"images is a {type(images).__name__}: give a tensor of floats in [-1, 1] or of uint8.")
+    expect("images", images, Tensor, TENSOR)
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
@@ -145,7 +144,7 @@ def _mapped(file: Path) -> "NDArray[Any]":
 
 
 def _images_of_npz(file: Path) -> "NDArray[Any]":
-    """The only array of an .npz file, or ``arr_0``; read only if it is as large as its header says."""
+    """The only array of an .npz file, or ``arr_0``."""
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         name = next(iter(members)) if len(members) == 1 else "arr_0"
@@ -153,15 +152,8 @@ def _images_of_npz(file: Path) -> "NDArray[Any]":
             raise InputError(
                 f"path={str(file)!r} has the arrays {sorted(members)}: keep one, or name the images arr_0."
             )
-        stored = members[name].file_size
-        require_memory(f"path={str(file)!r}", 2.0 * stored, "give fewer images")
-        with archive.open(members[name]) as stream:
-            version = np.lib.format.read_magic(stream)
-            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            shape, _, dtype = read(stream)
-            if dtype.hasobject or math.prod(shape) * dtype.itemsize > stored:
-                what = "objects" if dtype.hasobject else f"less than the shape {shape} that it claims"
-                raise InputError(f"path={str(file)!r} holds {what}: write it with numpy.savez.")
+        require_memory(f"path={str(file)!r}", 2.0 * members[name].file_size, "give fewer images")
+        check_member(archive, members[name], file.stat().st_size)
         with archive.open(members[name]) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)
 

@@ -119,7 +119,7 @@ def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True
 
 
 def _beginning(file: Path) -> bytes:
-    """As much of a file as CIFAR-10's have, and a byte more if there is one."""
+    """The content of a file of CIFAR-10, and of a longer one only a byte more."""
     try:
         with file.open("rb") as stream:
             return stream.read(IMAGES * RECORD + 1)

@@ -11,10 +11,10 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule, broadcast
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose, shown
+from nidiff.errors import InputError, choose, expect, shown
 from nidiff.recipe import is_number, plain
 
-MARGIN = 1e3  # what is multiplied by these numbers may be so large
+MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 ONE = Identity((1,))
 
 
@@ -135,6 +135,11 @@ def as_tensor(result: Any) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise InputError(f"net returned a {type(result).__name__}: let it return a tensor, or one in .sample.")
     return tensor
+
+
+def check_denoiser(denoiser: object) -> None:
+    """Refuse a bare network, or anything else, where a denoiser is meant."""
+    expect("denoiser", denoiser, Denoiser, "wrap the network as nidiff.Denoiser(net, process)")
 
 
 def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> torch.nn.Module:

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.schedule import Level, broadcast
-from nidiff.errors import InputError, choose
+from nidiff.errors import choose
 from nidiff.randomness import Generators, white_noise
 from nidiff.recipe import check_number
 
@@ -31,8 +31,7 @@ def denoising_loss(
 
     ``level`` and ``eps`` default to draws from ``generator``.
     """
-    if not isinstance(denoiser, Denoiser):
-        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
+    check_denoiser(denoiser)
     power = choose("weighting", weighting, WEIGHTINGS)
     if power is not None:
         power = check_number("weighting", power)

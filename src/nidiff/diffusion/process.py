@@ -11,7 +11,7 @@ from torch import Tensor
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Level, Schedule, as_schedule, broadcast
-from nidiff.errors import InputError
+from nidiff.errors import TENSOR, InputError, expect
 from nidiff.randomness import Generators
 from nidiff.recipe import check_number
 
@@ -42,8 +42,7 @@ class Process:
 
     def check_batch(self, argument: str, x: Tensor) -> None:
         """Refuse what is not a batch [B, ..., *event] of floating-point images."""
-        if not isinstance(x, Tensor):
-            raise InputError(f"{argument} is a {type(x).__name__}: give a tensor, such as torch.from_numpy(array).")
+        expect(argument, x, Tensor, TENSOR)
         if x.ndim <= len(self.covariance.event_shape):
             raise InputError(f"{argument} has shape {tuple(x.shape)}: give a batch [B, ..., *event].")
         if not x.is_floating_point():

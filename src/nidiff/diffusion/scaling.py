@@ -45,7 +45,7 @@ class Scaling:
 
     def _like(self, x: Tensor) -> tuple[float | Tensor, float | Tensor]:
         if not isinstance(x, Tensor) or x.is_complex():
-            raise InputError(f"the data are a {type(x).__name__} of other than real numbers: give a real tensor.")
+            raise InputError(f"the data are a {type(x).__name__}: give a tensor of real numbers.")
         dtype = x.dtype if x.is_floating_point() else torch.float32
 
         def per_channel(values: Numbers) -> float | Tensor:

@@ -169,7 +169,7 @@ class Schedule:
         other.shift = self.shift + check_number("amount", amount)
         other.logsnr = self._unshifted + other.shift
         if bool((other.logsnr.diff() >= 0).any()):
-            raise InputError(f"amount={amount} is so large that the levels become one: use a smaller shift.")
+            raise InputError(f"amount={amount} is so large that levels coincide: use a smaller shift.")
         other._check_range()
         return other
 

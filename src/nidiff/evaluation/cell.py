@@ -32,7 +32,7 @@ from nidiff.generation.opened import (
     process_state,
     seeds_text,
 )
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import DEFAULT
 from nidiff.training.experiment import Experiment, read_experiment
 
@@ -52,10 +52,9 @@ class Bench:
         mine, other = (" × ".join(map(str, one)) for one in (self.pixels.shape[1:], shape))
         if mine != other:
             raise InputError(f"the images to compare are {other} and those of {self.name} {mine}: use the same shape.")
-        if not fits(self.bootstrap, int) or self.bootstrap < 0 or self.bootstrap == 1:
-            raise InputError(f"bootstrap={self.bootstrap!r} gives no error: use 2 resamples or more, or 0 for none.")
-        if not fits(self.k, int) or self.k < 1:
-            raise InputError(f"k={self.k!r} is not a neighbour: use 1 or more, such as 3.")
+        if check_whole("bootstrap", self.bootstrap, 0) == 1:
+            raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
+        check_whole("k", self.k)
         for which, count in (("real", len(self.pixels)), ("generated", num_generated)):
             if count <= self.k:
                 raise InputError(f"there are {count} {which} images, and k={self.k} needs k + 1: add some, or lower k.")
@@ -129,7 +128,7 @@ def evaluate_cell(
     provenance = bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
     settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
     asked = Result(model.name, *settled, provenance=provenance)
-    for known in known_results(model.path):
+    for known in known_results(model.path, model.sha256):
         # A metric may have been added since.
         if known.question == asked.question and known.metrics.keys() >= by_label(bench.network.name).keys():
             return replace(known, run=model.name) if state.is_main_process else None
@@ -179,14 +178,13 @@ def open_bench(
     images: Images | Tensor
     if data is None or isinstance(data, str):
         if data is not None:
-            as_path("data", data)  # a name of data is one too
+            as_path("data", data)  # the name of a data set is a possible path too
         images, name = _load(as_path("run", run), data, data_dir, split)
     else:
         images, name = data, "images"
     pixels = _all_pixels(images)
     if num_real is not None:
-        if not (fits(num_real, int) and 1 <= num_real <= len(pixels)):
-            raise InputError(f"num_real={num_real!r} must be from 1 to {len(pixels)}, the images of {name}.")
+        num_real = check_whole("num_real", num_real, 1, len(pixels))
         pixels = pixels[torch.linspace(0, len(pixels) - 1, num_real, dtype=torch.float64).long()]
     return Bench(pixels, name, network, k, bootstrap)
 

@@ -17,11 +17,11 @@ from torch import Tensor
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
-from nidiff.errors import InputError
+from nidiff.errors import TENSOR, InputError, expect, first_line, shown
 from nidiff.extras import require
 from nidiff.files import as_path, file_sha256
 from nidiff.progress import Progress
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole
 
 # A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
 INCEPTION = Remote(
@@ -52,8 +52,7 @@ class FeatureNetwork:
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
-        if not isinstance(pixels, Tensor):
-            raise InputError(f"pixels is a {type(pixels).__name__}: give a tensor of images [N, C, H, W].")
+        expect("pixels", pixels, Tensor, TENSOR)
         if pixels.ndim != 4 or pixels.numel() == 0:
             raise InputError(f"pixels of shape {tuple(pixels.shape)} are no images: give images [N, C, H, W].")
         if pixels.dtype != torch.uint8:
@@ -87,7 +86,7 @@ def load_features(
     try:
         place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={device!r:.60} is not known to torch: give 'cpu' or 'cuda'.") from error
+        raise InputError(f"device={shown(device)} is not known to torch: give 'cpu' or 'cuda'.") from error
     path = as_path("features", name)
     if str(name) in FEATURES:
         return FEATURES[str(name)](None if file is None else as_path("features_file", file), place)
@@ -102,7 +101,8 @@ def load_features(
         return _weights(path, place)
     if not trust:
         what = f"features={str(path)!r} is a program, which can do anything on this computer when it is opened"
-        raise InputError(f"{what}: if you trust it, say so (trust_features); a file of weights ({WEIGHTS}) is none.")
+        remedy = f"give a file of weights ({WEIGHTS}), or trust_features if you trust who wrote it"
+        raise InputError(f"{what}: {remedy}.")
     return _module(path, place)
 
 
@@ -116,8 +116,7 @@ def compute_features(
     """
     if batch is None:
         batch = 16 if network.device.type == "cpu" else 64
-    if not fits(batch, int) or batch < 1:
-        raise InputError(f"batch={batch!r} is not a number of images: use 1 or more, such as 64.")
+    batch = check_whole("batch", batch)
     stored = pixels.pixels if isinstance(pixels, Images) else pixels
     found: list[Tensor] = []
     for rows in torch.arange(len(stored)).split(batch):
@@ -160,8 +159,7 @@ def _weights(path: Path, device: torch.device) -> FeatureNetwork:
     except InputError:
         raise
     except Exception as error:  # safetensors and torch each have their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        failed = f"features={str(path)!r} are not the weights of EfficientNet-lite0 ({reason:.120})"
+        failed = f"features={str(path)!r} are not the weights of EfficientNet-lite0 ({first_line(error)})"
         raise InputError(f"{failed}: save its state_dict with safetensors.") from error
 
 

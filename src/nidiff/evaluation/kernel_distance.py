@@ -5,10 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.evaluation.points import Array, as_pair
 from nidiff.randomness import permutation
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole
 
 
 class KernelDistance(NamedTuple):
@@ -30,14 +30,11 @@ def kernel_distance(
     were drawn, and it is zero where a subset is the whole set.
     """
     first, second = as_pair(a, b, "a", "b")
-    if not fits(subset_size, int) or subset_size < 2:
-        raise InputError(f"subset_size={subset_size!r} has no pairs: use 2 or more.")
-    if not fits(num_subsets, int) or num_subsets < 2:
-        raise InputError(f"num_subsets={num_subsets!r} has no standard error: use 2 or more.")
+    subset_size, num_subsets = check_whole("subset_size", subset_size, 2), check_whole("num_subsets", num_subsets, 2)
     if subset_size > (fewest := min(len(first), len(second))):
         raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
     if not isinstance(generator, torch.Generator | None):
-        raise InputError(f"generator={generator!r:.60} must be a torch.Generator, or None.")
+        raise InputError(f"generator={shown(generator)} must be a torch.Generator, or None.")
     estimates = []
     for _ in range(num_subsets):
         x, y = (p[permutation(len(p), generator)[:subset_size].to(p.device)].double() for p in (first, second))

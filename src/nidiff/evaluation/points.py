@@ -23,7 +23,7 @@ def as_tensor(values: Array, name: str) -> Tensor:
     if not isinstance(values, Tensor):
         raise InputError(f"{name} is a {type(values).__name__}: give a tensor or a numpy array.")
     if values.layout != torch.strided or values.is_meta or values.is_complex() or values.is_quantized:
-        raise InputError(f"{name} is not an ordinary array of real numbers: give such a one.")
+        raise InputError(f"{name} must be a dense array of real numbers.")
     for chunk in torch.atleast_1d(values.detach()).split(CHUNK):
         if not bool(torch.isfinite(chunk).all()):
             raise InputError(f"{name} has NaN or infinite numbers: leave them out.")

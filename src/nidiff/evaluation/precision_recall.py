@@ -9,7 +9,7 @@ from torch import Tensor
 from nidiff.errors import InputError
 from nidiff.evaluation.points import CHUNK, Array, as_pair, mean
 from nidiff.progress import Progress
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole
 
 ROUNDING = 1e-13  # of a squared distance, over the squared norms of its points
 
@@ -30,8 +30,7 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     is some blocks of 1024 × D and 1024 × 1024 numbers and k per point. A tie counts as inside, within rounding.
     ``progress`` is told the number of pairs done, and of all.
     """
-    if not fits(k, int) or k < 1:
-        raise InputError(f"k={k!r} is not a neighbour: use 1 or more, such as 3.")
+    k = check_whole("k", k)
     real, generated = as_pair(real, generated, "real", "generated", least=k + 1)
     if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
         raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")

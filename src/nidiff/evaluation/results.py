@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nidiff.errors import FileError, InputError
+from nidiff.errors import FileError, InputError, shown
 from nidiff.files import read_json, replace_json, writing
 from nidiff.locks import locked
 from nidiff.model.config import model_folder
@@ -52,11 +52,11 @@ def finite(number: float | None) -> float | None:
 def _measured(name: str, values: Any) -> Measured:
     """A metric from JSON."""
     if not isinstance(values, dict):
-        raise TypeError(f"the metric {name!r:.60} is not an object")
+        raise TypeError(f"the metric {shown(name)} is not an object")
     upwards = values.get("higher_is_better", name in ("precision", "recall"))
     numbers = (values["value"], values["error"])
     if not all(number is None or fits(number, float) for number in numbers) or not isinstance(upwards, bool):
-        raise TypeError(f"the metric {name!r:.60} is not a number")
+        raise TypeError(f"the metric {shown(name)} is not a number")
     return Measured(*numbers, upwards)
 
 
@@ -101,7 +101,7 @@ class Result:
             if (key in given and not isinstance(given[key], kinds)) or isinstance(given.get(key), bool):
                 raise TypeError(f"{key} is of another type")
         if unknown := given.keys() - KINDS.keys():
-            raise TypeError(f"{sorted(unknown)[0]!r:.60} is not part of one")
+            raise TypeError(f"{shown(sorted(unknown)[0])} is not part of one")
         given["metrics"] = {name: _measured(name, one) for name, one in given["metrics"].items()}
         given["provenance"], given["options"] = dict(given["provenance"]), dict(given.get("options") or {})
         return cls(**given)
@@ -161,13 +161,16 @@ def read_results(path: Path) -> list[Result]:
         raise FileError(f"{str(path)!r} is not a list of results ({reason}): {again}.") from error
 
 
-def known_results(run: Path) -> list[Result]:
-    """The results in RUN/metrics.json of the model that is there now: the run may have been trained further since."""
+def known_results(run: Path, sha256: str | None = None) -> list[Result]:
+    """The results in RUN/metrics.json of the model that is there now: the run may have been trained further since.
+
+    ``sha256`` is the checksum of the model, if it is known already.
+    """
     file, folder = run / "metrics.json", model_folder(run)
     results = read_results(file) if file.exists() else []
     if not results or not has_network(folder):
         return results
-    now = model_sha256(folder)
+    now = sha256 or model_sha256(folder)
     return [result for result in results if result.provenance.get("model_sha256", now) == now]
 
 

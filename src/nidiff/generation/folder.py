@@ -25,8 +25,8 @@ from torch import Tensor
 from nidiff import __version__
 from nidiff.data.images import quantise
 from nidiff.data.pictures import as_grey_or_rgb, save_grid, save_png
-from nidiff.errors import FileError, InputError, one_of
-from nidiff.files import ASIDE, as_path, read_json, read_npz, replace_json, replace_npz, writing
+from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.files import ASIDE, as_path, read_npz, read_object, replace_json, replace_npz, writing
 from nidiff.locks import LOCK, claimed
 from nidiff.sealed import SEAL, digest, seal, unseal
 
@@ -75,7 +75,7 @@ class SampleFolder:
             return
         found, mine = read_job(self.path, again), asdict(self.job)
         different = "; ".join(
-            f"{key}: {found.get(key)!r:.60}, not {mine[key]!r}" for key in mine if found.get(key) != mine[key]
+            f"{key}: {shown(found.get(key))}, not {mine[key]!r}" for key in mine if found.get(key) != mine[key]
         )
         if different:
             raise InputError(f"{out} holds the samples of another job ({different}): {again}.")
@@ -165,14 +165,17 @@ class SampleFolder:
         like = as_grey_or_rgb(torch.empty(1, *self.shape, device="meta"))[0]
         mode, size = "RGB" if len(like) == 3 else "L", (like.shape[2], like.shape[1])
         try:
-            for step in (Image.Image.verify, Image.Image.load):  # the checksums, then the pixels: each ends the file
+            for step in (
+                Image.Image.verify,
+                Image.Image.load,
+            ):  # check the checksums, then decode: each needs the file anew
                 with Image.open(self._picture_file(seed), formats=["PNG"]) as picture:
                     if (picture.mode, picture.size) != (mode, size):
                         return None
                     step(picture)
                     if step is Image.Image.load:
                         pixels, text = np.array(picture), dict(picture.info)
-        except Exception:  # Pillow has many, for what is no picture, or half of one
+        except Exception:  # Pillow raises nearly anything when a file is broken
             return None
         mine = self._about(seed)
         if any(text.get(key, words) != words for key, words in mine.items()):
@@ -196,9 +199,7 @@ class SampleFolder:
 def read_job(folder: Path, remedy: str) -> Mapping[str, Any]:
     """The job whose samples are in a folder."""
     file = folder / JOB
-    values = read_json(file, remedy)
-    if not isinstance(values, dict):
-        raise FileError(f"{str(file)!r} is damaged: {remedy}.")
+    values = read_object(file, remedy)
     values = unseal(values, repr(str(file)), remedy) if SEAL in values else values  # version 0.1 sealed nothing
     if not (values.keys() == {"job", "nidiff"} and isinstance(values["job"], dict)):
         raise FileError(f"{str(file)!r} is damaged: {remedy}.")

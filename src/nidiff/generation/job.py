@@ -10,10 +10,9 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
 from nidiff.progress import progress_bar
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import Visit, rehearse, sample
 from nidiff.sampling.spacing import SPACINGS
-from nidiff.sampling.tile import LARGEST
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -36,7 +35,8 @@ class Job:
     def arguments(self) -> dict[str, Any]:
         """The arguments of `nidiff.sample`."""
         spacing = {"spacing": self.spacing} if self.spacing in SPACINGS else {}  # else it is the sampler's own function
-        return {"sampler": self.sampler, "num_steps": self.num_steps, **spacing, **self.options}
+        drawing = {"sampler": self.sampler, "num_steps": self.num_steps, "tile": self.tile or None}
+        return {**drawing, **spacing, **self.options}
 
 
 def run_job(
@@ -53,10 +53,7 @@ def run_job(
     No other job may write to the folder meanwhile.
     """
     job, shape = folder.job, folder.shape
-    if not (fits(batch, int) and batch >= 1):
-        raise InputError(f"batch={batch!r} must be 1 or more.")
-    if not (fits(job.tile, int) and 0 <= job.tile <= LARGEST):
-        raise InputError(f"tile={job.tile!r} must be from 1 to {LARGEST}, or 0 for none.")
+    batch = check_whole("batch", batch)
     ready = denoiser.clipped(job.clip)
     rehearse(ready, shape, **job.arguments)
     with folder.claimed() if state.is_main_process else contextlib.nullcontext():
@@ -87,8 +84,7 @@ def _draw(
                     progress(min(done, len(missing)), len(missing))
 
                 shape = (len(block), *folder.shape)
-                how: dict[str, Any] = {"tile": job.tile or None, "callback": advance, **job.arguments}
-                images = sample(denoiser, shape, seeds=block, **how).cpu()
+                images = sample(denoiser, shape, seeds=block, callback=advance, **job.arguments).cpu()
                 for seed, image in zip(block, images, strict=True):
                     if not bool(image.isfinite().all()):
                         problem = f"the image of seed {seed} has NaN or infinite pixels"

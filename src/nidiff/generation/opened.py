@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 from nidiff.files import as_path
 from nidiff.generation.job import Job
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model
 from nidiff.model.manifest import model_sha256
 from nidiff.notation import parse_call
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole, fits
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
 from nidiff.sampling.tile import tile_size
 from nidiff.sealed import digest
@@ -59,7 +59,7 @@ def open_model(path: Path, state: "PartialState") -> Model:
     path = run_folder(as_path("model", path))
     denoiser = load_model(path).to(state.device)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
-    return Model(path, denoiser, shape, model_sha256(model_folder(path)))
+    return Model(path, denoiser, shape, model_sha256(model_folder(path), checked=True))
 
 
 def plan_job(
@@ -78,10 +78,9 @@ def plan_job(
     if not isinstance(sampler, str):
         raise InputError(f"sampler={sampler!r} must be a name, which is kept with the images: add yours to SAMPLERS.")
     if clip is not None and not (fits(clip, float) and 0 <= clip < math.inf):
-        raise InputError(f"clip={clip!r:.80} must be a positive number, or 0 for no clipping.")
-    for argument, value in (("num_steps", num_steps), ("tile", tile)):
-        if value is not None and not fits(value, int):
-            raise InputError(f"{argument}={value!r:.80} must be a whole number, or None.")
+        raise InputError(f"clip={shown(clip)} must be a positive number, or 0 for no clipping.")
+    num_steps = None if num_steps is None else check_whole("num_steps", num_steps)
+    tile = None if tile is None else check_whole("tile", tile, 0)
     chosen, options = as_sampler(sampler)
     own = f"own-{getattr(chosen.spacing, '__name__', 'function')}"  # a function that has no name in SPACINGS
     return Job(
@@ -110,9 +109,9 @@ def checked_seeds(seeds: Any) -> list[int]:
     try:
         values = sorted({operator.index(seed) for seed in seeds})
     except TypeError as error:
-        raise InputError(f"seeds={seeds!r:.80} must be whole numbers, such as range(1000).") from error
+        raise InputError(f"seeds={shown(seeds)} must be whole numbers, such as range(1000).") from error
     if values and not 0 <= values[0] <= values[-1] < 2**63:
-        raise InputError(f"seeds={seeds!r:.80} must be from 0 to 2**63 - 1.")
+        raise InputError(f"seeds={shown(seeds)} must be from 0 to 2**63 - 1.")
     return values
 
 

@@ -1,6 +1,5 @@
 """What comes from diffusers: the configuration of another scheduler, and a model on the Hub."""
 
-import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,18 +32,6 @@ def translated(theirs: Mapping[str, Any]) -> dict[str, Any]:
     ours = {key: theirs[key] for key in SAME if key in theirs}
     algorithm = "ddpm" if "variance_type" in theirs else "ddim"
     return {"schedule": from_diffusers(theirs), "algorithm": algorithm, "timestep_spacing": "leading", **ours}
-
-
-def whole_number(argument: str, value: Any, low: int, high: int | None = None) -> int:
-    """``value``, if it is a whole number from ``low`` to ``high``; numpy's and torch's count too."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = low - 1
-    if isinstance(value, bool) or number < low or (high is not None and number > high):
-        limits = f"from {low} to {high}" if high else f"that is {low} or more"
-        raise InputError(f"{argument}={value!r:.80} must be an integer {limits}.")
-    return number
 
 
 def downloaded(name: str, files: Sequence[str], options: Mapping[str, Any]) -> Path:

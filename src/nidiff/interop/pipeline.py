@@ -14,18 +14,19 @@ from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, first_line, one_of, shown
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import markdown
-from nidiff.files import as_path, replace_text, writing
-from nidiff.interop.config import DOWNLOAD, downloaded, whole_number
+from nidiff.files import as_path, read_object, replace_text, writing
+from nidiff.interop.config import DOWNLOAD, downloaded
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.model.card import FRONT, METRICS, model_card, model_facts, python_text
-from nidiff.model.config import ALGORITHMS, model_folder, read_object
+from nidiff.model.config import ALGORITHMS, model_folder
 from nidiff.model.folder import check_same_covariance, image_shape, whole_model
 from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
-from nidiff.model.network import NETWORKS, OWN, first_line, load_network
+from nidiff.model.network import NETWORKS, OWN, load_network
 from nidiff.randomness import Generators, generators_from_seeds
+from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
 # What is fetched from the Hub: never a program.
@@ -74,7 +75,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         """
         one_of("output_type", output_type, ("pil", "np", "pt"))
         self._check_own()
-        batch_size = whole_number("batch_size", batch_size, 1)
+        batch_size = check_whole("batch_size", batch_size)
         if seeds is not None:
             seeds = list(seeds) if isinstance(seeds, Iterable) else []
             if generator is not None or len(seeds) != batch_size:
@@ -114,8 +115,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         only code of diffusers and nidiff is run.
         """
         if other := [key for key in kwargs if key not in (*DOWNLOAD, "torch_dtype", "use_safetensors")]:
-            only = "only the classes that nidiff knows are loaded, from safetensors and JSON"
-            raise InputError(f"{other[0]} is no option of this from_pretrained, for {only}: leave it out.")
+            only = "which loads the classes that nidiff knows, from safetensors and JSON"
+            raise InputError(f"{other[0]} is not an option of this from_pretrained, {only}: leave it out.")
         if not isinstance(dtype := kwargs.get("torch_dtype"), torch.dtype | None):
             raise InputError(f"torch_dtype={dtype!r} must be a torch.dtype, such as torch.float16.")
         folder = model_folder(as_path("pretrained_model_name_or_path", pretrained_model_name_or_path))
@@ -148,7 +149,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         for name, usual in (("safe_serialization", True), ("variant", None)):
             if kwargs.get(name, usual) is not usual or args:
                 raise InputError(
-                    f"{name} is no option of this save_pretrained, which writes safetensors: leave it out."
+                    f"{name} is not an option of this save_pretrained, which writes safetensors: leave it out."
                 )
         if folder.is_file() or (folder / OWN).exists():
             raise InputError(f"save_directory={str(folder)!r} holds something else: choose a new folder.")
@@ -199,13 +200,13 @@ def _is_white(folder: Path) -> bool:
     index = read_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     kind, network, scheduler = (index.get(key) for key in ("_class_name", "unet", "scheduler"))
     if isinstance(kind, list):  # a file in the folder that diffusers would run
-        raise InputError(f"{str(folder)!r} names code to run ({kind!r:.80}), which is not done: use nidiff.load_model.")
+        raise InputError(f"{str(folder)!r} names code to run ({shown(kind)}), and none is run: use nidiff.load_model.")
     ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
     white = isinstance(scheduler, list) and len(scheduler) == 2 and scheduler[0] == "diffusers"
     if network not in [["diffusers", name] for name in NETWORKS] or not (white or scheduler == ours):
         raise InputError(
             f"{str(folder)!r} has no {INDEX} that names a network and a scheduler of diffusers or nidiff, but "
-            f"{[network, scheduler]!r:.120}: use nidiff.load_model and nidiff.sample for a network of your own."
+            f"{shown([network, scheduler])}: use nidiff.load_model and nidiff.sample for a network of your own."
         )
     return white
 

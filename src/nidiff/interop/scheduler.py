@@ -20,24 +20,22 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import FileError, InputError
-from nidiff.files import as_path, writing
-from nidiff.interop.config import DOWNLOAD, downloaded, translated, whole_number
+from nidiff.errors import FileError, InputError, first_line, shown
+from nidiff.files import as_path, read_object, writing
+from nidiff.interop.config import DOWNLOAD, downloaded, translated
 from nidiff.model.config import (
     ALGORITHMS,
     FIELDS,
     VARIANCES,
     check_fields,
     configured,
-    read_object,
     scheduler_config,
     with_arrays,
 )
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
-from nidiff.model.network import first_line
 from nidiff.randomness import Generators
-from nidiff.recipe import fits
+from nidiff.recipe import check_whole, fits
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain
@@ -108,7 +106,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
         Unlike in diffusers, a field that has no meaning here is refused."""
         if not isinstance(config, Mapping):
-            raise InputError(f"config={config!r:.80} must be a configuration, such as scheduler.config.")
+            raise InputError(f"config={shown(config)} must be a configuration, such as scheduler.config.")
         theirs = "beta_schedule" in config and "schedule" not in config
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
@@ -193,8 +191,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
         _check_generator(generator)
         if isinstance(shape, str) or not isinstance(shape, Sequence):
-            raise InputError(f"shape={shape!r:.80} must be a list of sizes, such as (4, 3, 32, 32).")
-        shape = [whole_number("shape", size, 1) for size in shape]
+            raise InputError(f"shape={shown(shape)} must be a list of sizes, such as (4, 3, 32, 32).")
+        shape = [check_whole("shape", size) for size in shape]
         return self.process.prior(shape, generator, dtype=dtype, device=device)
 
     # The reverse process -----------------------------------------------------------------------------------------
@@ -221,7 +219,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
-        count = whole_number("num_inference_steps", count, 1, levels)
+        count = check_whole("num_inference_steps", count, 1, levels)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -270,7 +268,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
                 raise InputError("step takes a generator or variance_noise: give one of the two.")
         algorithm = self.config["algorithm"]
         if not (fits(eta, float) and 0 <= eta <= 1):
-            raise InputError(f"eta={eta!r:.80} must be from 0 to 1.")
+            raise InputError(f"eta={shown(eta)} must be from 0 to 1.")
         if eta and algorithm != "ddim":
             raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
@@ -315,7 +313,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             rows = torch.as_tensor(timesteps).reshape(-1).cpu()
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(
-                f"timesteps={timesteps!r:.80} must be rows of the schedule: give one per image."
+                f"timesteps={shown(timesteps)} must be rows of the schedule: give one per image."
             ) from error
         if len(rows) not in (1, len(like)):
             raise InputError(f"timesteps has {len(rows)} entries for {len(like)} images: give one per image.")

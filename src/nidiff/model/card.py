@@ -76,12 +76,12 @@ def model_facts(covariance: Covariance, scheduler: Mapping[str, Any]) -> str:
 
 
 def escaped(words: object) -> str:
-    """Words as Markdown shows them in a table: on one line, and none of them a command of Markdown or HTML."""
+    """Words for a table of Markdown: on one line, and escaped where they would be markup or HTML."""
     return re.sub(r"([\\|*<`\[\]])", r"\\\1", _one_line(words))
 
 
 def python_text(words: str) -> str:
-    """Words as a string of Python that nothing in them can end."""
+    """Words as a string literal of Python, escaped where they could end it."""
     return '"' + re.sub(r"[^\w ./:+@,=()~-]", lambda found: f"\\U{ord(found[0]):08x}", words) + '"'
 
 

@@ -13,8 +13,8 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import FileError, InputError, one_of
-from nidiff.files import REPLACED, as_path, read_json
+from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.files import REPLACED, as_path
 from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
@@ -39,7 +39,6 @@ DEFAULTS: dict[str, Any] = {
     "beta_schedule": BETA_SCHEDULE,
 }
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
-AGAIN = "copy it again from where it was saved"
 
 
 def model_folder(path: Path) -> Path:
@@ -101,17 +100,17 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         target = predictions()[one_of("prediction_type", target, predictions())]
     schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
     if count not in (None, len(schedule)):
-        found = f"num_train_timesteps={count!r:.60}"
-        raise InputError(f"{found} differs from {schedule!r}: write num_levels={count!r:.60} there.")
+        found = f"num_train_timesteps={shown(count)}"
+        raise InputError(f"{found} differs from {schedule!r}: write num_levels={shown(count)} there.")
     clip, limit = config["clip_sample"], config["clip_sample_range"]
     if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
         raise InputError(
-            f"clip_sample={clip!r:.60} must be True or False, and clip_sample_range={limit!r:.60} positive."
+            f"clip_sample={shown(clip)} must be True or False, and clip_sample_range={shown(limit)} positive."
         )
     if isinstance(scaling, Mapping) and set(scaling) == {"scale", "shift"}:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
-        raise InputError(f"scaling={scaling!r:.60} must be a nidiff.Scaling, or its scale and shift.")
+        raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or its scale and shift.")
     covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
     process = Process(schedule, as_covariance(covariance))
     return Denoiser(net, process, target, limit if clip else None, scaling)
@@ -121,10 +120,10 @@ def check_fields(config: Mapping[str, Any]) -> None:
     """Refuse an unknown field; those that begin with _ are diffusers' own."""
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
-            raise InputError(f"the configuration has the unknown field {field!r:.60}: known are {', '.join(FIELDS)}.")
+            raise InputError(f"the configuration has the unknown field {shown(field)}: known are {', '.join(FIELDS)}.")
     if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
         raise InputError(
-            f"beta_schedule={betas!r:.60} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'."
+            f"beta_schedule={shown(betas)} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'."
         )
 
 
@@ -132,15 +131,7 @@ def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The configuration in a file, with the arrays of Σ that lie beside it at hand."""
     covariance = config.get("covariance")
     if not isinstance(covariance, Mapping):
-        found = f"covariance={covariance!r:.60}"
+        found = f"covariance={shown(covariance)}"
         raise FileError(f"{str(file)!r} has {found}, not what to_config() returned: save it again.")
     arrays = read_arrays(file.with_name(ARRAYS)) if names_arrays(covariance) else {}
     return {**config, "covariance": Config(covariance, arrays)}
-
-
-def read_object(file: Path, remedy: str = AGAIN) -> dict[str, Any]:
-    """The object in a JSON file."""
-    values = read_json(file, remedy)
-    if not isinstance(values, dict):
-        raise FileError(f"{str(file)!r} cannot be read (it does not hold an object): {remedy}.")
-    return values

@@ -13,11 +13,11 @@ import torch
 
 from nidiff.covariance.config import SCHEDULER, save_arrays
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import FileError, InputError
-from nidiff.files import as_path, replace_json, replace_text, replacing_folder, writing
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.errors import FileError, InputError, first_line, shown
+from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
-from nidiff.model.config import configured, model_folder, read_object, scheduler_config, with_arrays
+from nidiff.model.config import configured, model_folder, scheduler_config, with_arrays
 from nidiff.model.manifest import (
     INDEX,
     MANIFEST,
@@ -27,7 +27,7 @@ from nidiff.model.manifest import (
     run_identity,
     write_manifest,
 )
-from nidiff.model.network import OWN, UNET, first_line, load_network, read_weights, save_network
+from nidiff.model.network import OWN, UNET, load_network, read_weights, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
 OURS = {INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
@@ -46,16 +46,15 @@ def save_model(
     ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole. ``run`` is the identity of
     the run that trained it.
     """
-    folder = as_path("folder", folder).resolve()  # of a link, what it leads to is replaced, not the link
-    if not isinstance(denoiser, Denoiser):
-        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
+    folder = as_path("folder", folder).resolve()  # a link stays, and what it leads to is replaced
+    check_denoiser(denoiser)
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
     if not isinstance(about, Mapping | None):
-        raise InputError(f'about={about!r:.80} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
+        raise InputError(f'about={shown(about)} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
     if run is not None and not is_identity(run):
-        raise InputError(f"run={run!r:.80} must be the identity of a run, or None.")
+        raise InputError(f"run={shown(run)} must be the identity of a run, or None.")
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
     check_replaceable(folder)
@@ -140,7 +139,7 @@ def accept_model(folder: Path) -> None:
         raise InputError(f"folder={str(folder)!r} is not a model: give a run directory or a model folder.")
     own = (place / OWN).is_dir()
     if own:
-        read_weights(place / OWN)  # nobody knows the network that they are of
+        read_weights(place / OWN)  # the network that they belong to is not stored
     _opened(place, torch.nn.Identity() if own else load_network(place))
     run = run_identity(place)
     with writing("folder", place):
@@ -184,13 +183,13 @@ def check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):
-        raise InputError(f"folder={str(folder)!r} is not a model, and is not replaced by one: choose a new folder.")
+        raise InputError(f"folder={str(folder)!r} is not a model, so it is not replaced by one: choose a new folder.")
 
 
 def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
     """Refuse to sample a model under a Σ that is not its own."""
     if not isinstance(other, Covariance | None):
-        raise InputError(f"covariance={other!r:.80} must be a nidiff.Covariance, or None.")
+        raise InputError(f"covariance={shown(other)} must be a nidiff.Covariance, or None.")
     if other is not None and not same_covariance(own, other):
         raise InputError(f"covariance={other!r} is not the model's: it was trained with {own!r} and needs that.")
 

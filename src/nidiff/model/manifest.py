@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nidiff import __version__
-from nidiff.errors import FileError
-from nidiff.files import REPLACED, file_sha256, read_json, replace_json
-from nidiff.model.config import read_object
+from nidiff.errors import FileError, shown
+from nidiff.files import REPLACED, file_sha256, read_object, replace_json
 from nidiff.sealed import seal, unseal
 
 FORMAT = 1
@@ -34,9 +33,11 @@ def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, *PARTS)) -> None
     identity = run_identity(folder)
     if not (folder / MANIFEST).exists():
         if identity is not None:
-            raise FileError(f"{str(folder)!r} has no {MANIFEST}, as a model of its run has: {_remedy(folder)}.")
+            raise FileError(
+                f"{str(folder)!r} has no {MANIFEST}, which a model of this run must have: {_remedy(folder)}."
+            )
         return
-    manifest = _read(folder)
+    manifest = read_manifest(folder)
     if identity not in (None, manifest["run"]):
         raise FileError(f"{str(folder)!r} is the model of another run: {_remedy(folder)}.")
     recorded = {name: sha256 for name, sha256 in manifest["files"].items() if name.split("/")[0] in parts}
@@ -54,7 +55,7 @@ def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, *PARTS)) -> None
 def recorded_run(folder: Path) -> Mapping[str, str] | None:
     """The identity of the run that made the model, if its manifest can be read and names one."""
     try:
-        return _read(folder)["run"]
+        return read_manifest(folder)["run"]
     except FileError:
         return None
 
@@ -62,21 +63,26 @@ def recorded_run(folder: Path) -> Mapping[str, str] | None:
 def run_identity(folder: Path) -> Mapping[str, str] | None:
     """The identity of the run whose model ``folder`` is; None outside of a run, and in one of version 0.1."""
     place = Path(os.path.abspath(folder))
-    file = place.with_name("experiment.json") if place.name else place
+    file = place.parent / "experiment.json"
     if place.name not in ("model", f"{REPLACED}model") or not file.is_file():
         return None
-    values = read_json(file, "restore it from a copy")
-    identity = values.get("identity") if isinstance(values, dict) else None
+    identity = read_object(file, "restore it from a copy").get("identity")
     if identity is not None and not is_identity(identity):
         raise FileError(f"{str(file)!r} has a damaged identity: restore it from a copy.")
     return identity
 
 
-def model_sha256(folder: Path) -> str:
-    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on."""
+def model_sha256(folder: Path, *, checked: bool = False) -> str:
+    """The checksum of the network and of its Σ, schedule and target: what the images of a model depend on.
+
+    If the files were just ``checked``, those in the manifest are theirs, and nothing is read twice.
+    """
     digest = hashlib.sha256()
-    for name, sha256 in _checksums(folder, PARTS).items():
-        digest.update(f"{name} {sha256}\n".encode(errors="surrogateescape"))
+    recorded = checked and (folder / MANIFEST).is_file()
+    checksums = read_manifest(folder)["files"] if recorded else _checksums(folder, PARTS)
+    for name, sha256 in sorted(checksums.items()):
+        if name.split("/")[0] in PARTS:
+            digest.update(f"{name} {sha256}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -95,12 +101,12 @@ def _files(folder: Path, parts: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _read(folder: Path) -> dict[str, Any]:
-    """The manifest, if it is what was written."""
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a model, if it is what was written."""
     file, remedy = folder / MANIFEST, _remedy(folder)
     values = unseal(read_object(file, remedy), repr(str(file)), remedy)
     if values.get("format") != FORMAT:
-        found = f"format {values.get('format')!r}, written by nidiff {values.get('nidiff')}"
+        found = f"format {shown(values.get('format'))}, written by nidiff {shown(values.get('nidiff'))}"
         raise FileError(f"{str(file)!r} has {found}, and this version reads {FORMAT}: use that version of nidiff.")
     files, run = values.get("files"), values.get("run")
     if not (isinstance(files, dict) and all(isinstance(one, str) for one in files.values())):
@@ -122,4 +128,4 @@ def _remedy(folder: Path) -> str:
 
 
 def _accept(folder: Path) -> str:
-    return f"if you changed it on purpose, nidiff verify --accept {str(folder)!r}"
+    return f"if you changed it on purpose, run nidiff verify --accept {str(folder)!r}"

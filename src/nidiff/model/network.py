@@ -14,9 +14,8 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.nn import Module
 
-from nidiff.errors import FileError, InputError
-from nidiff.files import replacing
-from nidiff.model.config import read_object
+from nidiff.errors import FileError, InputError, first_line, shown
+from nidiff.files import read_object, replacing
 from nidiff.recipe import fits
 
 UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module
@@ -119,7 +118,7 @@ def _rebuild(folder: Path) -> Module:
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in NETWORKS:
         raise InputError(
-            f"{str(folder)!r} holds a network of the class {name!r:.60}, which is not one of {', '.join(NETWORKS)}: "
+            f"{str(folder)!r} holds a network of the class {shown(name)}, which is not one of {', '.join(NETWORKS)}: "
             f"pass the network as net=, or register its class in nidiff.model.network.NETWORKS."
         )
     known = NETWORKS[name]
@@ -128,7 +127,7 @@ def _rebuild(folder: Path) -> Module:
     arguments = {key: value for key, value in config.items() if not key.startswith("_")}
     any_key = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
     if unknown := [key for key in arguments if key not in parameters and not any_key]:
-        raise FileError(f"{str(file)!r} has {unknown[0]!r:.60}, which {name} does not take: {AGAIN}.")
+        raise FileError(f"{str(file)!r} has {shown(unknown[0])}, which {name} does not take: {AGAIN}.")
     weights = read_weights(folder)
     try:
         if isinstance(known, str):  # a class of diffusers, which can be built without memory
@@ -208,10 +207,6 @@ def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[st
     differences += [f"weights for {name!r}, which the network does not have" for name in unexpected]
     if differences:
         raise FileError(f"{str(folder)!r} has {differences[0]}: {AGAIN}, or pass the network that was saved.")
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
 
 
 # What may be rebuilt from unet/config.json by the name of its class: the class, or the package that has it.

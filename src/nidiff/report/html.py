@@ -135,7 +135,7 @@ def _is_inside(folder: Path, file: Path) -> bool:
 def _grid(step: int, file: Path) -> str:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow's, of a picture that is far too large
+            warnings.simplefilter("error")  # Pillow warns of a picture that is far too large
             grid = Image.open(file, formats=("PNG",))
         with grid:
             if grid.width * grid.height > MOST_PIXELS:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError, expect, shown
 from nidiff.recipe import check_number, check_whole, is_number
 
 MOST_STEPS = 10_000  # Langevin steps at a level
@@ -32,7 +32,7 @@ def variance_ratio(
     adds noise of variance 2ησ²λ (E23, E31). A mode without variance counts as one that the score does not move.
     """
     check_langevin(ratio, sigma_min, steps, check_number("epsilon", epsilon))
-    _check_covariance(covariance)
+    expect("covariance", covariance, Covariance)
     eta = epsilon / sigma_min**2
     values = covariance.eigenvalues
     if preconditioned:
@@ -57,7 +57,7 @@ def langevin_epsilon(
     Preconditioned it is the isotropic value, and for one step σ_min² (1 − ratio⁻²).
     """
     check_langevin(ratio, sigma_min, steps)
-    _check_covariance(covariance)
+    expect("covariance", covariance, Covariance)
     values = covariance.eigenvalues
     slowest = 1.0 if preconditioned else values[values > 0].min().item()
 
@@ -99,13 +99,8 @@ def check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | 
     given = {"sigma_min": sigma_min} if epsilon is None else {"sigma_min": sigma_min, "epsilon": epsilon}
     for argument, value in given.items():
         if not (is_number(value) and SMALLEST < value < 1 / SMALLEST):
-            raise InputError(f"{argument}={shown(value)} must be a positive number, of a size that can be squared.")
+            raise InputError(f"{argument}={shown(value)} must be a positive number that float64 can square.")
     check_whole("steps", steps, 1, MOST_STEPS)
-
-
-def _check_covariance(covariance: Covariance) -> None:
-    if not isinstance(covariance, Covariance):
-        raise InputError(f"covariance is a {type(covariance).__name__}: give a nidiff.Covariance.")
 
 
 def _golden_section(function: Callable[[float], float], low: float, high: float) -> float:

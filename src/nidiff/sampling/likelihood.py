@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.errors import InputError, choose, one_of, shown
 from nidiff.extras import require
 from nidiff.memory import require_memory
@@ -37,8 +37,7 @@ def log_likelihood(
     """
     odeint = require("torchdiffeq").odeint
 
-    if not isinstance(denoiser, Denoiser):
-        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
+    check_denoiser(denoiser)
     divergence_of = choose("trace", trace, TRACES)
     if not callable(divergence_of):
         raise InputError(f"trace={shown(trace)} must be a name in TRACES, or a function.")

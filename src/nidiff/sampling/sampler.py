@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import check_sizes
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
@@ -71,8 +71,7 @@ def sample(
         callback: called with a `Visit` at each level.
         options: of the sampler (``variance``, ``eta``, …).
     """
-    if not isinstance(denoiser, Denoiser):
-        raise InputError(f"denoiser is a {type(denoiser).__name__}: wrap the network as nidiff.Denoiser(net, process).")
+    check_denoiser(denoiser)
     chosen, told = as_sampler(sampler, options)
     shape, schedule = check_sizes(shape), denoiser.process.schedule
     denoiser.process.covariance.check_trailing(shape, "shape")
@@ -103,7 +102,7 @@ def sample(
     if initial is None:
         x = denoiser.process.prior(shape, source, **place)
     elif not isinstance(initial, Tensor) or initial.is_complex():
-        raise InputError(f"initial is a {type(initial).__name__}: give a real tensor, as torch.from_numpy(array).")
+        raise InputError(f"initial is a {type(initial).__name__}: give a real tensor, such as torch.from_numpy(array).")
     elif tuple(initial.shape) != shape:
         raise InputError(f"initial has shape {tuple(initial.shape)}, but shape={shape}: they must be equal.")
     else:
@@ -156,7 +155,7 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         raise InputError(f"sampler={shown(sampler)} must be a name in SAMPLERS, a Sampler, or a step.")
     try:
         parameters = [*signature(chosen.step).parameters.values()][5:]  # after (chain, x, x0, here, there)
-    except ValueError as error:  # a function of C
+    except ValueError as error:  # a function written in C has none
         raise InputError(f"sampler={shown(sampler)} is not a step: write one as a Python function.") from error
     anything, known = any(p.kind is Parameter.VAR_KEYWORD for p in parameters), [p.name for p in parameters]
     for key, value in options.items():

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import as_tensor
-from nidiff.errors import InputError, shown
-from nidiff.recipe import fits, plain
+from nidiff.recipe import check_whole
 
 PIXELS, MOST = 2**15, 64
 LARGEST = 4096
@@ -31,11 +30,7 @@ class Tiled(torch.nn.Module):
 
     def __init__(self, net: Callable[..., Any], size: int) -> None:
         super().__init__()
-        size = plain(size)
-        if not (fits(size, int) and 1 <= size <= LARGEST):
-            remedy = "or None for the whole batch"
-            raise InputError(f"tile={shown(size)} must be a whole number from 1 to {LARGEST}, {remedy}.")
-        self.net, self.size = net, size
+        self.net, self.size = net, check_whole("tile", size, 1, LARGEST)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         missing = -len(x) % self.size

@@ -12,7 +12,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose, one_of, shown
+from nidiff.errors import InputError, choose, expect, one_of, shown
 from nidiff.recipe import check_number
 from nidiff.sampling.sampler import sample
 from nidiff.testing.problems import (
@@ -60,7 +60,7 @@ class Findings(NamedTuple):
 
 def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Findings:
     """Whether everything the covariance computes is what its dense matrix says, in float64."""
-    _expect("covariance", covariance, Covariance)
+    expect("covariance", covariance, Covariance)
     check_number("tolerance", tolerance)
     if covariance.size > LARGEST:
         raise InputError(f"covariance has {covariance.size} entries: check a smaller one, of at most {LARGEST}.")
@@ -99,7 +99,7 @@ def check_covariance(covariance: Covariance, tolerance: float = 1e-9) -> Finding
 
 def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
     """Whether the table goes from little to much noise, keeps what it says, and can be asked in each of its ways."""
-    _expect("schedule", schedule, Schedule)
+    expect("schedule", schedule, Schedule)
     check_number("tolerance", tolerance)
     rows, logsnr = torch.linspace(0, len(schedule) - 1, 7, dtype=torch.float64), schedule.logsnr
     between: Any = schedule.level(rows)
@@ -121,7 +121,7 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
 def check_target(target: str | Target, tolerance: float = 1e-8) -> Findings:
     """Whether an output that is right becomes the clean image again, at another level for each image."""
     chosen, checks = choose("target", target, TARGETS), []
-    _expect("target", chosen, Target)
+    expect("target", chosen, Target)
     check_number("tolerance", tolerance)
     x0, eps = normal(3, 2, *SIGMA.event_shape), normal(3, 2, *SIGMA.event_shape, seed=1)
     for keeps, name in KEEPS.items():
@@ -169,11 +169,6 @@ def check_sampler(
             words = f"{name}: the order of convergence is {order:g} (measured: {found:.2f})"
             checks.append(Check(words, abs(found - order), 0.3))
     return Findings(f"sampler {getattr(sampler, '__name__', sampler)}", checks)
-
-
-def _expect(argument: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise InputError(f"{argument} is a {type(value).__name__}: give a nidiff.{kind.__name__}.")
 
 
 def _law_error(sampler: AnySampler, options: dict[str, Any], keeps: str, num_levels: int) -> float:

@@ -2,8 +2,8 @@
 
 ``folder/000500/`` holds one ``NAME.safetensors`` per group of tensors, ``optimizer.pt``, ``state.json`` and
 ``manifest.json``, the checksums of the others. It gets its name only when it is complete and on the disk.
-It carries the identity of its run, and that of another run is not used. One process writes. Nothing is unpickled:
-safetensors, JSON, and ``weights_only=True`` for the optimizer.
+It carries the identity of its run, and a checkpoint of another run is not used. One process writes. Nothing is
+unpickled: safetensors, JSON, and ``weights_only=True`` for the optimizer.
 """
 
 import contextlib
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from nidiff import __version__
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 from nidiff.files import ASIDE, recover_folder, remove_folder, replacing_folder, sync
+from nidiff.sealed import seal, unseal
 from nidiff.training.identity import Identity, as_identity, changed_parts
 
 FORMAT = 1
@@ -70,7 +71,7 @@ def save_checkpoint(
                 (written / name).write_bytes(data)
                 files[name] = _fingerprint(data)  # of what was meant to be written
             manifest = {"format": FORMAT, "nidiff": __version__, "files": files}
-            (written / _MANIFEST).write_bytes(_json(manifest | {"sha256": _own_checksum(manifest)}))
+            (written / _MANIFEST).write_bytes(_json(seal(manifest)))
         until_now = [other for other in list_checkpoints(folder) if step_of(other) <= step]
         for other in until_now[:-keep] if keep else []:
             remove_folder(other)
@@ -92,8 +93,8 @@ def load_checkpoint(
     """The newest checkpoint that its manifest verifies; ``None`` if there is none at all.
 
     ``damaged`` names the newer ones it skipped, newest first: ``001000/model.safetensors: checksum differs``. With
-    ``run``, those of another run are skipped too, and unless ``nameless``, those that do not say whose they are; and so
-    are those that ``use`` cannot use.
+    ``run``, those of another run are skipped too and, unless ``nameless``, those that name no run. ``use`` is called
+    with the checkpoint, which is skipped if that fails.
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
@@ -179,10 +180,6 @@ def _fingerprint(data: bytes) -> dict[str, Any]:
     return {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
 
-def _own_checksum(manifest: Mapping[str, Any]) -> str:
-    return str(_fingerprint(json.dumps(manifest, sort_keys=True).encode())["sha256"])
-
-
 # Reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -204,13 +201,10 @@ def _read(path: Path) -> Checkpoint:
 
 def _manifest(path: Path) -> dict[str, Any]:
     """The fingerprint of each file, by its name."""
-    manifest = _content(path / _MANIFEST)
     try:
-        checksum = manifest.pop("sha256", None) if isinstance(manifest, dict) else None
-        if checksum is None or checksum != _own_checksum(manifest):
-            raise _Damage(f"{_MANIFEST}: checksum differs")
-    except RecursionError as error:
-        raise _Damage(f"{_MANIFEST}: nested too deeply") from error
+        manifest = unseal(dict(_content(path / _MANIFEST)), _MANIFEST, "")
+    except (FileError, TypeError, ValueError) as error:
+        raise _Damage(f"{_MANIFEST}: checksum differs") from error
     files, version = manifest.get("files"), manifest.get("format")
     if isinstance(version, int) and version != FORMAT:
         raise InputError(
@@ -231,7 +225,7 @@ def _check_run(checkpoint: Checkpoint, run: Identity | None, nameless: bool) -> 
     if run is None or (nameless and checkpoint.run is None):
         return
     if changed := changed_parts(checkpoint.run or {}, run):
-        raise _Damage(f"{_STATE}: of another run, by {changed}")
+        raise _Damage(f"{_STATE}: of another run, which differs in {changed}")
 
 
 def _use(checkpoint: Checkpoint, use: Callable[[Checkpoint], None]) -> None:

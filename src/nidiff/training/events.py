@@ -1,4 +1,4 @@
-"""The log for TensorBoard. Its own writer has a thread, which fails where nobody listens; this writes at once."""
+"""The log for TensorBoard. Its own writer fails in a thread, where the error is lost; this one writes at once."""
 
 import os
 import socket

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from nidiff.errors import InputError, one_of
-from nidiff.files import as_path, read_json
-from nidiff.recipe import fits
+from nidiff.errors import InputError, one_of, shown
+from nidiff.files import as_path, read_object
+from nidiff.recipe import fits, is_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,13 +107,13 @@ class Experiment:
             for name in names:
                 value = getattr(self, name)
                 if value is not None and not (fits(value, float) and low <= value < high):
-                    limit = "finite" if high == math.inf else f"below {high}"
+                    limit = "finite" if high == math.inf else "below 2**63" if high == LARGEST else f"below {high}"
                     raise InputError(f"{name}={shown(value)} must be at least {low} and {limit}.")
-        if not (0 < self.learning_rate <= LARGEST_FLOAT and self.gradient_clip > 0):
+        if not (is_number(self.learning_rate) and self.learning_rate > 0 and self.gradient_clip > 0):
             raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
         for name in ("data", "covariance", "schedule", "sampler"):
             if not getattr(self, name):
-                raise InputError(f"{name} is empty: give one, or leave --{name} out.")
+                raise InputError(f"{name} is empty: give one, or leave it out.")
         if len(self.widths) > MOST_WIDTHS:
             raise InputError(f"widths has {len(self.widths)} numbers: give at most {MOST_WIDTHS}.")
         if self.batch_size % self.accumulation:
@@ -199,9 +199,7 @@ def read_experiment(path: Path) -> Experiment:
     """The experiment that `Experiment.to_json` wrote to a file, or to the run directory ``path``."""
     path = as_path("config", path)
     file = experiment_file(path) if path.is_dir() else path
-    values = read_json(file, "give an experiment.json")
-    if not isinstance(values, dict):
-        raise InputError(f"{str(file)!r} is not an experiment: give an experiment.json.")
+    values = read_object(file, "give an experiment.json")
     version = values.pop("format", None)
     if version not in (1, FORMAT):
         raise InputError(f"{file} has format {shown(version)}, but this version reads 1 and {FORMAT}: train it again.")
@@ -211,7 +209,7 @@ def read_experiment(path: Path) -> Experiment:
         values["num_steps"] = values.pop("sample_steps")
     kinds = get_type_hints(Experiment)
     for key, value in values.items():
-        if not fits(value, kinds[one_of(f"the key of {file}", key[:60], kinds)]):
+        if not fits(value, kinds[one_of(f"the key of {file}", key, kinds)]):
             raise InputError(f"{file} has {key}={shown(value)}, which has the wrong type: correct it.")
         if value is not None and key in CONVERTED:
             values[key] = CONVERTED[key](value)
@@ -224,14 +222,8 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
-def shown(value: Any) -> str:
-    """A value in an error, which may be as long as whoever made the file likes."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < LARGEST else "a number too large"
-    return text if len(text) <= 60 else f"{text[:60]}…"
-
-
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
-LARGEST, LARGEST_FLOAT = 2**63, 1.7e308  # what every library and file format that we use can hold
+LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20
 CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
 COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples", "size")

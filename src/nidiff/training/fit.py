@@ -15,7 +15,7 @@ from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
 
 CLIP = 1.0  # of the models we train: images are in [-1, 1]
-COPIES = 5  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
+BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
 PICTURE = 64**2  # pixels that a small image has in a grid of samples
 
 
@@ -29,7 +29,7 @@ def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> N
     """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an image."""
     parameters = _parameters(experiment, shape)
     widths = f"widths={experiment.widths} with layers={experiment.layers}"
-    require_memory(widths, COPIES * 4 * parameters, "use a smaller network")
+    require_memory(widths, BYTES * parameters, "use a smaller network")
     # The least that one image costs: itself, its noise, both together and the output, and the first activations.
     pixels = math.prod(shape[1:])
     image = 4 * pixels * (4 * shape[0] + 2 * experiment.widths[0])
@@ -40,7 +40,7 @@ def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> N
 
 
 def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
-    """How many the network has; it is built without memory for them."""
+    """The number of parameters of the network, which is built without memory for them."""
     try:
         with torch.device("meta"):
             return sum(parameter.numel() for parameter in unet(shape, **experiment.network).parameters())

@@ -38,29 +38,29 @@ def as_identity(value: Any) -> dict[str, str] | None:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """Of the settings that must not change when a run is resumed, precision "auto" replaced by what it means."""
+    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved."""
     return digest(experiment.resolved().fixed())
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
-    """Of what `scheduler_config` returns, and of the arrays of its Σ. What begins with _ is diffusers' own."""
+    """The digest of what `scheduler_config` returns and of the arrays of Σ. Keys that begin with _ are left out."""
     arrays = {name: _array_digest(tensor) for name, tensor in config["covariance"].tensors.items()}
     return digest([{key: value for key, value in config.items() if not key.startswith("_")}, arrays])
 
 
 def data_digest(images: Images) -> str:
-    """Of all pixels where they are in memory, else of a few images spread over the data."""
+    """The digest of all pixels if they are in memory, else of a few images spread over the data."""
     pixels = images.pixels if isinstance(images.pixels, Tensor) else _spread(images)
     return digest([len(images), list(images.shape), _array_digest(pixels)])
 
 
 def data_checksum(images: Images) -> str:
-    """The short one of version 0.1, of up to 64 images."""
+    """The short checksum of version 0.1, of up to 64 images."""
     return hashlib.sha256(images.batch(_spread_rows(len(images))).numpy().tobytes()).hexdigest()[:16]
 
 
 def network_digest(net: torch.nn.Module) -> str:
-    """Of its class, its configuration if it is one of diffusers', and the shapes of its parameters."""
+    """The digest of its class, its configuration if it is one of diffusers', and the shapes of its parameters."""
     config = {key: value for key, value in getattr(net, "config", {}).items() if not key.startswith("_")}
     shapes = {name: [str(value.dtype), list(value.shape)] for name, value in net.named_parameters()}
     return digest([type(net).__name__, config, shapes])

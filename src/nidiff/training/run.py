@@ -1,7 +1,7 @@
 """The run directory: its experiment, model, log and sample grids, and who may write to it.
 
-A run begins in a folder of its own, `BEGUN`, which gets that name when it is complete: from then on the run before is
-given up, and `_settle` puts the new one in its place. A kill leaves the one or the other, and `recover` ends the work.
+A run begins in a folder of its own, `BEGUN`, which gets that name when it is complete. From then on the run before it
+is given up, and `_settle` puts the new one in its place. A kill leaves one or the other, and `kept` settles it.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from nidiff.files import (
     ASIDE,
     REPLACED,
     as_path,
-    read_json,
+    read_object,
     recover_folder,
     replace_json,
     replace_text,
@@ -33,9 +33,8 @@ from nidiff.files import (
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.model.config import with_arrays
 from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_model, save_process
-from nidiff.model.manifest import write_manifest
+from nidiff.model.manifest import read_manifest, write_manifest
 from nidiff.sampling.sampler import sample
-from nidiff.sealed import unseal
 from nidiff.training.checkpoint import has_checkpoint
 from nidiff.training.events import Events
 from nidiff.training.experiment import BEGUN, EXPERIMENT, Experiment, experiment_file, read_experiment
@@ -65,7 +64,7 @@ class RunDirectory:
         if not run.exists():
             raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json.")
         if (run.folder / BEGUN).exists():
-            remedy = f"nidiff train --resume --out {folder} begins it properly"
+            remedy = f"continue it with nidiff train --resume --out {folder}"
             raise InputError(f"run={str(folder)!r} was stopped while a new run began in it: {remedy}.")
         run.check_settings()
         return run
@@ -95,8 +94,7 @@ class RunDirectory:
         return as_identity(self._stored().get("identity"))
 
     def _stored(self) -> dict[str, Any]:
-        values = read_json(self._experiment_file)
-        return values if isinstance(values, dict) else {}
+        return read_object(self._experiment_file)
 
     @property
     def covariance(self) -> Covariance:
@@ -138,7 +136,7 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def kept(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> Iterator[None]:
-        """Keep the directory for this process, as `check` allows; a kill while another run began is put right."""
+        """Keep the directory for this process, if `check` allows it, and finish what a kill interrupted."""
         self.check(experiment, resume=resume, overwrite=overwrite)  # before anything is written
         with claimed(self.folder):
             with self.writing():
@@ -167,9 +165,7 @@ class RunDirectory:
         try:
             before = self.experiment
         except InputError as error:
-            remedy = (
-                "restore it from a copy, or replace the run with --overwrite, which loses its checkpoints and model"
-            )
+            remedy = "restore it from a copy, or give up its checkpoints and model with --overwrite"
             raise InputError(f"{out} holds a run without a readable experiment.json: {remedy}.") from error
         if not resume:
             raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
@@ -189,8 +185,7 @@ class RunDirectory:
         file, identity = self.model / CONFIG, self.identity
         if identity is None or not file.is_file():
             return
-        config = read_json(file, RESTORE)
-        if not isinstance(config, dict) or identity["process"] != process_digest(with_arrays(config, file)):
+        if identity["process"] != process_digest(with_arrays(read_object(file, RESTORE), file)):
             raise InputError(f"Σ or the schedule in {file.parent} is not what the run began with: {RESTORE}.")
 
     def check_same(self, facts: Mapping[str, Any], identity: Identity) -> None:
@@ -201,10 +196,10 @@ class RunDirectory:
             remedy = "restore them, or begin a new run"
             raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
         if stored is not None and (parts := changed_parts(stored, identity)):
-            raise InputError(f"the run in {self.folder} began with another identity ({parts}): {RESTORE}.")
+            raise InputError(f"the run in {self.folder} did not begin with this ({parts} changed): {RESTORE}.")
 
     def check_steps(self, step: int, experiment: Experiment) -> None:
-        """Refuse to end a run before ``step``, where it is, or before the model that it has."""
+        """Refuse to end a run before ``step``, which it has reached, or before the step of its model."""
         done = step or (self.experiment.steps if self.has_model else 0)  # its checkpoints may have been deleted
         if experiment.steps < done:
             raise InputError(f"steps={experiment.steps} is less than the {done} that the run has done: give more.")
@@ -271,8 +266,10 @@ class RunDirectory:
         try:
             save_model(denoiser, self.model, about, run=identity)
         except InputError as error:
-            with self.writing():
-                raise error.__cause__ if isinstance(error.__cause__, OSError) else error from error.__cause__
+            if not isinstance(error.__cause__, OSError):
+                raise
+            with self.writing():  # which says how to continue
+                raise error.__cause__ from error
 
     def samples_file(self, step: int) -> Path:
         return self.folder / "samples" / f"{step:06d}.png"
@@ -292,13 +289,10 @@ def _described(experiment: Experiment, facts: Mapping[str, Any], identity: Ident
 def _is_model(folder: Path) -> bool:
     """Whether a folder holds a model of ours, or the Σ and schedule of one."""
     with contextlib.suppress(InputError):
-        manifest = read_json(folder / "manifest.json")
-        if isinstance(manifest, dict):
-            unseal(manifest, "the model", "")
-            return True
+        read_manifest(folder)
+        return True
     with contextlib.suppress(InputError):
-        config = read_json(folder / CONFIG)
-        return isinstance(config, dict) and config.get("_class_name") == "NonIsotropicScheduler"
+        return bool(read_object(folder / CONFIG).get("_class_name") == "NonIsotropicScheduler")
     return False
 
 
