@@ -52,7 +52,7 @@ def load_dataset(
         near = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         known = f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy or .npz file, or hf:NAME"
-        raise InputError(f"name={name!r} is neither a dataset nor an existing path{hint}: give one of {known}.")
+        raise InputError(f"the data set {name!r} is neither a known name nor an existing path{hint}: give one of {known}.")
     if data_dir is not None:
         raise InputError(f"data_dir={str(data_dir)!r} has no meaning with {name!r}: leave it out.")
     if name.startswith("hf:"):
@@ -68,11 +68,11 @@ def _load_hub(name: str, split: str, reading: Reading) -> Images:
     try:
         table = datasets.load_dataset(name.removeprefix("hf:"), split=split)
     except Exception as error:  # the Hub, its files and their readers fail in many ways
-        failed = f"name={name!r} cannot be loaded ({first_line(error)})"
+        failed = f"the data set {name!r} cannot be loaded ({first_line(error)})"
         raise InputError(f"{failed}: correct the name or the split.") from error
     column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
     if column is None:
-        raise InputError(f"name={name!r} has no images among {table.column_names}: give a dataset of images.")
+        raise InputError(f"the data set {name!r} has no images among {table.column_names}: give a dataset of images.")
     images = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
 
     def file(row: int) -> Path | bytes:

@@ -58,7 +58,7 @@ def write_report(run_folder: Path, x0: Tensor | None = None) -> Path:
         except InputError as error:  # something is missing or unreadable
             shown = f'<p class="missing">Not shown: {escape(str(error))}</p>'
         body += f"<section>\n<h2>{heading}</h2>\n{shown}\n</section>\n"
-    with writing("report", out):
+    with writing("report", out, "make room, then write it with nidiff report"):
         replace_text(out, page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}."))
     return out
 
