@@ -52,7 +52,9 @@ def load_dataset(
         near = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         known = f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy or .npz file, or hf:NAME"
-        raise InputError(f"the data set {name!r} is neither a known name nor an existing path{hint}: give one of {known}.")
+        raise InputError(
+            f"the data set {name!r} is neither a known name nor an existing path{hint}: give one of {known}."
+        )
     if data_dir is not None:
         raise InputError(f"data_dir={str(data_dir)!r} has no meaning with {name!r}: leave it out.")
     if name.startswith("hf:"):
