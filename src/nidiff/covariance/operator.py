@@ -381,6 +381,8 @@ class Covariance(ABC):
     def _check_event(self, x: Tensor) -> None:
         if not isinstance(x, Tensor):
             raise InputError(f"x is a {type(x).__name__}: give a tensor, such as torch.from_numpy(array).")
+        if x.is_meta or x.layout != torch.strided:
+            raise InputError(f"x is a {'meta' if x.is_meta else x.layout} tensor: give one that holds all its numbers.")
         if x.dtype not in FLOATS:
             raise InputError(f"x has dtype {x.dtype}: Σ applies to real floating-point tensors; convert it first.")
         self.check_trailing(tuple(x.shape), "x")
