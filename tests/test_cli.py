@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -491,6 +492,16 @@ def test_output_that_nobody_takes_ends_quietly_and_a_full_disk_in_a_sentence(tmp
     assert done.stderr.splitlines()[-1].startswith(b"nidiff: ")
     assert b"No space left" in done.stderr
     assert b"Traceback" not in done.stderr
+    with open("/dev/full", "wb") as full:
+        assert command("--version", stdout=full).returncode == 2
+
+
+def test_streams_that_are_closed_are_not_missed(tmp_path):
+    for closed in (">&-", "2>&-", "<&- >&- 2>&-"):
+        line = f"{shlex.quote(sys.executable)} -m nidiff noise white --shape 4 4 {closed}"
+        done = subprocess.run(line, shell=True, cwd=tmp_path, capture_output=True)
+        assert done.returncode == 0, done.stderr
+        assert b"Traceback" not in done.stderr
 
 
 # Refused before the work ------------------------------------------------------------------------------------------

@@ -295,6 +295,16 @@ def test_a_dataset_is_downloaded_once(tmp_path, monkeypatch):
     assert [url.rsplit("/", 1)[1] for url in asked] == list(named.FASHION_MNIST_FILES["train"])
 
 
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("NIDIFF_DATA", raising=False)
+    monkeypatch.setattr(download_module.Path, "home", no_home)
+    with pytest.raises(nidiff.InputError, match="NIDIFF_DATA"):
+        cache_folder()
+
+
 # Names
 
 

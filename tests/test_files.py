@@ -181,3 +181,12 @@ def test_a_lock_file_of_any_content_is_replaced(tmp_path, content):
     (tmp_path / LOCK).write_bytes(content)
     with claimed(tmp_path):
         assert json.loads((tmp_path / LOCK).read_text())["process"] == os.getpid()
+
+
+def test_a_link_is_no_lock_and_what_it_leads_to_is_not_written(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / LOCK).symlink_to(tmp_path / "precious")
+    with pytest.raises(InputError, match="cannot be written"), claimed(tmp_path):
+        pass
+    refuse_claimed(tmp_path)
+    assert (tmp_path / "precious").read_text() == "mine"

@@ -19,7 +19,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.cell import evaluate_cell, open_bench
 from nidiff.evaluation.metrics import METRICS, ImageSet, Metric, measure
 from nidiff.evaluation.results import Measured, Result, known_results, read_results, remember
-from nidiff.evaluation.table import markdown
+from nidiff.evaluation.table import csv_text, markdown
 from nidiff.locks import claimed
 from nidiff.report.quality import quality_figure
 from nidiff.testing.problems import normal
@@ -432,3 +432,10 @@ def test_a_feature_module_that_does_not_fit_is_refused_before_drawing(nidiff_run
     assert code == 2
     assert "failed on uint8 [16, 3, 8, 8]" in log
     assert not (model / "generated").exists()
+
+
+@pytest.mark.parametrize("name", ["=HYPERLINK(1)", "+1", "-1", "@SUM(1)"])
+def test_a_spreadsheet_computes_nothing_that_a_name_says(name):
+    row = next(csv.DictReader(csv_text([Result(name, "ddim", 3, metrics={"m": Measured(-1.0, None)})]).splitlines()))
+    assert row["run"] == f"'{name}"
+    assert row["m"] == "-1.0"

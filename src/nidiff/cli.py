@@ -9,6 +9,7 @@ import io
 import os
 import re
 import sys
+from pathlib import Path
 from typing import Protocol
 
 import tyro
@@ -47,16 +48,17 @@ COMMANDS: dict[str, type[Command]] = {
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 where the input is at fault, or 130 after an interrupt."""
     wait_briefly()  # before anything imports torch
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # so that any name can be printed
     arguments = sys.argv[1:] if argv is None else argv
-    if arguments == ["--version"]:
-        print(f"nidiff {nidiff.__version__}")
-        return 0
     try:
-        with explained():
-            _parse(arguments or ["--help"]).run()
+        if arguments == ["--version"]:
+            print(f"nidiff {nidiff.__version__}")
+        else:
+            with explained():
+                _parse(arguments or ["--help"]).run()
         sys.stdout.flush()
     except SystemExit as stop:  # how tyro ends after --help
         return int(stop.code or 0)
@@ -75,6 +77,13 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _stop(BAD_INPUT, "there is not enough memory for this: use smaller sizes, or fewer images at a time.")
     return 0
+
+
+def _open_closed_streams() -> None:
+    """Of `nidiff … >&-`: what is printed goes nowhere, instead of into the next file that is opened."""
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115 - until we end
 
 
 def _parse(arguments: list[str]) -> Command:

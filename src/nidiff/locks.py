@@ -19,6 +19,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"  # in the folder, while it is claimed
+NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a lock is written to, and a stranger's link could lead to any file
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ def locked(folder: Path) -> Iterator[None]:
 def refuse_claimed(folder: Path, argument: str = "out") -> None:
     """An `InputError` if another process has claimed ``folder``; nothing is written."""
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDWR)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | NO_LINK)
     except OSError:
         return  # nobody has it
     try:
@@ -73,7 +74,7 @@ def refuse_claimed(folder: Path, argument: str = "out") -> None:
 
 def _open_lock(folder: Path, argument: str) -> int:
     while True:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
         try:
             _take(descriptor, folder, argument)
             with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it

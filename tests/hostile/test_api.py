@@ -574,6 +574,9 @@ KNOWN: dict[str, Callable[[], Any]] = {
         nidiff.Denoiser(net, nidiff.Process(VE, COV)), (1, *SHAPE), sampler="als", steps_per_level=10**12
     ),
     "calibrate in words": lambda: nidiff.calibrate(X, COV, preconditioned="no"),
+    "an empty batch": lambda: nidiff.denoising_loss(DENOISER, X[:0]),
+    "a tensor without numbers": lambda: COV.matmul(X.to("meta")),
+    "a sparse tensor": lambda: COV.solve(X.to_sparse()),
     "calibrate an array": lambda: nidiff.calibrate(X.numpy(), COV),
 }
 

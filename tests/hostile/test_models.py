@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -369,6 +370,36 @@ def test_damaged_samples_are_refused_or_drawn_again(drawn, tmp_path, tally, caps
     files = ["job.json", "samples.npz", "png/000001.png", "grid.png"]
     same = lambda found: torch.equal(found, expected)  # noqa: E731
     try_all(folder, drawn[1].parent / "other", files, again, same, "damaged samples", tally)
+
+
+@pytest.mark.parametrize("part", ["png", "parts"])
+def test_a_link_in_a_folder_of_samples_leads_to_no_file_of_ours(part, drawn, tmp_path, capsys):
+    model, mine = drawn
+    folder = shutil.copytree(mine, tmp_path / "s", ignore=shutil.ignore_patterns(part))
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "000000.png").write_text("mine")
+    (folder / part).symlink_to(tmp_path / "precious")
+    flags = ["--seeds", "0-5", "--num-steps", "3", "--format", "both"]
+    assert main(["sample", str(model), "--out", str(folder), *flags]) == 2
+    assert part in capsys.readouterr().err
+    assert [path.read_text() for path in (tmp_path / "precious").iterdir()] == ["mine"]
+
+
+def test_two_that_save_one_model_take_turns(tmp_path):
+    """In the folder is always one of them, whole."""
+
+    def save(value: float) -> None:
+        net = network("own")
+        for parameter in net.parameters():
+            torch.nn.init.constant_(parameter, value)
+        for _ in range(10):
+            save_model(denoiser(net), tmp_path / "m")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(save, (1.0, 2.0)))
+    loaded = load_model(tmp_path / "m", network("own")).net
+    assert torch.cat([parameter.detach().flatten() for parameter in loaded.parameters()]).unique().numel() == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -247,6 +247,38 @@ def test_a_run_that_lost_its_experiment_is_replaced_only_if_asked(damage, left, 
     tally("a run without its experiment.json", 1, 0)
 
 
+@pytest.mark.parametrize("name", [".lock", ".begun-run", "log.jsonl", "samples", "tensorboard"])
+def test_a_link_in_a_strangers_run_leads_to_no_file_of_ours(name, mine, runs, tmp_path, capsys, tally):
+    """What is written where it is would be written there; what is only replaced may be a link."""
+    precious = shutil.copytree(runs / "other", tmp_path / "precious")
+    before, link = contents(precious), mine / name
+    if name not in (".lock", ".begun-run"):
+        shutil.rmtree(link) if link.is_dir() else link.unlink()
+    link.symlink_to(precious / {".lock": "experiment.json", "log.jsonl": "new"}.get(name, ""))
+    assert train(mine, "--resume", "--steps", "6") == 2
+    assert name in (error := capsys.readouterr().err) or "symbolic links" in error
+    code = train(mine, *BEGUN, "--overwrite")
+    assert code == (2 if name.startswith(".") else 0)
+    assert contents(precious) == before
+    tally("links in a stranger's run", 2, 0)
+
+
+def test_a_run_may_have_its_model_and_checkpoints_elsewhere(mine, tmp_path):
+    """Negative control of the refusal above: as of a user with a large disk."""
+    for name in ("model", "checkpoints"):
+        shutil.move(mine / name, tmp_path / f"large-{name}")
+        (mine / name).symlink_to(tmp_path / f"large-{name}")
+    assert train(mine, "--resume", "--steps", "6") == 0
+    assert main(["verify", str(mine)]) == 0
+
+
+def test_a_device_in_place_of_a_checkpoints_file_is_passed_over(mine, capsys):
+    (mine / "checkpoints" / "000004" / "manifest.json").unlink()
+    (mine / "checkpoints" / "000004" / "manifest.json").symlink_to("/dev/zero")
+    assert train(mine, "--resume", *BEGUN) == 0
+    assert "000004/manifest.json" in capsys.readouterr().err
+
+
 def test_files_of_the_user_survive_an_overwrite(mine, runs):
     (mine / "notes.txt").write_text("the best run")
     (mine / "figures").mkdir()

@@ -380,6 +380,8 @@ class Covariance(ABC):
 
     def _check_event(self, x: Tensor) -> None:
         expect("x", x, Tensor, TENSOR)
+        if x.is_meta or x.layout != torch.strided:
+            raise InputError(f"x is a {'meta' if x.is_meta else x.layout} tensor: give one that holds all its numbers.")
         if x.dtype not in FLOATS:
             raise InputError(f"x has dtype {x.dtype}: Σ applies to real floating-point tensors; convert it first.")
         self.check_trailing(tuple(x.shape), "x")

@@ -25,7 +25,10 @@ class Remote(NamedTuple):
 
 def cache_folder() -> Path:
     """Where downloads are kept: the environment variable NIDIFF_DATA, or ~/.cache/nidiff."""
-    return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
+    try:
+        return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
+    except RuntimeError as error:  # as in a container whose user has no name
+        raise InputError("this user has no home folder: say in NIDIFF_DATA where downloads are kept.") from error
 
 
 def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path], progress: bool) -> Path:

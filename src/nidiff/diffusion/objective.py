@@ -37,6 +37,8 @@ def denoising_loss(
         power = check_number("weighting", power)
     process, target = denoiser.process, denoiser.target
     process.check_batch("x0", x0)
+    if not len(x0):
+        raise InputError("x0 is an empty batch: give one image or more.")
     if level is None:
         if not torch.compiler.is_compiling():
             denoiser.check_trainable(x0.dtype)

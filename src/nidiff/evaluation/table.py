@@ -61,12 +61,17 @@ def csv_text(results: Sequence[Result]) -> str:
         row = {key: getattr(result, key) for key in HEAD} | {"options": json.dumps(result.options)}
         for name, one in result.metrics.items():
             row |= {name: one.value, f"{name} (error)": one.error}
-        rows.append(row | dict(result.provenance))
+        rows.append({key: _no_formula(value) for key, value in (row | dict(result.provenance)).items()})
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(chain.from_iterable(rows))), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return out.getvalue()
+
+
+def _no_formula(value: object) -> object:
+    """Words that a spreadsheet would compute, such as the name of a stranger's run, get a mark that they are words."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
 
 def cells(results: Sequence[Result], style: Style) -> list[list[str]]:

@@ -67,6 +67,9 @@ class SampleFolder:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{out} is a file: choose another directory.")
+        for part in (self.parts, self.png):
+            if part.is_symlink():  # of a stranger's folder, it could lead to anybody's pictures
+                raise InputError(f"{out} has a link {part.name!r}, which could lead to other files: {again}.")
         # Listed before job.json is read: another job may be writing it now, which comes before its other files.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         if not (self.path / JOB).exists():

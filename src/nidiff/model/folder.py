@@ -16,6 +16,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
+from nidiff.locks import locked
 from nidiff.model.card import model_card
 from nidiff.model.config import configured, model_folder, scheduler_config, with_arrays
 from nidiff.model.manifest import (
@@ -58,7 +59,8 @@ def save_model(
     scheduler = scheduler_config(denoiser)
     known_shape(net, denoiser.process.covariance)
     check_replaceable(folder)
-    with writing("folder", folder), replacing_folder(folder) as aside:
+    # Two that save here at once take turns.
+    with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
         save_process(denoiser, aside)
         save_network(net, aside)
         if type(net).__module__.startswith("diffusers."):

@@ -43,6 +43,7 @@ from nidiff.training.identity import Identity, as_identity, changed_parts, proce
 VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
 FILES = (EXPERIMENT, *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
 FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
+IN_PLACE = ("log.jsonl", "samples", "tensorboard")  # written where they are: a link could lead to anybody's files
 RESTORE = "restore what it was, or begin a new run in another directory"
 DEEPEST = "model/unet/diffusion_pytorch_model.safetensors"
 
@@ -152,6 +153,9 @@ class RunDirectory:
             raise InputError("resume and overwrite exclude each other: give one.")
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{out} is a file: choose another directory.")
+        for name in (BEGUN, *(IN_PLACE if resume else ())):
+            if (self.folder / name).is_symlink():
+                raise InputError(f"{out} has a link {name!r}, which could lead to other files: replace or delete it.")
         if not self._names():
             if resume:
                 raise InputError(f"{out} has no run to resume: leave --resume out to begin one.")
