@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.schedule import Level, broadcast
-from nidiff.errors import choose
+from nidiff.errors import InputError, choose
 from nidiff.randomness import Generators, white_noise
 from nidiff.recipe import check_number
 

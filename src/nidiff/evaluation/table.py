@@ -71,7 +71,8 @@ def csv_text(results: Sequence[Result]) -> str:
 
 def _no_formula(value: object) -> object:
     """Words that a spreadsheet would compute, such as the name of a stranger's run, get a mark that they are words."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    risky = isinstance(value, str) and len(value) > 1 and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if risky else value
 
 
 def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
