@@ -136,6 +136,7 @@ def _rebuild(folder: Path) -> Module:
             with torch.device("meta"):
                 sketch = kind(**arguments)
             _fill(sketch, weights, folder, check_only=True)
+            _try_once(sketch, arguments)
         with torch.random.fork_rng(devices=[]):  # building draws weights
             net: Module = kind(**arguments)
     except InputError:
@@ -144,6 +145,14 @@ def _rebuild(folder: Path) -> Module:
         raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
     _fill(net, weights, folder)
     return net
+
+
+def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
+    """Call a network that has no numbers: some arguments are not looked at before it is used."""
+    size, axes = arguments.get("sample_size"), max(weight.ndim for weight in sketch.parameters()) - 2
+    sizes = size if isinstance(size, list) else [size] * axes
+    if size is not None:
+        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), torch.zeros(1, device="meta"))
 
 
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
