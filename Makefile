@@ -17,7 +17,7 @@ test: .venv/installed
 
 # The trials of tests/hostile with thousands of cases; the tally at the end says what was tried and what failed.
 hostile: .venv/installed
-	NIDIFF_HOSTILE=50 $(BIN)/pytest -n 2 tests/hostile
+	NIDIFF_HOSTILE=20 $(BIN)/pytest -n 2 tests/hostile
 
 format: .venv/installed
 	$(BIN)/ruff format .

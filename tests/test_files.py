@@ -75,6 +75,12 @@ def test_json_that_is_missing_or_a_folder_is_one_sentence(tmp_path):
         read_json(tmp_path)
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "a.json")
+    with pytest.raises(FileError, match="pipe"):
+        read_json(tmp_path / "a.json")
+
+
 def test_what_is_written_is_what_is_read(tmp_path):
     values = {"a": [1, -2.5, 1e-300, 2**63], "Σ": "ÿ", "none": None, "yes": True}
     replace_json(tmp_path / "a.json", values)

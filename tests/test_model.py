@@ -483,3 +483,17 @@ def test_a_network_of_ones_own_and_other_data_are_no_pipeline(mine, tmp_path):
     assert nidiff.load_model(tmp_path / "own", net=mine.Mine())
     assert nidiff.load_model(tmp_path / "signals")
     assert nidiff.load_model(tmp_path / "degrees")
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_of_torch_does_not_change_the_weights_that_are_loaded(default, tmp_path):
+    net = unet((1, 8, 8), widths=(8,), layers=1, attention=())
+    process = nidiff.Process(nidiff.ddpm_linear(10), nidiff.Identity((8, 8)))
+    nidiff.save_model(nidiff.Denoiser(net, process), tmp_path / "model")
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        loaded = nidiff.load_model(tmp_path / "model").net.state_dict()
+    finally:
+        torch.set_default_dtype(before)
+    assert all(torch.equal(loaded[name], value) for name, value in net.state_dict().items())

@@ -116,6 +116,8 @@ def read_json(file: Path, remedy: str = "copy it again from where it was saved")
     """What a JSON file holds; a `FileError` if it is not JSON, or has NaN, infinite or huge numbers, which we never
     write."""
     try:
+        if file.is_fifo() and not str(file).startswith("/dev/"):  # the shell's own <(…) is there, and has an end
+            raise ValueError("it is a pipe, which nobody may ever write to")
         with file.open("rb") as stream:
             content = stream.read(LARGEST_JSON + 1)
         if len(content) > LARGEST_JSON:

@@ -298,6 +298,19 @@ def test_a_model_belongs_to_its_run(saved, tmp_path, capsys):
     assert torch.equal(samples(run, kind), expected)
 
 
+@pytest.mark.parametrize("value", [None, True, -1, "x", [], {}, ["a"], 1e308])
+def test_a_network_is_tried_before_it_is_used(value, tmp_path):
+    """Arguments that its class looks at only when it is called: it works, or the file is named."""
+    save_model(denoiser(network("unet")), tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
+    file = tmp_path / "m" / "unet" / "config.json"
+    config = json.loads(file.read_text())
+    for key in ("norm_eps", "freq_shift", "mid_block_scale_factor", "norm_num_groups", "attention_head_dim"):
+        file.write_text(json.dumps(config | {key: value}))
+        with contextlib.suppress(InputError):
+            nidiff.sample(load_model(tmp_path / "m"), (1, 1, 4, 4), num_steps=2, seeds=[0])
+
+
 def test_a_kill_between_two_renames_leaves_a_model_that_opens(saved, tmp_path):
     kind, mine, _, expected = saved
     for place in ("m", "run/model"):

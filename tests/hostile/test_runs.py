@@ -741,7 +741,7 @@ def main_program(root: Path) -> Iterator[tuple[str, tuple[int, list[str]]]]:
         yield f"killed at a file operation: {name}", killed_at_operations(scenario, kills * CASES)
         yield f"disk that fails: {name}", disk_fails(scenario, faults * CASES)
     yield "two writers at once", two_writers(root, min(CASES, 20))
-    yield "killed at random moments of one run", killed_at_random_moments(root, 100 if CASES >= 50 else 4)
+    yield "killed at random moments of one run", killed_at_random_moments(root, 100 if CASES >= 20 else 4)
 
 
 if __name__ == "__main__":

@@ -135,14 +135,25 @@ def _rebuild(folder: Path) -> Module:
             with torch.device("meta"):
                 sketch = kind(**arguments)
             _fill(sketch, weights, folder, check_only=True)
+            _try_once(sketch, arguments)
         with torch.random.fork_rng(devices=[]):  # building draws weights
             net: Module = kind(**arguments)
+        if isinstance(known, str):
+            net.float()  # whatever torch's default is now: it must not round the weights
     except InputError:
         raise
     except Exception as error:  # whatever a class says to arguments that are not its own
         raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
     _fill(net, weights, folder)
     return net
+
+
+def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
+    """Call a network that has no numbers: some arguments are not looked at before it is used."""
+    size, axes = arguments.get("sample_size"), max(weight.ndim for weight in sketch.parameters()) - 2
+    sizes = size if isinstance(size, list) else [size] * axes
+    if size is not None:
+        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), torch.zeros(1, device="meta"))
 
 
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:

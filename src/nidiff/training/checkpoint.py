@@ -238,7 +238,9 @@ def _use(checkpoint: Checkpoint, use: Callable[[Checkpoint], None]) -> None:
 def _content(file: Path, fingerprint: Mapping[str, Any] | None = None) -> Any:
     """What a file holds; what is parsed is what was verified."""
     try:
-        data = file.read_bytes() if file.is_file() or not file.exists() else b""  # a device has no end
+        if file.is_char_device() or file.is_fifo():  # which may have no end
+            raise _Damage(f"{file.name}: not a file")
+        data = file.read_bytes()
         if fingerprint is not None and _fingerprint(data) != fingerprint:
             raise _Damage(f"{file.name}: checksum differs")
         if file.suffix == ".json":

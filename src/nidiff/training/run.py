@@ -153,9 +153,10 @@ class RunDirectory:
             raise InputError("resume and overwrite exclude each other: give one.")
         if self.folder.exists() and not self.folder.is_dir():
             raise InputError(f"{out} is a file: choose another directory.")
-        for name in (BEGUN, *(IN_PLACE if resume else ())):
-            if (self.folder / name).is_symlink():
-                raise InputError(f"{out} has a link {name!r}, which could lead to other files: replace or delete it.")
+        for path in [self.folder / name for name in (BEGUN, *(IN_PLACE if resume else ()))]:
+            if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+                problem = f"{path.name!r}, which is a link or a device and could lead to other files"
+                raise InputError(f"{out} has {problem}: replace or delete it.")
         if not self._names():
             if resume:
                 raise InputError(f"{out} has no run to resume: leave --resume out to begin one.")
