@@ -53,8 +53,9 @@ def flags_of(command: type) -> dict[str, Any]:
 
 
 def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
-    """Refuse ``--flag=value`` where the flag takes no value or there is none, and the flags that tyro adds."""
+    """Refuse a flag that the command does not have, and ``--flag=value`` where it takes no value or there is none."""
     flags = flags_of(command)
+    known = {"--help", *flags, *(f"--no-{flag[2:]}" for flag, kind in flags.items() if kind is bool)}
     for word in words[: words.index("--") if "--" in words else None]:
         flag, equals, value = word.partition("=")
         kind = flags.get(flag.replace("_", "-"))
@@ -62,7 +63,7 @@ def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
             raise InputError(f"{flag} takes no value: leave {shown('=' + value)} out; see {prog} --help")
         if equals and kind is not None and not value:
             raise InputError(f"{flag}= has no value: give one, or leave it out; see {prog} --help")
-        if flag.startswith("--tyro-"):
+        if flag.startswith("--") and flag.replace("_", "-") not in known:
             raise InputError(_unknown(flag, flags, prog))
 
 
@@ -128,7 +129,7 @@ def _sentence(said: str, complaints: list[str]) -> str:
     text = " ".join(re.sub("[│╭╮╰╯─|+]+|--{2,}", " ", said).split())
     if complaints and (flag := re.search(r"Error parsing (.+?):", text)):
         return f"{flag[1].strip('[]')}{complaints[-1].rstrip('.')}"
-    if missing := re.search(r"Missing value for argument \W*(--[\w-]+)", text):
+    if missing := re.search(r"Missing value for argument [^\w-]*([\w-]+)", text):
         return f"{missing[1]} has no value: give one"
     if missing := re.search(r"Missing from [\w ]+: (\S+)", text):
         return f"{missing[1]} is missing"
