@@ -38,9 +38,10 @@ class Verify:
             print(json.dumps(found, indent=2))
         else:
             for one in found:
-                print(f"{one['path']}: {one['wrong'] or described(one)}")
+                if not one["wrong"]:
+                    print(f"{one['path']}: {described(one)}")
         if wrong := [one["wrong"] for one in found if one["wrong"]]:
-            raise InputError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} of {len(found)} are wrong: {wrong[0]}")
+            raise InputError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} of {len(found)}: {' '.join(wrong)}")
 
 
 def checked(path: Path) -> dict[str, Any]:
