@@ -41,7 +41,7 @@ def expect(argument: str, value: object, kind: type, remedy: str | None = None) 
 
 def first_line(error: Exception) -> str:
     """What an error of another library says, in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
 
 
 def one_of(name: str, value: object, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from nidiff.errors import FileError, InputError, shown
+from nidiff.errors import FileError, InputError, first_line, shown
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -193,7 +193,7 @@ def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] 
     except KeyError as error:
         raise InputError(f"{str(file)!r} lacks one of the arrays {', '.join(names)}: {remedy}.") from error
     except Exception as error:  # zipfile, zlib and numpy each have many of their own
-        raise InputError(f"{str(file)!r} cannot be read as an npz ({error}): {remedy}.") from error
+        raise InputError(f"{str(file)!r} cannot be read as an npz ({first_line(error)}): {remedy}.") from error
 
 
 def check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:

@@ -96,7 +96,11 @@ def _take(descriptor: int, folder: Path, argument: str) -> None:
             raise OSError
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        who, remedy = _described(_holder(descriptor)), "wait until it has ended, or stop it"
+        for _ in range(50):  # who has just locked it may not have written its name yet
+            if holder := _holder(descriptor):
+                break
+            time.sleep(0.01)
+        who, remedy = _described(holder), "wait until it has ended, or stop it"
         raise InputError(f"{argument}={str(folder)!r} is in use by {who}: {remedy}.") from None
     except OSError:  # no locks on this file system: go by the file
         if holder and holder != _self() and _may_be_alive(holder):

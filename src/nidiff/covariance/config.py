@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
 from nidiff.covariance.operator import Covariance
-from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.errors import FileError, InputError, first_line, one_of, shown
 from nidiff.files import as_path, read_object, replace_json, replacing, writing
 from nidiff.notation import call, parse_call
 
@@ -136,7 +136,7 @@ def read_arrays(file: Path) -> dict[str, Tensor]:
     try:
         return dict(from_bytes(file.read_bytes()))  # a path need not be UTF-8
     except (OSError, ValueError, SafetensorError) as error:
-        raise FileError(f"{str(file)!r} is damaged ({error}): {again}.") from error
+        raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {again}.") from error
 
 
 def load(folder: Path) -> Covariance:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nidiff.data.encoded import Encoded, Reading, Stream, fit, read_encoded
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.errors import TENSOR, InputError, expect
+from nidiff.errors import TENSOR, InputError, expect, first_line
 from nidiff.files import as_path, check_member
 from nidiff.memory import require_memory
 
@@ -114,7 +114,7 @@ def _read_array(file: Path) -> Tensor:
     except (InputError, MemoryError):
         raise
     except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
-        raise InputError(f"{path} cannot be read as arrays ({error}): write it with numpy.save.") from error
+        raise InputError(f"{path} cannot be read as arrays ({first_line(error)}): write it with numpy.save.") from error
     array = array if array.ndim != 3 else array[..., None]
     if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
         raise InputError(f"{path} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last.")

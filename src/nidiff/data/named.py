@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nidiff.data.download import Remote, cache_folder, official_file
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, first_line, one_of
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashion-mnist
 FASHION_MNIST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -80,7 +80,7 @@ def read_idx(file: Path) -> Tensor:
         with gzip.open(file) as stream:
             content = bytearray(stream.read(LARGEST_IDX + 1))
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{str(file)!r} cannot be unzipped ({error}): {REPLACE}.") from error
+        raise InputError(f"{str(file)!r} cannot be unzipped ({first_line(error)}): {REPLACE}.") from error
     if len(content) > LARGEST_IDX:
         raise InputError(f"{str(file)!r} holds more than {LARGEST_IDX >> 20} MiB: {REPLACE}.")
     if content[:3] != b"\0\0\x08" or len(content) < (start := 4 + 4 * content[3]):
@@ -140,7 +140,7 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
                 if stream is not None:
                     contents[name] = stream.read(IMAGES * RECORD + 1)
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise InputError(f"{str(archive)!r} cannot be read as an archive ({error}): {REPLACE}.") from error
+        raise InputError(f"{str(archive)!r} cannot be read as an archive ({first_line(error)}): {REPLACE}.") from error
     return contents
 
 
