@@ -12,8 +12,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 def require_memory(what: str, needed: float, remedy: str) -> None:
     """Refuse work that needs more bytes than the machine has: ``what`` names the argument and its value."""
     if needed > (total := total_memory()):
-        gigabytes = f"{needed / 2**30:,.0f} GiB" if needed < 2**70 else "more memory than any machine has"
-        raise InputError(f"{what} needs about {gigabytes}, and this machine has {total / 2**30:,.0f} GiB: {remedy}.")
+        size = f"about {needed / 2**30:,.0f} GiB" if needed < 2**70 else "more memory than any machine has"
+        raise InputError(f"{what} needs {size}, and this machine has {total / 2**30:,.0f} GiB: {remedy}.")
 
 
 def total_memory() -> float:

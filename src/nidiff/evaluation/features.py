@@ -1,7 +1,6 @@
 """Feature networks: what turns uint8 images into the points [N, D] that the metrics compare."""
 
 import os
-import pickle
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -220,7 +219,7 @@ def _load_exported(path: Path) -> torch.nn.Module:
     """The module of torch.export.load, which unpickles some parts of the file: here it may unpickle tensors only."""
     with zipfile.ZipFile(path) as archive:
         if any("opaque_obj" in name.lower() for name in archive.namelist()):
-            raise pickle.UnpicklingError("pickled objects")
+            raise ValueError("it holds pickled objects")
     before = os.environ.get(ONLY_TENSORS, "0")
     os.environ[ONLY_TENSORS] = "1"
     try:
