@@ -128,6 +128,10 @@ class Covariance(ABC):
         other._changed = True
         return other
 
+    def periodogram(self, x: Tensor) -> Tensor:
+        """The squared coefficient of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
+        return self.to_basis(x).square()
+
     def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""
         return eigenvalues
@@ -181,6 +185,14 @@ class Covariance(ABC):
             self.require_invertible(f"Σ^{exponent:g}")
         return self._outside_autocast(
             x, lambda work: self.from_basis(self.to_basis(work) * self._eigenvalue_power(exponent, work))
+        )
+
+    def scaled(self, x: Tensor, factors: Tensor) -> Tensor:
+        """x with every mode multiplied by its factor [..., *event_shape]: the matrix with these eigenvalues, in Σ's
+        basis, times x. The factors may differ between images."""
+        self._check_event(x)
+        return self._outside_autocast(
+            x, lambda work: self.from_basis(self.to_basis(work) * self.layout(factors).to(work.device, work.dtype))
         )
 
     def sqrt(self, x: Tensor) -> Tensor:

@@ -63,7 +63,6 @@ class Fourier(Covariance):
         return result.reshape(*leading, *result.shape[1:])
 
     def periodogram(self, x: Tensor) -> Tensor:
-        """|coefficient|² of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
         return torch.fft.fftn(x, dim=self._axes, norm="ortho").abs().square()
 
     @property
@@ -134,10 +133,6 @@ class Cosine(Covariance):
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
             x = row_product(x.movedim(axis, -1), self._cosines(n, x)).movedim(-1, axis)
         return x
-
-    def periodogram(self, x: Tensor) -> Tensor:
-        """The squared coefficient of every mode: its mean over draws of N(0, Σ) is λ."""
-        return self.to_basis(x).square()
 
     @property
     def marginal_variance(self) -> Tensor:
