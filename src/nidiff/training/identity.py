@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.config import Config
 from nidiff.data.images import Images
+from nidiff.model.config import without_kappa
 from nidiff.sealed import digest
 from nidiff.training.experiment import Experiment
 
@@ -43,9 +45,15 @@ def settings_digest(experiment: Experiment) -> str:
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
-    """The digest of what `scheduler_config` returns and of the arrays of Σ. Keys that begin with _ are left out."""
-    arrays = {name: _array_digest(tensor) for name, tensor in config["covariance"].tensors.items()}
-    return digest([{key: value for key, value in config.items() if not key.startswith("_")}, arrays])
+    """The digest of what `scheduler_config` returns and of its arrays. Keys that begin with _ are left out, and so is κ,
+    which is measured when training has ended."""
+    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    tensors = dict(config["covariance"].tensors)
+    for key in ("schedule", "gaussian"):
+        if isinstance(config.get(key), Config):
+            config[key] = without_kappa(config[key])
+            tensors |= {f"{key}.{name}": tensor for name, tensor in config[key].tensors.items()}
+    return digest([config, {name: _array_digest(tensor) for name, tensor in tensors.items()}])
 
 
 def data_digest(images: Images) -> str:
