@@ -93,10 +93,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self._model = configured(self.config, torch.nn.Identity())
         self.process, self.covariance = self._model.process, self._model.process.covariance
         self.scaling = self._model.scaling
+        if ALGORITHMS[algorithm].startswith("angle") and self._model.gaussian is None:
+            needed = f"algorithm={algorithm!r} needs the data's Gaussian"
+            raise InputError(f"{needed}: give gaussian=nidiff.fit_gaussian(data).")
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
-        if ALGORITHMS[algorithm].startswith("angle") and self._model.gaussian is None:
-            raise InputError(f"algorithm={algorithm!r} needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data).")
         plain = scheduler_config(self._model) | {"kappa": None}  # it is with the Gaussian now
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
