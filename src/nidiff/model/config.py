@@ -11,7 +11,7 @@ from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, na
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.diffusion.schedule import SCHEDULES, as_schedule
+from nidiff.diffusion.schedule import SCHEDULES
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import FileError, InputError, one_of, shown
 from nidiff.files import REPLACED, as_path
@@ -98,7 +98,9 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
     if not isinstance(target, Target):
         target = predictions()[one_of("prediction_type", target, predictions())]
-    schedule, count = as_schedule(config["schedule"]), config["num_train_timesteps"]
+    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
+    process, count = Process(config["schedule"], as_covariance(covariance)), config["num_train_timesteps"]
+    schedule = process.schedule
     if count not in (None, len(schedule)):
         found = f"num_train_timesteps={shown(count)}"
         raise InputError(f"{found} differs from {schedule!r}: write num_levels={shown(count)} there.")
@@ -111,8 +113,6 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
         raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or its scale and shift.")
-    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
-    process = Process(schedule, as_covariance(covariance))
     return Denoiser(net, process, target, limit if clip else None, scaling)
 
 
