@@ -19,7 +19,7 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule, is_flow
 from nidiff.diffusion.target import Target, V
 from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, writing
@@ -120,7 +120,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         Unlike in diffusers, a field that has no meaning here is refused."""
         if not isinstance(config, Mapping):
             raise InputError(f"config={shown(config)} must be a configuration, such as scheduler.config.")
-        theirs = "beta_schedule" in config and "schedule" not in config
+        theirs = ("beta_schedule" in config or is_flow(config)) and "schedule" not in config
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
         config.pop("_use_default_values", None)  # the fields that diffusers would leave out

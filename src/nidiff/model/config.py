@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, names_arrays, read_arrays
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS, Scaling
@@ -121,7 +122,10 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
     if not isinstance(target, Target):
         target = predictions()[one_of("prediction_type", target, predictions())]
-    schedule, count = stored_schedule(config["schedule"]), config["num_train_timesteps"]
+    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
+    gaussian, kappa = _stored_gaussian(config["gaussian"])
+    process, count = _stored_process(config["schedule"], covariance, gaussian), config["num_train_timesteps"]
+    schedule = process.schedule
     if count not in (None, len(schedule)):
         found = f"num_train_timesteps={shown(count)}"
         raise InputError(f"{found} differs from {schedule!r}: write num_levels={shown(count)} there.")
@@ -134,9 +138,6 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
         raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or its scale and shift.")
-    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
-    process = Process(schedule, as_covariance(covariance))
-    gaussian, kappa = _stored_gaussian(config["gaussian"])
     kappa = kappa if config["kappa"] is None else config["kappa"]
     limit = limit if clip else None
     return Denoiser(net, process, target, limit, scaling, gaussian=gaussian, sees=config["sees"], kappa=kappa)
@@ -158,6 +159,14 @@ def stored_schedule(schedule: Any) -> Schedule:
         tensors = getattr(schedule, "tensors", {})
         schedule = {key: _array(value, tensors) for key, value in schedule.items()}
     return as_schedule(schedule)
+
+
+def _stored_process(schedule: Any, covariance: Any, gaussian: GaussianModel | None) -> Process:
+    """A text may leave out what Σ and the data's Gaussian say."""
+    if isinstance(schedule, str):
+        covariance = as_covariance(covariance)
+        return Process(as_schedule(schedule, schedule_facts(covariance, gaussian)), covariance)
+    return Process(stored_schedule(schedule), as_covariance(covariance))
 
 
 def _array(value: Any, tensors: Mapping[str, Tensor]) -> Any:
