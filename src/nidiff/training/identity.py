@@ -14,12 +14,12 @@ from nidiff.covariance.config import Config
 from nidiff.data.images import Images
 from nidiff.model.config import without_kappa
 from nidiff.sealed import digest
-from nidiff.training.experiment import Experiment
+from nidiff.training.experiment import BEFORE, Experiment
 
 Identity = Mapping[str, str]
 PARTS = {
     "settings": "the settings",
-    "process": "Σ or the schedule",
+    "process": "Σ, the schedule or the data's Gaussian",
     "data": "the data",
     "network": "the network, or the version of diffusers that builds it",
 }
@@ -40,8 +40,12 @@ def as_identity(value: Any) -> dict[str, str] | None:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved."""
-    return digest(experiment.resolved().fixed())
+    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved.
+
+    Settings that earlier versions did not have are left out where they are as those did it.
+    """
+    settings = experiment.resolved().fixed()
+    return digest({key: value for key, value in settings.items() if BEFORE.get(key) != value})
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
