@@ -94,12 +94,13 @@ def load_model(
     refused. Folders of version 0.1 open too; their data are 8-bit images.
     """
     place = whole_model(as_path("folder", folder))
-    model = _opened(place, load_network(place, net))
+    model = open_with(place, load_network(place, net))
     check_same_covariance(model.process.covariance, covariance)
     return model
 
 
-def _opened(place: Path, network: Any) -> Denoiser:
+def open_with(place: Path, network: Any) -> Denoiser:
+    """The denoiser that scheduler/ in a model's folder describes, around a network."""
     file = place / CONFIG
     config = read_object(file)
     own = "(a covariance, schedule or target of your own must be registered before the model is loaded)"
@@ -143,7 +144,7 @@ def accept_model(folder: Path) -> None:
     own = (place / OWN).is_dir()
     if own:
         read_weights(place / OWN)  # the network that they belong to is not stored
-    _opened(place, torch.nn.Identity() if own else load_network(place))
+    open_with(place, torch.nn.Identity() if own else load_network(place))
     run = run_identity(place)
     with writing("folder", place):
         write_manifest(place, recorded_run(place) if run is None else run)

@@ -9,8 +9,10 @@ from nidiff.data.images import Images
 from nidiff.data.named import DATASETS
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.errors import InputError
+from nidiff.recipe import fits
 from nidiff.training.experiment import Experiment
 
+KEYS = ("bits_per_dim", "images", "split")
 MOST, BLOCK = 2048, 256  # images, and so many at a time
 
 
@@ -28,13 +30,13 @@ def gaussian_baseline(experiment: Experiment, images: Images, gaussian: Gaussian
     count = min(len(images), MOST)
     chosen = torch.linspace(0, len(images) - 1, count, dtype=torch.float64).long()
     total = sum(gaussian.bits_per_dim(images.batch(index).double()).sum().item() for index in chosen.split(BLOCK))
-    return {"bits_per_dim": float(f"{total / count:.4g}"), "images": count, "split": split}
+    return dict(zip(KEYS, (float(f"{total / count:.4g}"), count, split), strict=True))
 
 
 def baseline_text(found: Any) -> str | None:
-    """What `gaussian_baseline` found, in words; None if it is nothing, or was changed."""
-    bits, count, split = (found.get(key) for key in ("bits_per_dim", "images", "split")) if found else (None,) * 3
-    if not (isinstance(bits, float) and isinstance(count, int)):
+    """What `gaussian_baseline` found, in words; None if it is nothing, or is not what it wrote."""
+    bits, count, split = (found.get(key) if isinstance(found, dict) else None for key in KEYS)
+    if not (fits(bits, float) and fits(count, int)):
         return None
     kind = "held-out" if split == "test" else "training"
     return f"{bits:.4g} bits per dimension of {count:,} {kind} images under N(μ, C)"

@@ -33,8 +33,8 @@ from nidiff.files import (
     writing,
 )
 from nidiff.locks import LOCK, claimed, refuse_claimed
-from nidiff.model.config import configured, with_arrays
-from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_model, save_process
+from nidiff.model.config import with_arrays
+from nidiff.model.folder import CONFIG, check_replaceable, has_network, open_with, save_model, save_process
 from nidiff.model.manifest import read_manifest, write_manifest
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import has_checkpoint
@@ -109,10 +109,8 @@ class RunDirectory:
     def stored(self) -> Denoiser | None:
         """The stored Σ, schedule and data's Gaussian, around no network; None if they are lost, or not known to be what
         the run began with."""
-        file = self.model / CONFIG
-        if self.identity is None or not file.is_file():
-            return None
-        return configured(with_arrays(read_object(file, RESTORE), file), torch.nn.Identity())
+        known = self.identity is not None and (self.model / CONFIG).is_file()
+        return open_with(self.model, torch.nn.Identity()) if known else None
 
     def covariance_to_resume(self) -> Covariance | None:
         """The stored Σ; None if it is lost and can be built again, since the run knows its digest."""
