@@ -18,6 +18,7 @@ from torch import Tensor
 
 import nidiff
 from nidiff.covariance.matrix import Identity
+from nidiff.covariance.modes import Modes
 from nidiff.covariance.summary import summary
 from nidiff.data.dataset import load_dataset
 from nidiff.data.pictures import grid_pixels
@@ -183,7 +184,7 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
         raise InputError(f"the image to denoise has shape {tuple(x0.shape)}, and those of the model {shape}.")
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):
-        at = f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}"
+        at = f"signal {_number(step.level.signal)}, sigma {_number(step.level.sigma)}"
         tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
         columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
@@ -222,6 +223,13 @@ def _repeat(run: RunDirectory) -> str:
 
 def _facts(rows: Mapping[str, str]) -> str:
     return table((), [(name, escape(value)) for name, value in rows.items()])
+
+
+def _number(coefficient: Any) -> str:
+    """A number, or where modes differ the smallest and the largest."""
+    if not isinstance(coefficient, Modes):
+        return f"{coefficient:.3g}"
+    return f"{coefficient.values.min().item():.2g} … {coefficient.values.max().item():.2g}"
 
 
 def _tile(x: Tensor, alt: str) -> str:
