@@ -263,7 +263,8 @@ def fit_gaussian(
     if channels == "shared" or mean.ndim == axes:
         values, matrix = own.mean(0), None
     elif channels == "each":
-        values, matrix = own, torch.eye(len(own), dtype=torch.float64, device="cpu")
+        # Any diagonal matrix has the channels as its axes, if its entries differ: those of I are not determined.
+        values, matrix = own, torch.arange(1, len(own) + 1, dtype=torch.float64, device="cpu").diag()
     else:
         matrix = cross.flatten(2).mean(2)
         matrix = (matrix + matrix.T) / 2
