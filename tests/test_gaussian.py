@@ -28,6 +28,7 @@ MODELS = {
     "each channel": lambda: nidiff.GaussianModel(MEAN, per_channel()),
     "between channels": lambda: nidiff.GaussianModel(MEAN, nidiff.Channels(COLOURS, STEEP, normalize=False)),
     "cosine": lambda: nidiff.GaussianModel(MEAN, nidiff.power_law(SHAPE, 2.0, boundary="reflecting", normalize=False)),
+    "white": lambda: nidiff.GaussianModel(MEAN, 0.3 * nidiff.Identity(SHAPE)),
 }
 every_model = pytest.mark.parametrize("model", [pytest.param(make(), id=name) for name, make in MODELS.items()])
 FITTED = {"shared": "shared", "each channel": "each", "between channels": "joint", "cosine": "shared"}
@@ -50,6 +51,8 @@ every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCH
 
 def noises(model: nidiff.GaussianModel) -> list[nidiff.Covariance]:
     """White, the data's own spectrum, and one between."""
+    if model.covariance.is_constant:
+        return [nidiff.Identity(SHAPE), nidiff.gaussian_free_field(SHAPE)]
     return [nidiff.Identity(SHAPE), model.power(1.0), model.power(0.5)]
 
 
@@ -275,6 +278,40 @@ def test_what_the_network_sees():
     total = level.signal**2 * matrix + level.sigma**2 * torch.eye(len(matrix), dtype=torch.float64)
     assert torch.allclose(z.flatten(1).square().sum(1), ((x.flatten(1) - level.signal * mean) @ torch.linalg.inv(total)
                           * (x.flatten(1) - level.signal * mean)).sum(1))  # fmt: skip
+
+
+@every_schedule
+def test_the_loss_weighs_the_residual_as_it_does_every_target(schedule):
+    """The same x̂0 has the same eps error, score error and noise error, whatever the network predicts."""
+    model = MODELS["between channels"]()
+    process = nidiff.Process(schedule, model.power(0.5))
+    plain = nidiff.Denoiser(smooth_net(model.shape), process, "x0", gaussian=model)
+    silent = model.denoiser(process)
+
+    def net(x, label):
+        level = schedule.level(label)
+        return silent.target.invert(plain(x, level), x, level, process.covariance)
+
+    residual = nidiff.Denoiser(net, process, "residual", gaussian=model, sees="x")
+    x0, eps = normal(3, *model.shape), normal(3, *model.shape, seed=1)
+    given = {"eps": eps, "level": schedule.level(torch.tensor([3, 20, 40]))}
+    for weighting in ("eps", "score", "noise"):
+        mine, other = (nidiff.denoising_loss(d, x0, weighting=weighting, **given) for d in (residual, plain))
+        assert torch.allclose(mine, other, rtol=1e-6)
+    own, other = (nidiff.denoising_loss(d, x0, weighting="target", **given) for d in (residual, plain))
+    assert not torch.allclose(own, other, rtol=1e-2)
+
+
+def test_the_loss_of_a_network_that_says_nothing_is_one():
+    """F has variance 1, if C is right; in float32, with a level per image."""
+    model = MODELS["each channel"]()
+    denoiser = model.denoiser(nidiff.Process(nidiff.ddpm_cosine(1000), model.power(0.5)))
+    data = model.sample((4000, *model.shape), torch.Generator().manual_seed(0))
+    loss = nidiff.denoising_loss(denoiser, data, generator=torch.Generator().manual_seed(1), weighting="target")
+    assert abs(loss.mean().item() - 1) < 0.02
+    wrong = nidiff.GaussianModel(2 * MEAN, nidiff.Identity(SHAPE)).denoiser(denoiser.process)
+    loss = nidiff.denoising_loss(wrong, data, generator=torch.Generator().manual_seed(1), weighting="target")
+    assert abs(loss.mean().item() - 1) > 0.05  # negative control
 
 
 # The angle -------------------------------------------------------------------------------------------------------
