@@ -167,6 +167,8 @@ class Schedule:
                 f"schedule={self!r} is for the modes of boundary={self.boundary!r}, which are not those of "
                 f"{covariance!r}: build Σ with that boundary, or use white noise."
             )
+        other.modes.check_modes("logsnr", self.logsnr)
+        other.modes.check_modes("signal", self.log_signal)
         return other
 
     def _check_range(self) -> None:
