@@ -1,8 +1,8 @@
-"""Coefficients per mode: a table that is the same for all modes is the scalar schedule, and one that is not is right."""
+"""Coefficients per mode: a table that is the same for all modes is the scalar schedule; one that is not is right."""
 
 import json
 import math
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.diffusion.target import TARGETS
 from nidiff.sampling.ancestral import mix
-from nidiff.testing.problems import Gaussian, as_matrix, normal, output_covariance, slope, smooth_net
+from nidiff.testing.problems import Gaussian, as_matrix, normal, output_covariance, slope, smooth_net, uniform_in_logsnr
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 MODEL = nidiff.GaussianModel(0.3 * normal(2, 3, seed=7), nidiff.matern((2, 3), 1.0))  # of data, roughly
@@ -52,14 +52,14 @@ def repeated(schedule: Schedule, shape: tuple[int, ...] = (2, 3)) -> Schedule:
     return Schedule(schedule.logsnr.reshape(-1, *[1] * len(shape)).expand(-1, *shape), schedule.keeps)
 
 
-def spread(num_levels: int, keeps: str = "variance", own_signal: bool = False) -> Schedule:
+def spread(num_levels: int, own_signal: bool = False, lowest: float = -7.0) -> Schedule:
     """Straight lines in log-SNR, from another height to another depth for every mode: exact between rows."""
     steps = torch.linspace(0, 1, num_levels, dtype=torch.float64).reshape(-1, 1, 1)
     even = torch.fft.fftn(normal(2, 3, seed=4)).abs()  # λ(k) = λ(−k), as a real matrix needs
-    high, low = 4 + even / even.max(), -7 + 2 * even.flip(0) / even.max()
+    high, low = 4 + even / even.max(), lowest + 2 * even.flip(0) / even.max()
     logsnr = high + steps * (low - high)
     signal = torch.exp(-(0.5 + even / even.max()) * steps) if own_signal else None
-    return Schedule(logsnr, keeps, signal=signal)
+    return Schedule(logsnr, signal=signal)
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
@@ -117,12 +117,12 @@ def test_a_constant_table_gives_the_same_loss(target, weighting):
     )
 
 
-@every_scalar
-def test_a_constant_table_gives_the_same_likelihood(make):
+@pytest.mark.parametrize("keeps", ["variance", "signal", "sum"])
+def test_a_constant_table_gives_the_same_likelihood(keeps):
     """The clock is the row in place of log-SNR, so that the solver takes other steps."""
-    schedule = make()
+    schedule = uniform_in_logsnr(9, keeps, -6.0, 5.0)
     problem, x = Gaussian(COV), normal(4, 2, 3)
-    tight = {"trace": "exact", "rtol": 1e-8, "atol": 1e-8}
+    tight = {"trace": "exact", "rtol": 1e-7, "atol": 1e-7}
     scalar, modes = (
         nidiff.log_likelihood(problem.denoiser(nidiff.Process(each, COV)), x, **tight)
         for each in (schedule, repeated(schedule))
@@ -168,14 +168,14 @@ def test_the_law_of_gaussian_data_is_reached_mode_by_mode(name, options):
     problem.denoiser = partial(problem.denoiser, gaussian=model)
 
     def error(num_levels: int, root: Tensor | None = None) -> float:
-        schedule = spread(num_levels).shifted(-5.0)
+        schedule = spread(num_levels, lowest=-12.0)
         _, target = problem.marginal(schedule.in_basis_of(COV).level(0))
         return ((output_covariance(problem, schedule, name, options, root) - target).norm() / target.norm()).item()
 
-    coarse, fine = error(60), error(240)
-    assert fine < 0.06
-    assert fine < 0.45 * coarse or fine < 1e-3
-    assert error(60, torch.eye(6, dtype=torch.float64)) > 0.15  # negative control: white noise
+    coarse, fine = error(30), error(90)
+    assert fine < 0.09
+    assert fine < 0.5 * coarse or fine < 1e-3
+    assert error(30, torch.eye(6, dtype=torch.float64)) > 0.15  # negative control: white noise
 
 
 @pytest.mark.parametrize("fresh", ["ancestral", 0.0, 0.5, 1.0, "own"])
@@ -206,7 +206,11 @@ def test_one_step_keeps_the_marginal_of_a_single_image_exactly(fresh):
         assert not torch.allclose(found + noise @ COV.dense() @ noise.T, right, atol=1e-4)  # noise added on top
 
 
-def exact_path(problem: Any, initial: Tensor) -> Tensor:
+START = spread(2).in_basis_of(COV).level(1).sigma * normal(4, 2, 3)
+
+
+@lru_cache
+def exact_path(problem: Any) -> Tensor:
     """The probability-flow ODE of straight lines in log-SNR, by an adaptive solver: two rows hold all of it."""
     process = nidiff.Process(spread(2), COV)
 
@@ -214,20 +218,18 @@ def exact_path(problem: Any, initial: Tensor) -> Tensor:
         level = process.schedule.level_on_clock(min(max(clock.item(), -1.0), 0.0))
         return process.flow(x, problem.denoise(x, level), level)
 
-    return odeint(velocity, initial, torch.tensor([-1.0, 0.0], dtype=torch.float64), rtol=1e-10, atol=1e-10)[-1]
+    return odeint(velocity, START, torch.tensor([-1.0, 0.0], dtype=torch.float64), rtol=1e-9, atol=1e-9)[-1]
 
 
 @pytest.mark.parametrize("problem", [Gaussian(COV), Mixture(COV)], ids=["gaussian", "mixture"])
 @pytest.mark.parametrize(("name", "order"), ORDERS.items())
 def test_order_of_convergence_per_mode(name, order, problem):
     """On data that do not commute with Σ, and on a mixture; each method has its order and not a higher one."""
-    steps, errors = [40, 80, 160, 320], []
-    initial = spread(2).in_basis_of(COV).level(1).sigma * normal(4, 2, 3)
-    exact = exact_path(problem, initial)
+    steps, errors, exact = [50, 100, 200], [], exact_path(problem)
     for count in steps:
         denoiser = problem.denoiser(nidiff.Process(spread(count), COV), gaussian=MODEL)
         x = nidiff.sample(
-            denoiser, (4, 2, 3), sampler=name, num_steps=count, initial=initial, denoise=False, dtype=torch.float64
+            denoiser, (4, 2, 3), sampler=name, num_steps=count, initial=START, denoise=False, dtype=torch.float64
         )
         errors.append(COV.to_basis(x - exact).abs().amax((0, 1)))
     for mode in range(errors[0].numel()):
@@ -237,15 +239,15 @@ def test_order_of_convergence_per_mode(name, order, problem):
 @pytest.mark.parametrize("own_signal", [False, True])
 def test_the_density_of_a_gaussian_per_mode_is_exact(own_signal):
     """Non-commuting data; far enough up that the prior is exact to below the tolerance."""
-    schedule = spread(50, own_signal=own_signal)
+    schedule = spread(2, own_signal=own_signal)
     deep = torch.cat([schedule.logsnr, schedule.logsnr[-1:] - 30])
     signal = torch.cat([schedule.signal, schedule.signal[-1:] * math.exp(-5)]) if own_signal else None
     schedule = Schedule(deep, signal=signal).in_basis_of(COV)
     problem = Gaussian(COV)
     x = (problem.mean + normal(3, 6)).reshape(3, 2, 3)
     denoiser = problem.denoiser(nidiff.Process(schedule, COV))
-    found = nidiff.log_likelihood(denoiser, x, trace="exact", rtol=1e-8, atol=1e-8)
-    assert (found - problem.log_prob(x, schedule.level(0))).abs().max() < 1e-4
+    found = nidiff.log_likelihood(denoiser, x, trace="exact", rtol=1e-7, atol=1e-7)
+    assert (found - problem.log_prob(x, schedule.level(0))).abs().max() < 1e-3
     scalar = Schedule(deep.flatten(1).mean(1)).level(0)
     assert (found - problem.log_prob(x, scalar)).abs().max() > 1e-2  # negative control: the mean over the modes
 
@@ -254,7 +256,7 @@ def test_the_density_of_a_gaussian_per_mode_is_exact(own_signal):
 
 
 def test_heat_is_the_published_formula():
-    """Rissanen et al.: DCT coefficient (i, j) times exp(−((πi/H)² + (πj/W)²) σ_B²/2), noise 0.01, σ_B 0 and 0.5 … 24."""
+    """Rissanen et al.: exp(−((πi/H)² + (πj/W)²) σ_B²/2) times DCT coefficient (i, j), noise 0.01, σ_B 0, 0.5 … 24."""
     schedule = nidiff.heat((32, 16))
     assert len(schedule) == 201
     blur = [0.0, *np.exp(np.linspace(np.log(0.5), np.log(24.0), 200))]
@@ -342,7 +344,7 @@ def test_one_designed_schedule_is_that_of_the_finest_mode():
     small, t = ratio.min().item(), 0.5
     assert one.signal[14].item() ** 2 == pytest.approx((small**t - 1) / (small - 1), rel=1e-9)
     equal = nidiff.designed(1.0, num_levels=30)  # L = 1: signal² = t
-    assert torch.allclose(equal.signal.square()[:-1], 1 - torch.arange(1, 30) / 30, rtol=1e-6)
+    assert torch.allclose(equal.signal.square()[:-1], 1 - torch.arange(1, 30).double() / 30, rtol=1e-6)
 
 
 def test_soft_conditioning_goes_from_diffusion_to_autoregression():
@@ -372,11 +374,9 @@ def test_blue_noise_is_blue_near_the_data_and_white_at_the_end():
     process = nidiff.Process("blue:num_levels=400", nidiff.Identity((4, 6)))
     blue, white = nidiff.power_law((4, 6), -1.0), torch.eye(24, dtype=torch.float64)
     gamma, t = math.tanh(1.5 * 0.1 / 0.2) / math.tanh(7.5), 0.1
-    root = gamma * white + (1 - gamma) * torch.linalg.multi_dot([*[_root(blue.dense())]]) if False else None
     blend = gamma * white + (1 - gamma) * _root(blue.dense())
-    assert root is None
     assert torch.allclose(noise_at(process, 39), t**2 * blend @ blend, atol=1e-10)
-    assert process.schedule.signal[39].unique().tolist() == pytest.approx([0.9] * len(process.schedule.signal[39].unique()))
+    assert torch.allclose(process.schedule.signal[39], torch.full((4, 6), 0.9, dtype=torch.float64))
     assert torch.allclose(noise_at(process, 399), white, atol=1e-5)
     first = noise_at(process, 0) * 400**2
     assert (first - blue.dense()).abs().max() < 0.02
@@ -390,7 +390,8 @@ def _root(matrix: Tensor) -> Tensor:
 
 def test_offset_noise_grows_with_time():
     """Σ_t = (1 − ᾱ) (I + ψ² w² 11ᵀ): none at the first row, `nidiff.offset` at the last."""
-    process, plain = nidiff.Process("offset_ramp:num_levels=30,strength=0.5", nidiff.Identity((3, 4))), nidiff.ddpm_linear(30)
+    process = nidiff.Process("offset_ramp:num_levels=30,strength=0.5", nidiff.Identity((3, 4)))
+    plain = nidiff.ddpm_linear(30)
     for row in (0, 10, 29):
         expected = torch.eye(12, dtype=torch.float64) + (row / 29 * 0.5) ** 2 * torch.ones(12, 12, dtype=torch.float64)
         assert torch.allclose(noise_at(process, row), plain.sigma[row] ** 2 * expected, atol=1e-12)

@@ -133,8 +133,7 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
         noise = schedule.sigma / schedule.signal if schedule.has_own_signal else schedule.sigma
         pairs["noise rises from row to row"] = (noise.diff().sign(), torch.ones_like(logsnr[1:]))
     checks = [Check(statement, _difference(*pair), tolerance) for statement, pair in pairs.items()]
-    for table in ("logsnr", "signal"):
-        checks.append(_rebuilt(partial(_table_of, schedule, table), getattr(schedule, table)))
+    checks += [_rebuilt(partial(_table_of, schedule, name), getattr(schedule, name)) for name in ("logsnr", "signal")]
     return Findings(repr(schedule), checks)
 
 
