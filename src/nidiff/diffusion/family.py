@@ -184,8 +184,8 @@ def designed(
     num_levels: int = 1000,
     boundary: str | None = None,
 ) -> Schedule:
-    """The schedule under which Gaussian data change at an even pace (Chen et al. 2025): with L = C/λ and t from noise to
-    data, signal² = (L^t − 1)/(L − 1) and sigma² = (L − L^t)/(L − 1).
+    """The schedule under which Gaussian data change at an even pace (Chen et al. 2025): signal² = (L^t − 1)/(L − 1) and
+    sigma² = (L − L^t)/(L − 1), with L = C/λ and t from noise to data.
 
     A mode then has variance λ L^t, and its probability-flow ODE is x' = ½ log L · x: constant in t, so few steps do.
     ``ratio`` is C/λ of every mode, a number or an array. One schedule for all takes L of the mode that the data fill
@@ -193,7 +193,9 @@ def designed(
     """
     values = as_numbers(ratio, "ratio")
     if values.numel() == 0 or not bool(torch.isfinite(values).all() & (values > 0).all()):
-        raise InputError("ratio must be C/λ of every mode, positive and finite: give the data's C over Σ's eigenvalues.")
+        raise InputError(
+            "ratio must be C/λ of every mode, positive and finite: give the data's C over Σ's eigenvalues."
+        )
     if per_mode and values.ndim == 0:
         raise InputError("ratio must have one entry per mode of Σ for per_mode=True: give an array of Σ's shape.")
     log_ratio = values.log() if per_mode else values.log().min()
