@@ -113,7 +113,7 @@ class GaussianModel:
         if covariance.is_constant:
             return covariance.eigenvalues.flatten()[0].item()
         for own in (self.covariance, self.spatial):
-            if own.is_constant or own.shares_basis(covariance):
+            if self.covariance.is_constant or own.shares_basis(covariance):
                 return Modes(covariance.eigenvalues, covariance)
         raise InputError(
             f"gaussian has the modes of {self.spatial!r}, which are not those of Σ = {covariance!r}: fit it in Σ's "
@@ -331,6 +331,8 @@ def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axe
         raise InputError("data has NaN or infinite values: remove them first.")
     own = cross.diagonal(dim1=0, dim2=1)
     own.clamp_(min=0.0)
+    if bool(own.mean() <= 1e-13 * mean.square().mean()):
+        raise InputError("data has the same values in every item, and so no covariance: give items that differ.")
     return _Moments(spatial, mean.reshape(item), cross)
 
 
