@@ -221,10 +221,14 @@ def _checked_eigen(vectors: Any, spectrum: Any) -> tuple[Tensor, Tensor]:
     vectors, values = as_numbers(vectors, "matrix"), as_numbers(spectrum, "spectrum")
     size = values.numel()
     if values.ndim != 1 or tuple(vectors.shape) != (size, size) or not size:
-        raise InputError(f"matrix has shape {tuple(vectors.shape)}, and spectrum {tuple(values.shape)}: give N×N and N.")
+        raise InputError(
+            f"matrix has shape {tuple(vectors.shape)}, and spectrum {tuple(values.shape)}: give N×N and N."
+        )
     error = (vectors.T @ vectors - torch.eye(size, dtype=torch.float64, device="cpu")).abs().max()
     if not bool(error < 1e-8 * size):
-        raise InputError("matrix does not have orthonormal columns, the eigenvectors that belong to spectrum: give those.")
+        raise InputError(
+            "matrix does not have orthonormal columns, the eigenvectors that belong to spectrum: give those."
+        )
     return values, vectors
 
 

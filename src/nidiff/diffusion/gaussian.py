@@ -224,17 +224,16 @@ class Kappa(NamedTuple):
         position = torch.as_tensor(float(level.label), dtype=torch.float64).clamp(self.rows[0], self.rows[-1])
         right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
         weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        left, values = self.values[right - 1].double(), self.values[right].double()
-        return Modes(torch.lerp(left, values, weight), gaussian.covariance)
+        return Modes(torch.lerp(self.values[right - 1], self.values[right], weight), gaussian.covariance)
 
     def check(self, gaussian: GaussianModel) -> None:
         """Refuse a table that is not of this Gaussian's modes, or not from 0 to 1."""
         rows, values, modes = self.rows, self.values, gaussian.covariance.event_shape
         sound = isinstance(rows, Tensor) and isinstance(values, Tensor) and rows.ndim == 1 and len(rows) > 1
-        sound = sound and tuple(values.shape) == (len(rows), *modes) and values.is_floating_point()
+        sound = sound and tuple(values.shape) == (len(rows), *modes) and rows.dtype == values.dtype == torch.float64
         if not (sound and bool((rows.diff() > 0).all()) and bool(((values >= 0) & (values <= 1)).all())):
             raise InputError(
-                f"kappa must have 2 or more rising rows, and for each one number from 0 to 1 per mode {modes} of the "
+                f"kappa must have 2 or more rising rows, and for each one float64 from 0 to 1 per mode {modes} of the "
                 "gaussian: measure it by nidiff.measure_kappa(denoiser, data)."
             )
 
@@ -332,7 +331,7 @@ def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axe
     own = cross.diagonal(dim1=0, dim2=1)
     own.clamp_(min=0.0)
     if bool(own.mean() <= 1e-13 * mean.square().mean()):
-        raise InputError("data has the same values in every item, and so no covariance: give items that differ.")
+        raise InputError("data has no variance, since all items are equal, so C has no inverse: give some that differ.")
     return _Moments(spatial, mean.reshape(item), cross)
 
 

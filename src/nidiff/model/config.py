@@ -185,7 +185,9 @@ def _gaussian_config(gaussian: GaussianModel, kappa: Kappa | None) -> Config:
     if kappa is None:
         return config
     measured = {"rows": kappa.rows.tolist(), "values": {"tensor": "kappa"}}
-    return Config({**config, "kappa": measured}, {**config.tensors, "kappa": kappa.values})
+    short = kappa.values.float()  # half the size, and as a rule not less exact
+    values = short if torch.equal(short.double(), kappa.values) else kappa.values
+    return Config({**config, "kappa": measured}, {**config.tensors, "kappa": values})
 
 
 def without_kappa(gaussian: Config) -> Config:
@@ -201,7 +203,9 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     if gaussian is None or isinstance(gaussian, GaussianModel):
         return gaussian, None
     if not isinstance(gaussian, Mapping):
-        raise InputError(f"gaussian={shown(gaussian)} must be a nidiff.GaussianModel, or what its to_config() returned.")
+        raise InputError(
+            f"gaussian={shown(gaussian)} must be a nidiff.GaussianModel, or what its to_config() returned."
+        )
     model, measured = GaussianModel.from_config(gaussian), gaussian.get("kappa")
     if measured is None:
         return model, None
@@ -209,6 +213,7 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     if not (isinstance(rows, list | tuple) and all(fits(row, float) for row in rows)):
         raise InputError("gaussian has a kappa without rows: save it again.")
     values = _array(measured.get("values"), getattr(gaussian, "tensors", {}))
+    values = values.double() if isinstance(values, Tensor) else values
     return model, Kappa(torch.tensor(rows, dtype=torch.float64, device="cpu"), values)
 
 
