@@ -665,7 +665,8 @@ def test_what_float64_can_do_is_not_refused():
 @pytest.mark.parametrize("schedule", ["ve:sigma_max=1e37", "smld_geometric:num_levels=9,sigma_max=1e20,sigma_min=0.1"])
 def test_noise_beyond_float32_is_refused(schedule):
     for target in TARGETS:
-        denoiser = nidiff.Denoiser(net, nidiff.Process(schedule, COV), target)
+        gaussian = nidiff.GaussianModel(torch.zeros(SHAPE), COV)
+        denoiser = nidiff.Denoiser(net, nidiff.Process(schedule, COV), target, gaussian=gaussian)
         if "1e37" in schedule or target == "score":
             with pytest.raises(nidiff.InputError, match="schedule="):
                 rehearse(denoiser, SHAPE)
@@ -759,8 +760,9 @@ def test_an_image_has_the_same_bits_in_any_batch_with_a_tile(sampler, tally):
         nidiff.gaussian_free_field((8, 8), boundary="reflecting"),
         nidiff.Channels(random_matrix(3), nidiff.gaussian_free_field((7, 5))),
     )[: None if CASES > 1 else 2]:
-        denoiser = nidiff.Denoiser(Convolutions(), nidiff.Process(schedule, cov), "v", clip=2.0)
         image = (3, *cov.event_shape[-2:])
+        process, gaussian = nidiff.Process(schedule, cov), nidiff.GaussianModel(torch.zeros(image), 0.3 * cov)
+        denoiser = nidiff.Denoiser(Convolutions(), process, "v", clip=2.0, gaussian=gaussian)
         for tile in (1, 4):
             how = {"sampler": sampler, "num_steps": 4, "tile": tile}
             alone = {s: nidiff.sample(denoiser, (1, *image), seeds=[s], **how)[0] for s in range(5)}

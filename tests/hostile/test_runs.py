@@ -342,10 +342,10 @@ def checkpoints(mine: Path, runs: Path) -> None:
 
 
 EXCHANGED = {
-    covariance: "Σ or the schedule",
-    schedule: "Σ or the schedule",
-    prediction: "Σ or the schedule",
-    planted: "Σ or the schedule",
+    covariance: "Σ, the schedule or the data's Gaussian",
+    schedule: "Σ, the schedule or the data's Gaussian",
+    prediction: "Σ, the schedule or the data's Gaussian",
+    planted: "Σ, the schedule or the data's Gaussian",
     settings: "the settings",
     seed: "the settings",
     nameless: "of another run, which differs in the settings",

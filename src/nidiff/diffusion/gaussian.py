@@ -202,7 +202,8 @@ class GaussianModel:
     def from_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> "GaussianModel":
         """The inverse of `to_config`."""
         tensors = getattr(config, "tensors", {}) if tensors is None else tensors
-        if not isinstance(config, Mapping) or "covariance" not in config or "mean" not in tensors:
+        known = isinstance(config, Mapping) and isinstance(tensors, Mapping)
+        if not (known and "covariance" in config and "mean" in tensors):
             raise InputError("gaussian must be what GaussianModel.to_config() returned, with its arrays.")
         return GaussianModel(tensors["mean"], build(config["covariance"], tensors))
 
