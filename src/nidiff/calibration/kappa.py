@@ -51,7 +51,7 @@ def measure_kappa(
         trust = 1 - (excess.mean(0) - scatter).clamp(min=0.0) / power.clamp(min=1e-30)
         trusts.append(trust.clamp(0.0, 1.0))
         shares.append((trusts[-1].square() * power).clamp(0.0, 1.0))
-    return denoiser.with_kappa(Kappa(rows, torch.stack(shares), torch.stack(trusts)))
+    return denoiser.with_kappa(Kappa(rows, torch.stack(shares).float(), torch.stack(trusts).float()))
 
 
 def _powers(gaussian: GaussianModel, residual: Tensor) -> Tensor:

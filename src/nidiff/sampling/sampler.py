@@ -18,7 +18,7 @@ from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
 from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
-from nidiff.sampling.angle import angle, angle_2m, angle_rows
+from nidiff.sampling.angle import angle, angle_2m, angle_rows, known_gaussian
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
 from nidiff.sampling.spacing import SPACINGS, check_count, checked_rows, spaced_rows
@@ -83,8 +83,8 @@ def sample(
     spacing = chosen.spacing if spacing is None else spacing
     if rows is None:
         count = default_steps(chosen, schedule) if num_steps is None else num_steps
-        if spacing == "angle" and denoiser.gaussian is not None:
-            rows = angle_rows(denoiser.process, denoiser.gaussian, check_count(schedule, count))
+        if spacing == "angle":
+            rows = angle_rows(denoiser.process, known_gaussian(denoiser), check_count(schedule, count))
         else:
             rows = spaced_rows(schedule, count, spacing)
     elif num_steps is not None:
