@@ -55,7 +55,8 @@ def net(x: Tensor, label: Tensor) -> Tensor:
 
 DENOISER = nidiff.Denoiser(net, PROCESS, "v")
 GAUSSIAN = nidiff.fit_gaussian(normal(9, 2, *SHAPE), basis=COV)
-KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), torch.full((2, 2, *SHAPE), 0.5, dtype=torch.float64))
+HALF = torch.full((2, 2, *SHAPE), 0.5)
+KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), HALF, HALF)
 
 
 def bad_values() -> list[Any]:
@@ -337,7 +338,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             f"sample {name}": (
                 nidiff.sample,
                 {
-                    "denoiser": DENOISER.with_net(net)
+                    "denoiser": DENOISER.with_gaussian(GAUSSIAN)
                     if name not in ("als", "cas")
                     else nidiff.Denoiser(net, nidiff.Process(VE, COV)),
                     "shape": (2, *SHAPE),
