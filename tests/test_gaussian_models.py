@@ -15,6 +15,7 @@ from nidiff.data.dataset import load_dataset
 from nidiff.diffusion.roughness import roughness
 from nidiff.model.config import scheduler_config
 from nidiff.model.network import unet
+from nidiff.sealed import digest
 from nidiff.testing.problems import normal
 from nidiff.training.baseline import baseline_text
 from nidiff.training.experiment import Experiment, read_experiment
@@ -104,10 +105,10 @@ def test_a_model_without_a_gaussian_has_the_files_and_fields_of_earlier_versions
 
 def test_kappa_is_no_part_of_the_identity_of_a_run_and_the_gaussian_is():
     first = model()
-    digest = process_digest(scheduler_config(first))
-    assert process_digest(scheduler_config(first.with_kappa(None))) == digest
+    own = process_digest(scheduler_config(first))
+    assert process_digest(scheduler_config(first.with_kappa(None))) == own
     other = nidiff.fit_gaussian(DATA + 1e-3, basis=GFF)
-    assert process_digest(scheduler_config(first.with_gaussian(other))) != digest
+    assert process_digest(scheduler_config(first.with_gaussian(other))) != own
 
 
 def damage(file, change):
@@ -239,6 +240,8 @@ def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_ea
     before = read_experiment(tmp_path / "none")
     assert (before.gaussian, before.sees) == ("none", "auto")
     assert settings_digest(before) == written["identity"]["settings"]
+    had = {key: value for key, value in before.resolved().fixed().items() if key not in ("gaussian", "sees")}
+    assert settings_digest(before) == digest(had)  # as those versions computed it
     assert settings_digest(dataclasses.replace(before, gaussian="modes")) != written["identity"]["settings"]
     assert main(["train", "--resume", "--out", str(tmp_path / "none"), "--steps", "3"]) == 0
     assert main(["sample", str(tmp_path / "none"), "--num-steps", "2", "--seeds", "0-1"]) == 0
@@ -305,7 +308,7 @@ def test_data_that_do_not_vary_are_trained_without_a_gaussian_or_refused(tmp_pat
     constant = [*images_at(tmp_path / "constant.npy", constant), "--covariance", "gff:boundary=reflecting"]
     assert train(tmp_path / "shrunk", *constant, "--dry-run") == 0
     capsys.readouterr()
-    assert train(tmp_path / "zero", *constant, "--gaussian", "modes:shrinkage=0") == 2
+    assert train(tmp_path / "zero", *constant, "--gaussian", "modes:shrinkage=0,floor=0") == 2
     assert "raise shrinkage" in capsys.readouterr().err
     assert not (tmp_path / "zero").exists()
     assert train(tmp_path / "d", *doubled, "--dry-run") == 0

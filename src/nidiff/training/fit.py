@@ -30,7 +30,9 @@ PICTURE = 64**2  # pixels that a small image has in a grid of samples
 def check_sampling(experiment: Experiment) -> None:
     """Draw a small image with the run's schedule, target and sampler: what cannot be sampled is not trained."""
     if experiment.gaussian == "none" and experiment.needs_gaussian:
-        raise InputError("gaussian='none', which target, sees, schedule or sampler need: leave it out.")
+        raise InputError(
+            "gaussian='none' fits no Gaussian, and this target, sees, schedule or sampler needs one: leave it out."
+        )
     white, gaussian = Identity(SMALL), None
     if experiment.gaussian != "none":  # any will do
         basis = experiment.basis(white)

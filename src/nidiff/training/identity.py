@@ -45,7 +45,7 @@ def settings_digest(experiment: Experiment) -> str:
     Settings that earlier versions did not have are left out where they are as those did it.
     """
     settings = experiment.resolved().fixed()
-    return digest({key: value for key, value in settings.items() if BEFORE.get(key) != value})
+    return digest({key: value for key, value in settings.items() if key not in BEFORE or BEFORE[key] != value})
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
