@@ -118,9 +118,11 @@ def damage(file, change):
 
 DAMAGES = {
     "no mean": lambda arrays: arrays.pop("mean"),
-    "no kappa": lambda arrays: arrays.pop("kappa"),
-    "kappa beyond 1": lambda arrays: arrays["kappa"].add_(2),
-    "kappa of another shape": lambda arrays: arrays.update(kappa=arrays["kappa"][..., :4].contiguous()),
+    "no kappa": lambda arrays: arrays.pop("kappa.values"),
+    "kappa beyond 1": lambda arrays: arrays["kappa.trust"].add_(2),
+    "kappa of another shape": lambda arrays: arrays.update(
+        {"kappa.values": arrays["kappa.values"][..., :4].contiguous()}
+    ),
     "mean of another shape": lambda arrays: arrays.update(mean=arrays["mean"].repeat(2, 1, 1)),
     "a mean that is not finite": lambda arrays: arrays["mean"].fill_(torch.nan),
     "C that is not positive": lambda arrays: arrays["covariance.with_eigenvalues"].neg_(),
@@ -282,7 +284,7 @@ def test_a_gaussian_that_was_exchanged_is_noticed_on_resume(plain, tmp_path, cap
     assert main(["train", "--resume", "--out", str(run), "--steps", "3"]) == 2
     assert "the data's Gaussian in" in capsys.readouterr().err
     shutil.copy(plain / "model" / "scheduler" / "gaussian.safetensors", run / "model" / "scheduler")
-    damage(run / "model" / "scheduler" / "gaussian.safetensors", lambda arrays: arrays["kappa"].mul_(0.5))
+    damage(run / "model" / "scheduler" / "gaussian.safetensors", lambda arrays: arrays["kappa.values"].mul_(0.5))
     assert main(["train", "--resume", "--out", str(run), "--steps", "3"]) == 0  # it is measured again
 
 
@@ -295,9 +297,9 @@ def test_data_that_do_not_vary_are_trained_without_a_gaussian_or_refused(tmp_pat
     some = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     same = images_at(tmp_path / "same.npy", np.repeat(some[:1], 20, 0))
     assert train(tmp_path / "same", *same) == 0
-    assert "knows no Gaussian of the data: data has the same values" in capsys.readouterr().err
+    assert "knows no Gaussian of the data: data has no variance" in capsys.readouterr().err
     assert train(tmp_path / "residual", *same, "--target", "residual", "--weighting", "target") == 2
-    assert "data has the same values" in capsys.readouterr().err
+    assert "data has no variance" in capsys.readouterr().err
     some[:, :, 1::2] = some[:, :, ::2]  # no variance in the finest modes of cosines
     doubled = [*images_at(tmp_path / "doubled.npy", some), "--covariance", "gff:boundary=reflecting"]
     constant = some.copy()
@@ -305,7 +307,7 @@ def test_data_that_do_not_vary_are_trained_without_a_gaussian_or_refused(tmp_pat
     constant = [*images_at(tmp_path / "constant.npy", constant), "--covariance", "gff:boundary=reflecting"]
     assert train(tmp_path / "shrunk", *constant, "--dry-run") == 0
     capsys.readouterr()
-    assert train(tmp_path / "zero", *constant, "--gaussian", "modes:shrinkage=0") == 2
+    assert train(tmp_path / "zero", *constant, "--gaussian", "modes:shrinkage=0,floor=0") == 2
     assert "raise shrinkage" in capsys.readouterr().err
     assert not (tmp_path / "zero").exists()
     assert train(tmp_path / "d", *doubled, "--dry-run") == 0

@@ -69,7 +69,7 @@ class Dense(Covariance):
     """Any symmetric positive-definite N×N ``matrix`` over an event of N entries (default shape: (N,)).
 
     Diagonalised once, in float64. Costs N² memory and per image N² operations: for N up to a few thousand. With a
-    ``spectrum``, the N eigenvalues, ``matrix`` holds the eigenvectors as its columns instead: so it is saved, since of
+    ``eigenvalues``, N of them, ``matrix`` holds the eigenvectors as its columns instead: so it is saved, since of
     equal eigenvalues the vectors are not unique, and what belongs to them shall stay with them.
     """
 
@@ -80,12 +80,12 @@ class Dense(Covariance):
         *,
         normalize: bool = True,
         allow_singular: bool = False,
-        spectrum: Tensor | None = None,
+        eigenvalues: Tensor | None = None,
     ) -> None:
-        if spectrum is None:
+        if eigenvalues is None:
             values, self._vectors = symmetric_eigen(matrix, "matrix", shape)
         else:
-            values, self._vectors = _checked_eigen(matrix, spectrum)
+            values, self._vectors = _checked_eigen(matrix, eigenvalues)
         shape = (len(values),) if shape is None else shape
         super().__init__(shape, values, argument="matrix", normalize=normalize, allow_singular=allow_singular)
 
@@ -118,7 +118,7 @@ class Dense(Covariance):
             "shape": self.event_shape,
             "normalize": False,
             "allow_singular": self.is_singular,
-            "spectrum": self.eigenvalues.flatten(),
+            "eigenvalues": self.eigenvalues.flatten(),
         }
 
 
@@ -216,19 +216,17 @@ def symmetric_eigen(matrix: Any, argument: str, shape: Sequence[int] | None = No
     return torch.where(values <= rounding, 0.0, values), vectors
 
 
-def _checked_eigen(vectors: Any, spectrum: Any) -> tuple[Tensor, Tensor]:
+def _checked_eigen(vectors: Any, eigenvalues: Any) -> tuple[Tensor, Tensor]:
     """Eigenvalues and eigenvectors that are known already."""
-    vectors, values = as_numbers(vectors, "matrix"), as_numbers(spectrum, "spectrum")
+    vectors, values = as_numbers(vectors, "matrix"), as_numbers(eigenvalues, "eigenvalues")
     size = values.numel()
     if values.ndim != 1 or tuple(vectors.shape) != (size, size) or not size:
         raise InputError(
-            f"matrix has shape {tuple(vectors.shape)}, and spectrum {tuple(values.shape)}: give N×N and N."
+            f"matrix has shape {tuple(vectors.shape)}, and eigenvalues {tuple(values.shape)}: give N×N and N."
         )
     error = (vectors.T @ vectors - torch.eye(size, dtype=torch.float64, device="cpu")).abs().max()
     if not bool(error < 1e-8 * size):
-        raise InputError(
-            "matrix does not have orthonormal columns, the eigenvectors that belong to spectrum: give those."
-        )
+        raise InputError("matrix does not have orthonormal columns, the eigenvectors of those eigenvalues: give these.")
     return values, vectors
 
 

@@ -349,7 +349,7 @@ def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axe
     own = cross.diagonal(dim1=0, dim2=1)
     own.clamp_(min=0.0)
     if bool(own.mean() <= 1e-13 * mean.square().mean()):
-        raise InputError("data has the same values in every item, and so no covariance: give items that differ.")
+        raise InputError("data has no variance, since all items are equal, so C has no inverse: give some that differ.")
     return _Moments(spatial, mean.reshape(item), cross)
 
 

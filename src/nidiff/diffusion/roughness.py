@@ -23,9 +23,9 @@ class Roughness(NamedTuple):
         if self.ratio <= LIMIT:
             return None
         return (
-            f"the noise is smoother than the data: relative to their means, mode {self.mode} has {self.ratio:.0f} times "
-            "as much of the data's variance as of the noise's, so that fine detail comes out wrong with few steps; use "
-            "a rougher Σ, by a smaller gamma or from_data:power=0.5."
+            f"the noise is smoother than the data: relative to their means, mode {self.mode} has {self.ratio:.0f} "
+            "times as much of the data's variance as of the noise's, so that fine detail comes out wrong with few "
+            "steps; use a rougher Σ, by a smaller gamma or from_data:power=0.5."
         )
 
 

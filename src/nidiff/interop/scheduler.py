@@ -258,8 +258,10 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if self._model.sees == "x":
             return sample
         self._check("sample", sample)
-        several = isinstance(timestep, Tensor) and timestep.numel() > 1
-        level = self._level(timestep, sample) if several else self._levels[self._index(timestep)]
+        if isinstance(timestep, Tensor) and timestep.numel() > 1:
+            level = self._level(timestep, sample)
+        else:
+            level = self._levels[self._index(timestep)]
         work = torch.promote_types(sample.dtype, torch.float32)
         return self._model.network_input(sample.to(work), level).to(sample.dtype)
 

@@ -58,8 +58,8 @@ class Experiment:
     weighting: str = "eps"
     """The weight of the loss: eps (the paper's), score, noise, target."""
     gaussian: str = "modes:shrinkage=0.02"
-    """The data's Gaussian, fitted in Σ's basis: modes or radial, with keys shrinkage and channels; or none. The samplers
-    angle and angle_2m and the target residual need it."""
+    """The data's Gaussian, fitted in Σ's basis: modes or radial, with keys shrinkage and channels; or none. Samplers
+    angle and angle_2m and target residual need it."""
     sees: str = "auto"
     """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
     residual, else x."""

@@ -49,8 +49,8 @@ def settings_digest(experiment: Experiment) -> str:
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
-    """The digest of what `scheduler_config` returns and of its arrays. Keys that begin with _ are left out, and so is κ,
-    which is measured when training has ended."""
+    """The digest of what `scheduler_config` returns and of its arrays. Keys that begin with _ are left out, and so is
+    κ, which is measured when training has ended."""
     config = {key: value for key, value in config.items() if not key.startswith("_")}
     tensors = dict(config["covariance"].tensors)
     for key in ("schedule", "gaussian"):
