@@ -55,7 +55,8 @@ def net(x: Tensor, label: Tensor) -> Tensor:
 
 DENOISER = nidiff.Denoiser(net, PROCESS, "v")
 GAUSSIAN = nidiff.fit_gaussian(normal(9, 2, *SHAPE), basis=COV)
-KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), torch.full((2, 2, *SHAPE), 0.5, dtype=torch.float64))
+HALF = torch.full((2, 2, *SHAPE), 0.5)
+KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), HALF, HALF)
 
 
 def bad_values() -> list[Any]:
