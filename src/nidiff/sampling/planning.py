@@ -454,7 +454,7 @@ class _Planner:
         return steps[residuals.square().sum(1).argsort(stable=True)]
 
     def _searched(self, logsnr: Tensor) -> Tensor:
-        """Positions [n] moved alone, or with all that follow or precede, by ever smaller strides, as long as it helps."""
+        """Positions [n] moved alone, or with those after or before, by ever smaller strides, as long as it helps."""
         one = torch.eye(self.count, dtype=torch.float64)[1:]
         after, before = one.cumsum(1), one.flip(1).cumsum(1).flip(1)
         moves = torch.cat([one, after, before * (torch.arange(self.count) > 0), one + 0.5 * one.roll(1, 1)])
