@@ -41,4 +41,4 @@ def measure_kappa(
             power = gaussian.covariance.periodogram(residual.double().cpu())
             total += power.reshape(-1, *total.shape).sum(0)
         values.append(total * total.numel() / images.numel())
-    return denoiser.with_kappa(Kappa(rows, torch.stack(values).clamp(0.0, 1.0)))
+    return denoiser.with_kappa(Kappa(rows, torch.stack(values).clamp(0.0, 1.0).float()))

@@ -161,6 +161,9 @@ class Channels(Covariance):
         own = hashlib.sha256(self._vectors.contiguous().numpy().tobytes()).digest()
         return None if self.spatial.basis is None else (own, self.spatial.basis)
 
+    def check_modes(self, argument: str, values: Tensor) -> None:
+        self.spatial.check_modes(argument, values)
+
     def layout(self, eigenvalues: Tensor) -> Tensor:
         return self.spatial.layout(eigenvalues)
 

@@ -81,7 +81,9 @@ class Covariance(ABC):
             raise InputError(
                 f"{argument} gives Σ an eigenvalue of {values.min().item():.3g}: a covariance needs positive ones."
             )
-        return values.reshape(self.event_shape)
+        values = values.reshape(self.event_shape)
+        self.check_modes(argument, values)
+        return values
 
     def _set_eigenvalues(self, values: Tensor) -> None:
         positive = values[values > 0]
@@ -131,6 +133,9 @@ class Covariance(ABC):
     def periodogram(self, x: Tensor) -> Tensor:
         """The squared coefficient of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
         return self.to_basis(x).square()
+
+    def check_modes(self, argument: str, values: Tensor) -> None:  # noqa: B027  (bases of real vectors take any)
+        """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""

@@ -45,15 +45,15 @@ class Wiener(NamedTuple):
 
     def to_z(self, x: Tensor) -> Tensor:
         """z = total^-½ (x − signal μ): variance 1 in every mode."""
-        return self.total**-0.5 * (x - self._centre(x))
+        return broadcast(self.total**-0.5, x) * (x - self._centre(x))
 
     def from_z(self, z: Tensor) -> Tensor:
         """The inverse: x = signal μ + total^½ z."""
-        return self._centre(z) + self.total**0.5 * z
+        return self._centre(z) + broadcast(self.total**0.5, z) * z
 
     def residual(self, x: Tensor, x0: Tensor) -> Tensor:
         """F at x, for any x̂0: (x̂0 − E[x0 | x]) / spread."""
-        return (x0 - self.mean.to(x) - self.gain * (x - self._centre(x))) / self.spread
+        return (x0 - self.mean.to(x) - broadcast(self.gain, x) * (x - self._centre(x))) / broadcast(self.spread, x)
 
     @property
     def sin(self) -> Any:
@@ -87,9 +87,10 @@ class GaussianModel:
         return tuple(self.mean.shape)
 
     @property
-    def variance(self) -> Modes:
-        """C, per mode."""
-        return Modes(self.covariance.eigenvalues, self.covariance)
+    def variance(self) -> Coefficient:
+        """C, per mode; a number if it is the same for all, which is so in every basis."""
+        values = self.covariance.eigenvalues
+        return values.flatten()[0].item() if self.covariance.is_constant else Modes(values, self.covariance)
 
     @property
     def spatial(self) -> Covariance:
@@ -112,7 +113,7 @@ class GaussianModel:
         if covariance.is_constant:
             return covariance.eigenvalues.flatten()[0].item()
         for own in (self.covariance, self.spatial):
-            if own.shares_basis(covariance):
+            if own.is_constant or own.shares_basis(covariance):
                 return Modes(covariance.eigenvalues, covariance)
         raise InputError(
             f"gaussian has the modes of {self.spatial!r}, which are not those of Σ = {covariance!r}: fit it in Σ's "
@@ -121,16 +122,17 @@ class GaussianModel:
 
     def at(self, level: Level, covariance: Covariance) -> Wiener:
         """The model at a level of a process with this Σ."""
-        data = level.signal**2 * self.variance
+        variance: Any = self.variance
+        data = level.signal**2 * variance
         noise = level.sigma**2 * self.noise(covariance)
         total = data + noise
         return Wiener(
             mean=self.mean,
             signal=level.signal,
             total=total,
-            gain=level.signal * self.variance / total,
-            spread=(self.variance * noise / total) ** 0.5,
-            angle=elementwise(torch.atan2, data**0.5, elementwise(torch.sqrt, noise)),
+            gain=level.signal * variance / total,
+            spread=(variance * noise / total) ** 0.5,
+            angle=elementwise(torch.atan2, data**0.5, noise**0.5),
         )
 
     def whiten(self, x0: Tensor) -> Tensor:
@@ -222,7 +224,19 @@ class Kappa(NamedTuple):
         position = torch.as_tensor(float(level.label), dtype=torch.float64).clamp(self.rows[0], self.rows[-1])
         right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
         weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        return Modes(torch.lerp(self.values[right - 1], self.values[right], weight), gaussian.covariance)
+        left, values = self.values[right - 1].double(), self.values[right].double()
+        return Modes(torch.lerp(left, values, weight), gaussian.covariance)
+
+    def check(self, gaussian: GaussianModel) -> None:
+        """Refuse a table that is not of this Gaussian's modes, or not from 0 to 1."""
+        rows, values, modes = self.rows, self.values, gaussian.covariance.event_shape
+        sound = isinstance(rows, Tensor) and isinstance(values, Tensor) and rows.ndim == 1 and len(rows) > 1
+        sound = sound and tuple(values.shape) == (len(rows), *modes) and values.is_floating_point()
+        if not (sound and bool((rows.diff() > 0).all()) and bool(((values >= 0) & (values <= 1)).all())):
+            raise InputError(
+                f"kappa must have 2 or more rising rows, and for each one number from 0 to 1 per mode {modes} of the "
+                "gaussian: measure it by nidiff.measure_kappa(denoiser, data)."
+            )
 
 
 def fit_gaussian(
@@ -263,7 +277,8 @@ def fit_gaussian(
     if channels == "shared" or mean.ndim == axes:
         values, matrix = own.mean(0), None
     elif channels == "each":
-        values, matrix = own, torch.eye(len(own), dtype=torch.float64, device="cpu")
+        # Any diagonal matrix has the channels as its axes, if its entries differ: those of I are not determined.
+        values, matrix = own, torch.arange(1, len(own) + 1, dtype=torch.float64, device="cpu").diag()
     else:
         matrix = cross.flatten(2).mean(2)
         matrix = (matrix + matrix.T) / 2

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import elementwise
+from nidiff.covariance.modes import Modes, elementwise
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError
@@ -62,8 +62,11 @@ def _turn(step: Any, kappa: Any) -> _Turn:
 
 def _clock(gaussian: GaussianModel, wiener: Wiener) -> float:
     """One clock for all modes: the mean of their angles, weighted by C."""
-    values = (gaussian.variance * wiener.angle).values
-    return (values.sum() / gaussian.covariance.eigenvalues.sum()).item()
+    angle = wiener.angle
+    if not isinstance(angle, Modes):
+        return float(angle)
+    weights = 0.0 * angle + gaussian.variance
+    return ((weights * angle).values.sum() / weights.values.sum()).item()
 
 
 def _kappa(chain: Chain, level: Level) -> Any:
