@@ -38,7 +38,6 @@ from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import DEFAULT
 from nidiff.training.experiment import Experiment, read_experiment
 
-
 BASELINE, BLOCK = 2048, 256  # images that show what the data's Gaussian achieves, and so many at a time
 
 

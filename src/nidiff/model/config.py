@@ -201,7 +201,9 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     if gaussian is None or isinstance(gaussian, GaussianModel):
         return gaussian, None
     if not isinstance(gaussian, Mapping):
-        raise InputError(f"gaussian={shown(gaussian)} must be a nidiff.GaussianModel, or what its to_config() returned.")
+        raise InputError(
+            f"gaussian={shown(gaussian)} must be a nidiff.GaussianModel, or what its to_config() returned."
+        )
     model, measured = GaussianModel.from_config(gaussian), gaussian.get("kappa")
     if measured is None:
         return model, None

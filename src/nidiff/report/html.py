@@ -28,12 +28,12 @@ from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
 from nidiff.model.folder import image_shape, load_model
+from nidiff.randomness import generators_from_seeds
 from nidiff.report.denoising import denoise_levels
 from nidiff.report.loss import LOGGED, loss_figure, read_log
 from nidiff.report.noise import noise_figure
 from nidiff.report.page import figure, image, page, picture, plot, table
 from nidiff.report.quality import quality_figure
-from nidiff.randomness import generators_from_seeds
 from nidiff.sampling.sampler import sample
 from nidiff.training.baseline import baseline_text
 from nidiff.training.experiment import Experiment

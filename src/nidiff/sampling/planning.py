@@ -9,7 +9,7 @@ samples: no Monte Carlo, and no formula per sampler.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from nidiff.covariance.matrix import Diagonal
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.spectral import Cosine, Fourier, wavenumber
-from nidiff.diffusion.denoiser import Denoiser, silent
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level, Schedule
@@ -82,6 +82,24 @@ LOSSES: dict[str, Loss] = {
 }
 
 
+class ExactDenoiser:
+    """E[x0 | x] of Gaussian data whose modes are pixels: what `gaussian.denoiser(process)` is, without its detours.
+
+    Steps know it as the denoiser of their chain.
+    """
+
+    kappa = None
+
+    def __init__(self, process: Process, gaussian: GaussianModel) -> None:
+        self.process, self.gaussian = process, gaussian
+        self._data, self._noise = gaussian.covariance.eigenvalues, process.covariance.eigenvalues
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        signal, sigma = level.signal.values, level.sigma.values
+        data = signal * self._data
+        return x * (data / (signal * data + sigma**2 * self._noise))
+
+
 class SmallModel:
     """A process, a Gaussian model of the data and a sampler, for one mode of every kind."""
 
@@ -95,7 +113,7 @@ class SmallModel:
     ) -> None:
         _check_sampler(sampler)
         self.schedule, self.sampler, self.options = process.schedule, sampler, options
-        self.shape = gaussian.covariance.event_shape
+        self.gaussian, self.shape = gaussian, gaussian.covariance.event_shape
         data = gaussian.covariance.eigenvalues.flatten()
         event = process.covariance.event_shape
         gaussian.noise(process.covariance)  # which refuses another basis
@@ -110,7 +128,7 @@ class SmallModel:
         own_gaussian = GaussianModel(
             torch.zeros(len(picked), dtype=torch.float64), Diagonal(self.data, normalize=False)
         )
-        self.denoiser = Denoiser(silent, own_process, "residual", gaussian=own_gaussian, sees="x")
+        self.denoiser = ExactDenoiser(own_process, own_gaussian)
         self.draws: int | None = None
 
     def ratios(self, rows: Tensor, start: str = "prior") -> Tensor:
@@ -130,14 +148,24 @@ class SmallModel:
             noise[:, drawn] = self.noise_deviation
             return noise.flatten(0, 1)
 
-        x = walk(Chain(self.denoiser, impulse), x.flatten(0, 1), levels, self.sampler, self.options)
+        x = walk(Chain(cast(Denoiser, self.denoiser), impulse), x.flatten(0, 1), levels, self.sampler, self.options)
         return x.reshape(count, 1 + draws, kinds).square().sum(1) / self.data
+
+    def errors(self, rows: Tensor, start: str = "prior") -> Tensor:
+        """The mean of |S/C − 1| over the bands [B], for each set of rows [B, steps]."""
+        return ((self.ratios(rows, start) - 1).abs() * self.weights()).sum(1)
+
+    def weights(self, objective: str = "spectrum") -> Tensor:
+        """Of every kind: each band counts the same for the spectrum, each mode for "kl", and as much as C for "w2"."""
+        band, data = bands(self.gaussian).flatten(), self.gaussian.covariance.eigenvalues.flatten()
+        each = torch.bincount(band)[band].double().reciprocal() if objective == "spectrum" else torch.ones_like(data)
+        each = data if objective == "w2" else each
+        return self.kinds.weights(each / each.sum())
 
     def _deviation(self, first: Level, start: str) -> Tensor:
         """The standard deviation at the first level."""
         process = self.denoiser.process
         if start == "gaussian":
-            assert self.denoiser.gaussian is not None
             return self.denoiser.gaussian.at(first, process.covariance).total.values.sqrt()
         scale = process.schedule.prior_scale
         scale = scale.values if isinstance(scale, Modes) else scale
@@ -154,7 +182,7 @@ class SmallModel:
                 drawn += 1
                 return torch.zeros_like(x)
 
-            walk(Chain(self.denoiser, count), x, levels, self.sampler, self.options)
+            walk(Chain(cast(Denoiser, self.denoiser), count), x, levels, self.sampler, self.options)
             self.draws = drawn
         return self.draws
 
@@ -291,16 +319,13 @@ def _check_sampler(sampler: Sampler) -> None:
 
 # Planning --------------------------------------------------------------------------------------------------------
 
-PLANNED_KINDS = 96  # a plan needs fewer
-MOST_PLANNED = 64  # steps; of more than that, the best of the fixed spacings is near enough
+PLANNED_KINDS = (96, 32)  # a plan needs fewer, a quick one fewer still
+MOST_PLANNED = (64, 24)  # steps; of more than that, the best of the fixed spacings is near enough
 ENDS = (0.5, 0.65, 0.8, 0.9)  # where a start in equal steps of log-SNR ends, as a share of its range
 DAMPINGS = (1e-4, 1e-2, 1.0, 100.0)
-MANY = 24  # steps for which the search is shortened
-ROUNDS, TRIAL, KEPT = (
-    (40, 12),
-    (8, 3),
-    (4, 1),
-)  # all starts for a few rounds, the best of them to the end; of many steps
+MANY = 24  # steps for which the search is shortened; a quick one is shorter still
+# All starts for a few rounds, and the best of them to the end; the same of many steps; the same of a quick search.
+ROUNDS, TRIAL, KEPT = (40, 12, 8), (8, 3, 0), (4, 1, 1)
 SHIFT = 1e-5  # of a step in log-SNR, relatively, for its slope
 EVEN = 1e-4  # the weight of log(step / step before), of steps in mean angle
 STRIDES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # of the search position by position, in log-SNR
@@ -319,6 +344,7 @@ def planned_rows(
     start: str = "prior",
     first: int | None = None,
     objective: str = "spectrum",
+    quick: bool = False,
 ) -> list[float]:
     """The ``num_steps`` rows at which ``sampler`` makes the least error on data from ``gaussian``.
 
@@ -326,23 +352,15 @@ def planned_rows(
     the bands), or, of the law of a mode, "kl" or "w2". They are found by least squares on log S/C, in the logarithms of
     the steps in (mean) log-SNR, from several fixed spacings; then by moving one position at a time. They lie between
     the rows of the schedule where that gains more than `WORTH`. A sampler that makes no error keeps its own spacing.
+    ``quick`` searches less.
     """
     first = len(process.schedule) - 1 if first is None else first
-    key = (sampler, tuple(options.items()), num_steps, start, first, one_of("objective", objective, LOSSES))
+    key = (sampler, tuple(options.items()), num_steps, start, first, one_of("objective", objective, LOSSES), quick)
     plans = _PLANS.setdefault(gaussian, WeakKeyDictionary()).setdefault(process, {})
     if key not in plans:
-        model = SmallModel(process, gaussian, sampler, options, PLANNED_KINDS)
-        weights = _weights(model, gaussian, objective)
-        plans[key] = _Planner(model, weights, num_steps, start, first, LOSSES[objective]).rows()
+        model = SmallModel(process, gaussian, sampler, options, PLANNED_KINDS[quick])
+        plans[key] = _Planner(model, objective, num_steps, start, first, quick).rows()
     return [*plans[key]]
-
-
-def _weights(model: SmallModel, gaussian: GaussianModel, objective: str) -> Tensor:
-    """Of every kind: each band counts the same for the spectrum, each mode for "kl", and as much as C for "w2"."""
-    band, data = bands(gaussian).flatten(), gaussian.covariance.eigenvalues.flatten()
-    each = torch.bincount(band)[band].double().reciprocal() if objective == "spectrum" else torch.ones_like(data)
-    each = data if objective == "w2" else each
-    return model.kinds.weights(each / each.sum())
 
 
 class _Planner:
@@ -351,23 +369,24 @@ class _Planner:
     def __init__(
         self,
         model: SmallModel,
-        weights: Tensor,
+        objective: str,
         count: int,
         start: str,
         first: int,
-        loss: Loss,
+        quick: bool,
     ) -> None:
-        self.model, self.weights, self.count, self.start, self.loss = model, weights, count, start, loss
+        self.model, self.weights, self.loss = model, model.weights(objective), LOSSES[objective]
+        self.count, self.start, self.quick = count, start, quick
+        self.effort = 2 if quick else int(count > MANY)
         self.schedule, self.first = model.schedule, first
         self.part = model.schedule.below(first)
         self.logsnr = self.part.mean_logsnr
         self.low, self.high = self.logsnr[-1].item(), self.logsnr[0].item()
         # The mean angle of the modes, rising with log-SNR.
         denoiser, some = model.denoiser, torch.linspace(first, 0, min(first + 1, 1001), dtype=torch.float64).round()
-        assert denoiser.gaussian is not None
         level = denoiser.process.schedule.level(some)
         angle = denoiser.gaussian.at(level, denoiser.process.covariance).angle.values
-        self.places, self.angle = self.logsnr[some.long()], (angle * weights).sum(1)
+        self.places, self.angle = self.logsnr[some.long()], (angle * self.weights).sum(1)
 
     def rows(self) -> list[float]:
         spacing = self.model.sampler.spacing
@@ -376,10 +395,13 @@ class _Planner:
         if not 1 < self.count < len(self.part) or self._costs(own[None])[0] < ROUNDING:
             return _as_rows(own)
         fixed = torch.stack([own, *(self._column(spacing(self.part, self.count)) for spacing in SPACINGS.values())])
-        if self.count > MOST_PLANNED:
-            return _as_rows(fixed[self._costs(fixed).argmin()])
-        steps = self._least_squares(torch.cat([self._steps(self._logsnr(fixed)), self._more_starts()]))
-        logsnr = self._searched(self._positions(steps[:1])[0])
+        steps = torch.cat([self._steps(self._logsnr(fixed)), self._more_starts()])
+        if self.count > MOST_PLANNED[self.quick]:
+            starts = torch.cat([fixed, self._rows(self._positions(steps[len(fixed) :]))])
+            return _as_rows(self._whole(starts[self._costs(starts).argmin()], rounds=0))
+        logsnr = self._positions(self._least_squares(steps)[:1])[0]
+        if not self.quick:
+            logsnr = self._searched(logsnr)
         between = self._rows(logsnr[None])[0]
         whole = self._whole(between)
         least, cost, usual = self._costs(torch.stack([between, whole, own])).tolist()
@@ -430,7 +452,7 @@ class _Planner:
     def _least_squares(self, steps: Tensor) -> Tensor:
         """Levenberg–Marquardt from every start at once, with several dampings at a time; the best comes first."""
         residuals = self._residuals(steps)
-        rounds, trial, kept = (each[self.count > MANY] for each in (ROUNDS, TRIAL, KEPT))
+        rounds, trial, kept = (each[self.effort] for each in (ROUNDS, TRIAL, KEPT))
         for number in range(rounds):
             if number == trial:
                 best = residuals.square().sum(1).argsort(stable=True)[:kept]
@@ -467,7 +489,7 @@ class _Planner:
             logsnr = self._descend(logsnr, partial(near, stride=stride), self._rows)
         return logsnr
 
-    def _whole(self, rows: Tensor) -> Tensor:
+    def _whole(self, rows: Tensor, rounds: int | None = None) -> Tensor:
         """Whole rows near these, moved one or two at a time as long as that helps."""
         rows = rows.round()
         for index in range(1, self.count):  # distinct ones
@@ -477,12 +499,18 @@ class _Planner:
         one = torch.eye(self.count, dtype=torch.float64)[1:]
         moves = torch.cat([one, one[1:] + one[:-1], one[1:] - one[:-1], 2 * one, 3 * one, 5 * one])
         moves = torch.cat([moves, -moves])
-        return self._descend(rows, lambda rows: (rows + moves).clamp(0, self.first), lambda rows: rows)
+        return self._descend(rows, lambda rows: (rows + moves).clamp(0, self.first), lambda rows: rows, rounds)
 
-    def _descend(self, here: Tensor, near: Callable[[Tensor], Tensor], as_rows: Callable[[Tensor], Tensor]) -> Tensor:
+    def _descend(
+        self,
+        here: Tensor,
+        near: Callable[[Tensor], Tensor],
+        as_rows: Callable[[Tensor], Tensor],
+        rounds: int | None = None,
+    ) -> Tensor:
         """The best of the neighbours, again and again, until there is no better one."""
         cost = self._costs(as_rows(here[None]))[0]
-        for _ in range(ROUNDS[self.count > MANY]):
+        for _ in range(ROUNDS[self.effort] if rounds is None else rounds):
             if cost < ENOUGH:
                 break
             others = near(here)

@@ -186,8 +186,10 @@ class Experiment:
     def needs_gaussian(self) -> bool:
         """Whether the run cannot do without the data's Gaussian."""
         named = (text.partition(":")[0].strip() for text in (self.sampler, self.schedule))
-        return self.target == "residual" or self.sees in ("z", "both") or any(
-            name in ("angle", "angle_2m", "designed") for name in named
+        return (
+            self.target == "residual"
+            or self.sees in ("z", "both")
+            or any(name in ("angle", "angle_2m", "designed") for name in named)
         )
 
     @property
