@@ -60,7 +60,8 @@ class Candidate:
     def faults(self) -> list[str]:
         """Why it is not recommended, whatever error is predicted."""
         reasons = {
-            f"the noise is smoother than the data (C/Σ {self.roughness:.3g} at a fine mode)": self.roughness > LIMIT,
+            f"the noise is smoother than the data (C/Sigma {self.roughness:.3g} at a fine mode)": self.roughness
+            > LIMIT,
             f"the last level still shows a mode (SNR {self.snr_last:.2g})": self.snr_last > FORGOTTEN,
             f"the first level does not resolve a mode (SNR {self.snr_first:.2g})": self.snr_first < RESOLVED,
         }
@@ -83,10 +84,10 @@ class Design:
     recommended: Candidate
 
     @property
-    def baseline(self) -> Candidate:
-        """White noise with the better of the usual schedules."""
+    def baseline(self) -> Candidate | None:
+        """White noise with the better of the usual schedules, if that is among the candidates."""
         white = [one for one in self.candidates if one.covariance == "white" and one.schedule.startswith("ddpm")]
-        return min(white, key=lambda one: one.score)
+        return min(white, key=lambda one: one.score, default=None)
 
     @property
     def reason(self) -> str:
@@ -95,12 +96,12 @@ class Design:
         if own.faults:
             return f"no candidate is without fault, and this one has the least error, but {', and '.join(own.faults)}"
         words = (
-            f"the noise is at least as rough as the data (C/Σ {own.roughness:.3g}), every mode is forgotten at the "
-            f"last level (SNR {own.snr_last:.2g}) and resolved at the first (SNR {own.snr_first:.3g}), and the error that "
-            f"DPM-Solver++ makes of the spectrum in 5, 10 and 20 steps is {_errors(own)}"
+            f"the noise is at least as rough as the data (C/Sigma {own.roughness:.3g}), every mode is forgotten at the "
+            f"last level (SNR {own.snr_last:.2g}) and resolved at the first (SNR {own.snr_first:.3g}), and the error "
+            f"that DPM-Solver++ makes of the spectrum in 5, 10 and 20 steps is {_errors(own)}"
         )
-        if own is white:
-            return words + ": nothing else is better by a quarter"
+        if white is None or own is white:
+            return words + (": nothing else is better by a quarter" if own is white else "")
         return words + f", with white noise and {white.schedule} {_errors(white)}"
 
 

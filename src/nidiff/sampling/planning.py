@@ -320,12 +320,12 @@ def _check_sampler(sampler: Sampler) -> None:
 # Planning --------------------------------------------------------------------------------------------------------
 
 PLANNED_KINDS = (96, 32)  # a plan needs fewer, a quick one fewer still
-MOST_PLANNED = (64, 24)  # steps; of more than that, the best of the fixed spacings is near enough
+MOST_PLANNED = 64  # steps; of more than that, the best of the fixed spacings is near enough
 ENDS = (0.5, 0.65, 0.8, 0.9)  # where a start in equal steps of log-SNR ends, as a share of its range
 DAMPINGS = (1e-4, 1e-2, 1.0, 100.0)
 MANY = 24  # steps for which the search is shortened; a quick one is shorter still
-# All starts for a few rounds, and the best of them to the end; the same of many steps; the same of a quick search.
-ROUNDS, TRIAL, KEPT = (40, 12, 8), (8, 3, 0), (4, 1, 1)
+# All starts for a few rounds, and the best of them to the end: usually, with many steps, and both of a quick search.
+ROUNDS, TRIAL, KEPT = (40, 12, 8, 3), (8, 3, 0, 0), (4, 1, 1, 1)
 SHIFT = 1e-5  # of a step in log-SNR, relatively, for its slope
 EVEN = 1e-4  # the weight of log(step / step before), of steps in mean angle
 STRIDES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # of the search position by position, in log-SNR
@@ -377,7 +377,7 @@ class _Planner:
     ) -> None:
         self.model, self.weights, self.loss = model, model.weights(objective), LOSSES[objective]
         self.count, self.start, self.quick = count, start, quick
-        self.effort = 2 if quick else int(count > MANY)
+        self.effort = 2 * quick + (count > MANY)
         self.schedule, self.first = model.schedule, first
         self.part = model.schedule.below(first)
         self.logsnr = self.part.mean_logsnr
@@ -396,7 +396,7 @@ class _Planner:
             return _as_rows(own)
         fixed = torch.stack([own, *(self._column(spacing(self.part, self.count)) for spacing in SPACINGS.values())])
         steps = torch.cat([self._steps(self._logsnr(fixed)), self._more_starts()])
-        if self.count > MOST_PLANNED[self.quick]:
+        if self.count > MOST_PLANNED:
             starts = torch.cat([fixed, self._rows(self._positions(steps[len(fixed) :]))])
             return _as_rows(self._whole(starts[self._costs(starts).argmin()], rounds=0))
         logsnr = self._positions(self._least_squares(steps)[:1])[0]
