@@ -407,7 +407,7 @@ BAD = {
     "unknown spacing": ({"spacing": "cosine"}, "spacing='cosine'.*'uniform'"),
     "rising rows": ({"rows": [0, 5]}, "rows gives.*they must fall"),
     "rows beyond": ({"rows": [10, 5]}, "rows gives.*they must fall"),
-    "rows between": ({"rows": [5.0, 2.5]}, "rows gives.*integers"),
+    "rows between": ({"rows": [5.0, 2.5j]}, "rows gives.*integers"),
     "no rows": ({"rows": 5}, "rows gives 5.*integers"),
     "no sampler": ({"sampler": None}, "sampler=None must be a name"),
     "written spacing": ({"sampler": "ddim:spacing=cosine"}, "spacing='cosine'.*'uniform'"),

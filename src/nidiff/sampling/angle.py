@@ -37,9 +37,10 @@ def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> 
     return _turned(chain, x, x0, here, there, second_order=True)
 
 
-def angle_rows(process: Process, gaussian: GaussianModel, count: int) -> list[int]:
-    """``count`` falling rows at equal steps of the `mean_angle`, the last step of which ends at the data."""
-    top = len(process.schedule) - 1
+def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int | None = None) -> list[int]:
+    """``count`` falling rows at equal steps of the `mean_angle` from the row ``top``, the noisiest; the last step ends
+    at the data."""
+    top = len(process.schedule) - 1 if top is None else top
 
     def falling(row: int) -> float:
         return -mean_angle(gaussian, process.covariance, process.schedule.level(row))
@@ -107,7 +108,7 @@ def known_gaussian(denoiser: Denoiser) -> GaussianModel:
     """The data's Gaussian, if the denoiser knows it."""
     if denoiser.gaussian is None:
         raise InputError(
-            "the angle samplers and spacing='angle' need the data's Gaussian: give the denoiser "
+            "the angle samplers, and spacing 'angle' and 'planned', need the data's Gaussian: give the denoiser "
             "gaussian=nidiff.fit_gaussian(data), or use sampler 'dpmpp_2m'."
         )
     return denoiser.gaussian
