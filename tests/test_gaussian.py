@@ -181,7 +181,7 @@ def test_signals_and_single_channels_fit():
                 sampler="angle",
                 dtype=torch.float64,
             ),
-            "need the data's Gaussian",
+            "needs the data's Gaussian",
             id="angle",
         ),
     ],

@@ -242,7 +242,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         levels, spacing = len(self), self.config["timestep_spacing"]
         count = check_whole("num_inference_steps", count, 1, levels)
         if spacing == "angle":
-            return angle_rows(self.process, known_gaussian(self._model), count)
+            return angle_rows(self.process, known_gaussian(self._model, "timestep_spacing='angle'"), count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)

@@ -148,7 +148,7 @@ def _choose_rows(
         first = max(start_row(process, gaussian, bound, denoiser.kappa), count - 1)
     if spacing not in FROM_DATA:
         return spaced_rows(process.schedule.below(first) if start == "gaussian" else process.schedule, count, spacing)
-    gaussian = known_gaussian(denoiser)
+    gaussian = known_gaussian(denoiser, f"spacing={spacing!r}")
     if spacing == "angle" or sampler.finishes:  # which makes no error on Gaussian data, wherever it steps
         return angle_rows(process, gaussian, count, first)
     return planned_rows(process, gaussian, sampler, options, count, start=start, first=first)
