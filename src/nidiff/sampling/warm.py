@@ -60,5 +60,5 @@ def _information(process: Process, gaussian: GaussianModel, row: float) -> torch
     """½ log(1 + signal² C / (sigma² Σ)) of every mode: what x tells of x0 if that is Gaussian."""
     level = process.schedule.level(row)
     ratio = level.signal**2 * gaussian.variance / (level.sigma**2 * gaussian.noise(process.covariance))
-    assert isinstance(ratio, Modes)
-    return 0.5 * ratio.values.log1p()
+    values = ratio.values if isinstance(ratio, Modes) else torch.tensor(ratio, dtype=torch.float64)
+    return 0.5 * values.log1p()
