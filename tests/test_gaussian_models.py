@@ -121,7 +121,9 @@ DAMAGES = {
     "no mean": lambda arrays: arrays.pop("mean"),
     "no kappa": lambda arrays: arrays.pop("kappa.values"),
     "kappa beyond 1": lambda arrays: arrays["kappa.trust"].add_(2),
-    "kappa of another shape": lambda arrays: arrays.update({"kappa.values": arrays["kappa.values"][..., :4].clone()}),
+    "kappa of another shape": lambda arrays: arrays.update(
+        {"kappa.values": arrays["kappa.values"][..., :4].contiguous()}
+    ),
     "mean of another shape": lambda arrays: arrays.update(mean=arrays["mean"].repeat(2, 1, 1)),
     "a mean that is not finite": lambda arrays: arrays["mean"].fill_(torch.nan),
     "C that is not positive": lambda arrays: arrays["covariance.with_eigenvalues"].neg_(),

@@ -58,8 +58,8 @@ def denoiser(net, seed: int = 0) -> nidiff.Denoiser:
     data = torch.randn(20, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     process = nidiff.Process(nidiff.ddpm_linear(9 + seed), nidiff.from_data(data))  # Σ has arrays
     gaussian = nidiff.fit_gaussian(data, basis=process.covariance)
-    table = torch.full((2, 1, 4, 4), 0.5)
-    kappa = Kappa(torch.tensor([0.0, 8.0], dtype=torch.float64), table, table.clone())
+    half = torch.full((2, 1, 4, 4), 0.5)
+    kappa = Kappa(torch.tensor([0.0, 8.0], dtype=torch.float64), half, half)
     options = {"clip": 1.0, "scaling": PIXELS, "gaussian": gaussian, "kappa": kappa}
     return nidiff.Denoiser(net, process, "eps" if seed else "v", **options)
 

@@ -290,6 +290,31 @@ class Schedule:
         other._check_range()
         return other
 
+    def below(self, row: int) -> "Schedule":
+        """The rows from 0 to ``row`` alone, those of least noise."""
+        return self._made_of(lambda table: table[: row + 1], time=self.time[: row + 1])
+
+    def of_modes(self, index: Tensor) -> "Schedule":
+        """A table for these modes [n] alone, by their number in the flattened event; if all modes are alike, of copies.
+
+        Of an event (n,): a small model of this schedule, of which no row is checked again.
+        """
+
+        def columns(table: Tensor) -> Tensor:
+            return table.flatten(1)[:, index] if self.event_shape else table[:, None].expand(-1, len(index))
+
+        return self._made_of(columns, boundary=None, modes=None)
+
+    def _made_of(self, part: Callable[[Tensor], Tensor], **changes: Any) -> "Schedule":
+        """The same with a part of its tables."""
+        other = copy.copy(self)
+        other.logsnr, other._unshifted = part(self.logsnr), part(self._unshifted)
+        other._log_signal = None if self._log_signal is None else part(self._log_signal)
+        other.recipe = other._logsnr_of_time = None
+        for name, value in changes.items():
+            setattr(other, name, value)
+        return other
+
     def to_config(self) -> dict[str, Any]:
         """What rebuilds this schedule, as JSON: the call that made it, or the table itself."""
         if self.recipe is None and self._logsnr_of_time is not None:

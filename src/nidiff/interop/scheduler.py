@@ -225,7 +225,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
         table = self.process.schedule
-        rows = self._spaced(num_inference_steps) if timesteps is None else checked_rows(table, timesteps, "timesteps")
+        rows = (
+            self._spaced(num_inference_steps)
+            if timesteps is None
+            else checked_rows(table, timesteps, "timesteps", whole=True)
+        )
         self.num_inference_steps = len(rows)
         self.timesteps = torch.tensor(rows, device=device)
         self._levels = [table.level(row) for row in rows]
@@ -238,7 +242,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         levels, spacing = len(self), self.config["timestep_spacing"]
         count = check_whole("num_inference_steps", count, 1, levels)
         if spacing == "angle":
-            return angle_rows(self.process, known_gaussian(self._model), count)
+            return angle_rows(self.process, known_gaussian(self._model, "timestep_spacing='angle'"), count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)

@@ -34,7 +34,7 @@ ALGORITHMS = {
     "angle_2m": "angle_2m",
 }
 VARIANCES = {"fixed_small": "posterior", "fixed_large": "beta"}
-SPACINGS = ("leading", "linspace", "trailing", "angle")
+SPACINGS = ("leading", "linspace", "trailing")  # of diffusers; ours is "angle"
 
 # A scheduler of diffusers ignores the fields it does not know and would sample with white noise. This one it knows, and
 # refuses: "nidiff (needs …) is not implemented for DDIMScheduler".
@@ -117,7 +117,11 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     """The denoiser around ``net`` that the configuration describes: the inverse of `scheduler_config`."""
     check_fields(config)
     config = {**dict.fromkeys(FIELDS), **DEFAULTS, **config}
-    for field, known in (("algorithm", ALGORITHMS), ("variance_type", VARIANCES), ("timestep_spacing", SPACINGS)):
+    for field, known in (
+        ("algorithm", ALGORITHMS),
+        ("variance_type", VARIANCES),
+        ("timestep_spacing", (*SPACINGS, "angle")),
+    ):
         one_of(field, config[field], known)
     covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
     if not isinstance(target, Target):
@@ -185,7 +189,8 @@ def _gaussian_config(gaussian: GaussianModel, kappa: Kappa | None) -> Config:
     if kappa is None:
         return config
     measured = {"rows": kappa.rows.tolist(), **{name: {"tensor": f"kappa.{name}"} for name in ("values", "trust")}}
-    arrays = {"kappa.values": kappa.values, "kappa.trust": kappa.trust}
+    # Copies: one tensor in both places could not be written.
+    arrays = {"kappa.values": kappa.values.clone(), "kappa.trust": kappa.trust.clone()}
     return Config({**config, "kappa": measured}, {**config.tensors, **arrays})
 
 
