@@ -143,7 +143,7 @@ def _baseline(run: RunDirectory) -> str:
     stored = run.stored()
     gaussian = None if stored is None else stored.gaussian
     if gaussian is None or len(gaussian.shape) != 3:
-        raise InputError("this run did not fit a Gaussian to its data (setting gaussian).")
+        return "<p>This run did not fit a Gaussian to its data.</p>"
     count = min(run.experiment.num_samples, MOST_DRAWS)
     if count * math.prod(gaussian.shape) > MOST_PIXELS:
         raise InputError("its images are too large to be drawn here.")
@@ -152,7 +152,7 @@ def _baseline(run: RunDirectory) -> str:
     said = baseline_text(run.facts.get("gaussian")) or "not recorded"
     shown = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), "Grid of draws from the data's Gaussian", "draws of N(μ, C)")
     grids = _grids(run)
-    shown += _grid(*grids[-1]) if grids else ""
+    shown += _grid(*grids[-1]).replace("Grid of samples after", "The model after") if grids else ""
     return f'{ABOUT_BASELINE}<p>{escape(said)}.</p>\n<div class="grids">\n{shown}</div>'
 
 
