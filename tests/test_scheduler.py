@@ -22,7 +22,11 @@ GFF = nidiff.gaussian_free_field((4, 4))
 PREDICTIONS = predictions()
 FITTED = nidiff.from_data(normal(50, 1, 4, 4), average="modes")  # a Σ that is arrays
 GAUSSIAN = nidiff.fit_gaussian(normal(50, 1, 4, 4, seed=3), basis=FITTED)
-KAPPA = Kappa(torch.tensor([0.0, 60.0, 99.0], dtype=torch.float64), normal(3, 1, 4, 4).sigmoid())
+KAPPA = Kappa(
+    torch.tensor([0.0, 60.0, 99.0], dtype=torch.float64),
+    normal(3, 1, 4, 4).sigmoid(),
+    normal(3, 1, 4, 4, seed=1).sigmoid(),
+)
 SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}}
 
 
@@ -314,7 +318,7 @@ def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retrainin
     theirs = diffusers.DDPMScheduler.from_pretrained(tmp_path / "theirs", subfolder="scheduler")
     data = nidiff.gaussian_free_field((8, 8)).sample((64, 1, 8, 8), seeded())
     options = {"covariance": nidiff.Identity((8, 8)), "gaussian": nidiff.fit_gaussian(data)}
-    options |= {"algorithm": algorithm, "timestep_spacing": "trailing"}
+    options |= {"algorithm": algorithm, "timestep_spacing": "angle"}
     plain = NonIsotropicScheduler.from_config(theirs.config, **options)
     measured = nidiff.measure_kappa(plain.denoiser(unet), data, num_images=16, num_rows=3)
     ours = NonIsotropicScheduler.from_config(theirs.config, kappa=measured.kappa, **options)
@@ -325,7 +329,7 @@ def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retrainin
         assert (again.scheduler.config.algorithm, again.scheduler.denoiser(unet).sees) == (algorithm, "x")
         again.set_progress_bar_config(disable=True)
         images.append(again(2, seeds=[0, 1], num_inference_steps=4, output_type="pt").images)
-    expected = nidiff.sample(measured, (2, 1, 8, 8), sampler=algorithm, num_steps=4, seeds=[0, 1])
+    expected = nidiff.sample(measured, (2, 1, 8, 8), sampler=algorithm, num_steps=4, seeds=[0, 1])  # on its rows
     assert torch.equal(images[0], (expected / 2 + 0.5).clamp(0, 1))
     assert not torch.allclose(images[1], images[0], atol=1e-4)  # κ was used, and saved
 

@@ -201,6 +201,8 @@ def schedule_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "betas": [0.1, 0.2],
         "alphas_cumprod": [0.9, 0.5],
         "logsnr": [3.0, 0.0],
+        "shape": SHAPE,
+        "ratio": (COV.eigenvalues / 3).tolist(),
     }
     calls = {}
     for name, function in SCHEDULES.items():

@@ -14,18 +14,19 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Channels
-from nidiff.covariance.operator import Covariance, as_numbers, check_shape
+from nidiff.covariance.operator import WORKING, Covariance, as_numbers, check_shape
 from nidiff.covariance.spectral import BOUNDARIES, magnitude, wavenumber
 from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
+from nidiff.diffusion.schedule import LARGEST_LOGSNR, MOST_LEVELS, SCHEDULES, Schedule, as_schedule
 from nidiff.errors import InputError, one_of
 from nidiff.memory import require_memory
-from nidiff.recipe import check_whole, remembered
+from nidiff.recipe import check_number, check_whole, remembered
 
 # Where there would be no signal at all, log-SNR would be −∞: the last row stands a hair before.
 HAIR = 1e-6
 # Beyond e^-60 of the noise's variance no signal can be seen, and beyond e^60 no noise: modes need not move there.
 BEYOND = 60.0
+WIDEST = 1e9  # pixels that a blur may be wide
 
 
 @remembered
@@ -58,10 +59,10 @@ def heat(
     for CIFAR-10. Coarse modes keep their signal to the end, so that N(0, sigma² Σ) is not where sampling may start.
     """
     shape = check_shape(shape)
-    check_whole("num_levels", num_levels, 3)
-    blur_max = 0.75 * max(shape) if blur_max is None else blur_max
-    if not 0 < blur_min < blur_max:
-        raise InputError(f"blur_min={blur_min}, blur_max={blur_max} must satisfy 0 < blur_min < blur_max.")
+    _checked_levels(num_levels, shape, 3)
+    blur_max = 0.75 * max(shape) if blur_max is None else check_number("blur_max", blur_max)
+    if not 0 < blur_min < blur_max < WIDEST:
+        raise InputError(f"blur_min={blur_min}, blur_max={blur_max} must satisfy 0 < blur_min < blur_max < {WIDEST:g}.")
     _check_positive(sigma=sigma)
     ends = math.log(blur_min), math.log(blur_max)
     blur = torch.linspace(*ends, num_levels - 1, dtype=torch.float64, device="cpu").exp()
@@ -86,12 +87,12 @@ def blurring(
     VP-cosine between the two log-SNR. t = (row + 1)/L.
     """
     shape = check_shape(shape)
-    if not (blur_max >= 0 and 0 < least <= 1 and logsnr_min < logsnr_max):
+    _check_logsnr(logsnr_min, logsnr_max)
+    if not (0 <= blur_max < WIDEST and 0 < least <= 1):
         raise InputError(
-            f"blur_max={blur_max}, least={least}, logsnr_min={logsnr_min}, logsnr_max={logsnr_max} must satisfy "
-            "blur_max >= 0, 0 < least <= 1 and logsnr_min < logsnr_max."
+            f"blur_max={blur_max}, least={least} must satisfy 0 <= blur_max < {WIDEST:g} and 0 < least <= 1."
         )
-    time = _times(num_levels)
+    time = _times(num_levels, shape)
     first, last = (math.atan(math.exp(-0.5 * logsnr)) for logsnr in (logsnr_max, logsnr_min))
     logsnr = -2 * torch.tan(first + time * (last - first)).log()
     decay = _dissipation(shape, boundary, blur_max * torch.sin(math.pi / 2 * time).square())
@@ -118,12 +119,11 @@ def soft_conditioning(
     """
     shape = check_shape(shape)
     _check_positive(softness=softness)
-    if not logsnr_min < logsnr_max:
-        raise InputError(f"logsnr_min={logsnr_min}, logsnr_max={logsnr_max} must satisfy logsnr_min < logsnr_max.")
+    _check_logsnr(logsnr_min, logsnr_max)
     order = wavenumber(_family(boundary), shape)
     order = order / order.max().clamp(min=1e-300)
     width = (logsnr_max - logsnr_min) / softness
-    time = _column(_times(num_levels, num_levels - 1, 0), order.unsqueeze(0))
+    time = _column(_ramp(num_levels, shape), order.unsqueeze(0))
     logsnr = logsnr_max + (1 - order) * width - time * (logsnr_max - logsnr_min + width)
     logsnr = logsnr.clamp(min(logsnr_min, -BEYOND), max(logsnr_max, BEYOND))
     if bool((logsnr.diff(dim=0).flatten(1).amin(1) >= 0).any()):
@@ -150,7 +150,7 @@ def blue(
     wave[(0,) * wave.ndim] = 1.0
     spectrum = wave**exponent
     root = (spectrum / spectrum.mean()).sqrt().unsqueeze(0)
-    time = _column(_times(num_levels).clamp(max=1 - HAIR), root)
+    time = _column(_times(num_levels, shape).clamp(max=1 - HAIR), root)
     white = torch.tanh(1.5 * time / tau) / math.tanh(1.5 / tau)
     return _table((1 - time).log().expand(-1, *shape), (time * (white + (1 - white) * root)).log(), boundary)
 
@@ -171,8 +171,8 @@ def offset_ramp(
     shape = check_shape(shape)
     plain = _base(base, num_levels)
     mean = torch.zeros(1, *shape, dtype=torch.float64, device="cpu")
-    mean[(0,) * mean.ndim] = math.prod(shape) * strength**2
-    ramp = _column(_times(num_levels, max(num_levels - 1, 1), 0), mean)
+    mean[(0,) * mean.ndim] = float(math.prod(shape)) * strength * strength
+    ramp = _column(_ramp(num_levels, shape), mean)
     log_sigma = _column(plain.sigma.log(), mean) + 0.5 * torch.log1p(ramp.square() * mean)
     return _table(_column(plain.log_signal, mean).expand_as(log_sigma), log_sigma, boundary)
 
@@ -199,8 +199,7 @@ def designed(
     if per_mode and values.ndim == 0:
         raise InputError("ratio must have one entry per mode of Σ for per_mode=True: give an array of Σ's shape.")
     log_ratio = values.log() if per_mode else values.log().min()
-    require_memory(f"num_levels={num_levels}", 64.0 * num_levels * log_ratio.numel(), "use fewer levels")
-    time = _column(1 - _times(num_levels).clamp(max=1 - HAIR), log_ratio.unsqueeze(0))
+    time = _column(1 - _times(num_levels, tuple(log_ratio.shape)).clamp(max=1 - HAIR), log_ratio.unsqueeze(0))
     # log of (L^t − 1)/(L − L^t), from the side on which nothing overflows; t/(1 − t) for L = 1.
     size = log_ratio.abs().clamp(min=1e-9)
     logsnr = torch.expm1(-time * size).neg().log() - torch.expm1(-(1 - time) * size).neg().log()
@@ -265,11 +264,21 @@ def _table(log_signal: Tensor, log_sigma: Tensor, boundary: str) -> Schedule:
     return Schedule(2 * (log_signal - log_sigma), signal=log_signal.exp(), boundary=boundary)
 
 
-def _times(num_levels: int, steps: int | None = None, first: int = 1) -> Tensor:
-    """(row + first)/steps for every row."""
-    check_whole("num_levels", num_levels, 1)
-    rows = torch.arange(num_levels, dtype=torch.float64, device="cpu")
-    return (rows + first) / max(num_levels if steps is None else steps, 1)
+def _times(num_levels: int, shape: tuple[int, ...] = ()) -> Tensor:
+    """t = (row + 1)/L of every row, as many as there is memory for if each is a table over ``shape``."""
+    rows = torch.arange(1, _checked_levels(num_levels, shape) + 1, dtype=torch.float64, device="cpu")
+    return rows / num_levels
+
+
+def _ramp(num_levels: int, shape: tuple[int, ...]) -> Tensor:
+    """From 0 at the first row to 1 at the last."""
+    return torch.linspace(0, 1, _checked_levels(num_levels, shape), dtype=torch.float64, device="cpu")
+
+
+def _checked_levels(num_levels: int, shape: tuple[int, ...] = (), least: int = 1) -> int:
+    check_whole("num_levels", num_levels, least, MOST_LEVELS)
+    require_memory(f"num_levels={num_levels}", WORKING * num_levels * math.prod(map(float, shape)), "use fewer levels")
+    return num_levels
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
@@ -280,12 +289,19 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 def _dissipation(shape: tuple[int, ...], boundary: str, blur: Tensor) -> Tensor:
     """ω_k σ_B²/2 of every row and mode: what heat has removed, as an exponent."""
     omega = magnitude([2 * math.pi * each for each in _family(boundary).frequencies(shape)])
-    require_memory(f"shape={shape} with {len(blur)} levels", 64.0 * len(blur) * omega.numel(), "use fewer levels")
     return _column(blur.square() / 2, omega.unsqueeze(0)) * omega.square()
 
 
 def _family(boundary: str) -> Any:
     return BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
+
+
+def _check_logsnr(logsnr_min: float, logsnr_max: float) -> None:
+    if not -LARGEST_LOGSNR < logsnr_min < logsnr_max < LARGEST_LOGSNR:
+        raise InputError(
+            f"logsnr_min={logsnr_min}, logsnr_max={logsnr_max} must satisfy logsnr_min < logsnr_max, and lie within "
+            f"±{LARGEST_LOGSNR:g}."
+        )
 
 
 def _check_positive(**given: float) -> None:

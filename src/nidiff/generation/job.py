@@ -34,9 +34,8 @@ class Job:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `nidiff.sample`."""
-        spacing = (
-            {"spacing": self.spacing} if self.spacing in (*SPACINGS, PLANNED) else {}
-        )  # else it is the sampler's own function
+        named = self.spacing in (*SPACINGS, "angle", PLANNED)  # else it is the sampler's own function
+        spacing = {"spacing": self.spacing} if named else {}
         drawing = {"sampler": self.sampler, "num_steps": self.num_steps, "tile": self.tile or None}
         return {**drawing, **spacing, **self.options}
 

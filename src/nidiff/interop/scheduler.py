@@ -39,6 +39,7 @@ from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
 from nidiff.randomness import Generators
 from nidiff.recipe import check_whole, fits
+from nidiff.sampling.angle import angle_rows, known_gaussian
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain, Past
@@ -62,7 +63,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             and that of the spacing are those of `nidiff.sample`.
         variance_type: of ddpm, "fixed_small" (β̃) or "fixed_large" (β).
         clip_sample: clip x̂0 to ±``clip_sample_range``, in pixels.
-        timestep_spacing: "leading", "linspace" or "trailing".
+        timestep_spacing: "leading", "linspace", "trailing", or "angle" (equal steps of the mean angle, which needs a
+            gaussian).
         num_train_timesteps: the number of levels, which is the schedule's; recorded for scripts that ask for it.
         scaling: the units of the data, recorded for the model that is saved with this scheduler.
         gaussian: the `nidiff.GaussianModel` of the data, or what its ``to_config()`` returned.
@@ -239,6 +241,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
         count = check_whole("num_inference_steps", count, 1, levels)
+        if spacing == "angle":
+            return angle_rows(self.process, known_gaussian(self._model), count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)

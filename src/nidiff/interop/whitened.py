@@ -112,7 +112,7 @@ whitened = Whitened  # reads better where it is called
 def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:
     """The row of a flow schedule with this sigma; between two rows, and beyond the ends, as near as there is one."""
     sigma = sigma.detach().double().cpu().clamp(flow.sigma[0], flow.sigma[-1])
-    row = flow.level_at(2 * torch.log((1 - sigma) / sigma)).label
+    row = torch.as_tensor(flow.level_at(2 * torch.log((1 - sigma) / sigma)).label)
     whole = row.round()
     return torch.where((row - whole).abs() < 1e-3, whole, row).clamp(0, len(flow) - 1)  # sigma comes in float32
 

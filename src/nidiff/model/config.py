@@ -34,7 +34,7 @@ ALGORITHMS = {
     "angle_2m": "angle_2m",
 }
 VARIANCES = {"fixed_small": "posterior", "fixed_large": "beta"}
-SPACINGS = ("leading", "linspace", "trailing")
+SPACINGS = ("leading", "linspace", "trailing", "angle")
 
 # A scheduler of diffusers ignores the fields it does not know and would sample with white noise. This one it knows, and
 # refuses: "nidiff (needs …) is not implemented for DDIMScheduler".
@@ -184,14 +184,16 @@ def _gaussian_config(gaussian: GaussianModel, kappa: Kappa | None) -> Config:
     config = gaussian.to_config()
     if kappa is None:
         return config
-    measured = {"rows": kappa.rows.tolist(), "values": {"tensor": "kappa"}}
-    return Config({**config, "kappa": measured}, {**config.tensors, "kappa": kappa.values})
+    measured = {"rows": kappa.rows.tolist(), **{name: {"tensor": f"kappa.{name}"} for name in ("values", "trust")}}
+    arrays = {"kappa.values": kappa.values, "kappa.trust": kappa.trust}
+    return Config({**config, "kappa": measured}, {**config.tensors, **arrays})
 
 
 def without_kappa(gaussian: Config) -> Config:
     """The configuration of the data's Gaussian alone, which is the same before and after training."""
     config, tensors = (
-        {key: value for key, value in each.items() if key != "kappa"} for each in (gaussian, gaussian.tensors)
+        {key: value for key, value in each.items() if key.partition(".")[0] != "kappa"}
+        for each in (gaussian, gaussian.tensors)
     )
     return Config(config, tensors)
 
@@ -210,8 +212,8 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     rows = measured.get("rows") if isinstance(measured, Mapping) else None
     if not (isinstance(rows, list | tuple) and all(fits(row, float) for row in rows)):
         raise InputError("gaussian has a kappa without rows: save it again.")
-    values = _array(measured.get("values"), getattr(gaussian, "tensors", {}))
-    return model, Kappa(torch.tensor(rows, dtype=torch.float64, device="cpu"), values)
+    tables = [_array(measured.get(name), getattr(gaussian, "tensors", {})) for name in ("values", "trust")]
+    return model, Kappa(torch.tensor(rows, dtype=torch.float64, device="cpu"), *tables)
 
 
 def check_fields(config: Mapping[str, Any]) -> None:

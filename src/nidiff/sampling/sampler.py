@@ -18,7 +18,7 @@ from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
 from nidiff.recipe import KINDS, check_kinds, check_number, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
-from nidiff.sampling.angle import angle, angle_2m
+from nidiff.sampling.angle import angle, angle_2m, angle_rows, known_gaussian
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.planning import planned_rows
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
@@ -146,8 +146,10 @@ def _choose_rows(
     count = check_count(process.schedule, count)
     if start == "gaussian" and gaussian is not None:
         first = max(start_row(process, gaussian, bound, denoiser.kappa), count - 1)
+    if spacing == "angle":
+        return angle_rows(process, known_gaussian(denoiser), count, first)
     if spacing != PLANNED:
-        return spaced_rows(process.schedule.below(first) if start == "gaussian" else process.schedule, count, spacing)
+        return spaced_rows(process.schedule.below(first), count, spacing)
     if gaussian is None:
         raise InputError(
             "spacing='planned' needs the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data), or use "
@@ -194,7 +196,8 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         options = written | options
         chosen = SAMPLERS[one_of("sampler", name, SAMPLERS)]
         if "spacing" in options:
-            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), [*SPACINGS, PLANNED]))
+            known = [*SPACINGS, "angle", PLANNED]
+            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), known))
         if "start" in options:
             chosen = chosen._replace(start=one_of("start", options.pop("start"), STARTS))
         if "bound" in options:
@@ -259,8 +262,8 @@ SAMPLERS: dict[str, Sampler] = {
     "euler": Sampler(euler, "trailing", 20),
     "heun": Sampler(heun, "trailing", 20),
     "dpmpp_2m": Sampler(dpmpp_2m, "trailing", 20),
-    "angle": Sampler(angle, "trailing", 10, finishes=True),
-    "angle_2m": Sampler(angle_2m, "trailing", 10, finishes=True),
+    "angle": Sampler(angle, "angle", 10, finishes=True),
+    "angle_2m": Sampler(angle_2m, "angle", 10, finishes=True),
     "euler_maruyama": Sampler(euler_maruyama),
     "als": Sampler(als, settles=True),
     "cas": Sampler(cas),

@@ -19,7 +19,9 @@ PLANNED = "planned"  # beside the names in SPACINGS: `sample` plans, who knows t
 
 def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[float]:
     """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
-    check_count(schedule, num_steps)
+    num_steps = check_count(schedule, num_steps)
+    if spacing == "angle":
+        raise InputError("spacing='angle' needs the data's Gaussian: give the denoiser gaussian=fit_gaussian(data).")
     if spacing == PLANNED:
         raise InputError("spacing='planned' needs a sampler and the data's Gaussian: use it in nidiff.sample.")
     chosen = choose("spacing", spacing, SPACINGS)

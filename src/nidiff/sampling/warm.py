@@ -29,9 +29,9 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
     if kappa is None:
         return _information(process, gaussian, row).mean().item()
     rows = [row, *(each for each in kappa.rows.tolist() if each > row)]
-    total, last = torch.zeros_like(kappa.values[0]), None
+    total, last = torch.zeros_like(kappa.values[0], dtype=torch.float64), None
     for each in reversed(rows):
-        share = kappa.at(process.schedule.level(each), gaussian).values
+        share = kappa.at(process.schedule.level(each), gaussian)[0].values
         information = _information(process, gaussian, each)
         if last is None:
             total += share * information
@@ -57,8 +57,8 @@ def start_row(process: Process, gaussian: GaussianModel, bound: float | None = N
 
 
 def _information(process: Process, gaussian: GaussianModel, row: float) -> torch.Tensor:
-    """½ log(1 + signal² C / (sigma² Σ)) of every mode: what x tells of x0 if that is Gaussian."""
+    """½ log(1 + signal² C / (sigma² Σ)) of every mode, or of all alike: what x tells of x0 if that is Gaussian."""
     level = process.schedule.level(row)
     ratio = level.signal**2 * gaussian.variance / (level.sigma**2 * gaussian.noise(process.covariance))
-    assert isinstance(ratio, Modes)
-    return 0.5 * ratio.values.log1p()
+    values = ratio.values if isinstance(ratio, Modes) else torch.as_tensor(ratio, dtype=torch.float64)
+    return 0.5 * values.log1p()

@@ -128,7 +128,7 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
         pairs["no mode gains signal with the rows"] = (logsnr.diff(dim=0).clamp(min=0), torch.zeros_like(logsnr[1:]))
     else:
         between = schedule.level(rows)
-        found = schedule.level_at(2 * (between.signal / between.sigma).log()).label
+        found = torch.as_tensor(schedule.level_at(2 * (between.signal / between.sigma).log()).label)
         pairs["level_at finds the rows between rows"] = (found, rows)
         noise = schedule.sigma / schedule.signal if schedule.has_own_signal else schedule.sigma
         pairs["noise rises from row to row"] = (noise.diff().sign(), torch.ones_like(logsnr[1:]))

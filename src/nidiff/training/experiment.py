@@ -185,11 +185,12 @@ class Experiment:
     @property
     def needs_gaussian(self) -> bool:
         """Whether the run cannot do without the data's Gaussian."""
-        named = (text.partition(":")[0].strip() for text in (self.sampler, self.schedule))
+        named = {text.partition(":")[0].strip() for text in (self.sampler, self.schedule)}
+        asked = {part.strip() for part in self.sampler.replace(":", ",").split(",")}
         return (
             self.target == "residual"
             or self.sees in ("z", "both")
-            or any(name in ("angle", "angle_2m", "designed") for name in named)
+            or bool(named & {"angle", "angle_2m", "designed"} or asked & {"start=gaussian", "spacing=planned"})
         )
 
     @property

@@ -15,7 +15,7 @@ from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
-from nidiff.errors import one_of
+from nidiff.errors import InputError, one_of
 from nidiff.memory import require_memory
 from nidiff.model.network import unet
 from nidiff.sampling.sampler import rehearse
@@ -29,6 +29,8 @@ PICTURE = 64**2  # pixels that a small image has in a grid of samples
 
 def check_sampling(experiment: Experiment) -> None:
     """Draw a small image with the run's schedule, target and sampler: what cannot be sampled is not trained."""
+    if experiment.gaussian == "none" and experiment.needs_gaussian:
+        raise InputError("gaussian='none', which target, sees, schedule or sampler need: leave it out.")
     white, gaussian = Identity(SMALL), None
     if experiment.gaussian != "none":  # any will do
         basis = experiment.basis(white)
