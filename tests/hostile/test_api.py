@@ -53,6 +53,7 @@ def net(x: Tensor, label: Tensor) -> Tensor:
 
 
 DENOISER = nidiff.Denoiser(net, PROCESS, "v")
+KNOWN = nidiff.GaussianModel(torch.zeros(SHAPE), nidiff.matern(SHAPE, 1.5))
 
 
 def bad_values() -> list[Any]:
@@ -316,6 +317,27 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             {"step": SAMPLERS["ddim"].step, "spacing": "uniform", "num_steps": 3},
         ),
+        "plan": (
+            nidiff.plan,
+            {
+                "process": PROCESS,
+                "gaussian": KNOWN,
+                "sampler": "ddim",
+                "num_steps": 3,
+                "start": "gaussian",
+                "bound": 0.1,
+                "kappa": None,
+                "objective": "spectrum",
+            },
+        ),  # fmt: skip
+        "predict": (
+            nidiff.predict,
+            {"process": PROCESS, "gaussian": KNOWN, "sampler": "ddim", "rows": [19, 5], "start": "prior"},
+        ),
+        "gaussian_loss": (
+            nidiff.gaussian_loss,
+            {"process": PROCESS, "gaussian": KNOWN, "row": 5, "kappa": None},
+        ),
         "spaced_rows": (partial(spaced_rows, VP), {"num_steps": 4, "spacing": "logsnr"}),
         "log_likelihood": (
             nidiff.log_likelihood,
@@ -463,6 +485,7 @@ def test_every_public_function_of_these_rooms_is_tried():
             "Level",
             "Target",
             "Sampler",
+            "Prediction",
             "Channels",
         }  # abstract, or tried by others
         if callable(one) and room and room[0] in ROOMS and name not in results:
