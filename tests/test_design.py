@@ -78,7 +78,7 @@ def test_what_is_recommended_trains(fields, tmp_path, capsys, monkeypatch):
     said.out.encode("ascii")
     command = shlex.split(said.out.strip().splitlines()[-1])
     assert command[:2] == ["nidiff", "train"]
-    assert main([*command[1:], "--steps", "2", "--batch-size", "8", "--num-samples", "4", "--cooldown", "0"]) == 0
+    assert main([*command[1:], "--steps", "3", "--batch-size", "16", "--num-samples", "4", "--cooldown", "0"]) == 0
     assert (tmp_path / "runs" / "designed" / "model").is_dir()
 
 

@@ -7,6 +7,7 @@ import torch
 
 import nidiff
 from nidiff.sampling import planning
+from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.planning import SmallModel, planned_rows
 from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.spacing import SPACINGS, spaced_rows
@@ -141,7 +142,7 @@ def test_a_plan_is_made_once(monkeypatch):
 def test_a_sampler_without_error_keeps_its_own_spacing():
     for start in ("prior", "gaussian"):
         rows = planned_rows(WHITE, STEEP, *as_sampler("angle"), 7, start=start)
-        assert rows == SPACINGS["trailing"](WHITE.schedule, 7)
+        assert rows == angle_rows(WHITE, STEEP, 7)
 
 
 def test_rows_lie_between_levels_only_where_that_is_worth_it():

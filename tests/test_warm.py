@@ -53,10 +53,13 @@ LINE = nidiff.GaussianModel(torch.zeros(1), nidiff.Diagonal(torch.ones(1)))
 ON_LINE = nidiff.Process(nidiff.ddpm_linear(200, 1e-3, 0.1), nidiff.Identity((1,)))
 
 
+def known(rows, values):
+    return Kappa(rows, values, torch.ones_like(values))
+
+
 def kappa_of(mixture, rows):
     values = [[mixture.kappa(ON_LINE.schedule.level(int(row)))] for row in rows]
-    table = torch.tensor(values, dtype=torch.float64)
-    return Kappa(torch.tensor(rows, dtype=torch.float64), table, torch.ones_like(table))
+    return known(torch.tensor(rows, dtype=torch.float64), torch.tensor(values, dtype=torch.float64))
 
 
 def test_the_loss_is_the_divergence_from_the_gaussian():
@@ -67,7 +70,7 @@ def test_the_loss_is_the_divergence_from_the_gaussian():
         exact = mixture.kl(ON_LINE.schedule.level(row))
         assert nidiff.gaussian_loss(ON_LINE, LINE, row, kappa) == pytest.approx(exact, rel=5e-3, abs=1e-9)
         assert nidiff.gaussian_loss(ON_LINE, LINE, row) > exact
-        half = Kappa(kappa.rows, kappa.values / 2, kappa.trust)
+        half = known(kappa.rows, kappa.values / 2)
         assert nidiff.gaussian_loss(ON_LINE, LINE, row, half) < 0.6 * exact
 
 
@@ -115,7 +118,7 @@ def labels(denoiser, **arguments):
     return x, [visit.level.label for visit in visits]
 
 
-@pytest.mark.parametrize("spacing", ["trailing", "uniform", "logsnr", "karras", "planned"])
+@pytest.mark.parametrize("spacing", ["trailing", "uniform", "logsnr", "karras", "angle", "planned"])
 def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
     denoiser = GAUSSIAN.denoiser(PROCESS)
     first = start_row(PROCESS, GAUSSIAN, 0.05)
@@ -132,7 +135,7 @@ def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
 
 def test_measured_kappa_lowers_the_start():
     usual = labels(GAUSSIAN.denoiser(PROCESS), num_steps=3, start="gaussian")[1]
-    kappa = Kappa(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), 0.2), torch.ones(2, *SHAPE))
+    kappa = known(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), 0.2, dtype=torch.float64))
     knowing = labels(GAUSSIAN.denoiser(PROCESS).with_kappa(kappa), num_steps=3, start="gaussian")[1]
     assert knowing[0] < usual[0]
 

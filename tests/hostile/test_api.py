@@ -57,6 +57,7 @@ DENOISER = nidiff.Denoiser(net, PROCESS, "v")
 GAUSSIAN = nidiff.fit_gaussian(normal(9, 2, *SHAPE), basis=COV)
 HALF = torch.full((2, 2, *SHAPE), 0.5)
 KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), HALF, HALF)
+KNOWN = nidiff.GaussianModel(torch.zeros(SHAPE), nidiff.matern(SHAPE, 1.5))
 
 
 def bad_values() -> list[Any]:
@@ -357,6 +358,27 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             ),
             {"step": SAMPLERS["ddim"].step, "spacing": "uniform", "num_steps": 3},
         ),
+        "plan": (
+            nidiff.plan,
+            {
+                "process": PROCESS,
+                "gaussian": KNOWN,
+                "sampler": "ddim",
+                "num_steps": 3,
+                "start": "gaussian",
+                "bound": 0.1,
+                "kappa": None,
+                "objective": "spectrum",
+            },
+        ),  # fmt: skip
+        "predict": (
+            nidiff.predict,
+            {"process": PROCESS, "gaussian": KNOWN, "sampler": "ddim", "rows": [19, 5], "start": "prior"},
+        ),
+        "gaussian_loss": (
+            nidiff.gaussian_loss,
+            {"process": PROCESS, "gaussian": KNOWN, "row": 5, "kappa": None},
+        ),
         "spaced_rows": (partial(spaced_rows, VP), {"num_steps": 4, "spacing": "logsnr"}),
         "log_likelihood": (
             nidiff.log_likelihood,
@@ -504,6 +526,7 @@ def test_every_public_function_of_these_rooms_is_tried():
             "Level",
             "Target",
             "Sampler",
+            "Prediction",
             "Channels",
         }  # abstract, or tried by others
         if callable(one) and room and room[0] in ROOMS and name not in results:

@@ -23,9 +23,10 @@ from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, expect, one_of
+from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.langevin import als, cas
 from nidiff.sampling.spacing import SPACINGS, check_count, checked_rows
-from nidiff.sampling.step import Chain, Sampler, walk
+from nidiff.sampling.step import Chain, Sampler, Spacing, walk
 from nidiff.sampling.warm import start_row
 
 MOST_KINDS = 256  # modes of the small model
@@ -359,8 +360,19 @@ def planned_rows(
     plans = _PLANS.setdefault(gaussian, WeakKeyDictionary()).setdefault(process, {})
     if key not in plans:
         model = SmallModel(process, gaussian, sampler, options, PLANNED_KINDS[quick])
-        plans[key] = _Planner(model, objective, num_steps, start, first, quick).rows()
+        planner = _Planner(model, objective, num_steps, start, first, quick)
+        plans[key] = planner.rows(_own_rows(process, gaussian, sampler.spacing, num_steps, first))
     return [*plans[key]]
+
+
+def _own_rows(
+    process: Process, gaussian: GaussianModel, spacing: str | Spacing, count: int, first: int
+) -> Sequence[float]:
+    """What the sampler visits if nothing is said."""
+    if spacing == "angle":
+        return angle_rows(process, gaussian, count, first)
+    function = SPACINGS.get(spacing, SPACINGS["trailing"]) if isinstance(spacing, str) else spacing
+    return function(process.schedule.below(first), count)
 
 
 class _Planner:
@@ -388,10 +400,9 @@ class _Planner:
         angle = denoiser.gaussian.at(level, denoiser.process.covariance).angle.values
         self.places, self.angle = self.logsnr[some.long()], (angle * self.weights).sum(1)
 
-    def rows(self) -> list[float]:
-        spacing = self.model.sampler.spacing
-        function = SPACINGS.get(spacing, SPACINGS["trailing"]) if isinstance(spacing, str) else spacing
-        own = self._column(function(self.part, self.count))
+    def rows(self, usual_rows: Sequence[float]) -> list[float]:
+        """The best, or the usual ones where that makes no difference."""
+        own = self._column(usual_rows)
         if not 1 < self.count < len(self.part) or self._costs(own[None])[0] < ROUNDING:
             return _as_rows(own)
         fixed = torch.stack([own, *(self._column(spacing(self.part, self.count)) for spacing in SPACINGS.values())])

@@ -14,8 +14,8 @@ import torch
 from nidiff.covariance.modes import Modes
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
-from nidiff.errors import InputError, shown
-from nidiff.recipe import is_number, plain
+from nidiff.errors import InputError, expect, shown
+from nidiff.recipe import check_number, is_number, plain
 
 BOUND = 0.005
 """Nats per dimension that a warm start may lose, if nothing is said."""
@@ -26,8 +26,13 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
 
     Between the rows at which κ is known its mean counts; beyond the noisiest of them, what it is there.
     """
+    expect("process", process, Process)
+    expect("gaussian", gaussian, GaussianModel, "fit one by nidiff.fit_gaussian(data)")
     if kappa is None:
         return _information(process, gaussian, row).mean().item()
+    expect("kappa", kappa, Kappa, "measure it by nidiff.measure_kappa(denoiser, data)")
+    kappa.check(gaussian)
+    row = check_number("row", row)
     rows = [row, *(each for each in kappa.rows.tolist() if each > row)]
     total, last = torch.zeros_like(kappa.values[0], dtype=torch.float64), None
     for each in reversed(rows):
@@ -57,8 +62,8 @@ def start_row(process: Process, gaussian: GaussianModel, bound: float | None = N
 
 
 def _information(process: Process, gaussian: GaussianModel, row: float) -> torch.Tensor:
-    """½ log(1 + signal² C / (sigma² Σ)) of every mode: what x tells of x0 if that is Gaussian."""
+    """½ log(1 + signal² C / (sigma² Σ)) of every mode, or of all alike: what x tells of x0 if that is Gaussian."""
     level = process.schedule.level(row)
     ratio = level.signal**2 * gaussian.variance / (level.sigma**2 * gaussian.noise(process.covariance))
-    values = ratio.values if isinstance(ratio, Modes) else torch.tensor(ratio, dtype=torch.float64)
+    values = ratio.values if isinstance(ratio, Modes) else torch.as_tensor(ratio, dtype=torch.float64)
     return 0.5 * values.log1p()
