@@ -370,7 +370,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                 "kappa": None,
                 "objective": "spectrum",
             },
-        ),  # fmt: skip
+        ),
         "predict": (
             nidiff.predict,
             {"process": PROCESS, "gaussian": KNOWN, "sampler": "ddim", "rows": [19, 5], "start": "prior"},
