@@ -126,7 +126,7 @@ def test_signals_and_single_channels_fit():
 @pytest.mark.parametrize(
     ("make", "named"),
     [
-        pytest.param(lambda: nidiff.fit_gaussian(torch.ones(5, 1, 4, 4)), "data has no variance", id="constant"),
+        pytest.param(lambda: nidiff.fit_gaussian(torch.ones(5, 1, 4, 4)), "data has the same values", id="constant"),
         pytest.param(lambda: nidiff.fit_gaussian(normal(1, 1, 4, 4)), "data has 1 item", id="one item"),
         pytest.param(lambda: nidiff.fit_gaussian(iter([])), "data has 0 items", id="no batch"),
         pytest.param(lambda: nidiff.fit_gaussian("digits"), "data is a str", id="text"),

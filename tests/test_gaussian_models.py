@@ -248,7 +248,7 @@ def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_ea
     assert main(["train", "--resume", "--out", str(tmp_path / "none"), "--steps", "3"]) == 0
     assert main(["sample", str(tmp_path / "none"), "--num-steps", "2", "--seeds", "0-1"]) == 0
     assert main(["sample", str(tmp_path / "none"), "--sampler", "angle", "--num-steps", "2"]) == 2
-    assert "need the data's Gaussian" in capsys.readouterr().err
+    assert "needs the data's Gaussian" in capsys.readouterr().err
 
 
 RUNS = {

@@ -57,7 +57,7 @@ DENOISER = nidiff.Denoiser(net, PROCESS, "v")
 GAUSSIAN = nidiff.fit_gaussian(normal(9, 2, *SHAPE), basis=COV)
 HALF = torch.full((2, 2, *SHAPE), 0.5)
 KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), HALF, HALF)
-KNOWN = nidiff.GaussianModel(torch.zeros(SHAPE), nidiff.matern(SHAPE, 1.5))
+FITTED = nidiff.GaussianModel(torch.zeros(SHAPE), nidiff.matern(SHAPE, 1.5))
 
 
 def bad_values() -> list[Any]:
@@ -362,7 +362,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             nidiff.plan,
             {
                 "process": PROCESS,
-                "gaussian": KNOWN,
+                "gaussian": FITTED,
                 "sampler": "ddim",
                 "num_steps": 3,
                 "start": "gaussian",
@@ -373,11 +373,11 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "predict": (
             nidiff.predict,
-            {"process": PROCESS, "gaussian": KNOWN, "sampler": "ddim", "rows": [19, 5], "start": "prior"},
+            {"process": PROCESS, "gaussian": FITTED, "sampler": "ddim", "rows": [19, 5], "start": "prior"},
         ),
         "gaussian_loss": (
             nidiff.gaussian_loss,
-            {"process": PROCESS, "gaussian": KNOWN, "row": 5, "kappa": None},
+            {"process": PROCESS, "gaussian": FITTED, "row": 5, "kappa": None},
         ),
         "spaced_rows": (partial(spaced_rows, VP), {"num_steps": 4, "spacing": "logsnr"}),
         "log_likelihood": (

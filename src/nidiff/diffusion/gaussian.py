@@ -324,7 +324,9 @@ class _Moments(NamedTuple):
 
 def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axes: int | None) -> _Moments:
     """Mean and covariance per mode, in one pass."""
-    batches: Iterable[Any] = data.split(BATCH) if isinstance(data, Tensor) and data.ndim else data
+    batches: Any = data
+    if isinstance(data, Tensor):
+        batches = data.split(BATCH) if data.ndim else None
     if isinstance(data, str | bytes) or not isinstance(batches, Iterable):
         raise InputError(f"data is a {type(data).__name__}: give a tensor [N, channels, *event], or batches of one.")
     spatial, total, cross, count, item = None, None, None, 0, None
