@@ -166,7 +166,6 @@ class Bench:
                 tile=256,
             )
 
-
     def quality(self, denoiser: nidiff.Denoiser, solver: Solver, num_steps: int, seed: int) -> metrics.Metrics:
         return self.measure(self.draw(denoiser, solver, num_steps, seed))
 

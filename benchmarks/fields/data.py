@@ -23,8 +23,8 @@ class Data(NamedTuple):
 def double_well_paths(count: int, seed: int, length: int = 128, spacing: float = 0.1) -> Tensor:
     """Positions [count, length] of a particle in the double well V = q⁴/4 − q²/2, at ``spacing`` in time.
 
-    dq = p dt, dp = (q − q³ − γ p) dt + √(2 γ T) dw with γ = 1, T = 0.3, by the leapfrog with an exact Ornstein–Uhlenbeck
-    step (BAOAB), from a state of equilibrium. q has a continuous derivative, so the spectrum falls as k⁻⁴.
+    dq = p dt, dp = (q − q³ − γ p) dt + √(2 γ T) dw with γ = 1, T = 0.3, by the leapfrog with exact friction (BAOAB), from
+    a state of equilibrium. q has a continuous derivative, so the spectrum falls as k⁻⁴.
     """
     friction, temperature, substeps, burn_in = 1.0, 0.3, 4, 30.0
     step = spacing / substeps
@@ -115,9 +115,9 @@ def paths(cache: Path, data_dir: Path | None) -> Data:
 
 
 def turbulence(cache: Path, data_dir: Path | None) -> Data:
-    """6,016 fields of 32×32 from 48 runs, and 2,005 from 16 others, of variance 1."""
+    """6,000 fields of 32×32 from 48 runs, and 2,000 from 16 others, of variance 1."""
     made = stored(cache / "turbulence.npz", lambda: turbulent_vorticity(64, 125, seed=0))
-    train, held_out = (part.flatten(0, 1).unsqueeze(1) for part in (made[:48], made[48:]))
+    train, held_out = (part.transpose(0, 1).flatten(0, 1).unsqueeze(1) for part in (made[:48], made[48:]))
     return _standardised(train, held_out)
 
 

@@ -20,8 +20,9 @@ def spectrum(data: Tensor, axes: int, boundary: str) -> Tensor:
     """
     family, shape = BOUNDARIES[boundary], data.shape[-axes:]
     white = family(shape, torch.ones(shape, dtype=torch.float64))
-    power = sum(white.periodogram(block.double().flatten(0, -1 - axes)).sum(0) for block in data.split(512))
-    shells = radial_mean(power / data[..., *[0] * axes].numel(), wavenumber(family, shape).round().long())
+    fields = data.reshape(-1, *shape)
+    power = sum(white.periodogram(block.double()).sum(0) for block in fields.split(1024)) / len(fields)
+    shells = radial_mean(power, wavenumber(family, shape).round().long())
     return shells[1 : (shape[-1] // 2 if boundary == "periodic" else shape[-1] - 1) + 1]
 
 
