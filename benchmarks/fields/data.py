@@ -23,8 +23,8 @@ class Data(NamedTuple):
 def double_well_paths(count: int, seed: int, length: int = 128, spacing: float = 0.1) -> Tensor:
     """Positions [count, length] of a particle in the double well V = q⁴/4 − q²/2, at ``spacing`` in time.
 
-    dq = p dt, dp = (q − q³ − γ p) dt + √(2 γ T) dw with γ = 1, T = 0.3, by the leapfrog with exact friction (BAOAB), from
-    a state of equilibrium. q has a continuous derivative, so the spectrum falls as k⁻⁴.
+    dq = p dt, dp = (q − q³ − γ p) dt + √(2 γ T) dw with γ = 1, T = 0.3, by the leapfrog with exact friction (BAOAB),
+    from a state of equilibrium. q has a continuous derivative, so the spectrum falls as k⁻⁴.
     """
     friction, temperature, substeps, burn_in = 1.0, 0.3, 4, 30.0
     step = spacing / substeps
