@@ -26,7 +26,7 @@ class Net(torch.nn.Module):
         return self.layer(x.flatten(1)).reshape(x.shape) * (1 + 0.01 * label.reshape(-1, 1, 1).to(x))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "residual"])
 def test_a_denoiser_pickles_and_copies_with_everything_it_has(target):
     denoiser = nidiff.Denoiser(Net(), PROCESS, target, clip=2.0, scaling=PIXELS)
     x, level = normal(3, 2, 3).float(), PROCESS.schedule.level(5)

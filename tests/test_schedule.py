@@ -183,7 +183,7 @@ BAD = {
     "nan": (lambda: Schedule(torch.tensor([float("nan")])), "logsnr must be"),
     "clock too short": (lambda: table([1.0, 0.0], time=[0.5]), "time must rise.*2 entries"),
     "clock backwards": (lambda: Schedule([1.0, 0.0], time=[0.5, 0.1]), "time must rise"),
-    "unknown rule": (lambda: Schedule(torch.tensor([0.0]), "energy"), "keeps='energy'.*'signal', 'variance'"),
+    "unknown rule": (lambda: Schedule(torch.tensor([0.0]), "energy"), "keeps='energy'.*'signal', 'sum', 'variance'"),
     "row beyond the end": (lambda: nidiff.ddpm_linear(10).level(10), "label=10.*0 … 9"),
     "shift": (lambda: nidiff.ddpm_linear(10).shifted(float("nan")), "amount=nan"),
     "written shift": (lambda: as_schedule("ve:shift=much"), "shift='much'"),

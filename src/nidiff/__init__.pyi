@@ -1,4 +1,5 @@
 from . import testing as testing
+from .calibration.kappa import measure_kappa as measure_kappa
 from .calibration.scales import Calibration as Calibration
 from .calibration.scales import calibrate as calibrate
 from .covariance.fields import from_data as from_data
@@ -17,6 +18,8 @@ from .covariance.spectral import Fourier as Fourier
 from .data.dataset import load_dataset as load_dataset
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional
+from .diffusion.gaussian import GaussianModel as GaussianModel
+from .diffusion.gaussian import fit_gaussian as fit_gaussian
 from .diffusion.objective import denoising_loss as denoising_loss
 from .diffusion.process import Process as Process
 from .diffusion.scaling import Scaling as Scaling

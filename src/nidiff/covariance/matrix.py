@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -101,7 +102,7 @@ class Dense(Covariance):
     def _rotation(self, like: Tensor) -> Tensor:
         return self.table("eigenvectors", like, lambda: padded(self._vectors))
 
-    @property
+    @cached_property
     def basis(self) -> Hashable:
         return hashlib.sha256(self._vectors.contiguous().numpy().tobytes()).digest()
 
@@ -139,6 +140,9 @@ class Channels(Covariance):
         x = self.spatial.from_basis(coefficients)
         return channel_product(self._rotation(x), x, len(self.spatial.event_shape))
 
+    def periodogram(self, x: Tensor) -> Tensor:
+        return self.spatial.periodogram(channel_product(self._rotation(x).T, x, len(self.spatial.event_shape)))
+
     @property
     def marginal_variance(self) -> Tensor:
         own = torch.stack([self.spatial.with_eigenvalues(values).marginal_variance for values in self.eigenvalues])
@@ -146,6 +150,19 @@ class Channels(Covariance):
 
     def _rotation(self, like: Tensor) -> Tensor:
         return self.table("eigenvectors", like, lambda: self._vectors)
+
+    @property
+    def rotation(self) -> Tensor:
+        """The eigenvectors of the covariance between channels, as columns."""
+        return self._vectors
+
+    @cached_property
+    def basis(self) -> Hashable | None:
+        own = hashlib.sha256(self._vectors.contiguous().numpy().tobytes()).digest()
+        return None if self.spatial.basis is None else (own, self.spatial.basis)
+
+    def check_modes(self, argument: str, values: Tensor) -> None:
+        self.spatial.check_modes(argument, values)
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         return self.spatial.layout(eigenvalues)

@@ -81,7 +81,9 @@ class Covariance(ABC):
             raise InputError(
                 f"{argument} gives Σ an eigenvalue of {values.min().item():.3g}: a covariance needs positive ones."
             )
-        return values.reshape(self.event_shape)
+        values = values.reshape(self.event_shape)
+        self.check_modes(argument, values)
+        return values
 
     def _set_eigenvalues(self, values: Tensor) -> None:
         positive = values[values > 0]
@@ -127,6 +129,13 @@ class Covariance(ABC):
         other._set_eigenvalues(self._checked(eigenvalues, "eigenvalues"))
         other._changed = True
         return other
+
+    def periodogram(self, x: Tensor) -> Tensor:
+        """The squared coefficient of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
+        return self.to_basis(x).square()
+
+    def check_modes(self, argument: str, values: Tensor) -> None:
+        """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""
@@ -181,6 +190,14 @@ class Covariance(ABC):
             self.require_invertible(f"Σ^{exponent:g}")
         return self._outside_autocast(
             x, lambda work: self.from_basis(self.to_basis(work) * self._eigenvalue_power(exponent, work))
+        )
+
+    def scaled(self, x: Tensor, factors: Tensor) -> Tensor:
+        """x with every mode multiplied by its factor [..., *event_shape]: the matrix with these eigenvalues, in Σ's
+        basis, times x. The factors may differ between images."""
+        self._check_event(x)
+        return self._outside_autocast(
+            x, lambda work: self.from_basis(self.to_basis(work) * self.layout(factors).to(work.device, work.dtype))
         )
 
     def sqrt(self, x: Tensor) -> Tensor:

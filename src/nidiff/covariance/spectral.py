@@ -30,13 +30,8 @@ class Fourier(Covariance):
         allow_singular: bool = False,
     ) -> None:
         spectrum = _check_spectrum(shape, spectrum)
-        axes = tuple(range(spectrum.ndim))
-        mirrored = spectrum.flip(axes).roll([1] * spectrum.ndim, axes)  # k -> -k
-        if not torch.allclose(spectrum, mirrored, rtol=1e-5, atol=0.0, equal_nan=True):
-            raise InputError(
-                "spectrum is not even, λ(k) = λ(−k), and Σ not a real matrix: use the mean of spectrum and its mirror."
-            )
-        spectrum = (spectrum + mirrored) / 2  # the rest is rounding
+        _check_even("spectrum", spectrum, spectrum.ndim)
+        spectrum = (spectrum + _mirrored(spectrum, spectrum.ndim)) / 2  # the rest is rounding
         super().__init__(shape, spectrum, argument="spectrum", normalize=normalize, allow_singular=allow_singular)
 
     @staticmethod
@@ -63,7 +58,6 @@ class Fourier(Covariance):
         return result.reshape(*leading, *result.shape[1:])
 
     def periodogram(self, x: Tensor) -> Tensor:
-        """|coefficient|² of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
         return torch.fft.fftn(x, dim=self._axes, norm="ortho").abs().square()
 
     @property
@@ -73,6 +67,9 @@ class Fourier(Covariance):
     @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.event_shape), 0))
+
+    def check_modes(self, argument: str, values: Tensor) -> None:
+        _check_even(argument, values, len(self.event_shape))
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         return eigenvalues[..., : self.event_shape[-1] // 2 + 1]
@@ -135,10 +132,6 @@ class Cosine(Covariance):
             x = row_product(x.movedim(axis, -1), self._cosines(n, x)).movedim(-1, axis)
         return x
 
-    def periodogram(self, x: Tensor) -> Tensor:
-        """The squared coefficient of every mode: its mean over draws of N(0, Σ) is λ."""
-        return self.to_basis(x).square()
-
     @property
     def marginal_variance(self) -> Tensor:
         variance = self.eigenvalues
@@ -152,6 +145,19 @@ class Cosine(Covariance):
 
     def arguments(self) -> dict[str, Any]:
         return _spectral_arguments(self)
+
+
+def _mirrored(values: Tensor, axes: int) -> Tensor:
+    """The values at −k of the last axes."""
+    last = tuple(range(-axes, 0))
+    return values.flip(last).roll([1] * axes, last)
+
+
+def _check_even(argument: str, values: Tensor, axes: int) -> None:
+    if not torch.allclose(values, _mirrored(values, axes), rtol=1e-5, atol=0.0, equal_nan=True):
+        raise InputError(
+            f"{argument} is not even, λ(k) = λ(−k), and Σ not a real matrix: use the mean of {argument} and its mirror."
+        )
 
 
 def wavenumber(family: type[Fourier] | type[Cosine], shape: Sequence[int]) -> Tensor:

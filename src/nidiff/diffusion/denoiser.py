@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Identity
+from nidiff.covariance.modes import largest as magnitude
+from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule, broadcast
-from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose, expect, shown
+from nidiff.diffusion.target import EPS, TARGETS, Target
+from nidiff.errors import InputError, choose, expect, one_of, shown
 from nidiff.recipe import is_number, plain
 
 MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 ONE = Identity((1,))
+FEW = 33  # rows that are looked at where each is a table
 
 
 class Denoiser(torch.nn.Module):
@@ -25,6 +28,11 @@ class Denoiser(torch.nn.Module):
     diffusers' models do. ``target`` is a name in `TARGETS`, or a `Target`. ``clip`` is None (nothing is clipped) or c:
     x̂0 is clipped to [−c, c] in pixel space, which is not whitening-equivariant. ``scaling`` gives the units of the
     data; None if the data are x itself.
+
+    ``gaussian`` is a Gaussian model of the data, which target "residual" and the `angle` samplers need: then x̂0 is
+    that of the model plus what the network adds. ``sees`` is what the network is given: "x"; "z", x centred and scaled
+    to variance 1 in every mode (the default of "residual"); or "both", in this order along the axis of channels.
+    ``kappa`` is what `nidiff.measure_kappa` found.
     """
 
     def __init__(
@@ -34,15 +42,25 @@ class Denoiser(torch.nn.Module):
         target: str | Target = "eps",
         clip: float | None = None,
         scaling: Scaling | None = None,
+        *,
+        gaussian: GaussianModel | None = None,
+        sees: str | None = None,
+        kappa: Kappa | None = None,
     ) -> None:
         super().__init__()
         if not (callable(net) and isinstance(process, Process)):
             raise InputError("Denoiser takes a network and a nidiff.Process: give both, in this order.")
         self.net = net
         self.process = process
-        self.target: Target = choose("target", target, TARGETS)
-        if not isinstance(self.target, Target):
-            raise InputError(f"target={shown(target)} must be a name in TARGETS or a Target.")
+        self.gaussian, self.kappa = gaussian, kappa
+        if gaussian is not None:
+            expect("gaussian", gaussian, GaussianModel, "fit one by nidiff.fit_gaussian(data)")
+            gaussian.at(process.schedule.level(0), process.covariance)  # which refuses another basis
+        self._chosen = choose("target", target, TARGETS)
+        self.target: Target = self._bound(target)
+        self.sees = one_of("sees", self._sees_by_default if sees is None else sees, ("x", "z", "both"))
+        if self.sees != "x" and gaussian is None:
+            raise InputError(f"sees={self.sees!r} needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data).")
         clip = plain(clip)
         if clip is not None and not (is_number(clip) and clip > 0):
             raise InputError(f"clip={shown(clip)} must be a positive number, or None for no clipping.")
@@ -57,10 +75,27 @@ class Denoiser(torch.nn.Module):
         x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
         return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
 
+    def _bound(self, target: object) -> Target:
+        """The target itself, or that of the data's Gaussian."""
+        chosen = self._chosen
+        if isinstance(chosen, Target):
+            return chosen
+        if not callable(chosen):
+            raise InputError(f"target={shown(target)} must be a name in TARGETS or a Target.")
+        if self.gaussian is None:
+            raise InputError(
+                f"target={shown(target)} needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data)."
+            )
+        return chosen(self.gaussian, self.process.covariance)
+
+    @property
+    def _sees_by_default(self) -> str:
+        return "x" if isinstance(self._chosen, Target) else "z"
+
     @property
     def target_name(self) -> str | None:
         """The target's name in `TARGETS`; None for one that is not registered."""
-        return next((name for name, target in TARGETS.items() if target == self.target), None)
+        return next((name for name, target in TARGETS.items() if target == self._chosen), None)
 
     @property
     def device(self) -> torch.device:
@@ -69,11 +104,34 @@ class Denoiser(torch.nn.Module):
 
     def clipped(self, clip: float | None) -> "Denoiser":
         """The same with another clipping of x̂0."""
-        return Denoiser(self.net, self.process, self.target, clip, self.scaling)
+        return self._with(clip=clip)
 
     def with_net(self, net: Callable[..., Any]) -> "Denoiser":
         """The same with another network."""
-        return Denoiser(net, self.process, self.target, self.clip, self.scaling)
+        return self._with(net=net)
+
+    def with_gaussian(self, gaussian: GaussianModel | None) -> "Denoiser":
+        """The same with another Gaussian model of the data."""
+        return self._with(gaussian=gaussian)
+
+    def with_kappa(self, kappa: Kappa | None) -> "Denoiser":
+        """The same with another κ."""
+        return self._with(kappa=kappa)
+
+    def silenced(self) -> "Denoiser":
+        """The same with a network that says 0."""
+        return self._with(net=silent, sees="x")
+
+    def _with(self, **changes: Any) -> "Denoiser":
+        own = {name: getattr(self, name) for name in ("net", "process", "clip", "scaling", "gaussian", "sees", "kappa")}
+        return Denoiser(**{**own, "target": self._chosen, **changes})
+
+    def network_input(self, x: Tensor, level: Level) -> Tensor:
+        """What the network is given at x: see ``sees``."""
+        if self.sees == "x" or self.gaussian is None:
+            return x
+        z = self.gaussian.at(level, self.process.covariance).to_z(x)
+        return z if self.sees == "z" else torch.cat([x, z], dim=1)
 
     def output(self, x: Tensor, level: Level) -> Tensor:
         """What the network says at x, in its own terms."""
@@ -85,7 +143,7 @@ class Denoiser(torch.nn.Module):
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
-        output = as_tensor(self.net(x.to(own), label.expand(len(x)))).to(x.dtype)
+        output = as_tensor(self.net(self.network_input(x, level).to(own), label.expand(len(x)))).to(x.dtype)
         if output.shape != x.shape:
             raise InputError(
                 f"net returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}: make them equal."
@@ -98,20 +156,26 @@ class Denoiser(torch.nn.Module):
         x, x̂0 and, for the loss, what the network is to learn and the weight of its error must be finite.
         """
         schedule = self.process.schedule
-        level: Any = schedule.level(torch.arange(len(schedule)) if rows is None else torch.tensor([*rows]))
+        wanted = torch.arange(len(schedule)) if rows is None else torch.tensor([*rows])
+        if schedule.event_shape or self.gaussian is not None:  # a table of modes per row: the ends and a few between
+            wanted = wanted[torch.linspace(0, len(wanted) - 1, min(len(wanted), FEW)).round().long()]
+        level = schedule.level(wanted)
         a, b = self.target.coefficients(level.signal, level.sigma)
         numbers = [level.sigma, a, b, a * level.sigma]
         if rows is None:
-            one = torch.ones(len(schedule), 1, dtype=torch.float64)
-            numbers += [self.target.eps_error(level)[0], self.target.encode(one, one, level.like(one), ONE)[:, 0]]
-        largest = torch.stack([torch.as_tensor(each).abs().expand(level.sigma.shape) for each in numbers]).amax(0)
+            numbers.append(self.target.eps_error(level)[0])
+            if isinstance(level.signal, Tensor) and self.target.mean is None:
+                one = torch.ones(len(wanted), 1, dtype=torch.float64)
+                numbers.append(self.target.encode(one, one, level.like(one), ONE)[:, 0])
+        largest = torch.stack([magnitude(each).expand(len(wanted)) for each in numbers]).amax(0)
         beyond = ~(largest < torch.finfo(dtype).max / MARGIN)
         if bool(beyond.any()):
             worst = int(beyond.nonzero()[-1])
+            signal, sigma = (magnitude(each)[worst].item() for each in (level.signal, level.sigma))
             raise InputError(
-                f"schedule={schedule!r} has a level of signal {level.signal[worst]:.2g} and sigma "
-                f"{level.sigma[worst]:.2g}, at which target={self.target_name!r} overflows "
-                f"{str(dtype).removeprefix('torch.')}: use a schedule of a narrower range, or target 'x0' or 'v'."
+                f"schedule={schedule!r} has a level of signal {signal:.2g} and sigma {sigma:.2g}, at which "
+                f"target={self.target_name!r} overflows {str(dtype).removeprefix('torch.')}: use a schedule of a "
+                "narrower range, or target 'x0' or 'v'."
             )
 
     def check_trainable(self, dtype: torch.dtype) -> None:
@@ -122,11 +186,16 @@ class Denoiser(torch.nn.Module):
 
     def eps(self, x: Tensor, level: Level) -> Tensor:
         """The white eps behind x: Σ^-½ (x − signal · x̂0) / sigma."""
-        return TARGETS["eps"].invert(self(x, level), x, level, self.process.covariance)
+        return EPS.invert(self(x, level), x, level, self.process.covariance)
 
     def score(self, x: Tensor, level: Level) -> Tensor:
         """∇ log p(x) = Σ⁻¹ (signal · x̂0 − x) / sigma² (eq. 22, corrected by E10)."""
         return self.process.conditional_score(x, self(x, level), level)
+
+
+def silent(x: Tensor, label: Tensor) -> Tensor:
+    """A network that says 0."""
+    return torch.zeros_like(x)
 
 
 def as_tensor(result: Any) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.config import as_covariance
+from nidiff.covariance.modes import Modes, elementwise, ratio
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.schedule import Level, Schedule, as_schedule, broadcast
 from nidiff.errors import TENSOR, InputError, expect
@@ -25,9 +26,10 @@ class Process:
     """
 
     def __init__(self, schedule: Schedule | str | Mapping[str, Any], covariance: Covariance | str | Path) -> None:
-        self.schedule = as_schedule(schedule)
         self.covariance = as_covariance(covariance)
         self.covariance.require_invertible("a diffusion with this Σ")
+        facts = {"shape": lambda: self.covariance.event_shape}
+        self.schedule = as_schedule(schedule, facts).in_basis_of(self.covariance)
 
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
@@ -36,8 +38,9 @@ class Process:
             raise InputError("perturb takes x0, a level of the schedule and a tensor eps: give them in this order.")
         if eps.shape != x0.shape:
             raise InputError(f"eps has shape {tuple(eps.shape)}, but x0 has {tuple(x0.shape)}: make them equal.")
-        if isinstance(level.sigma, Tensor) and level.sigma.ndim and len(level.sigma) != len(x0):
-            raise InputError(f"level is for {len(level.sigma)} images, but x0 has {len(x0)}: give one per image.")
+        numbers = level.sigma.values if isinstance(level.sigma, Modes) and level.sigma.per_image else level.sigma
+        if isinstance(numbers, Tensor) and numbers.ndim and len(numbers) != len(x0):
+            raise InputError(f"level is for {len(numbers)} images, but x0 has {len(x0)}: give one per image.")
         return broadcast(level.signal, x0) * x0 + broadcast(level.sigma, x0) * self.covariance.sqrt(eps)
 
     def check_batch(self, argument: str, x: Tensor) -> None:
@@ -75,8 +78,9 @@ class Process:
         """log density of the prior per image: log N(x / c; 0, Σ) − D log c (R6)."""
         scale = self.schedule.prior_scale
         self.check_batch("x", x)
-        dimensions = math.prod(x.shape[1:])
-        return self.covariance.log_prob(x / scale) - dimensions * math.log(scale)
+        logarithm = elementwise(torch.log, scale)
+        each = logarithm.values.mean().item() if isinstance(logarithm, Modes) else logarithm
+        return self.covariance.log_prob(x / scale) - math.prod(x.shape[1:]) * each
 
     def conditional_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """∇ log q(x | x0) = −Σ⁻¹ (x − signal · x0) / sigma² (eq. 11)."""
@@ -87,26 +91,27 @@ class Process:
         return (broadcast(level.signal, x) * x0 - x) / broadcast(level.sigma**2, x)
 
     def flow(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
-        """Probability-flow ODE, dx/dℓ = slope · x + ½ sigma² Σ s, ℓ = log-SNR (R6)."""
-        slope = self.schedule.rule.slope(level.sigma)
-        return broadcast(slope - 0.5, x) * x + broadcast(0.5 * level.signal, x) * x0
+        """Probability-flow ODE by the clock of the schedule, ℓ = log-SNR: dx/dℓ = slope · x + ½ sigma² Σ s (R6)."""
+        slope, speed = self.schedule.rates(level)
+        return broadcast(slope - 0.5 * speed, x) * x + broadcast(0.5 * speed * level.signal, x) * x0
 
     def reverse_drift(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """Reverse SDE with rising ℓ: dx = (slope · x + sigma² Σ s) dℓ + sigma Σ^½ dw̄; this is the bracket (R6)."""
-        slope = self.schedule.rule.slope(level.sigma)
+        slope = ratio(*self.schedule.rates(level))
         return broadcast(slope - 1.0, x) * x + broadcast(level.signal, x) * x0
 
-    def coefficients(self, time: float) -> tuple[float, float]:
+    def coefficients(self, time: float) -> tuple[Any, Any]:
         """(f, g²) of dx = f x dt + g Σ^½ dw at ``time``: −½β, β for VP (eq. 24); 0, dσ²/dt for VE (eq. 92).
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """
         if not 0 < check_number("time", time) <= 1:
             raise InputError(f"time={time} must be above 0 and at most 1.")
+        schedule = self.schedule
         with torch.enable_grad():
             clock = torch.tensor(float(time), dtype=torch.float64, device="cpu", requires_grad=True)
-            logsnr = self.schedule.logsnr_at(clock)
-            (rate,) = torch.autograd.grad(logsnr, clock)
-        level = self.schedule.level_at(logsnr.item())
-        slope = self.schedule.rule.slope(level.sigma)
-        return float(slope * rate.item()), float(-(level.sigma**2) * rate.item())
+            now = -schedule.row_at(clock) if schedule.event_shape else schedule.logsnr_at(clock)
+            (rate,) = torch.autograd.grad(now, clock)
+        level = schedule.level_on_clock(now.item())
+        slope, speed = (each * rate.item() for each in schedule.rates(level))
+        return slope, -(level.sigma**2) * speed

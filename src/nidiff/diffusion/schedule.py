@@ -1,21 +1,27 @@
 """How much signal and how much noise: x = signal · x0 + sigma · Σ^½ eps, as a table over noise levels.
 
 Every schedule is a falling column of log-SNR = log(signal² / sigma²) and a rule that splits it into signal and sigma:
-"variance" keeps signal² + sigma² = 1 (DDPM, VP), "signal" keeps signal = 1 (SMLD, VE). The scalars are those of
-isotropic diffusion; Σ is not in this file.
+"variance" keeps signal² + sigma² = 1 (DDPM, VP), "signal" keeps signal = 1 (SMLD, VE), "sum" keeps signal + sigma = 1
+(flow matching). The scalars are those of isotropic diffusion; Σ is not in this file. With one column per mode of Σ's
+basis, blurring, designed and other schedules are tables of the same kind.
 """
 
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.covariance.modes import Coefficient, Modes
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.spectral import BOUNDARIES
 from nidiff.errors import InputError, one_of, shown
+from nidiff.memory import require_memory
 from nidiff.notation import call, parse_call
 from nidiff.randomness import Generators, random_index
 from nidiff.recipe import check_number, check_whole, is_number, plain, remembered
@@ -26,8 +32,9 @@ LEAST_SIGNAL, LEAST_SIGMA, MOST_SIGMA = 1e-300, 1e-150, 1e150
 LARGEST_LOGSNR = 1400.0  # exp(700) is finite
 
 
-def broadcast(coefficient: float | Tensor, x: Tensor) -> float | Tensor:
-    """A float64 coefficient per image [B] as something that multiplies x [B, ...] in x's dtype; a float stays one."""
+def broadcast(coefficient: Coefficient, x: Tensor) -> Any:
+    """A float64 coefficient per image [B] as something that multiplies x [B, ...] in x's dtype; a float stays one, and
+    so do modes."""
     if isinstance(coefficient, Tensor):
         coefficient = coefficient.to(x.device, x.dtype)
         return coefficient.reshape(-1, *[1] * (x.ndim - 1)) if coefficient.ndim else coefficient
@@ -35,11 +42,14 @@ def broadcast(coefficient: float | Tensor, x: Tensor) -> float | Tensor:
 
 
 class Level(NamedTuple):
-    """One noise level (floats), or one per image (float64 tensors [B]). ``label`` is what the network is told: the row
-    of the table, counted from the least noise; fractional between two rows."""
+    """One noise level (floats), or one per image (float64 tensors [B]); `Modes` where it differs between modes.
 
-    signal: float | Tensor
-    sigma: float | Tensor
+    ``label`` is what the network is told: the row of the table, counted from the least noise; fractional between two
+    rows.
+    """
+
+    signal: Any  # Coefficient: any arithmetic of these is one of these again
+    sigma: Any
     label: int | float | Tensor
 
     def like(self, x: Tensor) -> "Level":
@@ -47,12 +57,16 @@ class Level(NamedTuple):
         return Level(broadcast(self.signal, x), broadcast(self.sigma, x), self.label)
 
 
+CLEAN = Level(1.0, 0.0, -1)
+"""Where the data are: no noise. It is not in a schedule, whose levels all have a log-SNR."""
+
+
 class Rule(NamedTuple):
     """How a log-SNR becomes a signal, what its logarithm's slope in log-SNR is, and the scale of the prior."""
 
     log_signal: Callable[[Tensor], Tensor]
-    slope: Callable[[float | Tensor], float | Tensor]  # of sigma
-    prior_scale: Callable[[float], float]  # of the largest sigma
+    slope: Callable[[Any], Any]  # of sigma
+    prior_scale: Callable[[Any], Any]  # of the largest sigma
 
 
 RULES: dict[str, Rule] = {
@@ -66,6 +80,11 @@ RULES: dict[str, Rule] = {
         slope=lambda sigma: 0.0 * sigma,
         prior_scale=lambda sigma: sigma,
     ),
+    "sum": Rule(
+        log_signal=lambda logsnr: torch.nn.functional.logsigmoid(0.5 * logsnr),
+        slope=lambda sigma: 0.5 * sigma,
+        prior_scale=lambda sigma: 1.0,
+    ),
 }
 
 
@@ -75,29 +94,38 @@ class Schedule:
     ``logsnr`` falls strictly; ``keeps`` names a rule of this module. ``time`` in (0, 1] is the process' own clock, by
     default (row + 1) / L; ``logsnr_of_time`` is given where it is known in closed form (continuous processes), and else
     interpolates the table.
+
+    With a table ``logsnr`` [L, *event] every mode has its own log-SNR, which must not rise, and of which one at least
+    falls from row to row. The modes are those of the process' Σ, or, where Σ is white, those of ``boundary``
+    ("periodic" or "reflecting"). ``signal``, a table too, or a column for all modes, stands in place of the rule.
     """
 
     def __init__(
         self,
-        logsnr: Tensor | Sequence[float],
+        logsnr: Tensor | Sequence[Any],
         keeps: str = "variance",
         *,
         time: Tensor | Sequence[float] | None = None,
         logsnr_of_time: Callable[[Tensor], Tensor] | None = None,
+        signal: Tensor | Sequence[Any] | None = None,
+        boundary: str | None = None,
     ) -> None:
-        logsnr = _column("logsnr", logsnr)
-        if bool((logsnr.diff() >= 0).any()):
-            raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
+        logsnr = _table("logsnr", logsnr)
+        _check_falling(logsnr)
         if logsnr_of_time is not None and not callable(logsnr_of_time):
             raise InputError(f"logsnr_of_time is a {type(logsnr_of_time).__name__}: give a function, or leave it out.")
         self.keeps = one_of("keeps", keeps, RULES)
+        self.boundary = None if boundary is None else one_of("boundary", boundary, BOUNDARIES)
         self.logsnr = self._unshifted = logsnr
+        self._log_signal = None if signal is None else _log_table(signal, logsnr)
         self._check_range()
         rows = torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu")
         self.time = rows / len(logsnr) if time is None else _column("time", time)
         if len(self.time) != len(logsnr) or bool((self.time.diff() <= 0).any()):
             raise InputError(f"time must rise from row to row and have {len(logsnr)} entries, as many as logsnr.")
         self._logsnr_of_time = logsnr_of_time
+        self.modes: Covariance | None = None
+        """Whose modes the numbers of a table belong to: set by `in_basis_of`."""
         self.shift = 0.0
         """What `shifted` added to every log-SNR."""
         self.recipe: tuple[str, dict[str, Any]] | None = None
@@ -106,31 +134,81 @@ class Schedule:
     def __len__(self) -> int:
         return len(self.logsnr)
 
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """The shape of the modes, if every mode has levels of its own; else ()."""
+        return tuple(self.logsnr.shape[1:])
+
+    @property
+    def mean_logsnr(self) -> Tensor:
+        """log-SNR [L], its mean over the modes where they differ."""
+        return self.logsnr.flatten(1).mean(1) if self.event_shape else self.logsnr
+
+    def in_basis_of(self, covariance: Covariance) -> "Schedule":
+        """The same for a process with this Σ; a table is bound to Σ's modes. One that does not fit is refused."""
+        if not self.event_shape:
+            return self
+        if self.event_shape != covariance.event_shape:
+            raise InputError(
+                f"schedule={self!r} has modes {self.event_shape}, and Σ is over {covariance.event_shape}: build it "
+                "for that shape."
+            )
+        other = copy.copy(self)
+        family = None if self.boundary is None else BOUNDARIES[self.boundary]
+        if family is None or isinstance(covariance, family):
+            other.modes = covariance
+        elif covariance.is_constant:
+            other.modes = family(self.event_shape, torch.ones(self.event_shape, dtype=torch.float64, device="cpu"))
+        else:
+            raise InputError(
+                f"schedule={self!r} is for the modes of boundary={self.boundary!r}, which are not those of "
+                f"{covariance!r}: build Σ with that boundary, or use white noise."
+            )
+        other.modes.check_modes("logsnr", self.logsnr)
+        other.modes.check_modes("signal", self.log_signal)
+        return other
+
     def _check_range(self) -> None:
         for row in (0, -1):  # the ends: log-SNR falls
-            signal, sigma = self.signal[row].item(), self.sigma[row].item()
-            if not (signal > LEAST_SIGNAL and LEAST_SIGMA < sigma < MOST_SIGMA):
-                level = f"signal {signal:.3g} and sigma {sigma:.3g}"
+            signal, sigma = self._of_row(row)
+            if not bool(((signal > LEAST_SIGNAL) & (sigma > LEAST_SIGMA) & (sigma < MOST_SIGMA)).all()):
+                level = f"signal {signal.min().item():.3g} and sigma {sigma.max().item():.3g}"
                 raise InputError(f"the schedule has a level of {level}, beyond float64: use a narrower range or shift.")
+
+    def _of_row(self, row: int) -> tuple[Tensor, Tensor]:
+        """signal and sigma of one row."""
+        logsnr = self.logsnr[row]
+        log_signal = self.rule.log_signal(logsnr) if self._log_signal is None else self._log_signal[row]
+        return log_signal.exp(), (log_signal - 0.5 * logsnr).exp()
 
     @property
     def rule(self) -> Rule:
         return RULES[self.keeps]
 
     @property
+    def has_own_signal(self) -> bool:
+        """Whether the signal is a table, and not given by the rule ``keeps``."""
+        return self._log_signal is not None
+
+    @property
+    def log_signal(self) -> Tensor:
+        return self.rule.log_signal(self.logsnr) if self._log_signal is None else self._log_signal
+
+    @property
     def signal(self) -> Tensor:
         """√ᾱ of the paper; 1 in SMLD."""
-        return self.rule.log_signal(self.logsnr).exp()
+        return self.log_signal.exp()
 
     @property
     def sigma(self) -> Tensor:
         """√(1 − ᾱ) of the paper; σ in SMLD."""
-        return (self.rule.log_signal(self.logsnr) - 0.5 * self.logsnr).exp()
+        return (self.log_signal - 0.5 * self.logsnr).exp()
 
     @property
-    def prior_scale(self) -> float:
-        """The prior is N(0, prior_scale² Σ): 1 for VP, the largest sigma for VE (E22)."""
-        return self.rule.prior_scale(self.sigma[-1].item())
+    def prior_scale(self) -> Any:
+        """The prior is N(0, prior_scale² Σ): 1 for VP, the largest sigma for VE (E22); `Modes` if it differs."""
+        sigma = self._number(self._of_row(-1)[1])
+        return sigma if self.has_own_signal else self.rule.prior_scale(sigma)
 
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
@@ -138,23 +216,59 @@ class Schedule:
         # A compiled function cannot look at the values; its labels come from `draw`.
         if not torch.compiler.is_compiling() and not bool(((position >= 0) & (position <= len(self) - 1)).all()):
             raise InputError(f"label={shown(label)} is outside the schedule: its rows are 0 … {len(self) - 1}.")
-        rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
-        return self._level(_interpolate(position, rows, self.logsnr), label)
+        own = None if self._log_signal is None else _interpolate(position, self._rows, self._log_signal)
+        return self._level(_interpolate(position, self._rows, self.logsnr), label, own)
 
     def level_at(self, logsnr: float | Tensor) -> Level:
         """The level of a given log-SNR, with the fractional label that belongs to it."""
+        if self.event_shape:
+            raise InputError(f"schedule={self!r} has a log-SNR for every mode: use level(row).")
         value = _position("logsnr", logsnr)
         if not torch.compiler.is_compiling() and not bool((value.abs() < LARGEST_LOGSNR).all()):
             raise InputError(f"logsnr={shown(logsnr)} must be finite, and within ±{LARGEST_LOGSNR:g}.")
-        rows = torch.arange(len(self), dtype=torch.float64, device="cpu")
-        label = _interpolate(-value, -self.logsnr, rows)
-        return self._level(value, label if isinstance(logsnr, Tensor) else label.item())
+        label = _interpolate(-value, -self.logsnr, self._rows)
+        own = None if self._log_signal is None else _interpolate(label, self._rows, self._log_signal)
+        return self._level(value, label if isinstance(logsnr, Tensor) else label.item(), own)
+
+    def nearest_row(self, mean_logsnr: Tensor) -> Tensor:
+        """The fractional rows at which `mean_logsnr` has these values."""
+        return _interpolate(-mean_logsnr, -self.mean_logsnr, self._rows)
+
+    # The clock of differential equations rises from noise to data: it is log-SNR, and −row where modes differ.
+
+    @property
+    def clock(self) -> Tensor:
+        """The clock at the least and the most noise."""
+        return (-self._rows if self.event_shape else self.logsnr)[[0, -1]]
+
+    def level_on_clock(self, clock: float) -> Level:
+        """The level at a value of the clock."""
+        return self.level(-clock) if self.event_shape else self.level_at(clock)
+
+    def rates(self, level: Level) -> tuple[Any, Any]:
+        """The derivatives of log signal and of log-SNR by the clock."""
+        if not (self.event_shape or self.has_own_signal):
+            return self.rule.slope(level.sigma), 1.0
+        below = torch.as_tensor(level.label, dtype=torch.float64, device="cpu").floor().long()
+        below = below.clamp(0, max(len(self) - 2, 0))
+        above = (below + 1).clamp(max=len(self) - 1)
+        logsnr = self.logsnr[below] - self.logsnr[above]  # over one row
+        if self.has_own_signal:
+            signal = self._number(self.log_signal[below] - self.log_signal[above])
+        else:
+            signal = self.rule.slope(level.sigma) * self._number(logsnr)
+        by_row = signal, self._number(logsnr)
+        return by_row if self.event_shape else (by_row[0] / by_row[1], 1.0)
 
     def logsnr_at(self, time: Tensor) -> Tensor:
         """log-SNR as a function of time in (0, 1]; differentiable."""
         if self._logsnr_of_time is not None:
             return self._logsnr_of_time(time) + self.shift
         return _interpolate(time, self.time, self.logsnr)
+
+    def row_at(self, time: Tensor) -> Tensor:
+        """The fractional row as a function of time; differentiable."""
+        return _interpolate(time, self.time, self._rows)
 
     def draw(self, batch: int, generator: Generators = None) -> Level:
         """One level per image, uniform over the rows."""
@@ -168,7 +282,7 @@ class Schedule:
         other = copy.copy(self)
         other.shift = self.shift + check_number("amount", amount)
         other.logsnr = self._unshifted + other.shift
-        if bool((other.logsnr.diff() >= 0).any()):
+        if bool((other.mean_logsnr.diff() >= 0).any()):
             raise InputError(f"amount={amount} is so large that levels coincide: use a smaller shift.")
         other._check_range()
         return other
@@ -180,12 +294,14 @@ class Schedule:
                 "logsnr_of_time is a function, which a configuration cannot hold: put the function that makes this "
                 "schedule in SCHEDULES and mark it with @remembered."
             )
-        name, arguments = self.recipe or (
-            "table",
-            {"logsnr": self._unshifted.tolist(), "keeps": self.keeps, "time": self.time.tolist()},
-        )
-        plain = {key: _column(key, value).tolist() if _is_column(value) else value for key, value in arguments.items()}
+        name, arguments = self.recipe or ("table", self._as_table())
+        plain = {key: _table(key, value).tolist() if _is_column(value) else value for key, value in arguments.items()}
         return {"schedule": name, **plain, **({"shift": self.shift} if self.shift else {})}
+
+    def _as_table(self) -> dict[str, Any]:
+        signal = None if self._log_signal is None else self._log_signal.exp()
+        given = {"logsnr": self._unshifted, "keeps": self.keeps, "time": self.time}
+        return {**given, "signal": signal, "boundary": self.boundary}
 
     @staticmethod
     def from_config(config: Mapping[str, Any]) -> "Schedule":
@@ -206,24 +322,43 @@ class Schedule:
 
     def __repr__(self) -> str:
         name, arguments = self.recipe or ("table", {"keeps": self.keeps, "num_levels": len(self)})
-        shown = {key: f"<{len(value)} numbers>" if _is_column(value) else repr(value) for key, value in
+        shown = {key: f"<{_count(value)} numbers>" if _is_column(value) else repr(value) for key, value in
                  (arguments | ({"shift": self.shift} if self.shift else {})).items()}  # fmt: skip
         return f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})"
 
-    def _level(self, logsnr: Tensor, label: int | float | Tensor) -> Level:
-        log_signal = self.rule.log_signal(logsnr)
+    @property
+    def _rows(self) -> Tensor:
+        return torch.arange(len(self), dtype=torch.float64, device="cpu")
+
+    def _level(self, logsnr: Tensor, label: int | float | Tensor, log_signal: Tensor | None) -> Level:
+        log_signal = self.rule.log_signal(logsnr) if log_signal is None else log_signal
         signal, sigma = log_signal.exp(), (log_signal - 0.5 * logsnr).exp()
-        if isinstance(label, Tensor):
-            return Level(signal, sigma, label)
-        return Level(signal.item(), sigma.item(), label)
+        return Level(self._number(signal), self._number(sigma), label)
+
+    def _number(self, values: Tensor) -> Any:
+        """The values of a level as a float, a tensor of one per image, or modes."""
+        if not self.event_shape:
+            return values if values.ndim else values.item()
+        if self.modes is None:
+            raise InputError(f"schedule={self!r} differs from mode to mode: use it in a nidiff.Process, which has Σ.")
+        return Modes(values, self.modes)
 
 
-def as_schedule(schedule: "Schedule | str | Mapping[str, Any]") -> Schedule:
-    """A schedule, what its ``to_config()`` returned, or text: "ddpm_linear:num_levels=100,shift=1"."""
+def as_schedule(
+    schedule: "Schedule | str | Mapping[str, Any]", facts: Mapping[str, Callable[[], Any]] | None = None
+) -> Schedule:
+    """A schedule, what its ``to_config()`` returned, or text: "ddpm_linear:num_levels=100,shift=1".
+
+    ``facts`` fills in arguments that a text leaves out and its schedule needs, by their names: the shape of Σ, say.
+    """
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, str):
         name, arguments = parse_call("schedule", schedule)
+        parameters = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters
+        for key, fact in (facts or {}).items():
+            if key in parameters and key not in arguments:
+                arguments[key] = fact()
         return Schedule.from_config({"schedule": name, **arguments})
     if isinstance(schedule, Mapping):
         return Schedule.from_config(schedule)
@@ -295,9 +430,15 @@ def from_diffusers(config: Any) -> Schedule:
 
 
 @remembered
-def table(logsnr: Sequence[float], keeps: str = "variance", time: Sequence[float] | None = None) -> Schedule:
-    """Any falling column of log-SNR: `Schedule` under a name."""
-    return Schedule(logsnr, keeps, time=time)
+def table(
+    logsnr: Sequence[Any],
+    keeps: str = "variance",
+    time: Sequence[float] | None = None,
+    signal: Sequence[Any] | None = None,
+    boundary: str | None = None,
+) -> Schedule:
+    """Any falling column of log-SNR, or a table of one column per mode: `Schedule` under a name."""
+    return Schedule(logsnr, keeps, time=time, signal=signal, boundary=boundary)
 
 
 @remembered
@@ -356,21 +497,57 @@ def _ramp(num_levels: int, beta_min: float, beta_max: float, power: float = 1.0)
 
 
 def _column(argument: str, values: Tensor | Sequence[float]) -> Tensor:
+    column = _table(argument, values)
+    if column.ndim != 1:
+        raise InputError(f"{argument} must be a column of finite numbers, but has shape {tuple(column.shape)}.")
+    return column
+
+
+def _table(argument: str, values: Tensor | Sequence[Any]) -> Tensor:
+    """Rows of finite numbers as float64: a column, or one number per mode in each."""
     if hasattr(values, "__len__") and getattr(values, "ndim", 1) != 0 and len(values) > MOST_LEVELS:
         raise InputError(f"{argument} has {len(values):,} entries: give at most {MOST_LEVELS:,}.")
     try:
         if values.is_complex() if isinstance(values, Tensor) else np.iscomplexobj(values):
             raise TypeError("they are complex")
-        column = torch.as_tensor(values, dtype=torch.float64, device="cpu")
+        table = torch.as_tensor(values, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{argument} must be a column of numbers ({error}).") from error
-    if column.ndim != 1 or len(column) == 0 or not bool(torch.isfinite(column).all()):
-        raise InputError(f"{argument} must be a column of finite numbers, but has shape {tuple(column.shape)}.")
-    return column
+    if table.ndim == 0 or table.numel() == 0 or not bool(torch.isfinite(table).all()):
+        raise InputError(f"{argument} must be a column of finite numbers, but has shape {tuple(table.shape)}.")
+    require_memory(argument, 32.0 * table.numel(), "use fewer levels")
+    return table
+
+
+def _log_table(signal: Tensor | Sequence[Any], logsnr: Tensor) -> Tensor:
+    """The logarithm of a signal per level, or per level and mode, as a table like ``logsnr``."""
+    values = _table("signal", signal)
+    if values.shape == logsnr.shape[:1]:
+        values = values.reshape(-1, *[1] * (logsnr.ndim - 1)).expand(logsnr.shape)
+    if values.shape != logsnr.shape or not bool((values > 0).all()):
+        raise InputError(f"signal must be positive, and have the shape {tuple(logsnr.shape)} of logsnr.")
+    return values.log()
+
+
+def _check_falling(logsnr: Tensor) -> None:
+    steps = logsnr.diff(dim=0)
+    if logsnr.ndim == 1:
+        if bool((steps >= 0).any()):
+            raise InputError("logsnr must fall from row to row: the table goes from the least to the most noise.")
+        return
+    if bool((steps > 0).any()):
+        row, *mode = (steps > 0).nonzero()[0].tolist()
+        raise InputError(f"logsnr of mode {tuple(mode)} rises after row {row}: no mode may gain signal with the rows.")
+    if bool((steps.flatten(1).amin(1) >= 0).any()):
+        raise InputError("logsnr has two rows that are equal in every mode: leave one out.")
 
 
 def _is_column(value: Any) -> bool:
     return hasattr(value, "__len__") and not isinstance(value, str)
+
+
+def _count(value: Any) -> int:
+    return int(np.prod(np.shape(value)))
 
 
 def _from_betas(betas: Tensor) -> Schedule:
@@ -392,12 +569,12 @@ def _position(argument: str, value: float | Tensor) -> Tensor:
 
 
 def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-    """Piecewise linear through (xs, ys), xs rising; beyond the ends the last segment goes on."""
+    """Piecewise linear through (xs, ys [L, ...]), xs rising; beyond the ends the last segment goes on."""
     if len(xs) == 1:
-        return ys[0].expand(x.shape)
+        return ys[0].expand((*x.shape, *ys.shape[1:]))
     right = torch.searchsorted(xs, x.detach().contiguous()).clamp(1, len(xs) - 1)
     weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
-    return torch.lerp(ys[right - 1], ys[right], weight)
+    return torch.lerp(ys[right - 1], ys[right], weight.reshape((*x.shape, *[1] * (ys.ndim - 1))))
 
 
 def _check_levels(num_levels: int) -> None:

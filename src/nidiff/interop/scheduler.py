@@ -18,8 +18,8 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
-from nidiff.diffusion.schedule import Level, Schedule
-from nidiff.diffusion.target import TARGETS, Target
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.target import Target, V
 from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, writing
 from nidiff.interop.config import DOWNLOAD, downloaded, translated
@@ -38,7 +38,7 @@ from nidiff.randomness import Generators
 from nidiff.recipe import check_whole, fits
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
-from nidiff.sampling.step import Chain
+from nidiff.sampling.step import Chain, Past
 
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
@@ -90,7 +90,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             plain.pop(key)
         self.register_to_config(**plain, _use_default_values=[])
         self.init_noise_sigma = self.process.schedule.prior_scale
-        self.alphas_cumprod = torch.sigmoid(self.process.schedule.logsnr).float()  # signal² / (signal² + sigma²)
+        self.alphas_cumprod = torch.sigmoid(self.process.schedule.mean_logsnr).float()  # signal² / (signal² + sigma²)
         self.set_timesteps(timesteps=range(len(self) - 1, -1, -1))
         self.num_inference_steps: int | None = None  # as in diffusers until `set_timesteps` is called
 
@@ -179,7 +179,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """v = signal · Σ^½ noise − sigma · x0, what "v_prediction" learns; ``sample`` is x0, ``noise`` is white."""
         self._check("sample", sample)
         self._check("noise", noise, sample)
-        return TARGETS["v"].encode(sample, noise, self._level(timesteps, sample), self.covariance)
+        return V.encode(sample, noise, self._level(timesteps, sample), self.covariance)
 
     def init_noise(
         self,
@@ -213,7 +213,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self.timesteps = torch.tensor(rows, device=device)
         self._levels = [table.level(row) for row in rows]
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
-        self._past: tuple[int, Level, Tensor, Tensor] | None = None  # index, level, x̂0 and result of the last step
+        self._past: tuple[int, Past, Tensor] | None = None  # index of the last step, what it saw, and its result
 
     def _spaced(self, count: Any) -> list[int]:
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
@@ -283,24 +283,25 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
 
         denoiser = self.denoiser(lambda x, label: output)  # it has answered already
         x0 = denoiser(x, here)
-        if index + 1 == len(self._levels):
+        sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._levels), Past(here, x0, x)
+        if last and not sampler.finishes:
             x = x0
         else:
             chain = Chain(denoiser, noise, self._previous(index, x))
             options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
-            step = SAMPLERS[ALGORITHMS[algorithm]].step
-            x = step(chain, x, x0, here, self._levels[index + 1], **options.get(algorithm, {}))
-        self._past = index, here, x0, x.detach()
+            there = CLEAN if last else self._levels[index + 1]
+            x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
+        self._past = index, seen, x.detach()
         result = x.to(sample.dtype), x0.to(sample.dtype)
         return DDPMSchedulerOutput(*result) if return_dict else result
 
-    def _previous(self, index: int, x: Tensor) -> tuple[Level, Tensor] | None:
-        """Level and x̂0 of the last step if x came from it, up to rounding: not for another batch, or another start."""
+    def _previous(self, index: int, x: Tensor) -> Past | None:
+        """What the last step saw if x came from it, up to rounding: not for another batch, or another start."""
         if self._past is None:
             return None
-        place, level, x0, result = self._past
+        place, seen, result = self._past
         follows = place == index - 1 and result.shape == x.shape
-        return (level, x0) if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
+        return seen if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
 
     def _index(self, timestep: int | Tensor) -> int:
         try:

@@ -15,7 +15,7 @@ from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod
-from nidiff.diffusion.target import TARGETS
+from nidiff.diffusion.target import target_on_its_own
 from nidiff.errors import InputError, one_of
 from nidiff.model.config import predictions
 from nidiff.recipe import fits
@@ -66,7 +66,7 @@ class Whitened(torch.nn.Module):
 
     def forward(self, sample: Tensor, timestep: Any, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
-        x, target = self.colour(sample), TARGETS[predictions()[self.prediction_type]]
+        x, target = self.colour(sample), target_on_its_own(predictions()[self.prediction_type])
         answer = self.unet(x, timestep, *args, **kwargs)
         if isinstance(answer, tuple):  # return_dict=False stood among the arguments without a name
             answer, return_dict = answer[0], False

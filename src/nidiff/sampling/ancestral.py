@@ -7,13 +7,14 @@ For two levels x = signal · x0 + sigma · n and x' = signal' · x0 + sigma' · 
 has the right marginal for every fresh ≤ sigma' (DDIM). fresh = √β̃ is the posterior of the Markov chain.
 """
 
-import math
+from typing import Any
 
 from torch import Tensor
 
+from nidiff.covariance.modes import Coefficient, root
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
-from nidiff.sampling.step import Chain, as_float
+from nidiff.sampling.step import Chain
 
 
 def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, variance: str = "posterior") -> Tensor:
@@ -24,28 +25,26 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
     """
     one_of("variance", variance, ("posterior", "beta"))
     beta, posterior = jump_variances(here, there)
-    mean = mix(x, x0, here, there, fresh=math.sqrt(posterior))
-    return mean + math.sqrt(posterior if variance == "posterior" else beta) * chain.noise()
+    mean = mix(x, x0, here, there, fresh=root(posterior))
+    return mean + root(posterior if variance == "posterior" else beta) * chain.noise()
 
 
 def ddim(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
     """DDIM (eq. 20–21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
     if not 0 <= eta <= 1:
         raise InputError(f"eta={eta} must be from 0 (deterministic) to 1 (ancestral).")
-    fresh = eta * math.sqrt(jump_variances(here, there)[1])
+    fresh = eta * root(jump_variances(here, there)[1])
     mean = mix(x, x0, here, there, fresh)
-    return mean + fresh * chain.noise() if fresh else mean
+    return mean + fresh * chain.noise() if eta else mean
 
 
-def jump_variances(here: Level, there: Level) -> tuple[float, float]:
+def jump_variances(here: Level, there: Level) -> tuple[Any, Any]:
     """(β, β̃) of the jump from the less noisy level ``there`` to ``here`` (E16, E17)."""
-    signal, sigma, next_signal, next_sigma = as_float(here, there)
-    beta = sigma**2 - (signal / next_signal * next_sigma) ** 2
-    return beta, beta * next_sigma**2 / sigma**2
+    beta = here.sigma**2 - (here.signal / there.signal * there.sigma) ** 2
+    return beta, beta * there.sigma**2 / here.sigma**2
 
 
-def mix(x: Tensor, x0: Tensor, here: Level, there: Level, fresh: float) -> Tensor:
+def mix(x: Tensor, x0: Tensor, here: Level, there: Level, fresh: Coefficient) -> Tensor:
     """The mean of x' given x and x̂0 when noise of standard deviation ``fresh`` will be added."""
-    signal, sigma, next_signal, next_sigma = as_float(here, there)
-    kept = math.sqrt(max(next_sigma**2 - fresh**2, 0.0)) / sigma
-    return kept * x + (next_signal - kept * signal) * x0
+    kept = root(there.sigma**2 - fresh**2) / here.sigma
+    return kept * x + (there.signal - kept * here.signal) * x0

@@ -41,7 +41,7 @@ def als(
     check_whole("steps_per_level", steps_per_level, 1, MOST_STEPS)
     if epsilon is None and not preconditioned:
         raise InputError("preconditioned=False has no default epsilon: give one, as calibrate finds it.")
-    above, below = (here, there) if chain.previous is None else (chain.previous[0], here)
+    above, below = (here, there) if chain.previous is None else (chain.previous.level, here)
     if epsilon is None and above.sigma == below.sigma:
         raise InputError("als at a single level has no default epsilon: give one.")
     ratio = float(above.sigma) / float(below.sigma)
@@ -122,11 +122,11 @@ def predictor_corrector(
 
 def langevin(chain: Chain, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool = True) -> Tensor:
     """One Langevin update at a level, α = eta · sigma²: x + α Σ s + √(2α) Σ^½ z (E23)."""
-    return _drift(chain, x, x0, level, eta, preconditioned) + math.sqrt(2 * eta) * float(level.sigma) * chain.noise()
+    return _drift(chain, x, x0, level, eta, preconditioned) + math.sqrt(2 * eta) * level.sigma * chain.noise()
 
 
 def _drift(chain: Chain, x: Tensor, x0: Tensor, level: Level, eta: float, preconditioned: bool) -> Tensor:
-    towards = float(level.signal) * x0 - x  # sigma² Σ s
+    towards = level.signal * x0 - x  # sigma² Σ s
     return x + eta * (towards if preconditioned else chain.denoiser.process.covariance.solve(towards))
 
 
@@ -146,5 +146,8 @@ def _eta(chain: Chain, epsilon: float) -> float:
 
 
 def _check_exploding(chain: Chain, name: str) -> None:
-    if chain.denoiser.process.schedule.keeps != "signal":
+    schedule = chain.denoiser.process.schedule
+    if schedule.event_shape:
+        raise InputError(f"sampler={name!r} has one step for all modes, and {schedule!r} has levels per mode: use pc.")
+    if schedule.keeps != "signal" or schedule.has_own_signal:
         raise InputError(f"sampler={name!r} needs a schedule with signal 1 (smld_geometric, ve): use another for VP.")

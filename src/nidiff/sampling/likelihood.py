@@ -56,18 +56,18 @@ def log_likelihood(
     if len(x) == 0:
         return x.new_zeros(0)
     probes = white_noise((len(x), num_probes, *x.shape[1:]), generator, dtype=x.dtype, device=x.device).sign()
-    highest, lowest = schedule.logsnr[[0, -1]].tolist()
+    highest, lowest = schedule.clock.tolist()
 
     def dynamics(clock: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         # In float32 the clock may round to just outside the schedule, where there are no labels.
-        level = schedule.level_at(min(max(clock.item(), lowest), highest))
+        level = schedule.level_on_clock(min(max(clock.item(), lowest), highest))
         with torch.enable_grad():
             at = state[0].detach().requires_grad_()
             velocity = process.flow(at, denoiser(at, level), level)
             divergence = divergence_of(velocity, at, probes)
         return velocity.detach(), divergence.detach()
 
-    span = schedule.logsnr[[0, -1]].to(x.device)
+    span = schedule.clock.to(x.device)
     start = (x.detach(), torch.zeros(len(x), dtype=x.dtype, device=x.device))
     with torch.no_grad():
         # step_t: end exactly at the last level, or the solver would ask for labels beyond it.

@@ -9,18 +9,20 @@ from typing import Any, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
+from nidiff.covariance.modes import largest
 from nidiff.covariance.operator import check_sizes
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
 from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
+from nidiff.sampling.angle import angle, angle_2m
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
 from nidiff.sampling.spacing import SPACINGS, checked_rows, spaced_rows
-from nidiff.sampling.step import Chain, Sampler, Spacing, Step
+from nidiff.sampling.step import Chain, Past, Sampler, Spacing, Step
 from nidiff.sampling.tile import Tiled
 
 DEFAULT = "dpmpp_2m"
@@ -115,8 +117,10 @@ def sample(
         x0 = denoiser(x, here)
         if callback is not None:
             callback(Visit(index + 1, len(levels), here, x, x0))
-        x = x0 if last else chosen.step(chain, x, x0, here, levels[index + 1], **told)
-        chain.previous = (here, x0)
+        there = CLEAN if last else levels[index + 1]
+        seen = Past(here, x0, x)
+        x = x0 if last and not chosen.finishes else chosen.step(chain, x, x0, here, there, **told)
+        chain.previous = seen
     return x
 
 
@@ -127,7 +131,7 @@ def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> None
     """
     if isinstance(denoiser, Denoiser):  # else `sample` says so
         denoiser.check_levels(torch.float32)
-        denoiser = denoiser.with_net(_silent)
+        denoiser = denoiser.silenced()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # `sample` itself warns
         image = sample(denoiser, (1, *check_sizes(shape)), seeds=[0], device="cpu", **arguments)
@@ -188,19 +192,15 @@ def _warn_of_amplification(denoiser: Denoiser, levels: list[Level]) -> None:
     """
     if denoiser.clip is not None:
         return
-    b = abs(float(denoiser.target.coefficients(levels[0].signal, levels[0].sigma)[1]))
-    factor = b * (float(levels[1].signal) if len(levels) > 1 else 1.0)
+    b = denoiser.target.coefficients(levels[0].signal, levels[0].sigma)[1]
+    factor = largest(b * (levels[1].signal if len(levels) > 1 else 1.0)).item()
     if factor > AMPLIFIED and denoiser.process.schedule.keeps == "variance":
         warnings.warn(
             f"clip=None with target {denoiser.target_name!r} multiplies an error of the network by {factor:,.0f} in "
-            f"the first step, since the noisiest level has a signal of {levels[0].signal:.1g}: pass clip (1.0 for "
-            "images in [−1, 1]), train with target 'v' or 'x0', or use a schedule that keeps more signal.",
+            f"the first step, since the noisiest level has a signal of {largest(levels[0].signal).item():.1g}: pass "
+            "clip (1.0 for images in [−1, 1]), train with target 'v' or 'x0', or use a schedule with more signal.",
             stacklevel=4,
         )
-
-
-def _silent(x: Tensor, label: Tensor) -> Tensor:
-    return torch.zeros_like(x)
 
 
 # A solver of the ODE needs few steps, and gains nothing from a last level so near the clean image that x̂0 there is x.
@@ -210,6 +210,8 @@ SAMPLERS: dict[str, Sampler] = {
     "euler": Sampler(euler, "trailing", 20),
     "heun": Sampler(heun, "trailing", 20),
     "dpmpp_2m": Sampler(dpmpp_2m, "trailing", 20),
+    "angle": Sampler(angle, "trailing", 10, finishes=True),
+    "angle_2m": Sampler(angle_2m, "trailing", 10, finishes=True),
     "euler_maruyama": Sampler(euler_maruyama),
     "als": Sampler(als, settles=True),
     "cas": Sampler(cas),

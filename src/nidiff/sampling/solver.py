@@ -1,12 +1,14 @@
 """Solvers of the probability-flow ODE and the reverse SDE, written in x̂0: the coefficients are the isotropic ones."""
 
-import math
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from nidiff.covariance.modes import elementwise, ratio, root
 from nidiff.diffusion.schedule import Level
 from nidiff.sampling.ancestral import mix
-from nidiff.sampling.step import Chain, as_float
+from nidiff.sampling.step import Chain
 
 
 def euler(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
@@ -26,21 +28,20 @@ def heun(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tens
 
 def dpmpp_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """DPM-Solver++(2M) (Lu et al. 2022): exponential integrator in log-SNR, x̂0 extrapolated from the step before."""
-    _, sigma, next_signal, next_sigma = as_float(here, there)
     step = half_logsnr(there) - half_logsnr(here)
     if chain.previous is not None:
-        before, x0_before = chain.previous
-        ratio = (half_logsnr(here) - half_logsnr(before)) / step
-        x0 = x0 + (x0 - x0_before) / (2 * ratio)
-    return (next_sigma / sigma) * x - (next_signal * math.expm1(-step)) * x0
+        before = chain.previous
+        last = half_logsnr(here) - half_logsnr(before.level)
+        x0 = x0 + ratio(step, 2 * last) * (x0 - before.x0)
+    return (there.sigma / here.sigma) * x - (there.signal * elementwise(torch.expm1, -step)) * x0
 
 
 def euler_maruyama(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """Euler–Maruyama on the reverse SDE with log-SNR as clock: dx = (slope x + sigma² Σ s) dℓ + sigma Σ^½ dw̄ (R6)."""
     step = 2 * (half_logsnr(there) - half_logsnr(here))
     drift = chain.denoiser.process.reverse_drift(x, x0, here)
-    return x + step * drift + (float(here.sigma) * math.sqrt(step)) * chain.noise()
+    return x + step * drift + (here.sigma * root(step)) * chain.noise()
 
 
-def half_logsnr(level: Level) -> float:
-    return math.log(float(level.signal) / float(level.sigma))
+def half_logsnr(level: Level) -> Any:
+    return elementwise(torch.log, level.signal / level.sigma)

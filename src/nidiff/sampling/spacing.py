@@ -58,14 +58,14 @@ def _trailing(schedule: Schedule, count: int) -> list[int]:
 
 def _uniform_logsnr(schedule: Schedule, count: int) -> list[int]:
     """Rows nearest to equal strides in log-SNR."""
-    first, last = schedule.logsnr[-1].item(), schedule.logsnr[0].item()
+    first, last = schedule.mean_logsnr[[-1, 0]].tolist()
     return _nearest(schedule, torch.linspace(first, last, count, dtype=torch.float64, device="cpu"))
 
 
 def _karras(schedule: Schedule, count: int, rho: float = 7.0) -> list[int]:
     """Rows nearest to equal strides in (sigma/signal)^(1/rho) (Karras et al. 2022, eq. 5): dense where noise is low."""
     # sigma/signal = exp(−log-SNR / 2)
-    first, last = (math.exp(-schedule.logsnr[row].item() / (2 * rho)) for row in (-1, 0))
+    first, last = (math.exp(-logsnr / (2 * rho)) for logsnr in schedule.mean_logsnr[[-1, 0]].tolist())
     roots = torch.linspace(first, last, count, dtype=torch.float64, device="cpu")
     return _nearest(schedule, -2 * rho * roots.log())
 
@@ -73,7 +73,7 @@ def _karras(schedule: Schedule, count: int, rho: float = 7.0) -> list[int]:
 def _nearest(schedule: Schedule, logsnr: Tensor) -> list[int]:
     """Falling rows nearest to the rising ``logsnr``; where rows are too coarse for that, the next free ones."""
     rows: list[int] = []
-    for index, row in enumerate(schedule.level_at(logsnr).label.round().tolist()):  # type: ignore[union-attr]
+    for index, row in enumerate(schedule.nearest_row(logsnr).round().tolist()):
         below = rows[-1] - 1 if rows else len(schedule) - 1
         rows.append(max(min(int(row), below), len(logsnr) - 1 - index))
     return rows

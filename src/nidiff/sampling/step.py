@@ -10,13 +10,21 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.schedule import Level, Schedule
 
 
+class Past(NamedTuple):
+    """What the step before this one saw."""
+
+    level: Level
+    x0: Tensor  # its x̂0
+    x: Tensor  # and the state it was at
+
+
 @dataclass
 class Chain:
     """One walk from noise to data: the denoiser, a source of coloured noise like x, and the step before this one."""
 
     denoiser: Denoiser
     noise: Callable[[], Tensor]
-    previous: tuple[Level, Tensor] | None = None  # the level of the last step and its x̂0
+    previous: Past | None = None
 
 
 # (chain, x, x̂0 at x, here, there, **options) -> x at the level ``there``, which has less noise than ``here``.
@@ -35,7 +43,5 @@ class Sampler(NamedTuple):
     settles: bool = False
     """Whether it also takes its step at the last level, to stay there."""
 
-
-def as_float(here: Level, there: Level) -> tuple[float, float, float, float]:
-    """(signal, sigma, signal', sigma'): in sampling all images share a level."""
-    return float(here.signal), float(here.sigma), float(there.signal), float(there.sigma)
+    finishes: bool = False
+    """Whether it takes the step to the clean image itself; others end with x̂0 of the last level."""

@@ -11,8 +11,8 @@ from nidiff.covariance.fields import gaussian_free_field
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
-from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import InputError, choose, expect, one_of, shown
+from nidiff.diffusion.target import Target, target_on_its_own
+from nidiff.errors import InputError, expect, one_of, shown
 from nidiff.recipe import check_number
 from nidiff.sampling.sampler import sample
 from nidiff.testing.problems import (
@@ -120,7 +120,8 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
 
 def check_target(target: str | Target, tolerance: float = 1e-8) -> Findings:
     """Whether an output that is right becomes the clean image again, at another level for each image."""
-    chosen, checks = choose("target", target, TARGETS), []
+    chosen: Target = target_on_its_own(target) if isinstance(target, str) else target
+    checks = []
     expect("target", chosen, Target)
     check_number("tolerance", tolerance)
     x0, eps = normal(3, 2, *SIGMA.event_shape), normal(3, 2, *SIGMA.event_shape, seed=1)

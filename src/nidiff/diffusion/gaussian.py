@@ -1,0 +1,340 @@
+"""The second Gaussian of the library: noise is N(0, Σ), and data are about N(μ, C).
+
+Where C and Σ are diagonal in one basis, everything about Gaussian data under the process is one formula per mode. With
+``total`` = signal² C + sigma² Σ, the covariance of x, and the angle θ of tan θ = signal √C / (sigma √Σ):
+
+    E[x0 | x] = μ + gain (x − signal μ)      gain = signal C / total, the Wiener filter
+    Var[x0 | x] = spread²                    spread = √C cos θ
+
+Any x̂0 is then E[x0 | x] + spread · F, and in z = total^-½ (x − signal μ) the probability-flow ODE is dz = F dθ.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.config import Config, build, describe
+from nidiff.covariance.matrix import Channels
+from nidiff.covariance.modes import Coefficient, Modes, elementwise
+from nidiff.covariance.operator import Covariance, as_numbers, check_shape, check_sizes
+from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
+from nidiff.diffusion.schedule import Level, broadcast
+from nidiff.errors import TENSOR, InputError, expect, one_of
+from nidiff.randomness import Generators
+from nidiff.recipe import check_number, check_whole, plain
+
+if TYPE_CHECKING:
+    from nidiff.diffusion.denoiser import Denoiser
+    from nidiff.diffusion.process import Process
+
+BATCH = 1024  # items at a time
+
+
+class Wiener(NamedTuple):
+    """What the Gaussian model says of one level, per mode."""
+
+    mean: Tensor  # μ
+    signal: Any
+    total: Any  # the variance of x
+    gain: Any  # E[x0 | x] = μ + gain (x − signal μ)
+    spread: Any  # the standard deviation of x0 given x
+    angle: Any  # θ, from 0 (noise) to π/2 (data)
+
+    def to_z(self, x: Tensor) -> Tensor:
+        """z = total^-½ (x − signal μ): variance 1 in every mode."""
+        return self.total**-0.5 * (x - self._centre(x))
+
+    def from_z(self, z: Tensor) -> Tensor:
+        """The inverse: x = signal μ + total^½ z."""
+        return self._centre(z) + self.total**0.5 * z
+
+    def residual(self, x: Tensor, x0: Tensor) -> Tensor:
+        """F at x, for any x̂0: (x̂0 − E[x0 | x]) / spread."""
+        return (x0 - self.mean.to(x) - self.gain * (x - self._centre(x))) / self.spread
+
+    @property
+    def sin(self) -> Any:
+        """√(signal² C / total): the share of the signal in x, as an amplitude."""
+        return elementwise(torch.sin, self.angle)
+
+    @property
+    def cos(self) -> Any:
+        return elementwise(torch.cos, self.angle)
+
+    def _centre(self, like: Tensor) -> Tensor:
+        return broadcast(self.signal, like) * self.mean.to(like).expand_as(like)
+
+
+class GaussianModel:
+    """N(μ, C): ``mean`` [channels, *event] (or without channels), and C over the same axes, or over the last of them
+    and the same for all channels."""
+
+    def __init__(self, mean: Tensor, covariance: Covariance) -> None:
+        expect("covariance", covariance, Covariance)
+        covariance.require_invertible("a Gaussian model with this C")
+        self.mean = as_numbers(mean, "mean").detach()
+        if not bool(torch.isfinite(self.mean).all()):
+            raise InputError("mean has NaN or infinite entries: give finite numbers.")
+        covariance.check_trailing(tuple(self.mean.shape), "mean")
+        self.covariance = covariance
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one item."""
+        return tuple(self.mean.shape)
+
+    @property
+    def variance(self) -> Modes:
+        """C, per mode."""
+        return Modes(self.covariance.eigenvalues, self.covariance)
+
+    @property
+    def spatial(self) -> Covariance:
+        """What gives the basis over the axes that Σ is over."""
+        return self.covariance.spatial if isinstance(self.covariance, Channels) else self.covariance
+
+    def spectrum(self, covariance: Covariance) -> Tensor:
+        """C per mode of Σ, float64 of Σ's shape: the mean over the channels where they differ."""
+        self.noise(covariance)
+        values = self.covariance.eigenvalues
+        return values.reshape(-1, *covariance.event_shape).mean(0)
+
+    def noise(self, covariance: Covariance) -> Coefficient:
+        """The eigenvalues of Σ for the modes of C. A Σ that is diagonal in another basis is refused."""
+        if covariance.event_shape not in (self.spatial.event_shape, self.covariance.event_shape):
+            raise InputError(
+                f"gaussian is over {self.spatial.event_shape}, and Σ over {covariance.event_shape}: fit it to data of "
+                "that shape."
+            )
+        if covariance.is_constant:
+            return covariance.eigenvalues.flatten()[0].item()
+        for own in (self.covariance, self.spatial):
+            if own.shares_basis(covariance):
+                return Modes(covariance.eigenvalues, covariance)
+        raise InputError(
+            f"gaussian has the modes of {self.spatial!r}, which are not those of Σ = {covariance!r}: fit it in Σ's "
+            "basis by fit_gaussian(data, basis=Σ)."
+        )
+
+    def at(self, level: Level, covariance: Covariance) -> Wiener:
+        """The model at a level of a process with this Σ."""
+        data = level.signal**2 * self.variance
+        noise = level.sigma**2 * self.noise(covariance)
+        total = data + noise
+        return Wiener(
+            mean=self.mean,
+            signal=level.signal,
+            total=total,
+            gain=level.signal * self.variance / total,
+            spread=(self.variance * noise / total) ** 0.5,
+            angle=elementwise(torch.atan2, data**0.5, elementwise(torch.sqrt, noise)),
+        )
+
+    def whiten(self, x0: Tensor) -> Tensor:
+        """C^-½ (x0 − μ)."""
+        return self.covariance.inv_sqrt(x0 - self.mean.to(x0))
+
+    def colour(self, z: Tensor) -> Tensor:
+        """μ + C^½ z."""
+        return self.mean.to(z) + self.covariance.sqrt(z)
+
+    def denoiser(self, process: "Process") -> "Denoiser":
+        """E[x0 | x] of data from this model, which needs no network."""
+        from nidiff.diffusion.denoiser import Denoiser, silent
+
+        return Denoiser(silent, process, "residual", gaussian=self)
+
+    def sample(
+        self,
+        shape: Sequence[int],
+        generator: Generators = None,
+        *,
+        level: Level | None = None,
+        noise: Covariance | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Draws of ``shape`` [B, *item]; with a ``level`` and Σ = ``noise``, of x at that level."""
+        shape = check_sizes(shape)
+        if len(shape) <= len(self.shape) or shape[-len(self.shape) :] != self.shape:
+            raise InputError(f"shape={shape} must end in {self.shape}, with the number of draws in front.")
+        white = self.covariance.with_eigenvalues(torch.ones_like(self.covariance.eigenvalues))
+        z = white.sample(shape, generator, dtype=dtype, device=device)
+        return self.colour(z) if level is None or noise is None else self.at(level, noise).from_z(z)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """log N(x; μ, C) in nats per item of x [B, *item]."""
+        self._check_items("x", x)
+        return self.covariance.log_prob(x - self.mean.to(x))
+
+    def bits_per_dim(self, x: Tensor, *, bin_width: float = 2 / 255) -> Tensor:
+        """−log₂ density per dimension of data quantised with ``bin_width``: the baseline of `nidiff.bits_per_dim`."""
+        if not check_number("bin_width", bin_width) > 0:
+            raise InputError(f"bin_width={bin_width} must be positive.")
+        return -(self.log_prob(x) / math.prod(self.shape) + math.log(bin_width)) / math.log(2)
+
+    def power(self, exponent: float) -> Covariance:
+        """Σ ∝ C^p over the axes of the event, with mean variance 1: 0 is white, 1 has the data's own spectrum.
+
+        Where channels differ, C is their mean.
+        """
+        spectrum = self.spectrum(self.spatial) ** check_number("exponent", exponent)
+        return self.spatial.with_eigenvalues(spectrum / spectrum.mean())
+
+    def _check_items(self, argument: str, x: Tensor) -> None:
+        expect(argument, x, Tensor, TENSOR)
+        if tuple(x.shape[1:]) != self.shape or not x.is_floating_point():
+            raise InputError(
+                f"{argument} has shape {tuple(x.shape)}: give floats [B, {', '.join(map(str, self.shape))}]."
+            )
+
+    def to_config(self) -> Config:
+        """What rebuilds the model: its configuration, with the arrays in ``.tensors``."""
+        covariance = describe(self.covariance, "covariance.")
+        return Config({"covariance": dict(covariance)}, {"mean": self.mean, **covariance.tensors})
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> "GaussianModel":
+        """The inverse of `to_config`."""
+        tensors = getattr(config, "tensors", {}) if tensors is None else tensors
+        if not isinstance(config, Mapping) or "covariance" not in config or "mean" not in tensors:
+            raise InputError("gaussian must be what GaussianModel.to_config() returned, with its arrays.")
+        return GaussianModel(tensors["mean"], build(config["covariance"], tensors))
+
+    def __repr__(self) -> str:
+        return f"GaussianModel(shape={self.shape}, covariance={self.covariance!r})"
+
+
+class Kappa(NamedTuple):
+    """κ = E F², the share of the residual that a network explains, at some rows of the schedule and for every mode.
+
+    0 for Gaussian data, where nothing is left to explain; 1 where x0 is known. `nidiff.measure_kappa` measures it.
+    """
+
+    rows: Tensor  # [n], rising
+    values: Tensor  # [n, *modes of C], from 0 to 1
+
+    def at(self, level: Level, gaussian: GaussianModel) -> Modes:
+        """κ at a level, between the rows by interpolation."""
+        position = torch.as_tensor(float(level.label), dtype=torch.float64).clamp(self.rows[0], self.rows[-1])
+        right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
+        weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
+        return Modes(torch.lerp(self.values[right - 1], self.values[right], weight), gaussian.covariance)
+
+
+def fit_gaussian(
+    data: Tensor | Iterable[Tensor],
+    *,
+    basis: str | Covariance = "periodic",
+    event_axes: int | None = None,
+    channels: str = "each",
+    average: str = "modes",
+    shrinkage: float = 0.02,
+) -> GaussianModel:
+    """The Gaussian fitted to ``data`` [N, channels, *event] (or [N, *event]), or to an iterable of such batches, once
+    through.
+
+    Args:
+        basis: in which C is diagonal: "periodic" (Fourier), "reflecting" (cosine), or that of a covariance.
+        event_axes: how many of the last axes are the event. Default: all but two (N and channels), or those of a
+            covariance given as ``basis``.
+        channels: "each" has a spectrum of its own, "shared" is one for all, and "joint" has one spectrum for each
+            principal axis of the channels (their eigenvectors, of colour say).
+        average: "modes" (each mode its own variance) or "radial" (one for all of the same rounded |k|).
+        shrinkage: ρ from 0 to 1, towards white: (1 − ρ) C + ρ mean C.
+    """
+    one_of("channels", channels, ("each", "shared", "joint"))
+    one_of("average", average, ("modes", "radial"))
+    shrinkage = check_number("shrinkage", shrinkage)
+    if not 0 <= shrinkage <= 1:
+        raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
+    moments = _moments(data, basis, event_axes)
+    spatial, mean, cross = moments.spatial, moments.mean, moments.cross
+    axes, event = len(spatial.event_shape), spatial.event_shape
+    if average == "radial":
+        if not isinstance(spatial, Fourier | Cosine):
+            raise InputError("average='radial' needs wavenumbers: use basis 'periodic' or 'reflecting'.")
+        shell = wavenumber(type(spatial), event).round().long()
+        cross = radial_mean(cross, shell)[..., shell]
+    own = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
+    if channels == "shared" or mean.ndim == axes:
+        values, matrix = own.mean(0), None
+    elif channels == "each":
+        # Any diagonal matrix has the channels as its axes, if its entries differ: those of I are not determined.
+        values, matrix = own, torch.arange(1, len(own) + 1, dtype=torch.float64, device="cpu").diag()
+    else:
+        matrix = cross.flatten(2).mean(2)
+        matrix = (matrix + matrix.T) / 2
+        # Channels that are copies of each other have axes, too.
+        matrix = matrix + 1e-6 * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64, device="cpu")
+        vectors = Channels(matrix, spatial).rotation
+        values = torch.einsum("ci,cd...,di->i...", vectors, cross, vectors)
+    floor = values.mean()
+    values = (1 - shrinkage) * values + shrinkage * floor
+    if not bool((values > 1e-12 * floor).all()):
+        mode = (values <= 1e-12 * floor).nonzero()[0].tolist()
+        raise InputError(
+            f"data has no variance in mode {tuple(mode)}, so C has no inverse: raise shrinkage, or remove what is "
+            "constant."
+        )
+    covariance = spatial if matrix is None else Channels(matrix, spatial)
+    return GaussianModel(mean, covariance.with_eigenvalues(values))
+
+
+class _Moments(NamedTuple):
+    spatial: Covariance
+    mean: Tensor  # [channels, *event], or [*event]
+    cross: Tensor  # [channels, channels, *event]: covariances between channels of every mode
+
+
+def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axes: int | None) -> _Moments:
+    """Mean and covariance per mode, in one pass."""
+    batches: Iterable[Any] = data.split(BATCH) if isinstance(data, Tensor) and data.ndim else data
+    if isinstance(data, str | bytes) or not isinstance(batches, Iterable):
+        raise InputError(f"data is a {type(data).__name__}: give a tensor [N, channels, *event], or batches of one.")
+    spatial, total, cross, count, item = None, None, None, 0, None
+    for batch in batches:
+        batch = batch if isinstance(batch, Tensor) else as_numbers(batch, "data")
+        if batch.ndim < 2 or batch.is_complex() or (item is not None and tuple(batch.shape[1:]) != item):
+            raise InputError(f"data has a batch of shape {tuple(batch.shape)}: give [N, channels, *event], all alike.")
+        if spatial is None:
+            item = tuple(batch.shape[1:])
+            spatial = _basis(basis, item, event_axes)
+        x = batch.detach().double().cpu().reshape(len(batch), -1, *spatial.event_shape)
+        own_total, own_cross = x.sum(0), _cross_spectrum(x, spatial)
+        total = own_total if total is None else total + own_total
+        cross = own_cross if cross is None else cross + own_cross
+        count += len(x)
+    if spatial is None or total is None or cross is None or item is None or count < 2:
+        raise InputError(f"data has {count} item{'s' * (count != 1)}: the covariance needs at least two.")
+    mean = total / count
+    # The mean is removed afterwards: E|x̂|² − |mean̂|², of which rounding may leave a little below 0.
+    cross = cross / count - _cross_spectrum(mean.unsqueeze(0), spatial)
+    if not bool(torch.isfinite(cross).all()):
+        raise InputError("data has NaN or infinite values: remove them first.")
+    own = cross.diagonal(dim1=0, dim2=1)
+    own.clamp_(min=0.0)
+    return _Moments(spatial, mean.reshape(item), cross)
+
+
+def _cross_spectrum(x: Tensor, spatial: Covariance) -> Tensor:
+    """Σ over items of x̂_c x̂_d* per mode, real part: [channels, channels, *event] of x [N, channels, *event]."""
+    axes = tuple(range(2, x.ndim))
+    coefficients = torch.fft.fftn(x, dim=axes, norm="ortho") if isinstance(spatial, Fourier) else spatial.to_basis(x)
+    return torch.einsum("nc...,nd...->cd...", coefficients, coefficients.conj()).real.contiguous()
+
+
+def _basis(basis: str | Covariance, item: tuple[int, ...], event_axes: int | None) -> Covariance:
+    if isinstance(basis, Covariance):
+        if isinstance(basis, Channels):
+            raise InputError("basis is over channels too: give the covariance over the event alone.")
+        if event_axes not in (None, len(basis.event_shape)) or item[-len(basis.event_shape) :] != basis.event_shape:
+            raise InputError(f"basis is over {basis.event_shape}, and data has items {item}: build it for their shape.")
+        return basis
+    family = BOUNDARIES[one_of("basis", basis, BOUNDARIES)]
+    axes = max(len(item) - 1, 1) if event_axes is None else check_whole("event_axes", plain(event_axes), 1, len(item))
+    shape = check_shape(item[-axes:])
+    return family(shape, torch.ones(shape, dtype=torch.float64, device="cpu"))

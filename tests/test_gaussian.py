@@ -1,0 +1,377 @@
+"""The data's Gaussian: fitting it, what it says of noisy data, and the residual that is left to a network."""
+
+import math
+
+import pytest
+import torch
+
+import nidiff
+from nidiff.covariance.modes import Modes
+from nidiff.covariance.spectral import wavenumber
+from nidiff.diffusion.gaussian import Kappa
+from nidiff.testing.problems import normal, smooth_net
+
+SHAPE = (4, 6)
+COLOURS = torch.tensor([[1.0, 0.6, 0.2], [0.6, 1.0, 0.1], [0.2, 0.1, 0.5]], dtype=torch.float64)
+STEEP = nidiff.power_law(SHAPE, 2.67, normalize=False)
+MEAN = 0.4 * normal(3, *SHAPE, seed=3)
+
+
+def per_channel() -> nidiff.Covariance:
+    """A spectrum of its own for every channel."""
+    values = torch.stack([nidiff.power_law(SHAPE, p).eigenvalues for p in (1.0, 2.0, 3.0)])
+    return nidiff.Channels(torch.tensor([1.0, 2.0, 3.0]).diag(), STEEP).with_eigenvalues(values)
+
+
+MODELS = {
+    "shared": lambda: nidiff.GaussianModel(MEAN, STEEP),
+    "each channel": lambda: nidiff.GaussianModel(MEAN, per_channel()),
+    "between channels": lambda: nidiff.GaussianModel(MEAN, nidiff.Channels(COLOURS, STEEP, normalize=False)),
+    "cosine": lambda: nidiff.GaussianModel(MEAN, nidiff.power_law(SHAPE, 2.0, boundary="reflecting", normalize=False)),
+}
+every_model = pytest.mark.parametrize("model", [pytest.param(make(), id=name) for name, make in MODELS.items()])
+FITTED = {"shared": "shared", "each channel": "each", "between channels": "joint", "cosine": "shared"}
+
+
+def steeper(base: nidiff.Schedule, shape: tuple[int, ...]) -> nidiff.Schedule:
+    """Every mode at its own time."""
+    late = wavenumber(nidiff.Fourier, shape)
+    return nidiff.Schedule(base.logsnr.reshape(-1, *[1] * len(shape)) - late * base.time.reshape(-1, 1, 1))
+
+
+SCHEDULES = {
+    "linear": nidiff.ddpm_linear(100),
+    "cosine": nidiff.ddpm_cosine(100),
+    "smld": nidiff.smld_geometric(50, 20.0, 0.05),
+    "flow": nidiff.Schedule(torch.linspace(8, -8, 50, dtype=torch.float64), "sum"),
+}
+every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+
+
+def noises(model: nidiff.GaussianModel) -> list[nidiff.Covariance]:
+    """White, the data's own spectrum, and one between."""
+    return [nidiff.Identity(SHAPE), model.power(1.0), model.power(0.5)]
+
+
+def dense(model: nidiff.GaussianModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """μ and C of the whole item."""
+    matrix = model.covariance.dense()
+    repeats = math.prod(model.shape) // len(matrix)
+    return model.mean.flatten(), torch.block_diag(*[matrix] * repeats)
+
+
+# Fitting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "channels"), FITTED.items())
+def test_a_fit_finds_the_model_that_the_data_came_from(name, channels):
+    model = MODELS[name]()
+    data = model.sample((20_000, *model.shape), torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = nidiff.fit_gaussian(data, basis=model.spatial, channels=channels, shrinkage=0.0)
+    mean, matrix = dense(model)
+    own_mean, own = dense(found)
+    assert (own_mean - mean).abs().max() < 0.05
+    assert (own - matrix).norm() < 0.05 * matrix.norm()
+    # Negative control: the spectrum of another model is further away.
+    other = dense(nidiff.GaussianModel(MEAN, nidiff.Identity(SHAPE)))[1]
+    assert (own - matrix).norm() < 0.1 * (other - matrix).norm()
+
+
+def test_every_mode_has_the_variance_of_the_data_in_it():
+    """The fit is the diagonal of the sample covariance in the basis: by hand, in the cosine basis."""
+    data = normal(50, 2, *SHAPE) @ normal(6, 6, seed=1)
+    cosine = nidiff.power_law(SHAPE, 1.0, boundary="reflecting")
+    centred = cosine.to_basis(data - data.mean(0))
+    each = nidiff.fit_gaussian(data, basis="reflecting", shrinkage=0.0)
+    assert torch.allclose(each.covariance.eigenvalues, centred.square().mean(0))
+    assert torch.allclose(each.mean, data.mean(0))
+    shared = nidiff.fit_gaussian(data, basis=cosine, channels="shared", shrinkage=0.0)
+    assert torch.allclose(shared.covariance.eigenvalues, centred.square().mean((0, 1)))
+    shrunk = nidiff.fit_gaussian(data, basis=cosine, channels="shared", shrinkage=0.3).covariance.eigenvalues
+    exact = shared.covariance.eigenvalues
+    assert torch.allclose(shrunk, 0.7 * exact + 0.3 * exact.mean())
+    radial = nidiff.fit_gaussian(data, basis="reflecting", channels="shared", average="radial", shrinkage=0.0)
+    shell = wavenumber(nidiff.Cosine, SHAPE).round()
+    for k in shell.unique():
+        here = shell == k
+        assert torch.allclose(radial.covariance.eigenvalues[here], exact[here].mean())
+
+
+def test_one_pass_over_batches_of_any_size_is_the_same_fit():
+    data = normal(30, 3, *SHAPE) + 5.0
+    whole = nidiff.fit_gaussian(data, channels="joint")
+    for parts in (data.split(7), iter(data.split(1)), (part.numpy() for part in data.split(30))):
+        other = nidiff.fit_gaussian(parts, channels="joint")
+        assert torch.allclose(other.mean, whole.mean, atol=1e-12)
+        assert torch.allclose(other.covariance.dense(), whole.covariance.dense(), atol=1e-12)
+
+
+def test_signals_and_single_channels_fit():
+    signals = normal(40, 16)
+    model = nidiff.fit_gaussian(signals, basis="reflecting")
+    assert model.shape == (16,)
+    assert model.covariance.event_shape == (16,)
+    volume = nidiff.fit_gaussian(normal(10, 1, 2, 3, 4))
+    assert volume.shape == (1, 2, 3, 4)
+    pyramid = nidiff.pyramid((4, 4))
+    own = nidiff.fit_gaussian(normal(20, 1, 4, 4), basis=pyramid)
+    assert own.spatial.shares_basis(pyramid)
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        pytest.param(lambda: nidiff.fit_gaussian(torch.ones(5, 1, 4, 4)), "data has no variance", id="constant"),
+        pytest.param(lambda: nidiff.fit_gaussian(normal(1, 1, 4, 4)), "data has 1 item", id="one item"),
+        pytest.param(lambda: nidiff.fit_gaussian(iter([])), "data has 0 items", id="no batch"),
+        pytest.param(lambda: nidiff.fit_gaussian("digits"), "data is a str", id="text"),
+        pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4) / 0), "NaN or infinite", id="infinite"),
+        pytest.param(
+            lambda: nidiff.fit_gaussian([normal(4, 1, 4, 4), normal(4, 1, 5, 4)]), "shape .4, 1, 5, 4.", id="mixed"
+        ),
+        pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), shrinkage=2), "shrinkage=2", id="shrinkage"),
+        pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), channels="rgb"), "channels='rgb'", id="channels"),
+        pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), basis="wavelet"), "basis='wavelet'", id="basis"),
+        pytest.param(
+            lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), basis=nidiff.Identity((5, 5))), "basis is over", id="shape"
+        ),
+        pytest.param(
+            lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), basis=nidiff.pyramid((4, 4)), average="radial"),
+            "average='radial'",
+            id="radial",
+        ),
+        pytest.param(lambda: nidiff.GaussianModel(normal(3, 5), STEEP), "mean has shape", id="mean"),
+        pytest.param(
+            lambda: MODELS["shared"]().denoiser(nidiff.Process("ddpm_linear", nidiff.pyramid(SHAPE))),
+            "gaussian has the modes",
+            id="another basis",
+        ),
+        pytest.param(
+            lambda: MODELS["shared"]().denoiser(nidiff.Process("ddpm_linear", nidiff.Identity((8, 8)))),
+            "gaussian is over",
+            id="another shape",
+        ),
+        pytest.param(
+            lambda: MODELS["shared"]().denoiser(
+                nidiff.Process(steeper(nidiff.ddpm_linear(10), SHAPE), nidiff.Identity(SHAPE))
+            ),
+            "different modes",
+            id="a schedule of another basis",
+        ),
+        pytest.param(
+            lambda: nidiff.Denoiser(smooth_net(SHAPE), nidiff.Process("ddpm_linear", STEEP), "residual"),
+            "target='residual' needs",
+            id="no gaussian",
+        ),
+        pytest.param(
+            lambda: nidiff.Denoiser(smooth_net(SHAPE), nidiff.Process("ddpm_linear", STEEP), sees="z"),
+            "sees='z' needs",
+            id="sees",
+        ),
+        pytest.param(
+            lambda: nidiff.sample(
+                nidiff.Denoiser(smooth_net(SHAPE), nidiff.Process("ddpm_linear", STEEP), clip=1.0),
+                (1, *SHAPE),
+                sampler="angle",
+                dtype=torch.float64,
+            ),
+            "need the data's Gaussian",
+            id="angle",
+        ),
+    ],
+)
+def test_bad_input_is_named_in_one_sentence(make, named):
+    with pytest.raises(nidiff.InputError, match=named):
+        make()
+
+
+# What it says ----------------------------------------------------------------------------------------------------
+
+
+@every_model
+def test_the_density_is_that_of_the_dense_matrix(model):
+    mean, matrix = dense(model)
+    x = model.sample((5, *model.shape), dtype=torch.float64)
+    exact = torch.distributions.MultivariateNormal(mean, matrix).log_prob(x.flatten(1))
+    assert torch.allclose(model.log_prob(x), exact)
+    bits = -(exact / mean.numel() + math.log(2 / 255)) / math.log(2)
+    assert torch.allclose(model.bits_per_dim(x), bits)
+
+
+@every_model
+@every_schedule
+def test_the_denoiser_is_the_exact_one(model, schedule):
+    """E[x0 | x] by dense matrices, for white, matched and other noise."""
+    mean, matrix = dense(model)
+    for cov in noises(model):
+        process = nidiff.Process(schedule, cov)
+        denoiser = model.denoiser(process)
+        noise = torch.block_diag(*[cov.dense()] * 3)
+        x = normal(2, *model.shape)
+        for row in (0, len(schedule) // 2, len(schedule) - 1):
+            level = schedule.level(row)
+            gain = level.signal * matrix @ torch.linalg.inv(level.signal**2 * matrix + level.sigma**2 * noise)
+            exact = mean + (x.flatten(1) - level.signal * mean) @ gain.T
+            assert torch.allclose(denoiser(x, level).flatten(1), exact, rtol=1e-6, atol=1e-8)
+
+
+@every_schedule
+def test_levels_of_many_images_are_those_of_each(schedule):
+    model = MODELS["between channels"]()
+    denoiser = model.denoiser(nidiff.Process(schedule, model.power(0.5)))
+    x, rows = normal(3, *model.shape), torch.tensor([0, 17, 40])
+    together = denoiser(x, schedule.level(rows))
+    alone = [denoiser(x[i : i + 1], schedule.level(int(row))) for i, row in enumerate(rows)]
+    assert torch.allclose(together, torch.cat(alone))
+
+
+@every_model
+@every_schedule
+def test_the_residual_has_variance_one_in_every_mode_at_every_level(model, schedule):
+    """cos² + sin² = 1, with draws of exactly the model's covariance: unit impulses in place of random numbers."""
+    for cov in noises(model):
+        process = nidiff.Process(schedule, cov)
+        denoiser = model.denoiser(process)
+        size = math.prod(model.shape)
+        impulses = torch.eye(size, dtype=torch.float64).reshape(size, *model.shape)
+        still = torch.zeros_like(impulses)
+        for row in (0, len(schedule) // 2, len(schedule) - 1):
+            level = schedule.level(row)
+            data = denoiser.target.encode(model.colour(impulses), still, level, cov).flatten(1)
+            noise = denoiser.target.encode(model.colour(still), impulses, level, cov).flatten(1)
+            covariance = data.T @ data + noise.T @ noise
+            assert torch.allclose(covariance, torch.eye(size, dtype=torch.float64), atol=1e-8)
+
+
+@every_schedule
+def test_decoding_inverts_encoding(schedule):
+    model = MODELS["between channels"]()
+    process = nidiff.Process(schedule, model.power(0.5))
+    target = model.denoiser(process).target
+    x0, eps, level = normal(3, *model.shape), normal(3, *model.shape, seed=1), schedule.level(torch.tensor([0, 20, 49]))
+    x = process.perturb(x0, level, eps)
+    output = target.encode(x0, eps, level, process.covariance)
+    assert torch.allclose(target.decode(output, x, level, process.covariance), x0, atol=1e-8)
+    assert torch.allclose(target.invert(x0, x, level, process.covariance), output, atol=1e-5)
+
+
+def test_what_the_network_sees():
+    """ "z" has variance 1 in every mode; "both" is x and z along the channels; the rest of the formula is the same."""
+    model, schedule = MODELS["each channel"](), nidiff.ddpm_linear(100)
+    process, seen = nidiff.Process(schedule, nidiff.Identity(SHAPE)), []
+
+    def net(x, label):
+        seen.append(x)
+        return 0.1 * x[:, -3:]
+
+    x, level = normal(2, *model.shape), schedule.level(50)
+    for sees in ("x", "z", "both"):
+        nidiff.Denoiser(net, process, "residual", gaussian=model, sees=sees)(x, level)
+    z = model.at(level, process.covariance).to_z(x)
+    assert torch.equal(seen[0], x)
+    assert torch.allclose(seen[1], z)
+    assert torch.allclose(seen[2], torch.cat([x, z], 1))
+    mean, matrix = dense(model)
+    total = level.signal**2 * matrix + level.sigma**2 * torch.eye(len(matrix), dtype=torch.float64)
+    assert torch.allclose(z.flatten(1).square().sum(1), ((x.flatten(1) - level.signal * mean) @ torch.linalg.inv(total)
+                          * (x.flatten(1) - level.signal * mean)).sum(1))  # fmt: skip
+
+
+# The angle -------------------------------------------------------------------------------------------------------
+
+
+def nonlinear(process: nidiff.Process, model: nidiff.GaussianModel, **options) -> nidiff.Denoiser:
+    return nidiff.Denoiser(smooth_net(model.shape), process, "x0", gaussian=model, **options)
+
+
+@every_model
+@every_schedule
+def test_the_flow_is_dz_equals_f_dtheta(model, schedule):
+    """For any network: a small step of the probability-flow ODE changes z by F dθ. And x̂0 alone would not do."""
+    for cov in noises(model):
+        process = nidiff.Process(schedule, cov)
+        denoiser, x, small = nonlinear(process, model), normal(2, *model.shape), 1e-4
+        logsnr = schedule.logsnr[len(schedule) // 2].item()
+        here, below, above = (schedule.level_at(logsnr + change) for change in (0.0, -small, small))
+        x0 = denoiser(x, here)
+        velocity = process.flow(x, x0, here)
+        now, before, after = (model.at(level, cov) for level in (here, below, above))
+        slope = (after.to_z(x + small * velocity) - before.to_z(x - small * velocity)) / (2 * small)
+        rate = (after.angle - before.angle) / (2 * small)
+        assert torch.allclose(rate * now.residual(x, x0), slope, atol=1e-6)
+        assert not torch.allclose(rate * (x0 - model.mean), slope, atol=1e-3)
+
+
+@every_model
+@pytest.mark.parametrize("sampler", ["angle", "angle_2m"])
+def test_one_step_is_exact_for_gaussian_data_under_every_noise_and_schedule(model, sampler):
+    """Every mode keeps its z: from N(signal μ, total) at the noisiest level to N(μ, C). Five schedules, three Σ."""
+    schedules = [*SCHEDULES.values(), steeper(nidiff.ddpm_linear(60), SHAPE)]
+    for schedule in schedules:
+        for cov in noises(model)[1 if schedule.event_shape else 0 :]:
+            process = nidiff.Process(schedule, cov)
+            last = process.schedule.level(len(schedule) - 1)
+            z = normal(3, *model.shape)
+            start = model.at(last, cov).from_z(z)
+            options = {"initial": start, "dtype": torch.float64}
+            for rows in ([len(schedule) - 1], [len(schedule) - 1, 30, 2]):
+                drawn = nidiff.sample(model.denoiser(process), start.shape, sampler=sampler, rows=rows, **options)
+                assert torch.allclose(drawn, model.colour(z), atol=1e-10)
+            other = nidiff.sample(model.denoiser(process), start.shape, sampler="dpmpp_2m", rows=rows, **options)
+            assert (other - model.colour(z)).abs().max() > 1e-3  # negative control
+
+
+def test_with_another_covariance_of_the_data_one_step_is_not_exact():
+    model, schedule = MODELS["shared"](), nidiff.ddpm_linear(100)
+    process, z = nidiff.Process(schedule, nidiff.Identity(SHAPE)), normal(3, *MEAN.shape)
+    start = model.at(schedule.level(99), process.covariance).from_z(z)
+    exact, other = model.denoiser(process), nidiff.GaussianModel(MEAN, nidiff.gaussian_free_field(SHAPE, 0.5))
+
+    def net(x, label):
+        return exact(x, schedule.level(int(label[0])))
+
+    wrong = nidiff.Denoiser(net, process, "x0", gaussian=other)
+    drawn = nidiff.sample(wrong, start.shape, sampler="angle", rows=[99], initial=start, dtype=torch.float64)
+    assert (drawn - model.colour(z)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_with_kappa_one_it_is_ddim(name):
+    """A network that knows x0: (z, F) turn, and the last step ends at x̂0."""
+    schedule, model = SCHEDULES[name], MODELS["between channels"]()
+    process = nidiff.Process(schedule, model.power(0.5))
+    ones = Kappa(torch.tensor([0.0, 40.0], dtype=torch.float64), torch.ones(2, *model.shape, dtype=torch.float64))
+    known, unknown = nonlinear(process, model, kappa=ones, clip=3.0), nonlinear(process, model, clip=3.0)
+    options = {"shape": (2, *model.shape), "num_steps": 6, "seeds": [1, 2], "dtype": torch.float64}
+    ddim = nidiff.sample(unknown, sampler="ddim", **options)
+    assert torch.allclose(nidiff.sample(known, sampler="angle", **options), ddim, atol=1e-9)
+    assert not torch.allclose(nidiff.sample(unknown, sampler="angle", **options), ddim, atol=1e-3)
+
+
+def test_kappa_is_the_share_that_is_explained():
+    """0 for Gaussian data and their exact denoiser, 1 for a single clean image, and between for two."""
+    model = MODELS["each channel"]()
+    data = model.sample((600, *model.shape), torch.Generator().manual_seed(0), dtype=torch.float64)
+    process = nidiff.Process(nidiff.ddpm_linear(100), model.power(0.5))
+    measured = nidiff.measure_kappa(model.denoiser(process), data, num_images=200)
+    assert measured.kappa is not None
+    assert measured.kappa.values.max() < 1e-12
+
+    def knows(x, label):
+        return data[:200][: len(x)] if len(x) == 128 else data[128:200]
+
+    knowing = nidiff.Denoiser(knows, process, "x0", gaussian=model)
+    kappa = nidiff.measure_kappa(knowing, data, num_images=200, num_rows=3).kappa
+    assert kappa is not None
+    assert (kappa.values.mean() - 1).abs() < 0.1  # clamped at 1, mode by mode
+    middle = kappa.at(process.schedule.level(25), model)
+    assert isinstance(middle, Modes)
+    assert torch.allclose(middle.values, (kappa.values[0] + kappa.values[1]) / 2, atol=0.02)
+
+
+def test_kappa_needs_the_gaussian_and_data_of_its_shape():
+    model, process = MODELS["shared"](), nidiff.Process(nidiff.ddpm_linear(10), nidiff.Identity(SHAPE))
+    with pytest.raises(nidiff.InputError, match="denoiser does not know"):
+        nidiff.measure_kappa(nidiff.Denoiser(smooth_net(model.shape), process), MEAN[None])
+    with pytest.raises(nidiff.InputError, match="data has shape"):
+        nidiff.measure_kappa(model.denoiser(process), MEAN[None, :2])
