@@ -23,7 +23,6 @@ from timing import log
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.spectral import BOUNDARIES
 from nidiff.files import replace_text
 
 NUM_STEPS = (3, 5, 10, 20)
@@ -53,14 +52,15 @@ class Configuration(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """How to sample."""
+    """How to sample; ``kappa`` says whether the solver is told the κ of the network."""
 
     sampler: str
     spacing: str = "trailing"
+    kappa: bool = False
 
     @property
     def label(self) -> str:
-        return f"{self.sampler} {self.spacing}"
+        return f"{self.sampler} {self.spacing}{' κ' if self.kappa else ''}"
 
 
 CONFIGURATIONS = {
@@ -80,7 +80,7 @@ PROBLEMS = {
         networks.DilatedConvolutions,
         lambda found: metrics.Paths(found.train),
         "reflecting",
-        steps=1500,
+        steps=1200,
         batch=64,
         samples=1000,
         configurations=USUAL,
@@ -90,7 +90,7 @@ PROBLEMS = {
         lambda: networks.Patched(1, 32, (16, 32, 64), periodic=True),
         lambda found: metrics.Turbulence(found.train),
         "periodic",
-        steps=800,
+        steps=600,
         batch=32,
         samples=256,
         configurations=USUAL,
@@ -119,7 +119,12 @@ PROBLEMS = {
     ),
 }
 
-SOLVERS = [Solver("dpmpp_2m", spacing) for spacing in ("trailing", "logsnr", "karras")]
+SOLVERS = [
+    *(Solver("dpmpp_2m", spacing) for spacing in ("trailing", "logsnr", "karras")),
+    *(Solver("angle_2m", spacing, kappa=True) for spacing in ("trailing", "logsnr")),
+    *(Solver("angle_2m", spacing) for spacing in ("trailing", "logsnr")),
+    *(Solver("angle", spacing, kappa=True) for spacing in ("trailing", "logsnr")),
+]
 
 
 class Bench:
@@ -129,22 +134,27 @@ class Bench:
         self.name, self.cache, self.problem = name, cache, PROBLEMS[name]
         self.data = self.problem.load(cache, data_dir)
         self.measure = self.problem.measure(self.data)
-        self.fitted = nidiff.from_data(
-            self.data.train, average="modes", shrinkage=self.problem.shrinkage, boundary=self.problem.boundary
+        self.gaussian = nidiff.fit_gaussian(
+            self.data.train,
+            basis=self.problem.boundary,
+            event_axes=min(2, self.data.train.ndim - 1),
+            channels="joint",
+            shrinkage=self.problem.shrinkage,
         )
 
-    def covariance(self, power: float) -> nidiff.Covariance:
-        """Σ ∝ C^power, of mean 1."""
-        if power == 0:
-            return nidiff.Identity(self.fitted.event_shape)
-        return BOUNDARIES[self.problem.boundary](self.fitted.event_shape, self.fitted.eigenvalues**power)
-
     def denoiser(self, name: str, seed: int) -> nidiff.Denoiser:
-        """A trained denoiser."""
+        """A trained denoiser that knows the data's Gaussian."""
         configuration, problem = CONFIGURATIONS[name], self.problem
-        process = nidiff.Process(nidiff.ddpm_cosine(1000), self.covariance(configuration.power))
+        covariance = self.gaussian.power(configuration.power)
+        covariance = covariance if configuration.power else nidiff.Identity(covariance.event_shape)
         torch.manual_seed(seed)
-        denoiser = nidiff.Denoiser(problem.network(), process, configuration.target, clip=configuration.clip)
+        denoiser = nidiff.Denoiser(
+            problem.network(),
+            nidiff.Process(nidiff.ddpm_cosine(1000), covariance),
+            configuration.target,
+            clip=configuration.clip,
+            gaussian=self.gaussian,
+        )
         settings = {"steps": problem.steps, "batch": problem.batch, "seed": seed}
         folder = self.cache / self.name / f"{name.replace(', ', '-')}-{seed}"
         told = trained(denoiser, self.data.train, folder, settings)
@@ -153,6 +163,7 @@ class Bench:
 
     def draw(self, denoiser: nidiff.Denoiser, solver: Solver, num_steps: int, seed: int) -> Tensor:
         """Samples, from noise that depends on the seed alone."""
+        denoiser = denoiser if solver.kappa else denoiser.with_kappa(None)
         count = self.problem.samples
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -249,21 +260,22 @@ def main() -> None:
         )
         for seed in options.seeds:
             for configuration in options.configurations or bench.problem.configurations:
-                if configuration not in bench.problem.configurations:
-                    continue
-                denoiser = bench.denoiser(configuration, seed)
-                for solver in SOLVERS:
-                    if options.solvers is not None and solver.label not in options.solvers:
-                        continue
-                    for num_steps in options.num_steps:
-                        results.add(
-                            partial(bench.quality, denoiser, solver, num_steps, seed),
-                            problem=name,
-                            configuration=configuration,
-                            seed=seed,
-                            solver=solver.label,
-                            num_steps=num_steps,
-                        )
+                if configuration in bench.problem.configurations:
+                    denoiser = bench.denoiser(configuration, seed)
+                    for solver in SOLVERS:
+                        if options.solvers is not None and solver.label not in options.solvers:
+                            continue
+                        if solver.kappa and denoiser.kappa is None:
+                            denoiser = nidiff.measure_kappa(denoiser, bench.data.train)
+                        for num_steps in options.num_steps:
+                            results.add(
+                                partial(bench.quality, denoiser, solver, num_steps, seed),
+                                problem=name,
+                                configuration=configuration,
+                                seed=seed,
+                                solver=solver.label,
+                                num_steps=num_steps,
+                            )
     table = results.markdown()
     replace_text(options.cache / "results.md", table)
     print(table)

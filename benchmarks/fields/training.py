@@ -45,17 +45,20 @@ def train(denoiser: nidiff.Denoiser, data: Tensor, *, steps: int, batch: int, se
 
 
 def training_loss(denoiser: nidiff.Denoiser, x0: Tensor, generator: torch.Generator) -> Tensor:
-    """The mean squared error per image, where what the network is to say is about white.
+    """The mean squared error per image of what the network says; of v, that of Σ^-¼ v.
 
-    For "v" that is the error of Σ^-½ v: the error of eps divided by the signal. For "eps" and "residual" it is their
-    own.
+    With white Σ that is v itself. With coloured Σ the error of v hardly sees fine modes; in that of Σ^-½ v, which is
+    about white, each mode counts the same, and the many fine ones, about Gaussian, leave nothing for the others.
     """
-    level = denoiser.process.schedule.draw(len(x0), generator)
+    process, target = denoiser.process, denoiser.target
+    level = process.schedule.draw(len(x0), generator)
     eps = torch.randn(x0.shape, generator=generator)
+    output = denoiser.output(process.perturb(x0, level, eps), level)
+    told = level if denoiser.target_name == "residual" else level.like(x0)
+    error = output - target.encode(x0, eps, told, process.covariance)
     if denoiser.target_name == "v":
-        loss = nidiff.denoising_loss(denoiser, x0, level=level, eps=eps, weighting="eps")
-        return loss / torch.as_tensor(level.signal).square().to(loss)
-    return nidiff.denoising_loss(denoiser, x0, level=level, eps=eps, weighting="target")
+        error = process.covariance.power(error, -0.25)
+    return error.square().flatten(1).mean(1)
 
 
 def trained(denoiser: nidiff.Denoiser, data: Tensor, folder: Path, settings: dict[str, Any]) -> dict[str, Any]:
