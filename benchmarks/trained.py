@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fields import data, metrics, networks
+from fields.peers import unipc
 from fields.training import trained
 from timing import log
 from torch import Tensor
@@ -124,6 +125,7 @@ SOLVERS = [
     *(Solver("angle_2m", spacing, kappa=True) for spacing in ("trailing", "logsnr")),
     *(Solver("angle_2m", spacing) for spacing in ("trailing", "logsnr")),
     *(Solver("angle", spacing, kappa=True) for spacing in ("trailing", "logsnr")),
+    *(Solver("unipc", spacing) for spacing in ("trailing", "karras")),
 ]
 
 
@@ -165,15 +167,18 @@ class Bench:
         """Samples, from noise that depends on the seed alone."""
         denoiser = denoiser if solver.kappa else denoiser.with_kappa(None)
         count = self.problem.samples
+        shape, seeds = (count, *self.data.train.shape[1:]), range(seed * count, (seed + 1) * count)
+        if solver.sampler == "unipc":
+            return unipc(denoiser, shape, num_steps, seeds, solver.spacing)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return nidiff.sample(
                 denoiser,
-                (count, *self.data.train.shape[1:]),
+                shape,
                 sampler=solver.sampler,
                 spacing=solver.spacing,
                 num_steps=num_steps,
-                seeds=range(seed * count, (seed + 1) * count),
+                seeds=seeds,
                 tile=256,
             )
 
@@ -264,6 +269,8 @@ def main() -> None:
                     denoiser = bench.denoiser(configuration, seed)
                     for solver in SOLVERS:
                         if options.solvers is not None and solver.label not in options.solvers:
+                            continue
+                        if solver.sampler == "unipc" and denoiser.target_name != "eps":
                             continue
                         if solver.kappa and denoiser.kappa is None:
                             denoiser = nidiff.measure_kappa(denoiser, bench.data.train)
