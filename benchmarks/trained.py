@@ -81,7 +81,7 @@ PROBLEMS = {
         networks.DilatedConvolutions,
         lambda found: metrics.Paths(found.train),
         "reflecting",
-        steps=1200,
+        steps=1000,
         batch=64,
         samples=1000,
         configurations=USUAL,
@@ -139,7 +139,6 @@ class Bench:
         self.gaussian = nidiff.fit_gaussian(
             self.data.train,
             basis=self.problem.boundary,
-            event_axes=min(2, self.data.train.ndim - 1),
             channels="joint",
             shrinkage=self.problem.shrinkage,
         )

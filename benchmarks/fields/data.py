@@ -109,8 +109,8 @@ def turbulent_vorticity(members: int, snapshots: int, seed: int, every: float = 
 
 
 def paths(cache: Path, data_dir: Path | None) -> Data:
-    """20,000 paths of 128 positions and 4,000 more, of variance 1."""
-    made = stored(cache / "paths.npz", lambda: double_well_paths(24_000, seed=0).float())
+    """20,000 paths [1, 128] and 4,000 more, of variance 1."""
+    made = stored(cache / "paths.npz", lambda: double_well_paths(24_000, seed=0).float()).unsqueeze(1)
     return _standardised(made[:20_000], made[20_000:])
 
 

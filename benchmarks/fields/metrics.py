@@ -43,7 +43,7 @@ def distance(real: Tensor, generated: Tensor) -> float:
 
 
 class Paths:
-    """Metrics of signals [N, L]. The upper modes are the upper three quarters; increments are of neighbours.
+    """Metrics of signals [N, 1, L]. The upper modes are the upper three quarters; increments are of neighbours.
 
     The law is even, so the values are compared without their signs: else chance, which puts a few paths more in one
     well than in the other, hides everything.
@@ -55,7 +55,7 @@ class Paths:
     def __call__(self, generated: Tensor) -> Metrics:
         found = spectrum(generated, 1, "reflecting")
         upper = len(found) // 4
-        steps = [data.diff(dim=1).flatten() for data in (self.real, generated)]
+        steps = [data.diff(dim=-1).flatten() for data in (self.real, generated)]
         return {
             "spectrum": log_error(self.spectrum, found),
             "upper modes": (found / self.spectrum - 1)[upper:].abs().mean().item(),
