@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import nidiff
-from nidiff.covariance.modes import Modes
 from nidiff.covariance.spectral import wavenumber
 from nidiff.diffusion.gaussian import Kappa
 from nidiff.testing.problems import normal, smooth_net
@@ -28,6 +27,7 @@ MODELS = {
     "each channel": lambda: nidiff.GaussianModel(MEAN, per_channel()),
     "between channels": lambda: nidiff.GaussianModel(MEAN, nidiff.Channels(COLOURS, STEEP, normalize=False)),
     "cosine": lambda: nidiff.GaussianModel(MEAN, nidiff.power_law(SHAPE, 2.0, boundary="reflecting", normalize=False)),
+    "white": lambda: nidiff.GaussianModel(MEAN, 0.3 * nidiff.Identity(SHAPE)),
 }
 every_model = pytest.mark.parametrize("model", [pytest.param(make(), id=name) for name, make in MODELS.items()])
 FITTED = {"shared": "shared", "each channel": "each", "between channels": "joint", "cosine": "shared"}
@@ -50,6 +50,8 @@ every_schedule = pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCH
 
 def noises(model: nidiff.GaussianModel) -> list[nidiff.Covariance]:
     """White, the data's own spectrum, and one between."""
+    if model.covariance.is_constant:
+        return [nidiff.Identity(SHAPE), nidiff.gaussian_free_field(SHAPE)]
     return [nidiff.Identity(SHAPE), model.power(1.0), model.power(0.5)]
 
 
@@ -89,12 +91,15 @@ def test_every_mode_has_the_variance_of_the_data_in_it():
     assert torch.allclose(shared.covariance.eigenvalues, centred.square().mean((0, 1)))
     shrunk = nidiff.fit_gaussian(data, basis=cosine, channels="shared", shrinkage=0.3).covariance.eigenvalues
     exact = shared.covariance.eigenvalues
-    assert torch.allclose(shrunk, 0.7 * exact + 0.3 * exact.mean())
     radial = nidiff.fit_gaussian(data, basis="reflecting", channels="shared", average="radial", shrinkage=0.0)
     shell = wavenumber(nidiff.Cosine, SHAPE).round()
     for k in shell.unique():
         here = shell == k
         assert torch.allclose(radial.covariance.eigenvalues[here], exact[here].mean())
+    assert torch.allclose(shrunk, 0.7 * exact + 0.3 * radial.covariance.eigenvalues)
+    dense = nidiff.Dense(torch.diag(torch.arange(1.0, 25.0)), SHAPE)
+    white = nidiff.fit_gaussian(data, basis=dense, channels="shared", shrinkage=1.0).covariance.eigenvalues
+    assert torch.allclose(white, white.mean())
 
 
 def test_one_pass_over_batches_of_any_size_is_the_same_fit():
@@ -130,6 +135,7 @@ def test_signals_and_single_channels_fit():
             lambda: nidiff.fit_gaussian([normal(4, 1, 4, 4), normal(4, 1, 5, 4)]), "shape .4, 1, 5, 4.", id="mixed"
         ),
         pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), shrinkage=2), "shrinkage=2", id="shrinkage"),
+        pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), floor=-1), "floor=-1", id="floor"),
         pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), channels="rgb"), "channels='rgb'", id="channels"),
         pytest.param(lambda: nidiff.fit_gaussian(normal(4, 1, 4, 4), basis="wavelet"), "basis='wavelet'", id="basis"),
         pytest.param(
@@ -175,7 +181,7 @@ def test_signals_and_single_channels_fit():
                 sampler="angle",
                 dtype=torch.float64,
             ),
-            "need the data's Gaussian",
+            "needs? the data's Gaussian",
             id="angle",
         ),
     ],
@@ -277,6 +283,40 @@ def test_what_the_network_sees():
                           * (x.flatten(1) - level.signal * mean)).sum(1))  # fmt: skip
 
 
+@every_schedule
+def test_the_loss_weighs_the_residual_as_it_does_every_target(schedule):
+    """The same x̂0 has the same eps error, score error and noise error, whatever the network predicts."""
+    model = MODELS["between channels"]()
+    process = nidiff.Process(schedule, model.power(0.5))
+    plain = nidiff.Denoiser(smooth_net(model.shape), process, "x0", gaussian=model)
+    silent = model.denoiser(process)
+
+    def net(x, label):
+        level = schedule.level(label)
+        return silent.target.invert(plain(x, level), x, level, process.covariance)
+
+    residual = nidiff.Denoiser(net, process, "residual", gaussian=model, sees="x")
+    x0, eps = normal(3, *model.shape), normal(3, *model.shape, seed=1)
+    given = {"eps": eps, "level": schedule.level(torch.tensor([3, 20, 40]))}
+    for weighting in ("eps", "score", "noise"):
+        mine, other = (nidiff.denoising_loss(d, x0, weighting=weighting, **given) for d in (residual, plain))
+        assert torch.allclose(mine, other, rtol=1e-6)
+    own, other = (nidiff.denoising_loss(d, x0, weighting="target", **given) for d in (residual, plain))
+    assert not torch.allclose(own, other, rtol=1e-2)
+
+
+def test_the_loss_of_a_network_that_says_nothing_is_one():
+    """F has variance 1, if C is right; in float32, with a level per image."""
+    model = MODELS["each channel"]()
+    denoiser = model.denoiser(nidiff.Process(nidiff.ddpm_cosine(1000), model.power(0.5)))
+    data = model.sample((4000, *model.shape), torch.Generator().manual_seed(0))
+    loss = nidiff.denoising_loss(denoiser, data, generator=torch.Generator().manual_seed(1), weighting="target")
+    assert abs(loss.mean().item() - 1) < 0.02
+    wrong = nidiff.GaussianModel(2 * MEAN, nidiff.Identity(SHAPE)).denoiser(denoiser.process)
+    loss = nidiff.denoising_loss(wrong, data, generator=torch.Generator().manual_seed(1), weighting="target")
+    assert abs(loss.mean().item() - 1) > 0.05  # negative control
+
+
 # The angle -------------------------------------------------------------------------------------------------------
 
 
@@ -340,10 +380,11 @@ def test_with_kappa_one_it_is_ddim(name):
     """A network that knows x0: (z, F) turn, and the last step ends at x̂0."""
     schedule, model = SCHEDULES[name], MODELS["between channels"]()
     process = nidiff.Process(schedule, model.power(0.5))
-    ones = Kappa(torch.tensor([0.0, 40.0], dtype=torch.float64), torch.ones(2, *model.shape, dtype=torch.float64))
-    known, unknown = nonlinear(process, model, kappa=ones, clip=3.0), nonlinear(process, model, clip=3.0)
+    one, rows = torch.ones(2, *model.shape, dtype=torch.float64), torch.tensor([0.0, 40.0], dtype=torch.float64)
+    known = nonlinear(process, model, clip=3.0, kappa=Kappa(rows, one, one))
+    unknown = nonlinear(process, model, clip=3.0, kappa=Kappa(rows, 0 * one, one))
     options = {"shape": (2, *model.shape), "num_steps": 6, "seeds": [1, 2], "dtype": torch.float64}
-    ddim = nidiff.sample(unknown, sampler="ddim", **options)
+    ddim = nidiff.sample(unknown, sampler="ddim", spacing="angle", **options)
     assert torch.allclose(nidiff.sample(known, sampler="angle", **options), ddim, atol=1e-9)
     assert not torch.allclose(nidiff.sample(unknown, sampler="angle", **options), ddim, atol=1e-3)
 
@@ -364,9 +405,32 @@ def test_kappa_is_the_share_that_is_explained():
     kappa = nidiff.measure_kappa(knowing, data, num_images=200, num_rows=3).kappa
     assert kappa is not None
     assert (kappa.values.mean() - 1).abs() < 0.1  # clamped at 1, mode by mode
-    middle = kappa.at(process.schedule.level(25), model)
-    assert isinstance(middle, Modes)
+    assert kappa.trust.min() == 1
+    middle, trust = kappa.at(process.schedule.level(25), model)
     assert torch.allclose(middle.values, (kappa.values[0] + kappa.values[1]) / 2, atol=0.02)
+    assert bool((trust.values == 1).all())
+
+
+def test_an_error_of_the_network_is_not_trusted():
+    """F = F* + noise of the same size: β = E[F F*]/E F² = ½."""
+    model = MODELS["shared"]()
+    data = model.sample((512, *model.shape), torch.Generator().manual_seed(0), dtype=torch.float64)
+    process = nidiff.Process(nidiff.ddpm_linear(100), model.power(0.5))
+    exact = model.denoiser(process)
+    noise = normal(512, *model.shape, seed=7)
+
+    def net(x, label, seen=[0]):  # noqa: B006  (which part of the data comes next)
+        part = slice(seen[0] % 512, seen[0] % 512 + len(x))
+        seen[0] += len(x)
+        level = process.schedule.level(int(label[0]))
+        wiener = model.at(level, process.covariance)
+        wrong = wiener.residual(x, data[part]) + noise[part]
+        return exact(x, level) + wiener.spread * wrong
+
+    kappa = nidiff.measure_kappa(nidiff.Denoiser(net, process, "x0", gaussian=model), data, num_rows=3).kappa
+    assert kappa is not None
+    assert (kappa.trust.mean() - 0.5).abs() < 0.1
+    assert (kappa.values.mean() - 0.5).abs() < 0.1  # β² E F² = ¼ · 2
 
 
 def test_kappa_needs_the_gaussian_and_data_of_its_shape():

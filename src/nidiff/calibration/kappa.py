@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.diffusion.gaussian import Kappa
+from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.errors import InputError
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_whole
@@ -16,8 +16,12 @@ BATCH = 128
 def measure_kappa(
     denoiser: Denoiser, data: Tensor, *, num_images: int = 512, num_rows: int = 17, seed: int = 0
 ) -> Denoiser:
-    """The same denoiser with κ = E F² of every mode at ``num_rows`` rows, from (at most) the first ``num_images`` of
-    ``data`` [N, ...]: one evaluation of the network per image and row."""
+    """The same denoiser with κ and β of every mode at ``num_rows`` rows, from (at most) the first ``num_images`` of
+    ``data`` [N, ...]: one evaluation of the network per image and row.
+
+    β = E[F · F*] / E F², F* being what F should be: 1 for a network that says the conditional mean, and less for one
+    whose errors would only add noise to that mode. κ = β² E F².
+    """
     check_denoiser(denoiser)
     process, gaussian = denoiser.process, denoiser.gaussian
     if gaussian is None:
@@ -29,16 +33,27 @@ def measure_kappa(
         raise InputError(f"data has shape {tuple(data.shape)}: give some [N, {', '.join(map(str, gaussian.shape))}].")
     rows = torch.linspace(0, last, check_whole("num_rows", num_rows, 2), dtype=torch.float64).round().unique()
     generator = torch.Generator(images.device).manual_seed(check_whole("seed", seed, 0))
-    values = []
+    shares, trusts = [], []
     for row in rows.tolist():
         level = process.schedule.level(int(row))
         wiener = gaussian.at(level, process.covariance)
-        total = torch.zeros(gaussian.covariance.event_shape, dtype=torch.float64)
+        found = []
         for x0 in images.split(BATCH):
             eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device)
             x = process.perturb(x0, level, eps)
-            residual = wiener.residual(x, denoiser(x, level))
-            power = gaussian.covariance.periodogram(residual.double().cpu())
-            total += power.reshape(-1, *total.shape).sum(0)
-        values.append(total * total.numel() / images.numel())
-    return denoiser.with_kappa(Kappa(rows, torch.stack(values).clamp(0.0, 1.0)))
+            said, wanted = (wiener.residual(x, clean).double().cpu() for clean in (denoiser(x, level), x0))
+            found.append(torch.stack([_powers(gaussian, each) for each in (said, said - wanted, wanted)]))
+        power, error, own = torch.cat(found, dim=1)
+        # F (F − wanted) has mean 0 if the network says the conditional mean: what stands out of its scatter counts.
+        excess = (power + error - own) / 2
+        scatter = 2 * excess.std(0) / len(excess) ** 0.5
+        power = power.mean(0)
+        trust = 1 - (excess.mean(0) - scatter).clamp(min=0.0) / power.clamp(min=1e-30)
+        trusts.append(trust.clamp(0.0, 1.0))
+        shares.append((trusts[-1].square() * power).clamp(0.0, 1.0))
+    return denoiser.with_kappa(Kappa(rows, torch.stack(shares), torch.stack(trusts)))
+
+
+def _powers(gaussian: GaussianModel, residual: Tensor) -> Tensor:
+    """|F|² per image and mode of C [N, *modes]; channels that share a spectrum count as images."""
+    return gaussian.covariance.periodogram(residual).reshape(-1, *gaussian.covariance.event_shape)

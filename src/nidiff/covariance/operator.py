@@ -134,7 +134,7 @@ class Covariance(ABC):
         """The squared coefficient of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
         return self.to_basis(x).square()
 
-    def check_modes(self, argument: str, values: Tensor) -> None:
+    def check_modes(self, argument: str, values: Tensor) -> None:  # noqa: B027  (bases of real vectors take any)
         """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""
 
     def layout(self, eigenvalues: Tensor) -> Tensor:

@@ -45,15 +45,15 @@ class Wiener(NamedTuple):
 
     def to_z(self, x: Tensor) -> Tensor:
         """z = total^-½ (x − signal μ): variance 1 in every mode."""
-        return self.total**-0.5 * (x - self._centre(x))
+        return broadcast(self.total**-0.5, x) * (x - self._centre(x))
 
     def from_z(self, z: Tensor) -> Tensor:
         """The inverse: x = signal μ + total^½ z."""
-        return self._centre(z) + self.total**0.5 * z
+        return self._centre(z) + broadcast(self.total**0.5, z) * z
 
     def residual(self, x: Tensor, x0: Tensor) -> Tensor:
         """F at x, for any x̂0: (x̂0 − E[x0 | x]) / spread."""
-        return (x0 - self.mean.to(x) - self.gain * (x - self._centre(x))) / self.spread
+        return (x0 - self.mean.to(x) - broadcast(self.gain, x) * (x - self._centre(x))) / broadcast(self.spread, x)
 
     @property
     def sin(self) -> Any:
@@ -87,9 +87,10 @@ class GaussianModel:
         return tuple(self.mean.shape)
 
     @property
-    def variance(self) -> Modes:
-        """C, per mode."""
-        return Modes(self.covariance.eigenvalues, self.covariance)
+    def variance(self) -> Coefficient:
+        """C, per mode; a number if it is the same for all, which is so in every basis."""
+        values = self.covariance.eigenvalues
+        return values.flatten()[0].item() if self.covariance.is_constant else Modes(values, self.covariance)
 
     @property
     def spatial(self) -> Covariance:
@@ -112,7 +113,7 @@ class GaussianModel:
         if covariance.is_constant:
             return covariance.eigenvalues.flatten()[0].item()
         for own in (self.covariance, self.spatial):
-            if own.shares_basis(covariance):
+            if own.is_constant or own.shares_basis(covariance):
                 return Modes(covariance.eigenvalues, covariance)
         raise InputError(
             f"gaussian has the modes of {self.spatial!r}, which are not those of Σ = {covariance!r}: fit it in Σ's "
@@ -121,16 +122,17 @@ class GaussianModel:
 
     def at(self, level: Level, covariance: Covariance) -> Wiener:
         """The model at a level of a process with this Σ."""
-        data = level.signal**2 * self.variance
+        variance: Any = self.variance
+        data = level.signal**2 * variance
         noise = level.sigma**2 * self.noise(covariance)
         total = data + noise
         return Wiener(
             mean=self.mean,
             signal=level.signal,
             total=total,
-            gain=level.signal * self.variance / total,
-            spread=(self.variance * noise / total) ** 0.5,
-            angle=elementwise(torch.atan2, data**0.5, elementwise(torch.sqrt, noise)),
+            gain=level.signal * variance / total,
+            spread=(variance * noise / total) ** 0.5,
+            angle=elementwise(torch.atan2, data**0.5, noise**0.5),
         )
 
     def whiten(self, x0: Tensor) -> Tensor:
@@ -209,20 +211,24 @@ class GaussianModel:
 
 
 class Kappa(NamedTuple):
-    """κ = E F², the share of the residual that a network explains, at some rows of the schedule and for every mode.
+    """What `nidiff.measure_kappa` found of a network, at some rows of the schedule and for every mode.
 
-    0 for Gaussian data, where nothing is left to explain; 1 where x0 is known. `nidiff.measure_kappa` measures it.
+    κ = E (βF)² is the share of the residual that it explains: 0 for Gaussian data, where nothing is left to explain; 1
+    where x0 is known. β is how far F can be trusted: the factor that brings βF nearest to what F should be.
     """
 
     rows: Tensor  # [n], rising
-    values: Tensor  # [n, *modes of C], from 0 to 1
+    values: Tensor  # κ [n, *modes of C], from 0 to 1
+    trust: Tensor  # β, the same
 
-    def at(self, level: Level, gaussian: GaussianModel) -> Modes:
-        """κ at a level, between the rows by interpolation."""
+    def at(self, level: Level, gaussian: GaussianModel) -> tuple[Modes, Modes]:
+        """(κ, β) at a level, between the rows by interpolation."""
         position = torch.as_tensor(float(level.label), dtype=torch.float64).clamp(self.rows[0], self.rows[-1])
         right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
         weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        return Modes(torch.lerp(self.values[right - 1], self.values[right], weight), gaussian.covariance)
+        each = (torch.lerp(table[right - 1], table[right], weight) for table in (self.values, self.trust))
+        kappa, trust = (Modes(values, gaussian.covariance) for values in each)
+        return kappa, trust
 
 
 def fit_gaussian(
@@ -233,6 +239,7 @@ def fit_gaussian(
     channels: str = "each",
     average: str = "modes",
     shrinkage: float = 0.02,
+    floor: float = 1e-9,
 ) -> GaussianModel:
     """The Gaussian fitted to ``data`` [N, channels, *event] (or [N, *event]), or to an iterable of such batches, once
     through.
@@ -244,21 +251,24 @@ def fit_gaussian(
         channels: "each" has a spectrum of its own, "shared" is one for all, and "joint" has one spectrum for each
             principal axis of the channels (their eigenvectors, of colour say).
         average: "modes" (each mode its own variance) or "radial" (one for all of the same rounded |k|).
-        shrinkage: ρ from 0 to 1, towards white: (1 − ρ) C + ρ mean C.
+        shrinkage: ρ from 0 to 1, towards the mean over the modes of the same rounded |k|: (1 − ρ) C + ρ C(|k|); in a
+            basis without wavenumbers, towards white. (White would drown the fine modes of a steep spectrum.)
+        floor: the least variance of a mode, as a share of the mean.
     """
     one_of("channels", channels, ("each", "shared", "joint"))
     one_of("average", average, ("modes", "radial"))
     shrinkage = check_number("shrinkage", shrinkage)
     if not 0 <= shrinkage <= 1:
-        raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
+        raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's own spectrum) to 1 (a smooth one).")
+    if not 0 <= check_number("floor", floor) < 1:
+        raise InputError(f"floor={floor} must be from 0 to below 1.")
     moments = _moments(data, basis, event_axes)
     spatial, mean, cross = moments.spatial, moments.mean, moments.cross
-    axes, event = len(spatial.event_shape), spatial.event_shape
-    if average == "radial":
-        if not isinstance(spatial, Fourier | Cosine):
-            raise InputError("average='radial' needs wavenumbers: use basis 'periodic' or 'reflecting'.")
-        shell = wavenumber(type(spatial), event).round().long()
-        cross = radial_mean(cross, shell)[..., shell]
+    axes = len(spatial.event_shape)
+    if average == "radial" and not isinstance(spatial, Fourier | Cosine):
+        raise InputError("average='radial' needs wavenumbers: use basis 'periodic' or 'reflecting'.")
+    share = 1.0 if average == "radial" else shrinkage
+    cross = (1 - share) * cross + share * _smooth(cross, spatial)
     own = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
     if channels == "shared" or mean.ndim == axes:
         values, matrix = own.mean(0), None
@@ -272,16 +282,24 @@ def fit_gaussian(
         matrix = matrix + 1e-6 * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64, device="cpu")
         vectors = Channels(matrix, spatial).rotation
         values = torch.einsum("ci,cd...,di->i...", vectors, cross, vectors)
-    floor = values.mean()
-    values = (1 - shrinkage) * values + shrinkage * floor
-    if not bool((values > 1e-12 * floor).all()):
-        mode = (values <= 1e-12 * floor).nonzero()[0].tolist()
+    mean_variance = values.mean()
+    values = values.clamp(min=(floor * mean_variance).item())
+    if not bool((values > 1e-30 * mean_variance).all()):
+        mode = (values <= 1e-30 * mean_variance).nonzero()[0].tolist()
         raise InputError(
-            f"data has no variance in mode {tuple(mode)}, so C has no inverse: raise shrinkage, or remove what is "
-            "constant."
+            f"data has no variance in mode {tuple(mode)}, so C has no inverse: raise shrinkage or floor, or remove "
+            "what is constant."
         )
     covariance = spatial if matrix is None else Channels(matrix, spatial)
     return GaussianModel(mean, covariance.with_eigenvalues(values))
+
+
+def _smooth(cross: Tensor, spatial: Covariance) -> Tensor:
+    """The mean over the modes of the same rounded |k|; over all, where there is no |k|."""
+    if not isinstance(spatial, Fourier | Cosine):
+        return cross.flatten(2).mean(2).reshape(*cross.shape[:2], *[1] * len(spatial.event_shape)).expand_as(cross)
+    shell = wavenumber(type(spatial), spatial.event_shape).round().long()
+    return radial_mean(cross, shell)[..., shell]
 
 
 class _Moments(NamedTuple):

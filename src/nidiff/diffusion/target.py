@@ -110,8 +110,10 @@ def _from_residual(
 
 
 def _residual(gaussian: GaussianModel, x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    wiener = gaussian.at(level, covariance)
-    return wiener.cos * gaussian.whiten(x0) - wiener.sin * eps
+    # One number per image, as the modes take it.
+    signal, sigma = (each.flatten() if isinstance(each, Tensor) else each for each in (level.signal, level.sigma))
+    wiener = gaussian.at(Level(signal, sigma, level.label), covariance)
+    return broadcast(wiener.cos, x0) * gaussian.whiten(x0) - broadcast(wiener.sin, x0) * eps
 
 
 def residual(gaussian: GaussianModel, covariance: Covariance) -> Target:

@@ -2,17 +2,21 @@
 
 In z = total^-½ (x − signal μ) the probability-flow ODE is dz = F dθ per mode, each turning by π/2 from noise to data at
 its own time. F = 0 for Gaussian data; for a single clean image dF/dθ = −z, and DDIM is the rotation of (z, F) by the
-step in θ. Between the two, dF/dθ ≈ −κ z, with κ = E F² the share of the residual that a network explains.
+step in θ. Between the two, dF/dθ ≈ −κ z, with κ = E F² the share of the residual that a network explains: measured by
+`nidiff.measure_kappa`, or else taken from F itself, image by image.
 """
 
+from bisect import bisect_left
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import elementwise
+from nidiff.covariance.modes import Modes, elementwise, ratio
+from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
-from nidiff.diffusion.schedule import Level
+from nidiff.diffusion.process import Process
+from nidiff.diffusion.schedule import Level, broadcast
 from nidiff.errors import InputError
 from nidiff.sampling.step import Chain
 
@@ -23,27 +27,65 @@ def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Ten
 
 
 def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
-    """The same with what F did since the last step carried on: of second order.
+    """The same with what F did since the last step carried on: of second order on rows that are graded smoothly.
 
-    The change of F is extrapolated in one clock for all modes, the mean angle weighted by C, and integrated over each
-    mode's own angle. (In its own angle, a fine mode that has hardly moved before would be extrapolated far.)
+    The change of F is extrapolated in one clock for all modes (`mean_angle`), and never further than it was seen to go;
+    it is integrated over each mode's own angle. (In its own angle, a fine mode that has hardly moved before would be
+    extrapolated far.)
     """
     return _turned(chain, x, x0, here, there, second_order=True)
 
 
+def angle_rows(process: Process, gaussian: GaussianModel, count: int) -> list[int]:
+    """``count`` falling rows at equal steps of the `mean_angle`, the last step of which ends at the data."""
+    top = len(process.schedule) - 1
+
+    def falling(row: int) -> float:
+        return -mean_angle(gaussian, process.covariance, process.schedule.level(row))
+
+    first = -falling(top)
+    rows: list[int] = []
+    for index in range(count):
+        wanted = first + (torch.pi / 2 - first) * index / count
+        row = min(bisect_left(range(top), -wanted, key=falling), top)
+        rows.append(max(min(row, rows[-1] - 1 if rows else top), count - 1 - index))
+    return rows
+
+
+def mean_angle(gaussian: GaussianModel, covariance: Covariance, level: Level) -> float:
+    """One clock for all modes, from about 0 to π/2: half the mean of θ weighted by C, half the plain mean."""
+    angle = gaussian.at(level, covariance).angle
+    if not isinstance(angle, Modes):
+        return float(angle)
+    weights = (0.0 * angle + gaussian.variance).values
+    return 0.5 * ((weights * angle.values).sum() / weights.sum() + angle.values.mean()).item()
+
+
 def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, second_order: bool) -> Tensor:
-    gaussian, covariance, kappa = _gaussian(chain), chain.denoiser.process.covariance, _kappa(chain, here)
+    gaussian, covariance = _gaussian(chain), chain.denoiser.process.covariance
     now, then = gaussian.at(here, covariance), gaussian.at(there, covariance)
-    turn, residual = _turn(then.angle - now.angle, kappa), now.residual(x, x0)
-    z = turn.cos * now.to_z(x) + turn.sin * residual
+    residual, kappa = _residual(chain, now, x, x0, here)
+    turn = _turn(then.angle - now.angle, kappa)
+    z = broadcast(turn.cos, x) * now.to_z(x) + broadcast(turn.sin, x) * residual
     if second_order and chain.previous is not None:
         past = chain.previous
         before = gaussian.at(past.level, covariance)
         last = _turn(now.angle - before.angle, kappa)
-        predicted = last.cos * before.residual(past.x, past.x0) - kappa * last.sin * before.to_z(past.x)
-        stride = (_clock(gaussian, then) - _clock(gaussian, now)) / (_clock(gaussian, now) - _clock(gaussian, before))
-        z = z + stride * turn.rise * (residual - predicted)
+        predicted = broadcast(last.cos, x) * _residual(chain, before, past.x, past.x0, past.level)[0]
+        predicted = predicted - broadcast(kappa * last.sin, x) * before.to_z(past.x)
+        clock = [mean_angle(gaussian, covariance, level) for level in (past.level, here, there)]
+        stride = min(1.0, ratio(clock[2] - clock[1], clock[1] - clock[0]))
+        z = z + stride * broadcast(turn.rise, x) * (residual - predicted)
     return then.from_z(z)
+
+
+def _residual(chain: Chain, wiener: Wiener, x: Tensor, x0: Tensor, level: Level) -> tuple[Tensor, Any]:
+    """(F, κ) at x: F as far as it can be trusted, and κ as it was measured; else the mean of F² over the image."""
+    residual, known = wiener.residual(x, x0), chain.denoiser.kappa
+    if known is None:
+        return residual, residual.double().square().flatten(1).mean(1).clamp(max=1.0).cpu()
+    kappa, trust = known.at(level, _gaussian(chain))
+    return trust * residual, kappa
 
 
 class _Turn(NamedTuple):
@@ -58,17 +100,6 @@ def _turn(step: Any, kappa: Any) -> _Turn:
     turn = elementwise(torch.sqrt, kappa) * step
     whole, half = (elementwise(lambda t, n=n: torch.sinc(t / (n * torch.pi)), turn) for n in (1, 2))  # sin(t)/t
     return _Turn(elementwise(torch.cos, turn), step * whole, step * half**2 / 2)
-
-
-def _clock(gaussian: GaussianModel, wiener: Wiener) -> float:
-    """One clock for all modes: the mean of their angles, weighted by C."""
-    values = (gaussian.variance * wiener.angle).values
-    return (values.sum() / gaussian.covariance.eigenvalues.sum()).item()
-
-
-def _kappa(chain: Chain, level: Level) -> Any:
-    kappa, gaussian = chain.denoiser.kappa, _gaussian(chain)
-    return 0.0 if kappa is None else kappa.at(level, gaussian)
 
 
 def _gaussian(chain: Chain) -> GaussianModel:

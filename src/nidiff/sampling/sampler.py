@@ -18,10 +18,10 @@ from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
 from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
-from nidiff.sampling.angle import angle, angle_2m
+from nidiff.sampling.angle import angle, angle_2m, angle_rows
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
-from nidiff.sampling.spacing import SPACINGS, checked_rows, spaced_rows
+from nidiff.sampling.spacing import SPACINGS, check_count, checked_rows, spaced_rows
 from nidiff.sampling.step import Chain, Past, Sampler, Spacing, Step
 from nidiff.sampling.tile import Tiled
 
@@ -82,7 +82,11 @@ def sample(
         raise InputError(f"callback={shown(callback)} must be a function of a Visit, or None.")
     spacing = chosen.spacing if spacing is None else spacing
     if rows is None:
-        rows = spaced_rows(schedule, default_steps(chosen, schedule) if num_steps is None else num_steps, spacing)
+        count = default_steps(chosen, schedule) if num_steps is None else num_steps
+        if spacing == "angle" and denoiser.gaussian is not None:
+            rows = angle_rows(denoiser.process, denoiser.gaussian, check_count(schedule, count))
+        else:
+            rows = spaced_rows(schedule, count, spacing)
     elif num_steps is not None:
         raise InputError("rows and num_steps both say which levels to visit: give one of the two.")
     rows = checked_rows(schedule, rows)
@@ -149,7 +153,7 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         options = written | options
         chosen = SAMPLERS[one_of("sampler", name, SAMPLERS)]
         if "spacing" in options:
-            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), SPACINGS))
+            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), [*SPACINGS, "angle"]))
     else:
         chosen = sampler if isinstance(sampler, Sampler) else Sampler(sampler)
     kinds: dict[str, Any] = {}
@@ -210,8 +214,8 @@ SAMPLERS: dict[str, Sampler] = {
     "euler": Sampler(euler, "trailing", 20),
     "heun": Sampler(heun, "trailing", 20),
     "dpmpp_2m": Sampler(dpmpp_2m, "trailing", 20),
-    "angle": Sampler(angle, "trailing", 10, finishes=True),
-    "angle_2m": Sampler(angle_2m, "trailing", 10, finishes=True),
+    "angle": Sampler(angle, "angle", 10, finishes=True),
+    "angle_2m": Sampler(angle_2m, "angle", 10, finishes=True),
     "euler_maruyama": Sampler(euler_maruyama),
     "als": Sampler(als, settles=True),
     "cas": Sampler(cas),

@@ -16,18 +16,25 @@ from nidiff.sampling.step import Spacing
 
 def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[int]:
     """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
-    top = len(schedule)
-    num_steps = plain(num_steps)
-    if not fits(num_steps, int) or not 1 <= num_steps <= top:
-        raise InputError(
-            f"num_steps={shown(num_steps)} must be an integer from 1 to {top}, the levels of the schedule."
-        )
+    num_steps = check_count(schedule, num_steps)
+    if spacing == "angle":
+        raise InputError("spacing='angle' needs the data's Gaussian: give the denoiser gaussian=fit_gaussian(data).")
     chosen = choose("spacing", spacing, SPACINGS)
     if not callable(chosen):
         raise InputError(
             f"spacing={shown(spacing)} must be a name in SPACINGS, or a function (schedule, count) -> rows."
         )
     return checked_rows(schedule, chosen(schedule, num_steps), "spacing")
+
+
+def check_count(schedule: Schedule, num_steps: int) -> int:
+    """``num_steps``, if the schedule has as many levels."""
+    num_steps, top = plain(num_steps), len(schedule)
+    if not fits(num_steps, int) or not 1 <= num_steps <= top:
+        raise InputError(
+            f"num_steps={shown(num_steps)} must be an integer from 1 to {top}, the levels of the schedule."
+        )
+    return int(num_steps)
 
 
 def checked_rows(schedule: Schedule, rows: Sequence[int], argument: str = "rows") -> list[int]:
