@@ -33,22 +33,27 @@ def variants(bench: Bench, denoiser: nidiff.Denoiser) -> dict[str, tuple[nidiff.
     """By their names: a denoiser, and how to sample it."""
     measured = nidiff.measure_kappa(denoiser, bench.data.train)
     assert measured.kappa is not None
-    ones = Kappa(measured.kappa.rows, torch.ones_like(measured.kappa.values))
+    rows, values, trust = measured.kappa
+    ones = torch.ones_like(values)
     dpmpp: dict[str, Any] = {"sampler": "dpmpp_2m", "spacing": "trailing"}
-    turned: dict[str, Any] = {"sampler": "angle_2m", "spacing": "trailing"}
+    turned: dict[str, Any] = {"sampler": "angle_2m", "spacing": "angle"}
     return {
         "dpmpp_2m": (denoiser, dpmpp),
         "dpmpp_2m, log-SNR rows": (denoiser, dpmpp | {"spacing": "logsnr"}),
+        "dpmpp_2m, rows of equal angle": (denoiser, dpmpp | {"spacing": "angle"}),
         "dpmpp_2m, clip 1": (denoiser.clipped(1.0), dpmpp),
-        "angle_2m, κ": (measured, turned),
-        "angle_2m, κ = 0": (denoiser, turned),
-        "angle_2m, κ = 1": (denoiser.with_kappa(ones), turned),
-        "angle_2m, κ, clip 1": (measured.clipped(1.0), turned),
-        "angle_2m, κ, ends with x̂0": (measured, turned | {"sampler": nidiff.Sampler(angle_2m)}),
-        "angle_2m, κ, log-SNR rows": (measured, turned | {"spacing": "logsnr"}),
-        "angle, κ": (measured, turned | {"sampler": "angle"}),
-        "angle_2m, κ, C of each colour": (with_gaussian(bench, denoiser, "each"), turned),
-        "angle_2m, κ, C of all colours": (with_gaussian(bench, denoiser, "shared"), turned),
+        "angle_2m, κ and β": (measured, turned),
+        "angle_2m, nothing measured": (denoiser, turned),
+        "angle_2m, κ, β = 1": (denoiser.with_kappa(Kappa(rows, values, ones)), turned),
+        "angle_2m, κ = 0, β": (denoiser.with_kappa(Kappa(rows, 0 * values, trust)), turned),
+        "angle_2m, κ = 1, β = 1": (denoiser.with_kappa(Kappa(rows, ones, ones)), turned),
+        "angle_2m, clip 1": (measured.clipped(1.0), turned),
+        "angle_2m, ends with x̂0": (measured, turned | {"sampler": nidiff.Sampler(angle_2m)}),
+        "angle_2m, trailing rows": (measured, turned | {"spacing": "trailing"}),
+        "angle_2m, log-SNR rows": (measured, turned | {"spacing": "logsnr"}),
+        "angle": (measured, turned | {"sampler": "angle"}),
+        "angle_2m, C of each colour": (with_gaussian(bench, denoiser, "each"), turned),
+        "angle_2m, C of all colours": (with_gaussian(bench, denoiser, "shared"), turned),
     }
 
 

@@ -122,9 +122,9 @@ PROBLEMS = {
 
 SOLVERS = [
     *(Solver("dpmpp_2m", spacing) for spacing in ("trailing", "logsnr", "karras")),
-    *(Solver("angle_2m", spacing, kappa=True) for spacing in ("trailing", "logsnr")),
-    *(Solver("angle_2m", spacing) for spacing in ("trailing", "logsnr")),
-    *(Solver("angle", spacing, kappa=True) for spacing in ("trailing", "logsnr")),
+    *(Solver("angle_2m", spacing, kappa=True) for spacing in ("angle", "trailing", "logsnr")),
+    *(Solver("angle_2m", spacing) for spacing in ("angle", "trailing")),
+    *(Solver("angle", spacing, kappa=True) for spacing in ("angle", "trailing")),
     *(Solver("unipc", spacing) for spacing in ("trailing", "karras")),
 ]
 
