@@ -103,11 +103,11 @@ class Digits:
 
 
 class Photographs:
-    """Metrics of colour images in [−1, 1]: Fréchet distance of EfficientNet-lite0's features, against 3,000 images."""
+    """Metrics of colour images in [−1, 1]: Fréchet distance of EfficientNet-lite0's features, against 1,000 images."""
 
     def __init__(self, real: Tensor) -> None:
         self.network = load_features("efficientnet-lite0")
-        self.real = self._features(real[:3000])
+        self.real = self._features(real[:1000])
         self.spectrum = spectrum(real[:10_000], 2, "reflecting")
 
     def __call__(self, generated: Tensor) -> Metrics:

@@ -15,6 +15,7 @@ import nidiff
 from nidiff.training.draws import image_indices, mixed_seed
 
 LEARNING_RATE, WARM_UP, EMA, CLIP = 2e-3, 100, 0.995, 1.0
+COLOUR = {"v": -0.25, "residual": 0.25}  # the power of Σ on the errors
 
 
 def train(denoiser: nidiff.Denoiser, data: Tensor, *, steps: int, batch: int, seed: int) -> dict[str, Any]:
@@ -45,10 +46,11 @@ def train(denoiser: nidiff.Denoiser, data: Tensor, *, steps: int, batch: int, se
 
 
 def training_loss(denoiser: nidiff.Denoiser, x0: Tensor, generator: torch.Generator) -> Tensor:
-    """The mean squared error per image of what the network says; of v, that of Σ^-¼ v.
+    """The mean squared error per image of what the network says, of v and of the residual a little coloured.
 
-    With white Σ that is v itself. With coloured Σ the error of v hardly sees fine modes; in that of Σ^-½ v, which is
-    about white, each mode counts the same, and the many fine ones, about Gaussian, leave nothing for the others.
+    With white Σ it is plain. With coloured Σ the error of v hardly sees fine modes; in that of Σ^-½ v, or of the
+    residual, which are about white, each mode counts the same, and the many fine ones, about Gaussian, leave nothing
+    for the others. So the errors are those of Σ^-¼ v and of Σ^¼ F.
     """
     process, target = denoiser.process, denoiser.target
     level = process.schedule.draw(len(x0), generator)
@@ -56,8 +58,8 @@ def training_loss(denoiser: nidiff.Denoiser, x0: Tensor, generator: torch.Genera
     output = denoiser.output(process.perturb(x0, level, eps), level)
     told = level if denoiser.target_name == "residual" else level.like(x0)
     error = output - target.encode(x0, eps, told, process.covariance)
-    if denoiser.target_name == "v":
-        error = process.covariance.power(error, -0.25)
+    if denoiser.target_name in COLOUR:
+        error = process.covariance.power(error, COLOUR[denoiser.target_name])
     return error.square().flatten(1).mean(1)
 
 
