@@ -7,6 +7,7 @@ from torch import Tensor
 import nidiff
 from nidiff.covariance.spectral import BOUNDARIES, radial_mean, wavenumber
 from nidiff.data.images import quantise
+from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.evaluation.features import compute_features, load_features
 
@@ -107,15 +108,12 @@ class Photographs:
 
     def __init__(self, real: Tensor) -> None:
         self.network = load_features("efficientnet-lite0")
-        self.real = self._features(real[:1000])
+        self.real = reference_features(quantise(real[:1000]), self.network, name="cifar10 at 16x16").features
         self.spectrum = spectrum(real[:10_000], 2, "reflecting")
 
     def __call__(self, generated: Tensor) -> Metrics:
         return {
-            "FD": nidiff.frechet_distance(self.real, self._features(generated)),
+            "FD": nidiff.frechet_distance(self.real, compute_features(self.network, quantise(generated))),
             "spectrum": log_error(self.spectrum, spectrum(generated, 2, "reflecting")),
             "std": generated.std().item(),
         }
-
-    def _features(self, images: Tensor) -> Tensor:
-        return compute_features(self.network, quantise(images))
