@@ -125,7 +125,7 @@ SOLVERS = [
     *(Solver("angle_2m", spacing, kappa=True) for spacing in ("angle", "trailing", "logsnr")),
     *(Solver("angle_2m", spacing) for spacing in ("angle", "trailing")),
     *(Solver("angle", spacing, kappa=True) for spacing in ("angle", "trailing")),
-    *(Solver("unipc", spacing) for spacing in ("trailing", "karras")),
+    Solver("unipc"),
 ]
 
 
@@ -172,7 +172,7 @@ class Bench:
         count = self.problem.samples
         shape, seeds = (count, *self.data.train.shape[1:]), range(seed * count, (seed + 1) * count)
         if solver.sampler == "unipc":
-            return unipc(denoiser, shape, num_steps, seeds, solver.spacing)
+            return unipc(denoiser, shape, num_steps, seeds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return nidiff.sample(

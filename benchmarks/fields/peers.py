@@ -11,10 +11,8 @@ from nidiff.randomness import generators_from_seeds, white_noise
 
 
 @torch.no_grad()
-def unipc(
-    denoiser: nidiff.Denoiser, shape: Sequence[int], num_steps: int, seeds: Sequence[int], spacing: str
-) -> Tensor:
-    """Samples by diffusers' UniPC of order 2, with ``spacing`` "trailing" or "karras", and the denoiser's clipping."""
+def unipc(denoiser: nidiff.Denoiser, shape: Sequence[int], num_steps: int, seeds: Sequence[int]) -> Tensor:
+    """Samples by diffusers' UniPC of order 2 on trailing rows, with the denoiser's clipping."""
     schedule = denoiser.process.schedule
     kept = torch.cat([torch.ones(1, dtype=torch.float64), torch.sigmoid(schedule.logsnr)])  # signal²
     scheduler = UniPCMultistepScheduler(
@@ -22,7 +20,6 @@ def unipc(
         trained_betas=(1 - kept[1:] / kept[:-1]).numpy(),
         prediction_type="epsilon",
         timestep_spacing="trailing",
-        use_karras_sigmas=spacing == "karras",
     )
     scheduler.set_timesteps(num_steps)
     net = nidiff.whitened(denoiser.net, denoiser.process.covariance, clip=denoiser.clip, scheduler=schedule)
