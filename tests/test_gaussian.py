@@ -181,7 +181,7 @@ def test_signals_and_single_channels_fit():
                 sampler="angle",
                 dtype=torch.float64,
             ),
-            "needs? the data's Gaussian",
+            "needs the data's Gaussian",
             id="angle",
         ),
     ],
@@ -407,7 +407,7 @@ def test_kappa_is_the_share_that_is_explained():
     assert (kappa.values.mean() - 1).abs() < 0.1  # clamped at 1, mode by mode
     assert kappa.trust.min() == 1
     middle, trust = kappa.at(process.schedule.level(25), model)
-    assert torch.allclose(middle.values, (kappa.values[0] + kappa.values[1]) / 2, atol=0.02)
+    assert torch.allclose(middle.values, (kappa.values[0] + kappa.values[1]).double() / 2, atol=0.02)
     assert bool((trust.values == 1).all())
 
 

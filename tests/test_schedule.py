@@ -21,12 +21,16 @@ ALL = {
     "from_betas": lambda: nidiff.from_betas([0.02 * 1.3**i for i in range(13)]),
     "from_alphas_cumprod": lambda: nidiff.from_alphas_cumprod(torch.linspace(0.99, 0.01, 12)),
     "table": lambda: table(range(6, -6, -1), "signal"),
+    "equal_snr": lambda: nidiff.equal_snr(0.3, 500),
+    "designed": lambda: nidiff.designed(1e-3, num_levels=50),
+    "flow": lambda: nidiff.flow(100, time_shift=3.0),
 }
+PER_MODE = {"heat", "blurring", "soft_conditioning", "blue", "offset_ramp"}  # tests/test_per_mode.py
 every_schedule = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
 
 
 def test_the_list_of_cases_is_the_registry():
-    assert ALL.keys() == SCHEDULES.keys()
+    assert ALL.keys() | PER_MODE == SCHEDULES.keys()
 
 
 @every_schedule
@@ -42,7 +46,11 @@ def test_columns_are_float64_from_least_to_most_noise(make):
 def test_variance_or_signal_is_kept_also_between_rows_and_after_a_shift(make):
     for schedule in (make(), make().shifted(1.5)):
         level = schedule.level(torch.tensor([0.0, 3.25, 10.5]))
-        kept = level.signal if schedule.keeps == "signal" else level.signal**2 + level.sigma**2
+        kept = {
+            "signal": level.signal,
+            "variance": level.signal**2 + level.sigma**2,
+            "sum": level.signal + level.sigma,
+        }[schedule.keeps]
         assert torch.allclose(kept, torch.ones(3, dtype=torch.float64), rtol=1e-12)
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import nidiff
+from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.target import TARGETS
-from nidiff.interop import NonIsotropicScheduler
+from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.config import ALGORITHMS, SPACINGS, predictions
 from nidiff.model.folder import same_covariance
 from nidiff.randomness import generators_from_seeds
@@ -20,11 +21,19 @@ SHAPE = (2, 1, 4, 4)
 GFF = nidiff.gaussian_free_field((4, 4))
 PREDICTIONS = predictions()
 FITTED = nidiff.from_data(normal(50, 1, 4, 4), average="modes")  # a Σ that is arrays
-SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}, "dpmsolver++": {}}
+GAUSSIAN = nidiff.fit_gaussian(normal(50, 1, 4, 4, seed=3), basis=FITTED)
+KAPPA = Kappa(
+    torch.tensor([0.0, 60.0, 99.0], dtype=torch.float64),
+    normal(3, 1, 4, 4).sigmoid(),
+    normal(3, 1, 4, 4, seed=1).sigmoid(),
+)
+SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}}
 
 
 def scheduler(covariance=GFF, **options):
     diffusers_own = {"algorithm": "ddpm", "timestep_spacing": "leading", "clip_sample": False}
+    if options.get("algorithm", "").startswith("angle"):
+        options = {"gaussian": nidiff.GaussianModel(torch.zeros(1, 4, 4), covariance), **options}
     options = {"schedule": "ddpm_linear:num_levels=100,beta_max=0.2", **diffusers_own, **options}
     return NonIsotropicScheduler(covariance, **options)
 
@@ -225,28 +234,118 @@ def test_add_noise_and_velocity_with_white_noise_are_diffusers():
 # Any Σ is nidiff.sample ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "schedule", ["ddpm_cosine:num_levels=100", "smld_geometric:num_levels=100,sigma_max=9,sigma_min=0.02"]
-)
+def per_mode(covariance, num_levels=100):
+    """A schedule in which fine modes are noisy first, and its configuration has arrays."""
+    column = nidiff.ddpm_cosine(num_levels).logsnr.reshape(-1, 1, 1)
+    return nidiff.Schedule(column + covariance.eigenvalues.log() / 2, boundary="periodic")
+
+
+SCHEDULED = {
+    "cosine": "ddpm_cosine:num_levels=100",
+    "smld": "smld_geometric:num_levels=100,sigma_max=9,sigma_min=0.02",
+    "per mode": per_mode(FITTED),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULED)
 @pytest.mark.parametrize("prediction", PREDICTIONS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_it_is_nidiff_sample_to_the_bit(algorithm, prediction, schedule):
-    ours = scheduler(FITTED, schedule=schedule, prediction_type=prediction, algorithm=algorithm, clip_sample=True)
+    """Also after its configuration was written and read."""
+    ours = scheduler(
+        FITTED,
+        schedule=SCHEDULED[schedule],
+        prediction_type=prediction,
+        algorithm=algorithm,
+        clip_sample=True,
+        gaussian=GAUSSIAN,
+        kappa=KAPPA,
+    )
+    ours = NonIsotropicScheduler.from_config(ours.config)
     net = smooth_net((4, 4))
     ours.set_timesteps(12)
     generators = generators_from_seeds([5, 6])
     x = ours.init_noise(SHAPE, generators, dtype=torch.float64)
     x = loop(ours, net, x, generators)
-    denoiser = nidiff.Denoiser(net, ours.process, PREDICTIONS[prediction], clip=1.0)
+    process, told = nidiff.Process(SCHEDULED[schedule], FITTED), {"gaussian": GAUSSIAN, "kappa": KAPPA}
+    denoiser = nidiff.Denoiser(net, process, PREDICTIONS[prediction], clip=1.0, **told)
     rows = ours.timesteps.tolist()
-    options = {"rows": rows, "sampler": ALGORITHMS[algorithm], **SAMPLER_OPTIONS[algorithm]}
+    options = {"rows": rows, "sampler": ALGORITHMS[algorithm], **SAMPLER_OPTIONS.get(algorithm, {})}
     expected = nidiff.sample(denoiser, SHAPE, seeds=[5, 6], dtype=torch.float64, **options)
     assert torch.equal(x, expected)
     white = nidiff.Denoiser(
-        net, nidiff.Process(ours.process.schedule, nidiff.Identity((4, 4))), PREDICTIONS[prediction]
+        net, nidiff.Process(SCHEDULED[schedule], nidiff.Identity((4, 4))), PREDICTIONS[prediction], clip=1.0, **told
     )
-    other = nidiff.sample(white.clipped(1.0), SHAPE, seeds=[5, 6], dtype=torch.float64, **options)
+    other = nidiff.sample(white, SHAPE, seeds=[5, 6], dtype=torch.float64, **options)
     assert not torch.allclose(other, expected, atol=1e-3)
+
+
+@pytest.mark.parametrize("sees", ["x", "z", "both"])
+def test_scale_model_input_makes_what_the_network_sees(sees):
+    given = {"gaussian": GAUSSIAN, "sees": sees}
+    ours = scheduler(FITTED, prediction_type="residual", algorithm="angle", **given)
+    ours.set_timesteps(5)
+    seen = []
+
+    def net(x, label):
+        seen.append(x)
+        return smooth_net((4, 4))(x[:, :1], label)
+
+    x = loop(ours, net, ours.init_noise(SHAPE, generators_from_seeds([5, 6]), dtype=torch.float64))
+    assert {tuple(one.shape[1:]) for one in seen} == {(2 if sees == "both" else 1, 4, 4)}
+    denoiser = nidiff.Denoiser(net, ours.process, "residual", **given)
+    options = {"rows": ours.timesteps.tolist(), "sampler": "angle", "seeds": [5, 6], "dtype": torch.float64}
+    assert torch.equal(x, nidiff.sample(denoiser, SHAPE, **options))
+    first = ours.scale_model_input(normal(*SHAPE), ours.timesteps[0])
+    both = ours.scale_model_input(normal(*SHAPE), ours.timesteps[[0, 0]])  # one per image, as a training script
+    assert torch.allclose(first, both, atol=1e-12)
+    if sees == "x":
+        assert torch.equal(first, normal(*SHAPE))
+    else:
+        with pytest.raises(nidiff.InputError, match="timesteps"):
+            ours.scale_model_input(normal(*SHAPE))
+
+
+@pytest.mark.parametrize("algorithm", ["angle", "angle_2m"])
+def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retraining(algorithm, tmp_path):
+    """What DDPMPipeline saved, with a Gaussian fitted to the data and κ measured: nidiff.sample of the same network."""
+    torch.manual_seed(0)
+    unet = diffusers.UNet2DModel(
+        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8,), layers_per_block=1, norm_num_groups=4,
+        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",), attention_head_dim=None,
+    ).eval()  # fmt: skip
+    diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler(num_train_timesteps=100)).save_pretrained(tmp_path / "theirs")
+    theirs = diffusers.DDPMScheduler.from_pretrained(tmp_path / "theirs", subfolder="scheduler")
+    data = nidiff.gaussian_free_field((8, 8)).sample((64, 1, 8, 8), seeded())
+    options = {"covariance": nidiff.Identity((8, 8)), "gaussian": nidiff.fit_gaussian(data)}
+    options |= {"algorithm": algorithm, "timestep_spacing": "angle"}
+    plain = NonIsotropicScheduler.from_config(theirs.config, **options)
+    measured = nidiff.measure_kappa(plain.denoiser(unet), data, num_images=16, num_rows=3)
+    ours = NonIsotropicScheduler.from_config(theirs.config, kappa=measured.kappa, **options)
+    images = []
+    for each, name in ((ours, "measured"), (plain, "plain")):
+        NonIsotropicPipeline.from_pretrained(tmp_path / "theirs", scheduler=each).save_pretrained(tmp_path / name)
+        again = NonIsotropicPipeline.from_pretrained(tmp_path / name)
+        assert (again.scheduler.config.algorithm, again.scheduler.denoiser(unet).sees) == (algorithm, "x")
+        again.set_progress_bar_config(disable=True)
+        images.append(again(2, seeds=[0, 1], num_inference_steps=4, output_type="pt").images)
+    expected = nidiff.sample(measured, (2, 1, 8, 8), sampler=algorithm, num_steps=4, seeds=[0, 1])  # on its rows
+    assert torch.equal(images[0], (expected / 2 + 0.5).clamp(0, 1))
+    assert not torch.allclose(images[1], images[0], atol=1e-4)  # κ was used, and saved
+
+
+def test_the_gaussian_and_tables_of_modes_are_arrays_beside_the_configuration(tmp_path):
+    schedule = per_mode(FITTED)
+    scheduler(FITTED, schedule=schedule, gaussian=GAUSSIAN, kappa=KAPPA).save_pretrained(tmp_path)
+    assert (tmp_path / "scheduler_config.json").stat().st_size < 4000
+    assert (tmp_path / "schedule.safetensors").stat().st_size < 8 * 100 * 16 + 1000
+    again = NonIsotropicScheduler.from_pretrained(tmp_path)
+    assert torch.equal(again.process.schedule.logsnr, schedule.logsnr)
+    told = again.denoiser(smooth_net((4, 4)))
+    assert torch.equal(told.gaussian.mean, GAUSSIAN.mean)
+    assert torch.equal(told.gaussian.covariance.eigenvalues, GAUSSIAN.covariance.eigenvalues)
+    assert torch.equal(told.kappa.rows, KAPPA.rows)
+    assert torch.equal(told.kappa.values, KAPPA.values)
 
 
 def test_noise_is_given_white_and_coloured_inside():
@@ -420,9 +519,8 @@ def test_timesteps_fall_within_the_schedule(algorithm, spacing):
 @every_algorithm
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_stays_finite_and_keeps_its_type(algorithm, dtype):
-    ours = NonIsotropicScheduler(
-        FITTED, "ddpm_cosine:num_levels=1000", algorithm=algorithm, timestep_spacing="trailing"
-    )
+    options = {"algorithm": algorithm, "timestep_spacing": "trailing", "gaussian": GAUSSIAN}
+    ours = NonIsotropicScheduler(FITTED, "ddpm_cosine:num_levels=1000", **options)
     ours.set_timesteps(10)
     x = ours.init_noise(SHAPE, seeded(), dtype=dtype)
     x = loop(ours, lambda x, t: x.tanh(), x, seeded(1))
@@ -584,6 +682,9 @@ def ready(**options):
 
 
 X = torch.zeros(SHAPE)
+DENSE = nidiff.fit_gaussian(
+    normal(50, 1, 4, 4), basis=nidiff.Dense(torch.cov(normal(50, 16).T) + torch.eye(16, dtype=torch.float64), (4, 4))
+)
 BAD = {
     "family": (lambda: scheduler({"covariance": "gausian_free_field", "shape": [4, 4]}), "gaussian_free_field"),
     "not a covariance": (lambda: scheduler("gff"), "holds no covariance"),
@@ -600,6 +701,20 @@ BAD = {
     "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "positive"),
     "clip, none": (lambda: scheduler(clip_sample=True, clip_sample_range=None), "positive"),
     "clip, a word": (lambda: scheduler(clip_sample=True, clip_sample_range="a"), "positive"),
+    "angles without a Gaussian": (lambda: scheduler(algorithm="angle", gaussian=None), "fit_gaussian"),
+    "residual without a Gaussian": (lambda: scheduler(prediction_type="residual"), "fit_gaussian"),
+    "gaussian": (lambda: scheduler(gaussian="modes"), "GaussianModel"),
+    "gaussian, arrays": (lambda: scheduler(gaussian=dict(GAUSSIAN.to_config())), "to_config"),
+    "gaussian of another basis": (lambda: scheduler(gaussian=DENSE), "basis=Σ"),
+    "gaussian of another shape": (lambda: scheduler(gaussian=nidiff.fit_gaussian(normal(9, 1, 5, 5))), "(5, 5)"),
+    "sees": (lambda: scheduler(gaussian=GAUSSIAN, sees="y"), "'both'"),
+    "sees without a Gaussian": (lambda: scheduler(sees="z"), "fit_gaussian"),
+    "kappa": (lambda: scheduler(FITTED, gaussian=GAUSSIAN, kappa=0.5), "measure_kappa"),
+    "kappa of another shape": (
+        lambda: scheduler(FITTED, gaussian=GAUSSIAN, kappa=KAPPA._replace(values=torch.zeros(3, 4))),
+        "measure_kappa",
+    ),
+    "kappa without a Gaussian": (lambda: scheduler(FITTED, kappa=KAPPA), "gaussian="),
     "clip or not": (lambda: scheduler(clip_sample="no"), "True or False"),
     "unknown option": (
         lambda: NonIsotropicScheduler.from_config(scheduler().config, algoritm="ddim"),
@@ -661,14 +776,15 @@ def test_bad_input_is_a_value_error_that_says_what_to_do(case):
     assert words in str(caught.value)
 
 
-def test_missing_and_damaged_files_are_os_errors(tmp_path):
-    scheduler(FITTED).save_pretrained(tmp_path)
-    arrays = tmp_path / "covariance.safetensors"
+@pytest.mark.parametrize("name", ["covariance", "schedule", "gaussian"])
+def test_missing_and_damaged_files_are_os_errors(name, tmp_path):
+    scheduler(FITTED, schedule=per_mode(FITTED), gaussian=GAUSSIAN).save_pretrained(tmp_path)
+    arrays = tmp_path / f"{name}.safetensors"
     arrays.write_bytes(b"torn")
     with pytest.raises(OSError, match="damaged"):
         NonIsotropicScheduler.from_pretrained(tmp_path)
     arrays.unlink()
-    with pytest.raises(OSError, match="covariance.safetensors.*missing"):
+    with pytest.raises(OSError, match=f"{name}.safetensors.*missing"):
         NonIsotropicScheduler.from_pretrained(tmp_path)
     with pytest.raises(OSError, match="scheduler_config.json"):
         NonIsotropicScheduler.from_pretrained(tmp_path / "..", subfolder="nowhere")

@@ -1,11 +1,14 @@
 """The checks that users run on their own pieces: right ones pass, and each kind of mistake fails where it should."""
 
+from inspect import signature
+
 import pytest
 import torch
 from problems import COVARIANCES
 
 import nidiff
 from nidiff.covariance.fields import FAMILIES
+from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.sampling.ancestral import ancestral, mix
@@ -78,7 +81,11 @@ def test_our_own_schedules_pass(name):
         "table": None,
     }.get(name, "num_levels=30,shift=-0.4")
     if arguments is not None:
-        assert failures(check_schedule(as_schedule(f"{name}:{arguments}"))) == set()
+        cov = nidiff.matern((4, 5), 1.5)
+        facts = schedule_facts(cov, nidiff.GaussianModel(torch.zeros(4, 5), nidiff.power_law((4, 5), 3.0)))
+        assert failures(check_schedule(as_schedule(f"{name}:{arguments}", facts))) == set()
+        if "per_mode" in signature(SCHEDULES[name]).parameters:
+            assert failures(check_schedule(as_schedule(f"{name}:{arguments},per_mode=true", facts))) == set()
 
 
 def test_a_single_level_is_a_schedule():

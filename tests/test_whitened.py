@@ -144,20 +144,22 @@ def test_every_prediction_becomes_its_own_kind_in_y(prediction):
     from nidiff.diffusion.target import TARGETS
 
     target = TARGETS[predictions()[prediction]]
-    schedule = nidiff.ddpm_linear(1000)
+    schedule = nidiff.flow(1000) if prediction == "velocity" else nidiff.ddpm_linear(1000)
     level = schedule.level(400)
+    timestep = 401 if prediction == "velocity" else 400  # 1000 · sigma, or the row
     x0, eps = normal(*SHAPE), normal(*SHAPE, seed=1)
 
     class Oracle(torch.nn.Module):
         def forward(self, x: Tensor, timestep: int) -> Tensor:
+            assert float(timestep) == 400
             return target.encode(x0, eps, level, COV)
 
     network = whitened(Oracle(), COV, prediction_type=prediction, clip=10.0, scheduler=schedule)
     y0 = network.whiten(x0)
     y = level.signal * y0 + level.sigma * eps
     expected = target.encode(y0, eps, level, nidiff.Identity((4, 4)))
-    assert torch.allclose(network(y, 400).sample, expected, atol=1e-8)
-    assert torch.equal(network(y, 400, return_dict=False)[0], network(y, 400).sample)
+    assert torch.allclose(network(y, timestep).sample, expected, atol=1e-8)
+    assert torch.equal(network(y, timestep, return_dict=False)[0], network(y, timestep).sample)
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])

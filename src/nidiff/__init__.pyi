@@ -18,6 +18,14 @@ from .covariance.spectral import Fourier as Fourier
 from .data.dataset import load_dataset as load_dataset
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional
+from .diffusion.family import blue as blue
+from .diffusion.family import blurring as blurring
+from .diffusion.family import designed as designed
+from .diffusion.family import equal_snr as equal_snr
+from .diffusion.family import flow as flow
+from .diffusion.family import heat as heat
+from .diffusion.family import offset_ramp as offset_ramp
+from .diffusion.family import soft_conditioning as soft_conditioning
 from .diffusion.gaussian import GaussianModel as GaussianModel
 from .diffusion.gaussian import fit_gaussian as fit_gaussian
 from .diffusion.objective import denoising_loss as denoising_loss
@@ -47,7 +55,11 @@ from .model.folder import load_model as load_model
 from .model.folder import save_model as save_model
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
+from .sampling.planning import Prediction as Prediction
+from .sampling.planning import plan as plan
+from .sampling.planning import predict as predict
 from .sampling.sampler import sample as sample
 from .sampling.step import Sampler as Sampler
+from .sampling.warm import gaussian_loss as gaussian_loss
 
 __version__: str

@@ -17,6 +17,7 @@ import tyro
 import nidiff
 from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
+from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
@@ -41,7 +42,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Calibrate, Demo, Evaluate, Noise, Report, Sample, Table, Train, Verify)
+    for command in (Calibrate, Demo, Design, Evaluate, Noise, Report, Sample, Table, Train, Verify)
 }
 
 

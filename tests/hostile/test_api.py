@@ -29,6 +29,7 @@ from nidiff.covariance.fields import FAMILIES, FIELDS
 from nidiff.covariance.summary import summary
 from nidiff.data.encoded import Reading
 from nidiff.data.images import open_images, quantise
+from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule, from_diffusers
 from nidiff.diffusion.target import TARGETS
@@ -53,6 +54,9 @@ def net(x: Tensor, label: Tensor) -> Tensor:
 
 
 DENOISER = nidiff.Denoiser(net, PROCESS, "v")
+GAUSSIAN = nidiff.fit_gaussian(normal(9, 2, *SHAPE), basis=COV)
+HALF = torch.full((2, 2, *SHAPE), 0.5)
+KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), HALF, HALF)
 
 
 def bad_values() -> list[Any]:
@@ -169,6 +173,10 @@ def bad_values() -> list[Any]:
         DENOISER,
         PROCESS,
         VP.level(3),
+        GAUSSIAN,
+        KAPPA,
+        KAPPA._replace(rows=[0, 1]),
+        KAPPA._replace(values=-KAPPA.values),
     ]
     return [*numbers, *words, *tensors, *arrays, *others]
 
@@ -201,6 +209,8 @@ def schedule_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "betas": [0.1, 0.2],
         "alphas_cumprod": [0.9, 0.5],
         "logsnr": [3.0, 0.0],
+        "shape": SHAPE,
+        "ratio": (COV.eigenvalues / 3).tolist(),
     }
     calls = {}
     for name, function in SCHEDULES.items():
@@ -263,6 +273,39 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "prior": (PROCESS.prior, {"shape": (3, 2, *SHAPE), "generator": None, "dtype": torch.float32, "device": "cpu"}),
         "prior_log_prob": (PROCESS.prior_log_prob, {"x": X}),
         "coefficients": (PROCESS.coefficients, {"time": 0.5}),
+        "Denoiser of a residual": (
+            nidiff.Denoiser,
+            {"net": net, "process": PROCESS, "target": "residual", "gaussian": GAUSSIAN, "sees": "z", "kappa": KAPPA},
+        ),
+        "fit_gaussian": (
+            nidiff.fit_gaussian,
+            {"data": images, "basis": COV, "channels": "each", "average": "modes", "shrinkage": 0.02},
+        ),
+        "fit_gaussian of axes": (nidiff.fit_gaussian, {"data": images, "basis": "periodic", "event_axes": 2}),
+        "GaussianModel": (nidiff.GaussianModel, {"mean": torch.zeros(2, *SHAPE), "covariance": COV}),
+        "GaussianModel.from_config": (
+            nidiff.GaussianModel.from_config,
+            {"config": GAUSSIAN.to_config(), "tensors": None},
+        ),
+        "GaussianModel.sample": (
+            GAUSSIAN.sample,
+            {"shape": (3, 2, *SHAPE), "generator": None, "dtype": torch.float32, "device": None},
+        ),
+        "GaussianModel.bits_per_dim": (
+            lambda x, bin_width: x if has_nan(x) else GAUSSIAN.bits_per_dim(x, bin_width=bin_width),
+            {"x": X, "bin_width": 0.1},
+        ),
+        "GaussianModel.power": (GAUSSIAN.power, {"exponent": 0.5}),
+        "measure_kappa": (
+            nidiff.measure_kappa,
+            {
+                "denoiser": DENOISER.with_gaussian(GAUSSIAN),
+                "data": images,
+                "num_images": 4,
+                "num_rows": 3,
+                "seed": 0,
+            },
+        ),
         "Denoiser": (nidiff.Denoiser, {"net": net, "process": PROCESS, "target": "eps", "clip": None, "scaling": None}),
         "denoiser": (DENOISER, {"x": X, "level": level}),
         "score": (DENOISER.score, {"x": X, "level": level}),

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 
 import nidiff
 from nidiff.cli import main
+from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.evaluation.cell import evaluate_cell, evaluate_images, open_bench
@@ -56,7 +57,11 @@ class Own(torch.nn.Module):
 def denoiser(net, seed: int = 0) -> nidiff.Denoiser:
     data = torch.randn(20, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
     process = nidiff.Process(nidiff.ddpm_linear(9 + seed), nidiff.from_data(data))  # Σ has arrays
-    return nidiff.Denoiser(net, process, "eps" if seed else "v", clip=1.0, scaling=PIXELS)
+    gaussian = nidiff.fit_gaussian(data, basis=process.covariance)
+    half = torch.full((2, 1, 4, 4), 0.5)
+    kappa = Kappa(torch.tensor([0.0, 8.0], dtype=torch.float64), half, half)
+    options = {"clip": 1.0, "scaling": PIXELS, "gaussian": gaussian, "kappa": kappa}
+    return nidiff.Denoiser(net, process, "eps" if seed else "v", **options)
 
 
 def network(kind: str, seed: int = 0) -> torch.nn.Module:
@@ -68,7 +73,7 @@ def samples(folder: Path, kind: str) -> torch.Tensor:
     """What the model makes: all of it is in these bits."""
     model = load_model(folder, net=Own() if kind == "own" else None)
     assert (model.clip, model.scaling) == (1.0, PIXELS)
-    return nidiff.sample(model, (2, 1, 4, 4), num_steps=3, seeds=[0, 1])
+    return nidiff.sample(model, (2, 1, 4, 4), sampler="angle_2m", num_steps=3, seeds=[0, 1])
 
 
 @pytest.fixture(scope="module", params=["own", "unet"])
@@ -197,6 +202,7 @@ def test_a_damaged_model_is_refused_or_the_same(saved, tmp_path, tally):
     folder = shutil.copytree(mine, tmp_path / "m")
     files = [name for name in files_of(folder) if name != CARD]
     assert {"manifest.json", "scheduler/scheduler_config.json", "scheduler/covariance.safetensors"} <= {*files}
+    assert "scheduler/gaussian.safetensors" in files
     try_all(
         folder,
         twin,
@@ -216,7 +222,7 @@ def test_a_damaged_model_without_checksums_never_raises_anything_else(saved, tmp
     kind, mine, twin, _ = saved
     folder = shutil.copytree(mine, tmp_path / "m")
     (folder / "manifest.json").unlink()
-    files = [name for name in files_of(folder) if name.endswith(("config.json", "index.json"))]
+    files = [name for name in files_of(folder) if name.endswith(("config.json", "index.json", "gaussian.safetensors"))]
     act = [lambda: load_model(folder, net=Own() if kind == "own" else None)]
     if kind == "unet":
         act.append(lambda: NonIsotropicPipeline.from_pretrained(folder))
@@ -682,6 +688,8 @@ def test_arguments_are_right_or_refused(drawn, tmp_path, tally, monkeypatch):
     good, plain = torch.randn(6, 3), denoiser(network("unet"))
     gff = nidiff.gaussian_free_field((4, 4))
     scheduler = NonIsotropicScheduler(gff, "ddpm_linear:num_levels=9")
+    gaussian = nidiff.GaussianModel(torch.zeros(1, 4, 4), gff)
+    seeing = NonIsotropicScheduler(gff, "ddpm_linear:num_levels=9", gaussian=gaussian, sees="z")
     pipeline = NonIsotropicPipeline(network("unet"), scheduler)
     pipeline.set_progress_bar_config(disable=True)
     pictures = torch.randint(256, (9, 1, 4, 4), dtype=torch.uint8)
@@ -733,6 +741,11 @@ def test_arguments_are_right_or_refused(drawn, tmp_path, tally, monkeypatch):
         "scheduler prediction": (lambda v: NonIsotropicScheduler(gff, prediction_type=v), ODD),
         "scheduler schedule": (lambda v: NonIsotropicScheduler(gff, v), ODD),
         "scheduler clip": (lambda v: NonIsotropicScheduler(gff, clip_sample_range=v), ODD),
+        "scheduler gaussian": (lambda v: NonIsotropicScheduler(gff, gaussian=v), ODD),
+        "scheduler sees": (lambda v: NonIsotropicScheduler(gff, gaussian=gaussian, sees=v), ODD),
+        "scheduler kappa": (lambda v: NonIsotropicScheduler(gff, gaussian=gaussian, kappa=v), ODD),
+        "scale_model_input": (lambda v: seeing.scale_model_input(v, 8), ODD),
+        "scale_model_input timestep": (lambda v: seeing.scale_model_input(x, v), ODD),
         "scheduler scaling": (lambda v: NonIsotropicScheduler(gff, scaling=v), ODD),
         "scheduler from_config": (NonIsotropicScheduler.from_config, ODD),
         "evaluate_cell": (lambda v: evaluate_cell(v, bench, seeds=range(9), num_steps=2), ODD),

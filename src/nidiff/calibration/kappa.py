@@ -46,12 +46,12 @@ def measure_kappa(
         power, error, own = torch.cat(found, dim=1)
         # F (F − wanted) has mean 0 if the network says the conditional mean: what stands out of its scatter counts.
         excess = (power + error - own) / 2
-        scatter = 2 * excess.std(0) / len(excess) ** 0.5
+        scatter = 2 * excess.std(0, correction=0) / len(excess) ** 0.5
         power = power.mean(0)
         trust = 1 - (excess.mean(0) - scatter).clamp(min=0.0) / power.clamp(min=1e-30)
         trusts.append(trust.clamp(0.0, 1.0))
         shares.append((trusts[-1].square() * power).clamp(0.0, 1.0))
-    return denoiser.with_kappa(Kappa(rows, torch.stack(shares), torch.stack(trusts)))
+    return denoiser.with_kappa(Kappa(rows, torch.stack(shares).float(), torch.stack(trusts).float()))
 
 
 def _powers(gaussian: GaussianModel, residual: Tensor) -> Tensor:

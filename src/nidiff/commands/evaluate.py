@@ -10,6 +10,7 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
+from nidiff.recipe import fits
 
 
 @dataclass(frozen=True)
@@ -49,3 +50,5 @@ class Evaluate:
             result = evaluate_images(images, name=path.name, **vars(self.comparing))
         if result is not None:
             print(json.dumps(result.to_json(), indent=2) if self.json else text([result]))
+            if not self.json and fits(bits := result.provenance.get("gaussian_bits_per_dim"), float):
+                print(f"Gaussian baseline: {bits:.4g} bits per dimension of the real images under the fitted N(mu, C).")

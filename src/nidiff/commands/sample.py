@@ -19,10 +19,11 @@ class Sample:
     """A run directory of nidiff train, or its model folder."""
     drawing: Annotated[Drawing, arg(name="")]
     sampler: str = "dpmpp_2m"
-    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras.
-    The spacing of the steps is uniform, trailing, logsnr or karras."""
+    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
+    angle or angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. The spacing of
+    the steps is uniform, trailing, logsnr or karras."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
-    """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers and all levels for others."""
+    """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the images go."""
     format: Annotated[str, arg(metavar="{npz,png,both}")] = "npz"

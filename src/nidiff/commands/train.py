@@ -82,7 +82,10 @@ class Train:
         processes.wait_for_everyone()  # nothing is written before all have looked
         with run.kept(self.experiment, **asked) if processes.is_main_process else nullcontext():
             processes.wait_for_everyone()
-            trainer = build(self.experiment, run.covariance_to_resume() if self.resume else None)
+            before = (run.covariance_to_resume(), run.stored()) if self.resume else (None, None)
+            trainer = build(self.experiment, before[0], stored=before[1])
+            for note in trainer.notes:
+                _say(trainer, note)
             if skipped := trainer.images.skipped:
                 _say(trainer, f"skipped {len(skipped)} corrupt: {', '.join(skipped)}")
             self._resume(trainer, run) if self.resume else self._begin(trainer, run)
@@ -103,7 +106,8 @@ class Train:
 
     def _begin(self, trainer: "Trainer", run: "RunDirectory") -> None:
         if trainer.accelerator.is_main_process:
-            run.begin(trainer.experiment, trainer.denoiser, _facts(trainer), trainer.identity)
+            facts = _facts(trainer) | {"gaussian": trainer.baseline}
+            run.begin(trainer.experiment, trainer.denoiser, facts, trainer.identity)
 
     def _resume(self, trainer: "Trainer", run: "RunDirectory") -> None:
         from nidiff.training.checkpoint import load_checkpoint
@@ -120,7 +124,7 @@ class Train:
         if main and checkpoint and checkpoint.run is None:
             save(trainer, run)  # of version 0.1: from now on it says whose it is
         if main:
-            run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts, trainer.identity)
+            run.resume(trainer.step, trainer.experiment, trainer.denoiser, {**run.facts, **facts}, trainer.identity)
         _say(trainer, f"resuming {run.folder} after step {trainer.step}")
 
     def _dry_run(self) -> None:

@@ -114,10 +114,10 @@ def save(covariance: Covariance, folder: Path) -> None:
         replace_json(folder / PLACES[0], config)
 
 
-def save_arrays(tensors: Mapping[str, Tensor], folder: Path) -> None:
+def save_arrays(tensors: Mapping[str, Tensor], folder: Path, name: str = ARRAYS) -> None:
     """Write the arrays of a Σ, where it has any, beside the configuration that names them (and that comes after)."""
     if tensors:
-        with replacing(folder / ARRAYS) as file:
+        with replacing(folder / name) as file:
             file.write(to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
@@ -128,11 +128,11 @@ def names_arrays(config: Any, depth: int = 0) -> bool:
     return "tensor" in config or (depth <= DEEPEST and any(names_arrays(value, depth + 1) for value in config.values()))
 
 
-def read_arrays(file: Path) -> dict[str, Tensor]:
+def read_arrays(file: Path, owner: str = "Σ") -> dict[str, Tensor]:
     """The arrays in the file that `save_arrays` wrote."""
     again = "copy it again from where it was saved, or save it again"
     if not file.is_file():
-        raise FileError(f"{str(file)!r}, which holds the arrays of Σ, is missing: {again}.")
+        raise FileError(f"{str(file)!r}, which holds the arrays of {owner}, is missing: {again}.")
     try:
         return dict(from_bytes(file.read_bytes()))  # a path need not be UTF-8
     except (OSError, ValueError, SafetensorError) as error:

@@ -159,15 +159,17 @@ def from_data(
     shrinkage: float = 0.01,
     boundary: str = "periodic",
     normalize: bool = True,
+    power: float = 1.0,
 ) -> Covariance:
     """The stationary Σ fitted to ``data`` [N, ..., *event]: its mean power per mode over the last ``event_axes`` axes.
 
     Data [N, L] have one such axis and images [N, C, H, W] two; for anything else, say how many. The mean over the N
     items is removed first. ``average`` is "radial" (modes with the same rounded |k| share one power) or "modes" (each
-    mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum towards white: (1 − ρ) λ + ρ mean λ.
+    mode its own). ``shrinkage`` ρ in [0, 1] pulls the spectrum towards white: (1 − ρ) λ + ρ mean λ. Of that Σ takes the
+    ``power``: 1 is the data's own spectrum, 0 white, and between the noise is rougher than the data.
     """
-    shrinkage, event_axes = plain(shrinkage), plain(event_axes)
-    check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize})
+    shrinkage, event_axes, power = plain(shrinkage), plain(event_axes), plain(power)
+    check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize, "power": power})
     one_of("average", average, ("radial", "modes"))
     if not 0 <= shrinkage <= 1:
         raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
@@ -198,6 +200,8 @@ def from_data(
     spectrum = (1 - shrinkage) * spectrum + shrinkage * spectrum.mean()
     if not bool((spectrum > 0).all()):
         raise InputError("data has modes without power (constant images?): raise shrinkage so that Σ has an inverse.")
+    spectrum = spectrum.pow(power)
+    _check_spectrum(spectrum, f"power={power}")
     return family(shape, spectrum, normalize=normalize)
 
 

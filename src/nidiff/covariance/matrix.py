@@ -68,7 +68,9 @@ class Diagonal(Covariance):
 class Dense(Covariance):
     """Any symmetric positive-definite N×N ``matrix`` over an event of N entries (default shape: (N,)).
 
-    Diagonalised once, in float64. Costs N² memory and per image N² operations: for N up to a few thousand.
+    Diagonalised once, in float64. Costs N² memory and per image N² operations: for N up to a few thousand. With a
+    ``eigenvalues``, N of them, ``matrix`` holds the eigenvectors as its columns instead: so it is saved, since of
+    equal eigenvalues the vectors are not unique, and what belongs to them shall stay with them.
     """
 
     def __init__(
@@ -78,8 +80,12 @@ class Dense(Covariance):
         *,
         normalize: bool = True,
         allow_singular: bool = False,
+        eigenvalues: Tensor | None = None,
     ) -> None:
-        values, self._vectors = symmetric_eigen(matrix, "matrix", shape)
+        if eigenvalues is None:
+            values, self._vectors = symmetric_eigen(matrix, "matrix", shape)
+        else:
+            values, self._vectors = _checked_eigen(matrix, eigenvalues)
         shape = (len(values),) if shape is None else shape
         super().__init__(shape, values, argument="matrix", normalize=normalize, allow_singular=allow_singular)
 
@@ -108,10 +114,11 @@ class Dense(Covariance):
 
     def arguments(self) -> dict[str, Any]:
         return {
-            "matrix": self.dense(),
+            "matrix": self._vectors,
             "shape": self.event_shape,
             "normalize": False,
             "allow_singular": self.is_singular,
+            "eigenvalues": self.eigenvalues.flatten(),
         }
 
 
@@ -207,6 +214,20 @@ def symmetric_eigen(matrix: Any, argument: str, shape: Sequence[int] | None = No
             f"add a multiple of the identity larger than {-values[0].item():.3g}."
         )
     return torch.where(values <= rounding, 0.0, values), vectors
+
+
+def _checked_eigen(vectors: Any, eigenvalues: Any) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors that are known already."""
+    vectors, values = as_numbers(vectors, "matrix"), as_numbers(eigenvalues, "eigenvalues")
+    size = values.numel()
+    if values.ndim != 1 or tuple(vectors.shape) != (size, size) or not size:
+        raise InputError(
+            f"matrix has shape {tuple(vectors.shape)}, and eigenvalues {tuple(values.shape)}: give N×N and N."
+        )
+    error = (vectors.T @ vectors - torch.eye(size, dtype=torch.float64, device="cpu")).abs().max()
+    if not bool(error < 1e-8 * size):
+        raise InputError("matrix does not have orthonormal columns, the eigenvectors of those eigenvalues: give these.")
+    return values, vectors
 
 
 def _eigen(matrix: Tensor, shape: Sequence[int], axis: int = 0) -> tuple[Tensor, Tensor]:

@@ -91,6 +91,8 @@ class Modes:
 
     def _common(self, other: "Modes") -> Covariance:
         """The larger of the two bases; two that do not fit are refused."""
+        if self.basis is other.basis:
+            return self.basis
         smaller, larger = sorted((self.basis, other.basis), key=lambda basis: len(basis.event_shape))
         spatial = larger.spatial if isinstance(larger, Channels) else larger
         if not any(smaller is own or smaller.shares_basis(own) for own in (larger, spatial)):

@@ -56,6 +56,11 @@ class Denoiser(torch.nn.Module):
         if gaussian is not None:
             expect("gaussian", gaussian, GaussianModel, "fit one by nidiff.fit_gaussian(data)")
             gaussian.at(process.schedule.level(0), process.covariance)  # which refuses another basis
+        if kappa is not None:
+            expect("kappa", kappa, Kappa, "measure it by nidiff.measure_kappa(denoiser, data)")
+            if gaussian is None:
+                raise InputError("kappa belongs to the modes of the data's Gaussian: give gaussian= too.")
+            kappa.check(gaussian)
         self._chosen = choose("target", target, TARGETS)
         self.target: Target = self._bound(target)
         self.sees = one_of("sees", self._sees_by_default if sees is None else sees, ("x", "z", "both"))
@@ -111,8 +116,8 @@ class Denoiser(torch.nn.Module):
         return self._with(net=net)
 
     def with_gaussian(self, gaussian: GaussianModel | None) -> "Denoiser":
-        """The same with another Gaussian model of the data."""
-        return self._with(gaussian=gaussian)
+        """The same with another Gaussian model of the data; κ was of the one before."""
+        return self._with(gaussian=gaussian, kappa=None)
 
     def with_kappa(self, kappa: Kappa | None) -> "Denoiser":
         """The same with another κ."""

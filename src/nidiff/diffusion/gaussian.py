@@ -113,7 +113,7 @@ class GaussianModel:
         if covariance.is_constant:
             return covariance.eigenvalues.flatten()[0].item()
         for own in (self.covariance, self.spatial):
-            if own.is_constant or own.shares_basis(covariance):
+            if self.covariance.is_constant or own.shares_basis(covariance):
                 return Modes(covariance.eigenvalues, covariance)
         raise InputError(
             f"gaussian has the modes of {self.spatial!r}, which are not those of Σ = {covariance!r}: fit it in Σ's "
@@ -226,9 +226,22 @@ class Kappa(NamedTuple):
         position = torch.as_tensor(float(level.label), dtype=torch.float64).clamp(self.rows[0], self.rows[-1])
         right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
         weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        each = (torch.lerp(table[right - 1], table[right], weight) for table in (self.values, self.trust))
-        kappa, trust = (Modes(values, gaussian.covariance) for values in each)
+        each = (table[right - 1 : right + 1].double() for table in (self.values, self.trust))
+        kappa, trust = (Modes(torch.lerp(pair[0], pair[1], weight), gaussian.covariance) for pair in each)
         return kappa, trust
+
+    def check(self, gaussian: GaussianModel) -> None:
+        """Refuse tables that are not of this Gaussian's modes, or not from 0 to 1."""
+        rows, modes = self.rows, gaussian.covariance.event_shape
+        sound = isinstance(rows, Tensor) and rows.ndim == 1 and len(rows) > 1 and bool((rows.diff() > 0).all())
+        for table in (self.values, self.trust):
+            sound = sound and isinstance(table, Tensor) and table.is_floating_point()
+            sound = sound and tuple(table.shape) == (len(rows), *modes) and bool(((table >= 0) & (table <= 1)).all())
+        if not sound:
+            raise InputError(
+                f"kappa must have 2 or more rising rows, and for each two numbers from 0 to 1 per mode {modes} of the "
+                "gaussian: measure it by nidiff.measure_kappa(denoiser, data)."
+            )
 
 
 def fit_gaussian(
@@ -335,6 +348,8 @@ def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axe
         raise InputError("data has NaN or infinite values: remove them first.")
     own = cross.diagonal(dim1=0, dim2=1)
     own.clamp_(min=0.0)
+    if bool(own.mean() <= 1e-13 * mean.square().mean()):
+        raise InputError("data has no variance, since all items are equal, so C has no inverse: give some that differ.")
     return _Moments(spatial, mean.reshape(item), cross)
 
 

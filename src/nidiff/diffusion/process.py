@@ -11,6 +11,7 @@ from torch import Tensor
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.modes import Modes, elementwise, ratio
 from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.family import check_forgotten, schedule_facts
 from nidiff.diffusion.schedule import Level, Schedule, as_schedule, broadcast
 from nidiff.errors import TENSOR, InputError, expect
 from nidiff.randomness import Generators
@@ -26,10 +27,11 @@ class Process:
     """
 
     def __init__(self, schedule: Schedule | str | Mapping[str, Any], covariance: Covariance | str | Path) -> None:
+        # A text may need facts about Σ; anything else is looked at first, so that swapped arguments are named in order.
+        schedule = schedule if isinstance(schedule, str) else as_schedule(schedule)
         self.covariance = as_covariance(covariance)
         self.covariance.require_invertible("a diffusion with this Σ")
-        facts = {"shape": lambda: self.covariance.event_shape}
-        self.schedule = as_schedule(schedule, facts).in_basis_of(self.covariance)
+        self.schedule = as_schedule(schedule, schedule_facts(self.covariance)).in_basis_of(self.covariance)
 
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
@@ -72,6 +74,7 @@ class Process:
         device: torch.device | str | None = None,
     ) -> Tensor:
         """Where sampling starts: N(0, Σ) for VP, N(0, sigma_max² Σ) for VE (E22)."""
+        check_forgotten(self.schedule)
         return self.schedule.prior_scale * self.noise(shape, generator, dtype=dtype, device=device)
 
     def prior_log_prob(self, x: Tensor) -> Tensor:

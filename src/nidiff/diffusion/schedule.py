@@ -17,14 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.covariance.matrix import Channels
 from nidiff.covariance.modes import Coefficient, Modes
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.operator import MOST_AXES, Covariance
 from nidiff.covariance.spectral import BOUNDARIES
 from nidiff.errors import InputError, one_of, shown
 from nidiff.memory import require_memory
 from nidiff.notation import call, parse_call
 from nidiff.randomness import Generators, random_index
-from nidiff.recipe import check_number, check_whole, is_number, plain, remembered
+from nidiff.recipe import check_number, check_whole, fits, is_number, plain, remembered
 
 MOST_LEVELS = 10_000_000
 # What float64 can square and divide by: a level beyond is not one that anything can be computed at.
@@ -148,6 +149,8 @@ class Schedule:
         """The same for a process with this Σ; a table is bound to Σ's modes. One that does not fit is refused."""
         if not self.event_shape:
             return self
+        if isinstance(covariance, Channels) and self.event_shape == covariance.spatial.event_shape:
+            return self.in_basis_of(covariance.spatial)  # the same for all channels
         if self.event_shape != covariance.event_shape:
             raise InputError(
                 f"schedule={self!r} has modes {self.event_shape}, and Σ is over {covariance.event_shape}: build it "
@@ -287,6 +290,31 @@ class Schedule:
         other._check_range()
         return other
 
+    def below(self, row: int) -> "Schedule":
+        """The rows from 0 to ``row`` alone, those of least noise."""
+        return self._made_of(lambda table: table[: row + 1], time=self.time[: row + 1])
+
+    def of_modes(self, index: Tensor) -> "Schedule":
+        """A table for these modes [n] alone, by their number in the flattened event; if all modes are alike, of copies.
+
+        Of an event (n,): a small model of this schedule, of which no row is checked again.
+        """
+
+        def columns(table: Tensor) -> Tensor:
+            return table.flatten(1)[:, index] if self.event_shape else table[:, None].expand(-1, len(index))
+
+        return self._made_of(columns, boundary=None, modes=None)
+
+    def _made_of(self, part: Callable[[Tensor], Tensor], **changes: Any) -> "Schedule":
+        """The same with a part of its tables."""
+        other = copy.copy(self)
+        other.logsnr, other._unshifted = part(self.logsnr), part(self._unshifted)
+        other._log_signal = None if self._log_signal is None else part(self._log_signal)
+        other.recipe = other._logsnr_of_time = None
+        for name, value in changes.items():
+            setattr(other, name, value)
+        return other
+
     def to_config(self) -> dict[str, Any]:
         """What rebuilds this schedule, as JSON: the call that made it, or the table itself."""
         if self.recipe is None and self._logsnr_of_time is not None:
@@ -296,6 +324,7 @@ class Schedule:
             )
         name, arguments = self.recipe or ("table", self._as_table())
         plain = {key: _table(key, value).tolist() if _is_column(value) else value for key, value in arguments.items()}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
         return {"schedule": name, **plain, **({"shift": self.shift} if self.shift else {})}
 
     def _as_table(self) -> dict[str, Any]:
@@ -414,8 +443,14 @@ def from_alphas_cumprod(alphas_cumprod: Sequence[float]) -> Schedule:
 
 
 def from_diffusers(config: Any) -> Schedule:
-    """The schedule of a diffusers scheduler that has β (DDPM, DDIM, DPM-Solver++, …), or of its ``config``."""
+    """The schedule of a diffusers scheduler that has β (DDPM, DDIM, DPM-Solver++, …), or of its ``config``; of
+    FlowMatchEulerDiscreteScheduler, `nidiff.flow` with its shift."""
     values = dict(config if isinstance(config, Mapping) else getattr(config, "config", {}))
+    if is_flow(values):
+        for option, remedy in FLOW_OPTIONS.items():
+            if values.get(option):
+                raise InputError(f"config has {option}={values[option]!r}, which is not one schedule: {remedy}.")
+        return SCHEDULES["flow"](values.get("num_train_timesteps", 1000), values.get("shift", 1.0))
     if values.get("rescale_betas_zero_snr"):
         raise InputError("config has rescale_betas_zero_snr=True, a level of pure noise without SNR: turn it off.")
     if values.get("trained_betas") is not None:
@@ -427,6 +462,23 @@ def from_diffusers(config: Any) -> Schedule:
         return ddpm_cosine(count)
     known = {"linear": ddpm_linear, "scaled_linear": scaled_linear}
     return known[one_of("beta_schedule", kind, [*known, "squaredcos_cap_v2"])](count, **ends)
+
+
+def is_flow(config: Mapping[str, Any]) -> bool:
+    """Whether this is the configuration of a diffusers scheduler of flow matching."""
+    return "FlowMatch" in str(config.get("_class_name", "")) or ("shift" in config and "beta_schedule" not in config)
+
+
+# What makes the levels of FlowMatchEulerDiscreteScheduler depend on more than its shift, and what to do about it.
+FLOW_OPTIONS = {
+    "use_dynamic_shifting": "set it to False, and shift to exp(mu)",
+    "shift_terminal": "set it to None",
+    "invert_sigmas": "set it to False",
+    "use_karras_sigmas": "set it to False, and choose rows by spacing=",
+    "use_exponential_sigmas": "set it to False, and choose rows by spacing=",
+    "use_beta_sigmas": "set it to False, and choose rows by spacing=",
+    "stochastic_sampling": "set it to False, and use sampler ancestral",
+}
 
 
 @remembered
@@ -543,7 +595,10 @@ def _check_falling(logsnr: Tensor) -> None:
 
 
 def _is_column(value: Any) -> bool:
-    return hasattr(value, "__len__") and not isinstance(value, str)
+    """Whether it is an array of numbers; a few whole ones, such as a shape, are shown and saved as they are."""
+    if not hasattr(value, "__len__") or isinstance(value, str):
+        return False
+    return not (isinstance(value, list | tuple) and len(value) <= MOST_AXES and all(fits(each, int) for each in value))
 
 
 def _count(value: Any) -> int:

@@ -16,7 +16,8 @@ from nidiff.recipe import fits
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sealed import SEAL, seal, unseal
 
-VERSIONS = ("nidiff", "commit", "torch")  # a newer one is no reason to compute a result again
+# A newer version is no reason to compute a result again, and the baseline is none of the model's.
+VERSIONS = ("nidiff", "commit", "torch", "gaussian_bits_per_dim")
 # What must be the same if two numbers are to be compared, and how a note says it.
 COMPARED = {
     "features": "Features {}",

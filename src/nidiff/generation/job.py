@@ -12,7 +12,7 @@ from nidiff.generation.folder import SampleFolder
 from nidiff.progress import progress_bar
 from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import Visit, rehearse, sample
-from nidiff.sampling.spacing import SPACINGS
+from nidiff.sampling.spacing import FROM_DATA, SPACINGS
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -34,7 +34,9 @@ class Job:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `nidiff.sample`."""
-        spacing = {"spacing": self.spacing} if self.spacing in SPACINGS else {}  # else it is the sampler's own function
+        spacing = (
+            {"spacing": self.spacing} if self.spacing in (*SPACINGS, *FROM_DATA) else {}
+        )  # else it is the sampler's own function
         drawing = {"sampler": self.sampler, "num_steps": self.num_steps, "tile": self.tile or None}
         return {**drawing, **spacing, **self.options}
 

@@ -19,6 +19,7 @@ from nidiff.model.manifest import model_sha256
 from nidiff.notation import parse_call
 from nidiff.recipe import check_whole, fits
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
+from nidiff.sampling.step import Sampler
 from nidiff.sampling.tile import tile_size
 from nidiff.sealed import digest
 
@@ -88,11 +89,17 @@ def plan_job(
         sampler=parse_call("sampler", sampler)[0],
         num_steps=default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps,
         spacing=chosen.spacing if isinstance(chosen.spacing, str) else own,
-        options=options,
+        options=options | _warm(chosen),
         clip=model.denoiser.clip if clip is None else clip or None,
         tile=tile_size(*model.shape[-2:]) if tile is None else tile,
         floats=floats,
     )
+
+
+def _warm(sampler: Sampler) -> dict[str, Any]:
+    """A warm start as arguments of `nidiff.sample`; nothing for a start at the prior."""
+    bound = {} if sampler.bound is None else {"bound": sampler.bound}
+    return {} if sampler.start == "prior" else {"start": sampler.start, **bound}
 
 
 def cell_name(job: Job) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
-from nidiff.diffusion.schedule import from_diffusers
+from nidiff.diffusion.schedule import from_diffusers, is_flow
 from nidiff.errors import FileError, InputError
 
 # Options of ``from_pretrained`` that are about fetching from the Hub.
@@ -23,6 +23,11 @@ REQUIRED = {"thresholding": False, "rescale_betas_zero_snr": False, "steps_offse
 
 def translated(theirs: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration of DDPMScheduler, or of DDIMScheduler, which has no ``variance_type``, in our fields."""
+    if is_flow(theirs):
+        raise InputError(
+            "config is of flow matching, whose networks are told 1000 · sigma and not a row: wrap the network as "
+            "nidiff.interop.FlowNetwork(unet, scheduler), or pass schedule=nidiff.flow(…) for one trained here."
+        )
     theirs = {key: value for key, value in theirs.items() if not key.startswith("_")}
     for key, value in theirs.items():
         if key not in (*BETAS, *SAME, *IDLE, *REQUIRED):

@@ -88,7 +88,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         self.scheduler.set_timesteps(num_inference_steps, device)
         images = self.scheduler.init_noise((batch_size, *self._image_shape), generator, device, dtype)
         for t in self.progress_bar(self.scheduler.timesteps):
-            output = as_tensor(self.unet(images, t.expand(batch_size)))
+            output = as_tensor(self.unet(self.scheduler.scale_model_input(images, t), t.expand(batch_size)))
             images = self.scheduler.step(output, t, images, generator, return_dict=False, eta=eta)[0]
         result: Any = (images / 2 + 0.5).clamp(0, 1)
         if output_type != "pt":

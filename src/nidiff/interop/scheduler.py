@@ -13,12 +13,13 @@ from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
-from nidiff.covariance.config import ARRAYS, SCHEDULER, as_covariance, save_arrays
+from nidiff.covariance.config import SCHEDULER, as_covariance, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule, is_flow
 from nidiff.diffusion.target import Target, V
 from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, writing
@@ -26,7 +27,9 @@ from nidiff.interop.config import DOWNLOAD, downloaded, translated
 from nidiff.model.config import (
     ALGORITHMS,
     FIELDS,
+    FILES,
     VARIANCES,
+    arrays,
     check_fields,
     configured,
     scheduler_config,
@@ -36,13 +39,14 @@ from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
 from nidiff.randomness import Generators
 from nidiff.recipe import check_whole, fits
+from nidiff.sampling.angle import angle_rows, known_gaussian
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain, Past
 
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
-    """DDPM, DDIM and DPM-Solver++(2M) for x = signal · x0 + sigma · Σ^½ · eps.
+    """DDPM, DDIM, DPM-Solver++(2M), Euler and the angle samplers for x = signal · x0 + sigma · Σ^½ · eps.
 
     Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
     too and is coloured inside, so a training script stays as it is; the initial sample comes from `init_noise`. With
@@ -53,14 +57,19 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     Args:
         covariance: Σ, what its ``to_config()`` returned, or a folder that holds one.
         schedule: a `nidiff.Schedule`, its configuration, or text such as "ddpm_linear:num_levels=1000".
-        prediction_type: "epsilon" (white), "sample", "v_prediction", "noise" (coloured), "score", or a target of yours
-            (a `Target`, or its name in `TARGETS`).
-        algorithm: "ddpm", "ddim" or "dpmsolver++". This default and that of the spacing are those of `nidiff.sample`.
+        prediction_type: "epsilon" (white), "sample", "v_prediction", "noise" (coloured), "score", "velocity",
+            "residual" (which needs ``gaussian``), or a target of yours (a `Target`, or its name in `TARGETS`).
+        algorithm: "ddpm", "ddim", "dpmsolver++", "euler", or, with ``gaussian``, "angle" or "angle_2m". This default
+            and that of the spacing are those of `nidiff.sample`.
         variance_type: of ddpm, "fixed_small" (β̃) or "fixed_large" (β).
         clip_sample: clip x̂0 to ±``clip_sample_range``, in pixels.
-        timestep_spacing: "leading", "linspace" or "trailing".
+        timestep_spacing: "leading", "linspace", "trailing", or "angle" (equal steps of the mean angle, which needs a
+            gaussian).
         num_train_timesteps: the number of levels, which is the schedule's; recorded for scripts that ask for it.
         scaling: the units of the data, recorded for the model that is saved with this scheduler.
+        gaussian: the `nidiff.GaussianModel` of the data, or what its ``to_config()`` returned.
+        sees: what the network is given: "x", "z" or "both", as in `nidiff.Denoiser`. `scale_model_input` makes it.
+        kappa: of `nidiff.measure_kappa`, for the angle samplers; it is saved with the gaussian.
     """
 
     order = 1
@@ -79,13 +88,19 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         timestep_spacing: str = "trailing",
         num_train_timesteps: int | None = None,
         scaling: Scaling | Mapping[str, Any] | None = None,
+        gaussian: GaussianModel | Mapping[str, Any] | None = None,
+        sees: str | None = None,
+        kappa: Kappa | None = None,
     ) -> None:
         self._model = configured(self.config, torch.nn.Identity())
         self.process, self.covariance = self._model.process, self._model.process.covariance
         self.scaling = self._model.scaling
+        if ALGORITHMS[algorithm].startswith("angle") and self._model.gaussian is None:
+            needed = f"algorithm={algorithm!r} needs the data's Gaussian"
+            raise InputError(f"{needed}: give gaussian=nidiff.fit_gaussian(data).")
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
-        plain = scheduler_config(self._model)
+        plain = scheduler_config(self._model) | {"kappa": None}  # it is with the Gaussian now
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
         self.register_to_config(**plain, _use_default_values=[])
@@ -107,7 +122,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         Unlike in diffusers, a field that has no meaning here is refused."""
         if not isinstance(config, Mapping):
             raise InputError(f"config={shown(config)} must be a configuration, such as scheduler.config.")
-        theirs = "beta_schedule" in config and "schedule" not in config
+        theirs = ("beta_schedule" in config or is_flow(config)) and "schedule" not in config
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
         config.pop("_use_default_values", None)  # the fields that diffusers would leave out
@@ -147,11 +162,12 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         covariance: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The configuration in a folder or on the Hub, with the arrays of Σ that lie beside it; `from_pretrained` reads
+        """The configuration in a folder or on the Hub, with the arrays that lie beside it; `from_pretrained` reads
         it. ``covariance`` only says what you expect: another is refused."""
         place, inside = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path), subfolder or ""
         if not place.exists():
-            place = downloaded(str(place), [str(Path(inside, name)) for name in (SCHEDULER, ARRAYS)], kwargs)
+            names = SCHEDULER, *(name for name, _ in FILES.values())
+            place = downloaded(str(place), [str(Path(inside, name)) for name in names], kwargs)
         file = place if place.is_file() else place / inside / SCHEDULER
         if file.parent.name == "scheduler" and (file.parent.parent / MANIFEST).is_file():
             check_manifest(file.parent.parent, ["scheduler"])
@@ -161,10 +177,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         return config
 
     def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Write scheduler_config.json and, where Σ has arrays, covariance.safetensors."""
+        """Write scheduler_config.json and, where Σ, the schedule or the data's Gaussian have arrays, those."""
         folder = as_path("save_directory", save_directory)
         with writing("save_directory", folder):
-            save_arrays(self.covariance.tensors(), folder)
+            for name, tensors in arrays(self.config).items():
+                save_arrays(tensors, folder, name)
             super().save_config(folder, push_to_hub=push_to_hub, **kwargs)
 
     # The forward process -----------------------------------------------------------------------------------------
@@ -208,7 +225,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if (num_inference_steps is None) == (timesteps is None):
             raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
         table = self.process.schedule
-        rows = self._spaced(num_inference_steps) if timesteps is None else checked_rows(table, timesteps, "timesteps")
+        rows = (
+            self._spaced(num_inference_steps)
+            if timesteps is None
+            else checked_rows(table, timesteps, "timesteps", whole=True)
+        )
         self.num_inference_steps = len(rows)
         self.timesteps = torch.tensor(rows, device=device)
         self._levels = [table.level(row) for row in rows]
@@ -220,6 +241,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
         count = check_whole("num_inference_steps", count, 1, levels)
+        if spacing == "angle":
+            return angle_rows(self.process, known_gaussian(self._model, "timestep_spacing='angle'"), count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -235,8 +258,16 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         return self.timesteps[index + 1] if index + 1 < len(self.timesteps) else torch.tensor(-1)
 
     def scale_model_input(self, sample: Tensor, timestep: int | Tensor | None = None) -> Tensor:
-        """The network sees the sample as it is."""
-        return sample
+        """What the network is given: the sample as it is, or with ``sees`` "z" or "both" what these say."""
+        if self._model.sees == "x":
+            return sample
+        self._check("sample", sample)
+        if isinstance(timestep, Tensor) and timestep.numel() > 1:
+            level = self._level(timestep, sample)
+        else:
+            level = self._levels[self._index(timestep)]
+        work = torch.promote_types(sample.dtype, torch.float32)
+        return self._model.network_input(sample.to(work), level).to(sample.dtype)
 
     def step(
         self,
@@ -281,7 +312,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
                 return self.covariance.sqrt(variance_noise.to(x))
             return self.process.noise(x.shape, generator, dtype=work, device=x.device)
 
-        denoiser = self.denoiser(lambda x, label: output)  # it has answered already
+        denoiser = self._model.silenced().with_net(lambda x, label: output)  # it has answered already
         x0 = denoiser(x, here)
         sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._levels), Past(here, x0, x)
         if last and not sampler.finishes:
@@ -303,9 +334,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         follows = place == index - 1 and result.shape == x.shape
         return seen if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
 
-    def _index(self, timestep: int | Tensor) -> int:
+    def _index(self, timestep: int | Tensor | None) -> int:
         try:
-            return [level.label for level in self._levels].index(float(timestep))
+            return [level.label for level in self._levels].index(float(timestep))  # type: ignore[arg-type]
         except (TypeError, ValueError, RuntimeError) as error:
             raise InputError(f"timestep={timestep!r} must be one number of scheduler.timesteps.") from error
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
-from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod
+from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod, from_diffusers, is_flow
 from nidiff.diffusion.target import target_on_its_own
 from nidiff.errors import InputError, one_of
 from nidiff.model.config import predictions
@@ -22,6 +22,7 @@ from nidiff.recipe import fits
 
 # What a network predicts on x, and the word for what the scheduler is then told on y.
 ON_Y = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v_prediction", "noise": "epsilon"}
+ON_Y["velocity"] = "velocity"  # of FlowMatchEulerDiscreteScheduler
 
 
 class Whitened(torch.nn.Module):
@@ -29,12 +30,14 @@ class Whitened(torch.nn.Module):
 
     Start from ``torch.randn``, take the steps of the scheduler, and go back to pixels by ``.colour(y)``. Give the
     scheduler the prediction_type of the network ("epsilon" for a network of coloured "noise"). Whatever else this is
-    asked for (config, dtype, …) is the U-Net's.
+    asked for (config, dtype, …) is the U-Net's. A network of "velocity" is for FlowMatchEulerDiscreteScheduler, whose
+    timesteps 1000 · sigma become rows of the schedule here, which is what the network was told in training.
 
     Args:
         clip: clip x̂0 to ±clip in pixels, which needs the noise levels of ``scheduler``. The scheduler's own clipping
             acts on y, where it is wrong, and must be off.
-        scheduler: the diffusers scheduler that will be used, or a `nidiff.Schedule`.
+        scheduler: the diffusers scheduler that will be used, or a `nidiff.Schedule`. "velocity" needs one: the schedule
+            of training, or FlowMatchEulerDiscreteScheduler with its shift (`nidiff.interop.flow_scheduler`).
     """
 
     def __init__(
@@ -62,11 +65,17 @@ class Whitened(torch.nn.Module):
         if clip is not None and not (fits(clip, float) and clip > 0):
             raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
         self.clip = clip
-        self.schedule = None if clip is None else _levels(scheduler)
+        self._count = config.get("num_train_timesteps", 1000)
+        needed = clip is not None or prediction_type == "velocity" or isinstance(scheduler, Schedule)
+        self.schedule = _levels(scheduler) if needed else None
+        if prediction_type == "velocity" and self.schedule is not None and self.schedule.keeps != "sum":
+            raise InputError(f"scheduler has the levels of {self.schedule!r}, not of flow matching: use nidiff.flow.")
 
     def forward(self, sample: Tensor, timestep: Any, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
         x, target = self.colour(sample), target_on_its_own(predictions()[self.prediction_type])
+        if self.prediction_type == "velocity" and self.schedule is not None:
+            timestep = row_of_sigma(self.schedule, torch.as_tensor(timestep) / self._count)
         answer = self.unet(x, timestep, *args, **kwargs)
         if isinstance(answer, tuple):  # return_dict=False stood among the arguments without a name
             answer, return_dict = answer[0], False
@@ -100,10 +109,28 @@ class Whitened(torch.nn.Module):
 whitened = Whitened  # reads better where it is called
 
 
+def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:
+    """The row of a flow schedule with this sigma; between two rows, and beyond the ends, as near as there is one."""
+    sigma = sigma.detach().double().cpu().clamp(flow.sigma[0], flow.sigma[-1])
+    row = torch.as_tensor(flow.level_at(2 * torch.log((1 - sigma) / sigma)).label)
+    whole = row.round()
+    return torch.where((row - whole).abs() < 1e-3, whole, row).clamp(0, len(flow) - 1)  # sigma comes in float32
+
+
 def _levels(scheduler: Any) -> Schedule:
     """The noise levels of a scheduler, which may be a `Schedule` itself."""
     if isinstance(scheduler, Schedule):
+        if scheduler.event_shape:
+            raise InputError(
+                f"scheduler={scheduler!r} differs from mode to mode, and on y a scheduler of diffusers has one number "
+                "for all: use NonIsotropicScheduler."
+            )
         return scheduler
+    if is_flow(getattr(scheduler, "config", {})):
+        return from_diffusers(scheduler)
     if not hasattr(scheduler, "alphas_cumprod"):
-        raise InputError("clip needs noise levels: pass scheduler=, one with alphas_cumprod or a nidiff.Schedule.")
+        raise InputError(
+            'clip and prediction_type="velocity" need noise levels: pass scheduler=, one with alphas_cumprod, one of '
+            "flow matching, or a nidiff.Schedule."
+        )
     return from_alphas_cumprod(scheduler.alphas_cumprod.double())

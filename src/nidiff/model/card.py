@@ -6,7 +6,7 @@ from typing import Any
 
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.summary import summary
-from nidiff.diffusion.schedule import as_schedule
+from nidiff.model.config import stored_schedule
 
 FRONT = """---
 library_name: nidiff
@@ -69,7 +69,7 @@ def model_facts(covariance: Covariance, scheduler: Mapping[str, Any]) -> str:
             "condition number of Σ": f"{numbers.condition_number:.4g}",
             "effective rank of Σ": f"{numbers.effective_rank:.4g} of {covariance.size}",
             "correlation length": length,
-            "schedule": _code(repr(as_schedule(scheduler["schedule"]))),
+            "schedule": _code(repr(stored_schedule(scheduler["schedule"]))),
             "prediction": _code(scheduler["prediction_type"]),
         }
     )

@@ -18,7 +18,7 @@ from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.locks import locked
 from nidiff.model.card import model_card
-from nidiff.model.config import configured, model_folder, scheduler_config, with_arrays
+from nidiff.model.config import arrays, configured, model_folder, scheduler_config, with_arrays
 from nidiff.model.manifest import (
     INDEX,
     MANIFEST,
@@ -57,7 +57,7 @@ def save_model(
     if run is not None and not is_identity(run):
         raise InputError(f"run={shown(run)} must be the identity of a run, or None.")
     scheduler = scheduler_config(denoiser)
-    known_shape(net, denoiser.process.covariance)
+    check_fits(net, denoiser)
     check_replaceable(folder)
     # Two that save here at once take turns.
     with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
@@ -79,7 +79,8 @@ def save_model(
 def save_process(denoiser: Denoiser, folder: Path) -> None:
     """Write ``scheduler/`` of a model's folder only: a run does so when it begins, and the network comes at its end."""
     config = scheduler_config(denoiser)
-    save_arrays(config["covariance"].tensors, folder / "scheduler")
+    for name, tensors in arrays(config).items():
+        save_arrays(tensors, folder / "scheduler", name)
     replace_json(folder / CONFIG, config)
 
 
@@ -93,18 +94,19 @@ def load_model(
     refused. Folders of version 0.1 open too; their data are 8-bit images.
     """
     place = whole_model(as_path("folder", folder))
-    model = _opened(place, load_network(place, net))
+    model = open_with(place, load_network(place, net))
     check_same_covariance(model.process.covariance, covariance)
     return model
 
 
-def _opened(place: Path, network: Any) -> Denoiser:
+def open_with(place: Path, network: Any) -> Denoiser:
+    """The denoiser that scheduler/ in a model's folder describes, around a network."""
     file = place / CONFIG
     config = read_object(file)
     own = "(a covariance, schedule or target of your own must be registered before the model is loaded)"
     try:
         model = configured(with_arrays(config, file), network)
-        known_shape(network, model.process.covariance)
+        check_fits(network, model)
     except FileError:
         raise
     except InputError as error:
@@ -142,7 +144,7 @@ def accept_model(folder: Path) -> None:
     own = (place / OWN).is_dir()
     if own:
         read_weights(place / OWN)  # the network that they belong to is not stored
-    _opened(place, torch.nn.Identity() if own else load_network(place))
+    open_with(place, torch.nn.Identity() if own else load_network(place))
     run = run_identity(place)
     with writing("folder", place):
         write_manifest(place, recorded_run(place) if run is None else run)
@@ -174,11 +176,24 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
     if axes == 1:  # a U-Net of signals takes any length; its default, 65536, says nothing
         size = event[-1:]
     sizes = (size,) * axes if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    shape = (config["in_channels"], *sizes)
+    channels = config["in_channels"], config.get("out_channels")
+    shape = (min(channels) if all(isinstance(one, int) for one in channels) else channels[0], *sizes)
     if not sizes or shape[-len(event) :] != event:
         makes = f"the network makes images {shape!s:.80}"
         raise InputError(f"covariance is over {event}, but {makes}: build Σ for that shape.")
     return shape
+
+
+def check_fits(net: Any, denoiser: Denoiser) -> None:
+    """Refuse a Σ over another shape than the network's, where it says one, and a Gaussian of other data."""
+    shape, gaussian = known_shape(net, denoiser.process.covariance), denoiser.gaussian
+    if shape is None or gaussian is None:
+        return
+    if gaussian.shape != shape:
+        raise InputError(f"gaussian is of items {gaussian.shape}, and the network makes {shape}: fit it to such data.")
+    taken, given = net.config["in_channels"], shape[0] * (2 if denoiser.sees == "both" else 1)
+    if taken != given:
+        raise InputError(f"sees={denoiser.sees!r} gives the network {given} channels, and it takes {taken}.")
 
 
 def check_replaceable(folder: Path) -> None:

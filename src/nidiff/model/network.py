@@ -32,11 +32,13 @@ def unet(
     layers: int = 2,
     attention: Sequence[int] = (1,),
     dropout: float = 0.0,
+    both: bool = False,
 ) -> Module:
     """A U-Net for images [C, H, W]: one resolution per width, each half the one before, ``layers`` blocks per
     resolution and self-attention at the resolutions listed in ``attention`` (0 is the full one).
 
-    widths (128, 256, 256, 256), layers 2, attention (1,) is DDPM's CIFAR-10 network (35.7M parameters).
+    widths (128, 256, 256, 256), layers 2, attention (1,) is DDPM's CIFAR-10 network (35.7M parameters). With ``both``
+    it takes twice the channels, for a denoiser whose network sees "both".
     """
     from diffusers import UNet2DModel
 
@@ -54,7 +56,7 @@ def unet(
     up = tuple("AttnUpBlock2D" if i in attention else "UpBlock2D" for i in reversed(range(len(widths))))
     network: Any = UNet2DModel(
         sample_size=(height, width),
-        in_channels=channels,
+        in_channels=2 * channels if both else channels,
         out_channels=channels,
         block_out_channels=tuple(widths),
         layers_per_block=layers,

@@ -1,6 +1,5 @@
 """How a trained network denoises one image at several noise levels."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -31,15 +30,17 @@ def denoise_levels(denoiser: Denoiser, x0: Tensor, num_levels: int = 6, seed: in
         x = process.perturb(x0[None], level, eps)
         denoised = denoiser(x, level)[0]
         error = (denoised - x0).square().mean().sqrt().item()
-        found.append(Denoised(level, x[0] / math.hypot(level.signal, level.sigma), denoised, error))
+        noisy = x / (level.signal**2 + level.sigma**2) ** 0.5
+        found.append(Denoised(level, noisy[0], denoised, error))
     return found
 
 
 def visible_rows(schedule: Schedule, count: int) -> list[int]:
     """Rows nearest to equal strides in log-SNR over what can be seen of the schedule; fewer where it has fewer."""
-    high, low = schedule.logsnr[0].item(), schedule.logsnr[-1].item()
+    logsnr = schedule.mean_logsnr
+    high, low = logsnr[0].item(), logsnr[-1].item()
     if high > -VISIBLE and low < VISIBLE:
         high, low = min(high, VISIBLE), max(low, -VISIBLE)
     wanted = torch.linspace(high, low, count, dtype=torch.float64, device="cpu")
-    nearest = (schedule.logsnr[:, None] - wanted).abs().argmin(0)
+    nearest = (logsnr[:, None] - wanted).abs().argmin(0)
     return sorted(set(nearest.tolist()))

@@ -1,5 +1,6 @@
 """``report.html``: a run in one file, which opens from disk and fetches nothing."""
 
+import math
 import os
 import shlex
 import warnings
@@ -17,6 +18,7 @@ from torch import Tensor
 
 import nidiff
 from nidiff.covariance.matrix import Identity
+from nidiff.covariance.modes import Modes
 from nidiff.covariance.summary import summary
 from nidiff.data.dataset import load_dataset
 from nidiff.data.pictures import grid_pixels
@@ -26,18 +28,24 @@ from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
 from nidiff.model.folder import image_shape, load_model
+from nidiff.randomness import generators_from_seeds
 from nidiff.report.denoising import denoise_levels
 from nidiff.report.loss import LOGGED, loss_figure, read_log
 from nidiff.report.noise import noise_figure
 from nidiff.report.page import figure, image, page, picture, plot, table
 from nidiff.report.quality import quality_figure
 from nidiff.sampling.sampler import sample
+from nidiff.training.baseline import baseline_text
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
 
 MOST_GRIDS, MOST_PIXELS, MOST_AXES = 12, 2**25, 8  # of samples, of one of them, of an image
+MOST_DRAWS = 36
 GRID_SIDE, GRID_LIMIT = 480, 80_000  # a grid of samples that is written in more letters is made smaller
 TILE_SIDE, TILE_LIMIT = 192, 27_000  # the same for one denoised image
+ABOUT_BASELINE = """<p>N(μ, C) with the mean and the spectrum of the data, beside the model: what is better in the model
+is what it learnt beyond the spectrum.</p>
+"""
 DENOISING = "Denoising one image"
 ABOUT_DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
 √(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"""
@@ -114,9 +122,14 @@ def _log(run: RunDirectory) -> dict[str, list[float]]:
     return read_log(run.log_file) if _is_inside(run.folder, run.log_file) else {name: [] for name in LOGGED}
 
 
-def _samples(run: RunDirectory) -> str:
+def _grids(run: RunDirectory) -> list[tuple[int, Path]]:
+    """The steps at which grids of samples were drawn, and their files."""
     files = [file for file in run.folder.glob("samples/*.png") if file.stem.isdecimal() and len(file.stem) < 19]
-    grids = sorted((int(file.stem), file) for file in files if _is_inside(run.folder, file))
+    return sorted((int(file.stem), file) for file in files if _is_inside(run.folder, file))
+
+
+def _samples(run: RunDirectory) -> str:
+    grids = _grids(run)
     if not grids:
         raise InputError("samples/ has no pictures yet.")
     chosen = np.linspace(0, len(grids) - 1, min(MOST_GRIDS, len(grids))).round().astype(int)
@@ -124,6 +137,23 @@ def _samples(run: RunDirectory) -> str:
     steps = "" if run.experiment.num_steps is None else f", {run.experiment.num_steps} steps"
     settings = f"{run.experiment.sampler}{steps}, the same seeds in every grid."
     return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
+
+
+def _baseline(run: RunDirectory) -> str:
+    stored = run.stored()
+    gaussian = None if stored is None else stored.gaussian
+    if gaussian is None or len(gaussian.shape) != 3:
+        raise InputError("this run did not fit a Gaussian to its data (setting gaussian).")
+    count = min(run.experiment.num_samples, MOST_DRAWS)
+    if count * math.prod(gaussian.shape) > MOST_PIXELS:
+        raise InputError("its images are too large to be drawn here.")
+    drawn = gaussian.sample((count, *gaussian.shape), generators_from_seeds(range(count)))
+    pixels = Image.fromarray(grid_pixels(drawn).squeeze(-1).numpy())
+    said = baseline_text(run.facts.get("gaussian")) or "not recorded"
+    shown = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), "Grid of draws from the data's Gaussian", "draws of N(μ, C)")
+    grids = _grids(run)
+    shown += _grid(*grids[-1]) if grids else ""
+    return f'{ABOUT_BASELINE}<p>{escape(said)}.</p>\n<div class="grids">\n{shown}</div>'
 
 
 def _is_inside(folder: Path, file: Path) -> bool:
@@ -154,7 +184,7 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
         raise InputError(f"the image to denoise has shape {tuple(x0.shape)}, and those of the model {shape}.")
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):
-        at = f"signal {step.level.signal:.3g}, sigma {step.level.sigma:.3g}"
+        at = f"signal {_number(step.level.signal)}, sigma {_number(step.level.sigma)}"
         tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
         columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
@@ -195,6 +225,13 @@ def _facts(rows: Mapping[str, str]) -> str:
     return table((), [(name, escape(value)) for name, value in rows.items()])
 
 
+def _number(coefficient: Any) -> str:
+    """A number, or where modes differ the smallest and the largest."""
+    if not isinstance(coefficient, Modes):
+        return f"{coefficient:.3g}"
+    return f"{coefficient.values.min().item():.2g} … {coefficient.values.max().item():.2g}"
+
+
 def _tile(x: Tensor, alt: str) -> str:
     shown = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
     return image(picture(shown, TILE_SIDE, TILE_LIMIT), alt, "tile")
@@ -214,6 +251,7 @@ SECTIONS: dict[str, Callable[[RunDirectory], str]] = {
     "Noise": _covariance,
     "Training": _training,
     "Samples over training": _samples,
+    "Gaussian baseline": _baseline,
     DENOISING: _denoising,
     "Quality": _metrics,
     "How to repeat it": _repeat,

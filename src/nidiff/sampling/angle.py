@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nidiff.covariance.modes import Modes, elementwise, ratio
 from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level, broadcast
@@ -36,9 +37,10 @@ def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> 
     return _turned(chain, x, x0, here, there, second_order=True)
 
 
-def angle_rows(process: Process, gaussian: GaussianModel, count: int) -> list[int]:
-    """``count`` falling rows at equal steps of the `mean_angle`, the last step of which ends at the data."""
-    top = len(process.schedule) - 1
+def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int | None = None) -> list[int]:
+    """``count`` falling rows at equal steps of the `mean_angle` from the row ``top``, the noisiest; the last step ends
+    at the data."""
+    top = len(process.schedule) - 1 if top is None else top
 
     def falling(row: int) -> float:
         return -mean_angle(gaussian, process.covariance, process.schedule.level(row))
@@ -62,7 +64,7 @@ def mean_angle(gaussian: GaussianModel, covariance: Covariance, level: Level) ->
 
 
 def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, second_order: bool) -> Tensor:
-    gaussian, covariance = _gaussian(chain), chain.denoiser.process.covariance
+    gaussian, covariance = known_gaussian(chain.denoiser, "an angle sampler"), chain.denoiser.process.covariance
     now, then = gaussian.at(here, covariance), gaussian.at(there, covariance)
     residual, kappa = _residual(chain, now, x, x0, here)
     turn = _turn(then.angle - now.angle, kappa)
@@ -84,7 +86,7 @@ def _residual(chain: Chain, wiener: Wiener, x: Tensor, x0: Tensor, level: Level)
     residual, known = wiener.residual(x, x0), chain.denoiser.kappa
     if known is None:
         return residual, residual.double().square().flatten(1).mean(1).clamp(max=1.0).cpu()
-    kappa, trust = known.at(level, _gaussian(chain))
+    kappa, trust = known.at(level, known_gaussian(chain.denoiser, "an angle sampler"))
     return trust * residual, kappa
 
 
@@ -102,10 +104,11 @@ def _turn(step: Any, kappa: Any) -> _Turn:
     return _Turn(elementwise(torch.cos, turn), step * whole, step * half**2 / 2)
 
 
-def _gaussian(chain: Chain) -> GaussianModel:
-    if chain.denoiser.gaussian is None:
+def known_gaussian(denoiser: Denoiser, what: str) -> GaussianModel:
+    """The data's Gaussian, which ``what`` needs, if the denoiser knows it."""
+    if denoiser.gaussian is None:
         raise InputError(
-            "the angle samplers need the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data), or use "
-            "sampler 'dpmpp_2m'."
+            f"{what} needs the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data), or use sampler "
+            "'dpmpp_2m' with its own spacing."
         )
-    return chain.denoiser.gaussian
+    return denoiser.gaussian

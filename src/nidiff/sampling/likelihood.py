@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.diffusion.family import check_forgotten
 from nidiff.errors import InputError, choose, one_of, shown
 from nidiff.extras import require
 from nidiff.memory import require_memory
@@ -44,6 +45,7 @@ def log_likelihood(
     one_of("method", method, METHODS)
     num_probes = check_whole("num_probes", num_probes, 1, MOST_PROBES)
     process, schedule = denoiser.process, denoiser.process.schedule
+    check_forgotten(schedule)
     process.check_batch("x", x)
     if not bool(torch.isfinite(x).all()):
         raise InputError("x has NaN or infinite values: remove those images.")

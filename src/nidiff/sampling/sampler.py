@@ -12,20 +12,23 @@ from torch import Tensor
 from nidiff.covariance.modes import largest
 from nidiff.covariance.operator import check_sizes
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
-from nidiff.recipe import KINDS, check_kinds, check_whole, fits, is_number, plain
+from nidiff.recipe import KINDS, check_kinds, check_number, check_whole, fits, is_number, plain
 from nidiff.sampling.ancestral import ancestral, ddim
-from nidiff.sampling.angle import angle, angle_2m, angle_rows
+from nidiff.sampling.angle import angle, angle_2m, angle_rows, known_gaussian
 from nidiff.sampling.langevin import als, cas, predictor_corrector
+from nidiff.sampling.planning import planned_rows
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
-from nidiff.sampling.spacing import SPACINGS, check_count, checked_rows, spaced_rows
-from nidiff.sampling.step import Chain, Past, Sampler, Spacing, Step
+from nidiff.sampling.spacing import FROM_DATA, SPACINGS, check_count, checked_rows, spaced_rows
+from nidiff.sampling.step import Chain, Sampler, Spacing, Step, walk
 from nidiff.sampling.tile import Tiled
+from nidiff.sampling.warm import start_row
 
 DEFAULT = "dpmpp_2m"
+STARTS = ("prior", "gaussian")
 AMPLIFIED = 25.0  # how far one step may magnify an error of the network before we warn
 
 
@@ -49,7 +52,9 @@ def sample(
     seeds: Sequence[int] | None = None,
     tile: int | None = None,
     spacing: str | Spacing | None = None,
-    rows: Sequence[int] | None = None,
+    rows: Sequence[float] | None = None,
+    start: str | None = None,
+    bound: float | None = None,
     initial: Tensor | None = None,
     denoise: bool = True,
     callback: Callable[[Visit], None] | None = None,
@@ -63,7 +68,12 @@ def sample(
         sampler: a name in `SAMPLERS`, with options if you like ("ddim:eta=0.5"), or a `Sampler` or step of your own.
         num_steps: how many levels are visited. Default: the sampler's own (20 for ODE solvers, else all).
         spacing: which ones: a name in `SPACINGS`, or a function (schedule, count) -> rows. Default: the sampler's own.
+            "planned" are those at which the sampler makes the least error on Gaussian data (`planned_rows`): it needs
+            a denoiser that knows the data's Gaussian.
         rows: the levels themselves instead, as falling rows of the schedule.
+        start: "prior", or "gaussian": begin at the first level with the Gaussian model of the data instead. That level
+            is then lower, the least noisy one that loses at most ``bound``. Default: the sampler's own, the prior.
+        bound: nats per dimension (0.005): KL(x ‖ Gaussian) at that level, by what κ is known (`gaussian_loss`).
         seeds: one per image: its noise then depends on its seed alone. Default: torch's global generator.
         tile: images in one call of the network. With seeds and a tile, an image has the same bits in a batch of any
             size. Default: the whole batch, whose size changes the rounding of the network, and with it the last bits.
@@ -80,13 +90,15 @@ def sample(
     check_kinds(sample, {"denoise": denoise})
     if callback is not None and not callable(callback):
         raise InputError(f"callback={shown(callback)} must be a function of a Visit, or None.")
-    spacing = chosen.spacing if spacing is None else spacing
+    begin = one_of("start", chosen.start if start is None else start, STARTS)
+    if begin == "gaussian" and denoiser.gaussian is None:
+        raise InputError("start='gaussian' needs the data's Gaussian: give the denoiser gaussian=fit_gaussian(data).")
+    if bound is not None and (begin == "prior" or rows is not None):
+        raise InputError("bound says how low start='gaussian' begins, without rows: leave it out, or give that alone.")
     if rows is None:
         count = default_steps(chosen, schedule) if num_steps is None else num_steps
-        if spacing == "angle" and denoiser.gaussian is not None:
-            rows = angle_rows(denoiser.process, denoiser.gaussian, check_count(schedule, count))
-        else:
-            rows = spaced_rows(schedule, count, spacing)
+        limit = chosen.bound if bound is None else bound
+        rows = _choose_rows(denoiser, chosen, told, count, chosen.spacing if spacing is None else spacing, begin, limit)
     elif num_steps is not None:
         raise InputError("rows and num_steps both say which levels to visit: give one of the two.")
     rows = checked_rows(schedule, rows)
@@ -106,7 +118,9 @@ def sample(
             raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
         source = generators_from_seeds(seeds)
     if initial is None:
-        x = denoiser.process.prior(shape, source, **place)
+        x = _first_state(denoiser, shape, source, levels[0], begin, place)
+    elif begin == "gaussian":
+        raise InputError("initial and start='gaussian' both say where sampling begins: give one of the two.")
     elif not isinstance(initial, Tensor) or initial.is_complex():
         raise InputError(f"initial is a {type(initial).__name__}: give a real tensor, such as torch.from_numpy(array).")
     elif tuple(initial.shape) != shape:
@@ -114,18 +128,43 @@ def sample(
     else:
         x = initial.to(**place)
     chain = Chain(denoiser, lambda: denoiser.process.noise(shape, source, **place))
-    for index, here in enumerate(levels):
-        last = index == len(levels) - 1
-        if last and not denoise:
-            break
-        x0 = denoiser(x, here)
-        if callback is not None:
-            callback(Visit(index + 1, len(levels), here, x, x0))
-        there = CLEAN if last else levels[index + 1]
-        seen = Past(here, x0, x)
-        x = x0 if last and not chosen.finishes else chosen.step(chain, x, x0, here, there, **told)
-        chain.previous = seen
-    return x
+    visit = None if callback is None else _telling(callback, len(levels))
+    return walk(chain, x, levels, chosen, told, denoise=denoise, visit=visit)
+
+
+def _choose_rows(
+    denoiser: Denoiser,
+    sampler: Sampler,
+    options: dict[str, Any],
+    count: int,
+    spacing: str | Spacing,
+    start: str,
+    bound: float | None,
+) -> list[Any]:
+    """``count`` rows, with a warm start from the row at which that loses no more than ``bound``."""
+    process, gaussian, first = denoiser.process, denoiser.gaussian, len(denoiser.process.schedule) - 1
+    count = check_count(process.schedule, count)
+    if start == "gaussian" and gaussian is not None:
+        first = max(start_row(process, gaussian, bound, denoiser.kappa), count - 1)
+    if spacing not in FROM_DATA:
+        return spaced_rows(process.schedule.below(first) if start == "gaussian" else process.schedule, count, spacing)
+    gaussian = known_gaussian(denoiser, f"spacing={spacing!r}")
+    if spacing == "angle" or sampler.finishes:  # which makes no error on Gaussian data, wherever it steps
+        return angle_rows(process, gaussian, count, first)
+    return planned_rows(process, gaussian, sampler, options, count, start=start, first=first)
+
+
+def _first_state(
+    denoiser: Denoiser, shape: tuple[int, ...], source: Generators, first: Level, start: str, place: dict[str, Any]
+) -> Tensor:
+    process = denoiser.process
+    if start == "prior" or denoiser.gaussian is None:
+        return process.prior(shape, source, **place)
+    return denoiser.gaussian.sample(shape, source, level=first, noise=process.covariance, **place)
+
+
+def _telling(callback: Callable[[Visit], None], count: int) -> Callable[[int, Level, Tensor, Tensor], None]:
+    return lambda index, level, x, x0: callback(Visit(index + 1, count, level, x, x0))
 
 
 def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> None:
@@ -153,7 +192,11 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
         options = written | options
         chosen = SAMPLERS[one_of("sampler", name, SAMPLERS)]
         if "spacing" in options:
-            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), [*SPACINGS, "angle"]))
+            chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), [*SPACINGS, *FROM_DATA]))
+        if "start" in options:
+            chosen = chosen._replace(start=one_of("start", options.pop("start"), STARTS))
+        if "bound" in options:
+            chosen = chosen._replace(bound=check_number("bound", options.pop("bound")))
     else:
         chosen = sampler if isinstance(sampler, Sampler) else Sampler(sampler)
     kinds: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from nidiff.covariance.modes import elementwise, ratio, root
 from nidiff.diffusion.schedule import Level
+from nidiff.errors import InputError, one_of
 from nidiff.sampling.ancestral import mix
 from nidiff.sampling.step import Chain
 
@@ -16,13 +17,22 @@ def euler(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Ten
     return mix(x, x0, here, there, fresh=0.0)
 
 
-def heun(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+def heun(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, average: str = "x0") -> Tensor:
     """Heun's second-order step on d(x/sigma) / d(signal/sigma) = x̂0; two evaluations of the network per step.
 
     It is the same ODE. In its usual clock, sigma/signal, an error of x̂0 at the end of a step is multiplied by the ratio
     of the two noise levels, which few steps from nearly pure noise make large; here x' is a mean of x and the x̂0.
+
+    ``average`` "velocity" is Heun in t for flow matching, signal + sigma = 1: the mean of the two velocities
+    (x − x̂0)/sigma. "x0" is the step above, for every schedule.
     """
     guess = mix(x, x0, here, there, fresh=0.0)
+    if one_of("average", average, ("x0", "velocity")) == "velocity":
+        schedule = chain.denoiser.process.schedule
+        if schedule.keeps != "sum" or schedule.has_own_signal:
+            raise InputError(f"average='velocity' of heun is for flow matching, not {schedule!r}: leave it out.")
+        ahead = (guess - chain.denoiser(guess, there)) / there.sigma
+        return x + (there.sigma - here.sigma) / 2 * ((x - x0) / here.sigma + ahead)
     return mix(x, (x0 + chain.denoiser(guess, there)) / 2, here, there, fresh=0.0)
 
 

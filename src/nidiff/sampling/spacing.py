@@ -4,6 +4,7 @@ import math
 import operator
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,18 +14,22 @@ from nidiff.errors import InputError, choose, shown
 from nidiff.recipe import fits, plain
 from nidiff.sampling.step import Spacing
 
+FROM_DATA = ("angle", "planned")  # beside the names in SPACINGS: `sample` chooses, who knows the data's Gaussian
 
-def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[int]:
+
+def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[float]:
     """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
-    num_steps = check_count(schedule, num_steps)
-    if spacing == "angle":
-        raise InputError("spacing='angle' needs the data's Gaussian: give the denoiser gaussian=fit_gaussian(data).")
+    check_count(schedule, num_steps)
+    if spacing in FROM_DATA:
+        raise InputError(
+            f"spacing={spacing!r} needs the data's Gaussian: use it in nidiff.sample, with a denoiser of it."
+        )
     chosen = choose("spacing", spacing, SPACINGS)
     if not callable(chosen):
         raise InputError(
             f"spacing={shown(spacing)} must be a name in SPACINGS, or a function (schedule, count) -> rows."
         )
-    return checked_rows(schedule, chosen(schedule, num_steps), "spacing")
+    return checked_rows(schedule, chosen(schedule, plain(num_steps)), "spacing")
 
 
 def check_count(schedule: Schedule, num_steps: int) -> int:
@@ -37,17 +42,28 @@ def check_count(schedule: Schedule, num_steps: int) -> int:
     return int(num_steps)
 
 
-def checked_rows(schedule: Schedule, rows: Sequence[int], argument: str = "rows") -> list[int]:
-    """``rows`` as integers, if they fall and are rows of the schedule."""
+def checked_rows(schedule: Schedule, rows: Sequence[float], argument: str = "rows", whole: bool = False) -> list[Any]:
+    """``rows``, if they fall and lie in the schedule: integers, or, if they need not be ``whole``, numbers between."""
     try:
-        chosen = [operator.index(row) for row in rows]
+        chosen = [_row(row, whole) for row in rows]
     except TypeError as error:
-        raise InputError(f"{argument} gives {shown(rows)}: give rows of the schedule, which are integers.") from error
-    if not chosen or any(a <= b for a, b in pairwise(chosen)) or chosen[0] >= len(schedule) or chosen[-1] < 0:
+        between = "" if whole else ", or numbers between them"
+        raise InputError(
+            f"{argument} gives {shown(rows)}: give rows of the schedule, which are integers{between}."
+        ) from error
+    falling = all(a > b for a, b in pairwise(chosen))
+    if not chosen or not falling or not 0 <= chosen[-1] <= chosen[0] <= len(schedule) - 1:
         raise InputError(
             f"{argument} gives the rows {shown(chosen)}: they must fall and lie in 0 … {len(schedule) - 1}."
         )
     return chosen
+
+
+def _row(row: Any, whole: bool) -> int | float:
+    row = plain(row)
+    if whole or not isinstance(row, float):
+        return operator.index(row)
+    return int(row) if row.is_integer() else row
 
 
 def _uniform(schedule: Schedule, count: int) -> list[int]:

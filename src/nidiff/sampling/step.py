@@ -1,13 +1,13 @@
 """What a sampler step is given, and what a sampler is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.schedule import Level, Schedule
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 
 
 class Past(NamedTuple):
@@ -45,3 +45,33 @@ class Sampler(NamedTuple):
 
     finishes: bool = False
     """Whether it takes the step to the clean image itself; others end with x̂0 of the last level."""
+
+    start: str = "prior"
+    """Where it begins: "prior", or "gaussian", lower, from the Gaussian model of the data."""
+    bound: float | None = None
+    """How much that may lose, in nats per dimension; None: `nidiff.sampling.warm.BOUND`."""
+
+
+def walk(
+    chain: Chain,
+    x: Tensor,
+    levels: Sequence[Level],
+    sampler: Sampler,
+    options: dict[str, Any],
+    *,
+    denoise: bool = True,
+    visit: Callable[[int, Level, Tensor, Tensor], None] | None = None,
+) -> Tensor:
+    """x at the first of ``levels`` taken to the last, and, to ``denoise``, from there to the clean image."""
+    for index, here in enumerate(levels):
+        last = index == len(levels) - 1
+        if last and not denoise:
+            break
+        x0 = chain.denoiser(x, here)
+        if visit is not None:
+            visit(index, here, x, x0)
+        there = CLEAN if last else levels[index + 1]
+        seen = Past(here, x0, x)
+        x = x0 if last and not sampler.finishes else sampler.step(chain, x, x0, here, there, **options)
+        chain.previous = seen
+    return x

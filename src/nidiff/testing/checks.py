@@ -1,6 +1,8 @@
 """Each check returns a `Findings`: print it, and assert ``report.passed``."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from nidiff.aligned import aligned
 from nidiff.covariance.fields import gaussian_free_field
+from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
@@ -28,6 +31,11 @@ from nidiff.testing.problems import (
 
 LARGEST = 4096  # entries of an event: its dense matrix is 128 MiB
 KEEPS = {"variance": "VP", "signal": "VE"}
+KEPT: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "variance": lambda signal, sigma: signal.square() + sigma.square(),
+    "signal": lambda signal, sigma: signal,
+    "sum": lambda signal, sigma: signal + sigma,
+}
 SIGMA = gaussian_free_field((2, 3), gamma=1.5)  # what samplers are tried with
 
 
@@ -102,19 +110,30 @@ def check_schedule(schedule: Schedule, tolerance: float = 1e-9) -> Findings:
     expect("schedule", schedule, Schedule)
     check_number("tolerance", tolerance)
     rows, logsnr = torch.linspace(0, len(schedule) - 1, 7, dtype=torch.float64), schedule.logsnr
-    between: Any = schedule.level(rows)
-    kept = schedule.signal if schedule.keeps == "signal" else schedule.signal.square() + schedule.sigma.square()
     pairs = {
-        "sigma rises from row to row": (schedule.sigma.diff().sign(), torch.ones_like(logsnr[1:])),
-        f"{schedule.keeps} is kept at 1": (kept, torch.ones_like(kept)),
         "log-SNR is log(signal² / sigma²)": (2 * (schedule.signal / schedule.sigma).log(), logsnr),
-        "level_at finds the rows between rows": (
-            schedule.level_at(2 * (between.signal / between.sigma).log()).label, rows
-        ),
         "logsnr_at is the table at its times": (schedule.logsnr_at(schedule.time), logsnr),
-    }  # fmt: skip
+    }
+    if not schedule.has_own_signal:
+        kept = KEPT[schedule.keeps](schedule.signal, schedule.sigma)
+        pairs[f"{schedule.keeps} is kept at 1"] = (kept, torch.ones_like(kept))
+    if schedule.event_shape:
+        between: Any = schedule.in_basis_of(Identity(schedule.event_shape)).level(rows)
+        found = 2 * (between.signal.values / between.sigma.values).log()
+        below = rows.long().clamp(max=max(len(schedule) - 2, 0))
+        above, weight = (below + 1).clamp(max=len(schedule) - 1), (rows - below).reshape(-1, *[1] * (logsnr.ndim - 1))
+        pairs["between rows every mode has the log-SNR between"] = (
+            found, logsnr[below] + weight * (logsnr[above] - logsnr[below])
+        )  # fmt: skip
+        pairs["no mode gains signal with the rows"] = (logsnr.diff(dim=0).clamp(min=0), torch.zeros_like(logsnr[1:]))
+    else:
+        between = schedule.level(rows)
+        found = torch.as_tensor(schedule.level_at(2 * (between.signal / between.sigma).log()).label)
+        pairs["level_at finds the rows between rows"] = (found, rows)
+        noise = schedule.sigma / schedule.signal if schedule.has_own_signal else schedule.sigma
+        pairs["noise rises from row to row"] = (noise.diff().sign(), torch.ones_like(logsnr[1:]))
     checks = [Check(statement, _difference(*pair), tolerance) for statement, pair in pairs.items()]
-    checks.append(_rebuilt(lambda: Schedule.from_config(schedule.to_config()).logsnr, logsnr))
+    checks += [_rebuilt(partial(_table_of, schedule, name), getattr(schedule, name)) for name in ("logsnr", "signal")]
     return Findings(repr(schedule), checks)
 
 
@@ -198,6 +217,12 @@ def _order(sampler: AnySampler, options: dict[str, Any], keeps: str) -> float:
         x = sample(problem.denoiser(Process(schedule, SIGMA)), initial.shape, sampler=sampler, denoise=False, **given)
         errors.append((x - problem.flow(initial, start, schedule.level(0))).abs().max().item())
     return slope(counts, errors)
+
+
+def _table_of(schedule: Schedule, name: str) -> Tensor:
+    """The table ``name`` of the schedule that is rebuilt from its configuration."""
+    table: Tensor = getattr(Schedule.from_config(schedule.to_config()), name)
+    return table
 
 
 def _rebuilt(rebuild: Any, expected: Tensor) -> Check:

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.covariance.modes import Coefficient, Modes
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
@@ -30,6 +31,14 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return white_noise(shape, torch.Generator("cpu").manual_seed(seed), dtype=torch.float64)
 
 
+def as_matrix(coefficient: Coefficient, size: int) -> Tensor:
+    """What a number, or one number per mode, does to an event of ``size`` entries, as a matrix."""
+    unit = torch.eye(size, dtype=torch.float64, device="cpu")
+    if isinstance(coefficient, Modes):
+        return coefficient(unit.reshape(size, *coefficient.basis.event_shape)).reshape(size, size)
+    return coefficient * unit
+
+
 class Gaussian:
     """x0 ~ N(mean, matrix), ``matrix`` not commuting with Σ: denoiser, flow and density are exact."""
 
@@ -43,12 +52,14 @@ class Gaussian:
 
     def marginal(self, level: Level) -> tuple[Tensor, Tensor]:
         """Mean and covariance of x at a level."""
-        return level.signal * self.mean, level.signal**2 * self.matrix + level.sigma**2 * self.noise_matrix
+        signal, sigma = (as_matrix(each, self.covariance.size) for each in (level.signal, level.sigma))
+        return signal @ self.mean, signal @ self.matrix @ signal.T + sigma @ self.noise_matrix @ sigma.T
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
-        """E[x0 | x] = m + signal · C (signal² C + sigma² Σ)⁻¹ (x − signal · m), all images at one level."""
+        """E[x0 | x] = m + signal · C (signal² C + sigma² Σ)⁻¹ (x − signal · m), all images at one level; where signal
+        is one number per mode, C · signal, both being matrices."""
         mean, covariance = self.marginal(level)
-        gain = level.signal * self.matrix @ torch.linalg.inv(covariance)
+        gain = self.matrix @ as_matrix(level.signal, self.covariance.size) @ torch.linalg.inv(covariance)
         flat = x.reshape(len(x), -1)
         return (self.mean + (flat - mean) @ gain.T).reshape(x.shape)
 

@@ -6,7 +6,9 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import math
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from nidiff.covariance.operator import Covariance
     from nidiff.data.images import Images
+    from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.diffusion.schedule import Schedule
 
 FORMAT = 2  # format 1, of version 0.1, called num_steps sample_steps
@@ -46,12 +49,20 @@ class Experiment:
     covariance: str = "gaussian_free_field:gamma=1.0"
     """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     schedule: str = "ddpm_cosine:num_levels=1000"
-    """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, scaled_linear, smld_geometric, vp, ve;
+    """Noise levels as NAME:key=value,…: ddpm_linear, ddpm_cosine, scaled_linear, smld_geometric, vp, ve, flow,
+    equal_snr; a level for every mode: heat, blurring, soft_conditioning, blue, offset_ramp, designed:per_mode=true.
     shift, a key of each, is added to log-SNR."""
     target: str = "eps"
-    """What the network predicts: eps, noise, x0, v, score."""
+    """What the network predicts: eps, noise, x0, v, velocity (flow matching), score, or residual, what the data's
+    Gaussian does not know (with --weighting target)."""
     weighting: str = "eps"
     """The weight of the loss: eps (the paper's), score, noise, target."""
+    gaussian: str = "modes:shrinkage=0.02"
+    """The data's Gaussian, fitted in Σ's basis: modes or radial, with keys shrinkage and channels; or none. Samplers
+    angle and angle_2m and target residual need it."""
+    sees: str = "auto"
+    """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
+    residual, else x."""
 
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
@@ -111,7 +122,7 @@ class Experiment:
                     raise InputError(f"{name}={shown(value)} must be at least {low} and {limit}.")
         if not (is_number(self.learning_rate) and self.learning_rate > 0 and self.gradient_clip > 0):
             raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
-        for name in ("data", "covariance", "schedule", "sampler"):
+        for name in ("data", "covariance", "schedule", "gaussian", "sampler"):
             if not getattr(self, name):
                 raise InputError(f"{name} is empty: give one, or leave it out.")
         if len(self.widths) > MOST_WIDTHS:
@@ -119,6 +130,7 @@ class Experiment:
         if self.batch_size % self.accumulation:
             raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
         one_of("precision", self.precision, PRECISIONS)
+        one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
     def load_data(self, **options: Any) -> "Images":
         """The images, with ``options`` for the other arguments of `load_dataset`, such as split."""
@@ -129,16 +141,57 @@ class Experiment:
 
     def build_covariance(self, images: "Images") -> "Covariance":
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
-        import torch
-
         from nidiff.covariance.config import as_covariance
 
-        def some() -> "Tensor":
-            count = min(len(images), 10_000, max(2, 2**28 // math.prod(images.shape)))
-            # Spread over the data: the first ones are often of one class.
-            return images.batch(torch.linspace(0, len(images) - 1, count, dtype=torch.float64).long())
+        return as_covariance(self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)))
 
-        return as_covariance(self.covariance, tuple(images.shape[1:]), some)
+    def build_gaussian(self, images: "Images", covariance: "Covariance") -> "GaussianModel | None":
+        """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the images, a few at a time."""
+        from nidiff.diffusion.gaussian import fit_gaussian
+        from nidiff.notation import call, parse_call
+
+        name, arguments = parse_call("gaussian", self.gaussian)
+        if name == "none":
+            return None
+        known = {average: partial(fit_gaussian, average=average) for average in ("modes", "radial")}
+        one_of("gaussian", name, [*known, "none"])
+        batches = self._fitted(images)
+        gaussian: GaussianModel = call("gaussian", name, {"basis": self.basis(covariance), **arguments}, known, batches)
+        gaussian.noise(covariance)  # which refuses another basis
+        return gaussian
+
+    def basis(self, covariance: "Covariance") -> "Covariance | str":
+        """In which C is to be diagonal: the basis of Σ. White noise has any; then it is that of the schedule."""
+        from inspect import signature
+
+        from nidiff.diffusion.schedule import SCHEDULES
+        from nidiff.notation import parse_call
+
+        if not covariance.is_constant:
+            return getattr(covariance, "spatial", covariance)  # of one that is over channels too
+        name, written = parse_call("schedule", self.schedule)
+        usual = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters.get("boundary")
+        boundary = written.get("boundary", None if usual is None else usual.default)
+        return boundary if isinstance(boundary, str) else "periodic"
+
+    def _fitted(self, images: "Images") -> "Iterator[Tensor]":
+        """Batches of the images that the Gaussian is fitted to; mirrored too, where training mirrors them."""
+        for index in _spread(images).split(FITTED_AT_ONCE):
+            batch = images.batch(index)
+            yield batch
+            if self.flip:
+                yield batch.flip(-1)
+
+    @property
+    def needs_gaussian(self) -> bool:
+        """Whether the run cannot do without the data's Gaussian."""
+        named = {text.partition(":")[0].strip() for text in (self.sampler, self.schedule)}
+        asked = {part.strip() for part in self.sampler.replace(":", ",").split(",")}
+        return (
+            self.target == "residual"
+            or self.sees in ("z", "both")
+            or bool(named & {"angle", "angle_2m", "designed"} or asked & {"start=gaussian", "spacing=planned"})
+        )
 
     @property
     def network(self) -> dict[str, Any]:
@@ -203,10 +256,13 @@ def read_experiment(path: Path) -> Experiment:
     version = values.pop("format", None)
     if version not in (1, FORMAT):
         raise InputError(f"{file} has format {shown(version)}, but this version reads 1 and {FORMAT}: train it again.")
+    is_run = version == 1 or any(key in values for key in DERIVED)
     for key in DERIVED:
         values.pop(key, None)
     if version == 1 and "sample_steps" in values:
         values["num_steps"] = values.pop("sample_steps")
+    if is_run:  # an earlier version fitted no Gaussian
+        values = {**BEFORE, **values}
     kinds = get_type_hints(Experiment)
     for key, value in values.items():
         if not fits(value, kinds[one_of(f"the key of {file}", key, kinds)]):
@@ -222,7 +278,17 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
+def _spread(images: "Images") -> "Tensor":
+    """The rows of some images. They are spread over the data: the first ones are often of one class."""
+    import torch
+
+    count = min(len(images), 10_000, max(2, 2**28 // math.prod(images.shape)))
+    return torch.linspace(0, len(images) - 1, count, dtype=torch.float64).long()
+
+
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
+BEFORE = {"gaussian": "none", "sees": "auto"}  # what runs of earlier versions, which do not say, were trained with
+FITTED_AT_ONCE = 256
 LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20
 CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say

@@ -1,28 +1,59 @@
 """Refuse a run that no machine could do, before the data are read and before anything large is asked for."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from nidiff.covariance.matrix import Identity
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.spectral import BOUNDARIES
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.family import schedule_facts
+from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Schedule
+from nidiff.diffusion.scaling import PIXELS
+from nidiff.diffusion.schedule import Schedule, as_schedule
+from nidiff.errors import InputError, one_of
 from nidiff.memory import require_memory
 from nidiff.model.network import unet
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
 
+SMALL = (2, 2)
 CLIP = 1.0  # of the models we train: images are in [-1, 1]
 BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
 PICTURE = 64**2  # pixels that a small image has in a grid of samples
 
 
-def check_sampling(experiment: Experiment, schedule: Schedule) -> None:
+def check_sampling(experiment: Experiment) -> None:
     """Draw a small image with the run's schedule, target and sampler: what cannot be sampled is not trained."""
-    process = Process(schedule, Identity((2, 2)))
-    rehearse(Denoiser(_nothing, process, experiment.target, clip=CLIP), (1, 2, 2), **experiment.sampling(schedule))
+    if experiment.gaussian == "none" and experiment.needs_gaussian:
+        raise InputError("gaussian='none', which target, sees, schedule or sampler need: leave it out.")
+    white, gaussian = Identity(SMALL), None
+    if experiment.gaussian != "none":  # any will do
+        basis = experiment.basis(white)
+        family = BOUNDARIES[one_of("boundary", basis, BOUNDARIES)]
+        gaussian = GaussianModel(torch.zeros(1, *SMALL), family(SMALL, torch.ones(SMALL)))
+    denoiser = make_denoiser(_nothing, experiment, white, gaussian)
+    rehearse(denoiser, (1, *SMALL), **experiment.sampling(denoiser.process.schedule))
+
+
+def make_denoiser(
+    net: Callable[..., Any],
+    experiment: Experiment,
+    covariance: Covariance,
+    gaussian: GaussianModel | None,
+    schedule: Schedule | None = None,
+) -> Denoiser:
+    """The denoiser of an experiment. Its schedule is built here, where the facts are known that it may depend on,
+    unless one that was stored is given."""
+    if schedule is None:
+        schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
+    sees = None if experiment.sees == "auto" else experiment.sees
+    options: Any = {"clip": CLIP, "scaling": PIXELS, "gaussian": gaussian, "sees": sees}
+    return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
 
 
 def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.config import Config
 from nidiff.data.images import Images
+from nidiff.model.config import without_kappa
 from nidiff.sealed import digest
-from nidiff.training.experiment import Experiment
+from nidiff.training.experiment import BEFORE, Experiment
 
 Identity = Mapping[str, str]
 PARTS = {
     "settings": "the settings",
-    "process": "Σ or the schedule",
+    "process": "Σ, the schedule or the data's Gaussian",
     "data": "the data",
     "network": "the network, or the version of diffusers that builds it",
 }
@@ -38,14 +40,24 @@ def as_identity(value: Any) -> dict[str, str] | None:
 
 
 def settings_digest(experiment: Experiment) -> str:
-    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved."""
-    return digest(experiment.resolved().fixed())
+    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved.
+
+    Settings that earlier versions did not have are left out where they are as those did it.
+    """
+    settings = experiment.resolved().fixed()
+    return digest({key: value for key, value in settings.items() if BEFORE.get(key) != value})
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
-    """The digest of what `scheduler_config` returns and of the arrays of Σ. Keys that begin with _ are left out."""
-    arrays = {name: _array_digest(tensor) for name, tensor in config["covariance"].tensors.items()}
-    return digest([{key: value for key, value in config.items() if not key.startswith("_")}, arrays])
+    """The digest of what `scheduler_config` returns and of its arrays. Keys that begin with _ are left out, and so is
+    κ, which is measured when training has ended."""
+    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    tensors = dict(config["covariance"].tensors)
+    for key in ("schedule", "gaussian"):
+        if isinstance(config.get(key), Config):
+            config[key] = without_kappa(config[key])
+            tensors |= {f"{key}.{name}": tensor for name, tensor in config[key].tensors.items()}
+    return digest([config, {name: _array_digest(tensor) for name, tensor in tensors.items()}])
 
 
 def data_digest(images: Images) -> str:

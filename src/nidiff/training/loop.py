@@ -5,7 +5,7 @@ import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,26 +17,28 @@ from diffusers.training_utils import EMAModel
 from torch import Tensor
 from tqdm import tqdm
 
+from nidiff.calibration.kappa import measure_kappa
 from nidiff.covariance.operator import Covariance
 from nidiff.data.images import Images
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
-from nidiff.diffusion.process import Process
-from nidiff.diffusion.scaling import PIXELS
-from nidiff.diffusion.schedule import as_schedule
+from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
 from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
+from nidiff.training.baseline import baseline_text, gaussian_baseline
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, mixed_seed
 from nidiff.training.experiment import PRECISIONS, Experiment
-from nidiff.training.fit import CLIP, check_sampling, check_size
+from nidiff.training.fit import check_sampling, check_size, make_denoiser
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
 from nidiff.training.run import RunDirectory
 
+KAPPA_IMAGES, KAPPA_ROWS = 512, 17
 # The images of one forward and backward pass, and a generator for each.
 Batch = tuple[Tensor, list[torch.Generator]]
 
@@ -53,6 +55,13 @@ class Trainer:
     optimizer: Any
     ema: EMAModel
     step: int = 0
+    notes: Sequence[str] = ()
+    """What whoever trains should know."""
+
+    @cached_property
+    def baseline(self) -> dict[str, Any]:
+        """What the data's Gaussian achieves."""
+        return gaussian_baseline(self.experiment, self.images, self.denoiser.gaussian)
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -65,12 +74,16 @@ class Trainer:
         }
 
 
-def build(experiment: Experiment, covariance: Covariance | None = None, **reading: Any) -> Trainer:
-    """Data, Σ, network and optimiser of an experiment, before the first step; ``reading`` goes to `load_dataset`."""
+def build(
+    experiment: Experiment, covariance: Covariance | None = None, *, stored: Denoiser | None = None, **reading: Any
+) -> Trainer:
+    """Data, Σ, the data's Gaussian, network and optimiser of an experiment, before the first step.
+
+    A run that is resumed has its Σ, or all that it ``stored``. ``reading`` goes to `load_dataset`.
+    """
     experiment = experiment.resolved()
     one_of("weighting", experiment.weighting, WEIGHTINGS)
-    schedule = as_schedule(experiment.schedule)
-    check_sampling(experiment, schedule)
+    check_sampling(experiment)
     keep_freed_memory()
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
@@ -84,18 +97,38 @@ def build(experiment: Experiment, covariance: Covariance | None = None, **readin
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
     check_size(experiment, images.shape, per_pass)
     torch.manual_seed(mixed_seed(experiment.seed))
-    net = unet(images.shape, **experiment.network).train()
-    covariance = experiment.build_covariance(images) if covariance is None else covariance
-    process = Process(schedule, covariance)
+    notes: list[str] = []
+    if stored is not None:
+        covariance, gaussian, schedule = stored.process.covariance, stored.gaussian, stored.process.schedule
+    else:
+        covariance = experiment.build_covariance(images) if covariance is None else covariance
+        gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
+    net = unet(images.shape, both=experiment.sees == "both", **experiment.network).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
-    denoiser = Denoiser(net, process, experiment.target, clip=CLIP, scaling=PIXELS)
+    denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule)
     # What sampling or the process would refuse is refused before training.
-    rehearse(denoiser, images.shape, **experiment.sampling(schedule))
+    rehearse(denoiser, images.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = denoiser.with_net(model)
-    return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema)
+    return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema, notes=notes)
+
+
+def _fit_gaussian(
+    experiment: Experiment, images: Images, covariance: Covariance, notes: list[str]
+) -> GaussianModel | None:
+    """The data's Gaussian. Where there is none, as of a single image, training can do without, and a note says so."""
+    try:
+        gaussian = experiment.build_gaussian(images, covariance)
+    except InputError as error:
+        if experiment.needs_gaussian or experiment.gaussian != Experiment.gaussian:
+            raise
+        notes.append(f"the model knows no Gaussian of the data: {error}")
+        return None
+    if gaussian is not None and (warning := roughness(gaussian, covariance).warning):
+        notes.append(warning)
+    return gaussian
 
 
 def train(trainer: Trainer, run: RunDirectory) -> None:
@@ -133,11 +166,27 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
             if stop and not last:
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: continue {run.folder} with --resume.")
     if main:
-        if not run.samples_file(trainer.step).exists():
-            draw(trainer, run)
+        baseline = baseline_text(trainer.baseline)
+        about = experiment.about | ({"Gaussian baseline": baseline} if baseline else {})
         with averaged_weights(trainer):
-            run.save_model(trainer.denoiser.with_net(trainer.net), experiment.about, trainer.identity)
+            denoiser = _measured(trainer)
+            if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
+                run.write_samples(trainer.step, denoiser, experiment, trainer.images.shape)
+            run.save_model(denoiser, about, trainer.identity)
     accelerator.wait_for_everyone()
+
+
+def _measured(trainer: Trainer) -> Denoiser:
+    """The denoiser of the bare network, with κ where the data's Gaussian is known.
+
+    512 images and 17 levels, but no more evaluations of the network than training took.
+    """
+    denoiser, experiment = trainer.denoiser.with_net(trainer.net), trainer.experiment
+    if denoiser.gaussian is None:
+        return denoiser
+    count = max(1, min(KAPPA_IMAGES, len(trainer.images), experiment.steps * experiment.batch_size // KAPPA_ROWS))
+    rows = torch.linspace(0, len(trainer.images) - 1, count, dtype=torch.float64).long()
+    return measure_kappa(denoiser, trainer.images.batch(rows), num_images=count, num_rows=KAPPA_ROWS)
 
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:

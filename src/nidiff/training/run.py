@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from nidiff.covariance.config import PLACES, load
 from nidiff.covariance.operator import Covariance
 from nidiff.data.pictures import save_grid
@@ -32,7 +34,7 @@ from nidiff.files import (
 )
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.model.config import with_arrays
-from nidiff.model.folder import CONFIG, check_replaceable, has_network, save_model, save_process
+from nidiff.model.folder import CONFIG, check_replaceable, has_network, open_with, save_model, save_process
 from nidiff.model.manifest import read_manifest, write_manifest
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import has_checkpoint
@@ -103,6 +105,12 @@ class RunDirectory:
         # A kill while the model is replaced leaves it under another name.
         folders = [self.folder, *(self.folder / name for name in FOLDERS if name.endswith("-model"))]
         return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
+
+    def stored(self) -> Denoiser | None:
+        """The stored Σ, schedule and data's Gaussian, around no network; None if they are lost, or not known to be what
+        the run began with."""
+        known = self.identity is not None and (self.model / CONFIG).is_file()
+        return open_with(self.model, torch.nn.Identity()) if known else None
 
     def covariance_to_resume(self) -> Covariance | None:
         """The stored Σ; None if it is lost and can be built again, since the run knows its digest."""
@@ -191,7 +199,8 @@ class RunDirectory:
         if identity is None or not file.is_file():
             return
         if identity["process"] != process_digest(with_arrays(read_object(file, RESTORE), file)):
-            raise InputError(f"Σ or the schedule in {file.parent} is not what the run began with: {RESTORE}.")
+            what = "Σ, the schedule or the data's Gaussian"
+            raise InputError(f"{what} in {file.parent} is not what the run began with: {RESTORE}.")
 
     def check_same(self, facts: Mapping[str, Any], identity: Identity) -> None:
         """Refuse to resume a run whose data, network, Σ or schedule have changed."""

@@ -1,0 +1,182 @@
+"""Which Σ and which schedule suit the data: what their Gaussian says of each before a single step of training."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.family import schedule_facts
+from nidiff.diffusion.gaussian import GaussianModel
+from nidiff.diffusion.process import Process
+from nidiff.diffusion.roughness import LIMIT, roughness
+from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
+from nidiff.sampling.planning import SmallModel, bands, planned_rows
+from nidiff.sampling.sampler import as_sampler
+from nidiff.sampling.spacing import SPACINGS
+
+NOISES = ("white", "gff:gamma=0.5", "gff:gamma=1", "matern:length_scale=2", "from_data:power=0.5", "from_data")
+"""Σ that are compared, the plainest first; the last two are C^½ and C."""
+CLOCKS = ("ddpm_linear", "ddpm_cosine", "flow", "designed", "designed:per_mode=true", "equal_snr")
+"""Schedules that are compared, the plainest first. equal_snr is for Σ = C alone."""
+SOLVERS = {
+    "ddim": ("ddim", "trailing"),
+    "heun": ("heun", "trailing"),
+    "dpmpp_2m": ("dpmpp_2m", "trailing"),
+    "dpmpp_2m:spacing=logsnr": ("dpmpp_2m", "logsnr"),
+    "dpmpp_2m:spacing=planned": ("dpmpp_2m", "planned"),
+    "angle": ("angle", "trailing"),
+}
+FIXED = ("dpmpp_2m", "dpmpp_2m:spacing=logsnr")  # by which candidates are compared
+STEPS = (5, 10, 20, 50)
+JUDGED = (5, 10, 20)  # the numbers of steps that decide
+KINDS = 96  # modes of the small model
+FORGOTTEN, RESOLVED = 0.1, 10.0  # the largest SNR of a mode at the last level, and the least at the first
+NO_MATTER = 1e-3  # an error of the spectrum that nobody sees
+AS_GOOD = 1.25  # errors within this factor are equally good
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One Σ with one schedule, and what the data's Gaussian says of it."""
+
+    covariance: str
+    schedule: str
+    roughness: float
+    """The largest (C/λ)/(mean C/mean λ) over the finer half of the modes: above 10, the noise is smoother than the
+    data."""
+    snr_last: float
+    """The largest SNR of a mode at the last level: the prior must have forgotten it."""
+    snr_first: float
+    """The least SNR of a mode at the first level: it must be resolved there."""
+    errors: dict[str, dict[int, float]]
+    """The predicted error of the spectrum, mean |S/C − 1|, by sampler and steps."""
+    logsnr: Tensor = field(repr=False, compare=False)
+    """The effective log-SNR [levels, bands], log(signal² C / (sigma² λ)), its mean over the modes of a band."""
+
+    @property
+    def faults(self) -> list[str]:
+        """Why it is not recommended, whatever error is predicted."""
+        reasons = {
+            f"the noise is smoother than the data (C/Sigma {self.roughness:.3g} at a fine mode)": self.roughness
+            > LIMIT,
+            f"the last level still shows a mode (SNR {self.snr_last:.2g})": self.snr_last > FORGOTTEN,
+            f"the first level does not resolve a mode (SNR {self.snr_first:.2g})": self.snr_first < RESOLVED,
+        }
+        return [reason for reason, holds in reasons.items() if holds]
+
+    @property
+    def score(self) -> float:
+        """The geometric mean over 5, 10 and 20 steps of DPM-Solver++'s error, with the better of its fixed spacings."""
+        best = [max(NO_MATTER, min(self.errors[name][steps] for name in FIXED)) for steps in JUDGED]
+        return torch.tensor(best, dtype=torch.float64).log().mean().exp().item()
+
+
+@dataclass(frozen=True)
+class Design:
+    """All candidates, and the one that is recommended."""
+
+    gaussian: GaussianModel
+    candidates: list[Candidate]
+    noises: dict[str, Covariance]
+    recommended: Candidate
+
+    @property
+    def baseline(self) -> Candidate | None:
+        """White noise with the better of the usual schedules, if that is among the candidates."""
+        white = [one for one in self.candidates if one.covariance == "white" and one.schedule.startswith("ddpm")]
+        return min(white, key=lambda one: one.score, default=None)
+
+    @property
+    def reason(self) -> str:
+        """Why the recommended candidate is."""
+        own, white = self.recommended, self.baseline
+        if own.faults:
+            return f"no candidate is without fault, and this one has the least error, but {', and '.join(own.faults)}"
+        words = (
+            f"the noise is at least as rough as the data (C/Sigma {own.roughness:.3g}), every mode is forgotten at the "
+            f"last level (SNR {own.snr_last:.2g}) and resolved at the first (SNR {own.snr_first:.3g}), and the error "
+            f"that DPM-Solver++ makes of the spectrum in 5, 10 and 20 steps is {_errors(own)}"
+        )
+        if white is None or own is white:
+            return words + (": nothing else is better by a quarter" if own is white else "")
+        return words + f", with white noise and {white.schedule} {_errors(white)}"
+
+
+def _errors(candidate: Candidate) -> str:
+    return " / ".join(f"{min(candidate.errors[name][steps] for name in FIXED):.2g}" for steps in JUDGED)
+
+
+def design(
+    gaussian: GaussianModel,
+    build: Callable[[str], Covariance],
+    noises: Sequence[str] = NOISES,
+    schedules: Sequence[str] = CLOCKS,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Design:
+    """Compare every Σ of ``noises``, which ``build`` makes of its text, under every one of ``schedules``.
+
+    Recommended is, of the candidates without fault, the one with the least `score`; of several that are about as good,
+    the plainest, which comes first.
+    """
+    covariances = {name: build(name) for name in noises}
+    known = [text for text in schedules if text.partition(":")[0] in SCHEDULES]
+    pairs = [(noise, text) for noise in covariances for text in known if text != "equal_snr" or noise == "from_data"]
+    candidates = []
+    for number, (noise, text) in enumerate(pairs):
+        progress(number, len(pairs))
+        candidates.append(_candidate(gaussian, noise, text, covariances[noise]))
+    progress(len(pairs), len(pairs))
+    sound = [one for one in candidates if not one.faults] or candidates
+    least = min(one.score for one in sound)
+    recommended = next(one for one in sound if one.score <= AS_GOOD * least)
+    return Design(gaussian, candidates, covariances, recommended)
+
+
+def _candidate(gaussian: GaussianModel, noise: str, text: str, covariance: Covariance) -> Candidate:
+    schedule = as_schedule(text, schedule_facts(covariance, gaussian))
+    process = Process(schedule, covariance)
+    effective = _effective_logsnr(process.schedule, gaussian, covariance)
+    band = bands(gaussian).flatten()
+    by_band = torch.zeros(len(effective), int(band.max()) + 1, dtype=torch.float64)
+    by_band.index_add_(1, band, effective).div_(torch.bincount(band))
+    return Candidate(
+        covariance=noise,
+        schedule=text,
+        roughness=roughness(gaussian, covariance).ratio,
+        snr_last=effective[-1].max().exp().item(),
+        snr_first=effective[0].min().exp().item(),
+        errors=_predicted(process, gaussian),
+        logsnr=by_band,
+    )
+
+
+def _effective_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: Covariance, count: int = 101) -> Tensor:
+    """log(signal² C / (sigma² λ)) [levels, modes of C], at ``count`` levels from the least to the most noise."""
+    rows = torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64).round().long()
+    ratio = (gaussian.covariance.eigenvalues / covariance.eigenvalues).log()  # [channels, *event]
+    logsnr = schedule.logsnr[rows]
+    logsnr = logsnr.reshape(len(rows), *[1] * (ratio.ndim + 1 - logsnr.ndim), *logsnr.shape[1:])
+    return (logsnr + ratio).flatten(1)
+
+
+def _predicted(process: Process, gaussian: GaussianModel) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {name: {} for name in SOLVERS}
+    models = {step: SmallModel(process, gaussian, *as_sampler(step), KINDS) for step in ("ddim", "heun", "dpmpp_2m")}
+    for steps in STEPS:
+        fixed: dict[str, Any] = {name: SPACINGS[name](process.schedule, steps) for name in ("trailing", "logsnr")}
+        planned = planned_rows(process, gaussian, *as_sampler("dpmpp_2m"), steps, quick=True)
+        for step, model in models.items():
+            model.draws = None
+            names = [name for name, (own, _) in SOLVERS.items() if own == step]
+            rows = [fixed.get(SOLVERS[name][1], planned) for name in names]
+            errors = model.errors(torch.tensor(rows, dtype=torch.float64)).tolist()
+            for name, error in zip(names, errors, strict=True):
+                found[name][steps] = error
+    # The angle samplers make no error of their own, in any number of steps: what is left is the prior's.
+    exact = SmallModel(process, gaussian, *as_sampler("angle"), KINDS)
+    error = exact.errors(torch.tensor([[len(process.schedule) - 1.0]], dtype=torch.float64)).item()
+    found["angle"] = dict.fromkeys(STEPS, error)
+    return found

@@ -1,0 +1,137 @@
+"""``nidiff design``: which Σ and which schedule suit the data, before training."""
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from nidiff.aligned import aligned
+from nidiff.errors import InputError
+from nidiff.progress import progress_bar
+
+if TYPE_CHECKING:
+    from nidiff.calibration import design as designs
+
+PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist"}  # of the network; else that of the digits
+HEAD = ("covariance", "schedule", "C/Sigma", "SNR last", "SNR first")
+TRAINING = ("--target", "residual", "--weighting", "target", "--sampler", "angle_2m")
+
+
+@dataclass(frozen=True)
+class Design:
+    """Compare Σ and schedules for a data set by its Gaussian, without training, and recommend one."""
+
+    data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
+    """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
+    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
+    """Crop and resize the images to size × size."""
+    covariances: Annotated[
+        tuple[str, ...] | None, arg(metavar="SIGMA ...", help_behavior_hint="(default: six of them)")
+    ] = None
+    """Each Σ as NAME:key=value,…; by default white, gff, matern, and from_data with power 0.5 and 1."""
+    schedules: Annotated[
+        tuple[str, ...] | None, arg(metavar="SCHEDULE ...", help_behavior_hint="(default: six of them)")
+    ] = None
+    """Each as NAME:key=value,…; by default linear, cosine, flow, designed, designed per mode, and equal_snr."""
+    num_steps: int = 10
+    """The number of steps whose errors the table shows: 5, 10, 20 or 50. --json has all."""
+    out: Path = Path("out/design.png")
+    """The picture: .png, .pdf or .svg."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> None:
+        from nidiff.calibration.design import CLOCKS, NOISES, STEPS, design
+        from nidiff.diffusion.schedule import SCHEDULES
+        from nidiff.errors import one_of
+        from nidiff.report.design import design_figure
+        from nidiff.report.noise import check_out, save_figure
+        from nidiff.training.experiment import Experiment
+
+        check_out(self.out)
+        if self.num_steps not in STEPS:
+            raise InputError(f"num_steps={self.num_steps} must be one of {', '.join(map(str, STEPS))}.")
+        if self.data is None:
+            raise InputError("DATA is missing: name a data set, a folder of images, or an .npy or .npz file.")
+        for text in self.schedules or ():
+            one_of("schedules", text.partition(":")[0], SCHEDULES)
+        experiment = Experiment(data=self.data, data_dir=self.data_dir, size=self.size, covariance="white")
+        images = experiment.load_data()
+        gaussian = experiment.build_gaussian(images, experiment.build_covariance(images))
+        assert gaussian is not None
+        with progress_bar("candidates", "") as progress:
+            found = design(
+                gaussian,
+                lambda text: replace(experiment, covariance=text).build_covariance(images),
+                NOISES if self.covariances is None else self.covariances,
+                CLOCKS if self.schedules is None else self.schedules,
+                progress,
+            )
+        save_figure(design_figure(found), self.out)
+        print(f"wrote {self.out}", file=sys.stderr)
+        command = shlex.join(self._command(found.recommended))
+        if self.json:
+            print(json.dumps(self._report(found, command), indent=2))
+            return
+        print(f"predicted error of the spectrum, mean |S/C - 1|, with {self.num_steps} steps\n")
+        print(aligned([(*HEAD, *_samplers(found)), *(self._cells(one) for one in found.candidates)]))
+        for title, one in (("white noise", found.baseline), ("recommended", found.recommended)):
+            if one is not None:
+                print(f"\n{title}: {one.covariance}, {one.schedule}\n")
+                lines = [(name, *(f"{error:.2g}" for error in errors.values())) for name, errors in one.errors.items()]
+                print(aligned([("steps", *map(str, STEPS)), *lines]))
+        print(f"\nbecause {found.reason}.\n\n    {command}")
+
+    def _command(self, chosen: "designs.Candidate") -> list[str]:
+        """How to train with it."""
+        assert self.data is not None
+        preset = PRESETS.get(self.data)
+        words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
+        words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
+        words += [] if self.size is None else ["--size", str(self.size)]
+        words += ["--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
+        return [*words, "--out", "runs/designed"]
+
+    def _report(self, found: "designs.Design", command: str) -> dict[str, Any]:
+        rows = [
+            {
+                "covariance": one.covariance,
+                "schedule": one.schedule,
+                "roughness": one.roughness,
+                "snr_last": one.snr_last,
+                "snr_first": one.snr_first,
+                "errors": {
+                    name: {str(steps): error for steps, error in each.items()} for name, each in one.errors.items()
+                },
+                "faults": one.faults,
+            }
+            for one in found.candidates
+        ]
+        chosen = found.candidates.index(found.recommended)
+        return {
+            "data": self.data,
+            "out": str(self.out),
+            "shape": list(found.gaussian.shape),
+            "candidates": rows,
+            "recommended": {**rows[chosen], "reason": found.reason, "command": command},
+        }
+
+    def _cells(self, one: "designs.Candidate") -> tuple[str, ...]:
+        """In plain ASCII, so that it prints on any terminal."""
+        numbers = (f"{one.roughness:.3g}", f"{one.snr_last:.2g}", f"{one.snr_first:.2g}")
+        return (
+            one.covariance,
+            one.schedule,
+            *numbers,
+            *(f"{each[self.num_steps]:.2g}" for each in one.errors.values()),
+        )
+
+
+def _samplers(found: "designs.Design") -> tuple[str, ...]:
+    return tuple(found.candidates[0].errors)

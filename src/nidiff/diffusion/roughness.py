@@ -1,0 +1,47 @@
+"""Is the noise at least as rough as the data? Where it is smoother, fine detail is covered last and made last."""
+
+from typing import NamedTuple
+
+import torch
+
+from nidiff.covariance.operator import Covariance
+from nidiff.covariance.spectral import Cosine, Fourier, wavenumber
+from nidiff.diffusion.gaussian import GaussianModel
+
+LIMIT = 10.0  # how much more of the data's variance than of the noise's a fine mode may have
+
+
+class Roughness(NamedTuple):
+    """The fine mode of which the noise has too little the most, and (C/λ of it) / (mean C / mean λ)."""
+
+    mode: tuple[int, ...]
+    ratio: float
+
+    @property
+    def warning(self) -> str | None:
+        """What to say of noise that is smoother than the data; None where it is not."""
+        if self.ratio <= LIMIT:
+            return None
+        return (
+            f"the noise is smoother than the data: relative to their means, mode {self.mode} has {self.ratio:.0f} "
+            "times as much of the data's variance as of the noise's, so that fine detail comes out wrong with few "
+            "steps; use a rougher Σ, by a smaller gamma or from_data:power=0.5."
+        )
+
+
+def roughness(gaussian: GaussianModel, covariance: Covariance) -> Roughness:
+    """How much smoother the noise N(0, Σ) is than the data, at the worst of the finer half of the modes.
+
+    The finer half is that of the larger wavenumbers, or, where the basis has none, of the smaller C.
+    """
+    data, noise = gaussian.spectrum(covariance), covariance.eigenvalues
+    basis = gaussian.spatial
+    if isinstance(basis, Fourier | Cosine):
+        coarse_first = wavenumber(type(basis), basis.event_shape).expand(data.shape).flatten()
+    else:
+        coarse_first = -data.flatten()
+    finer = coarse_first.argsort(stable=True)[data.numel() // 2 :]
+    ratios = ((data / noise) / (data.mean() / noise.mean())).flatten()[finer]
+    worst = int(finer[ratios.argmax()])
+    mode = tuple(int(one) for one in torch.unravel_index(torch.tensor(worst), data.shape))
+    return Roughness(mode, ratios.max().item())

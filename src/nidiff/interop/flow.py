@@ -1,0 +1,56 @@
+"""Flow matching of diffusers: its networks are told 1000 · sigma, ours the row of the schedule."""
+
+import math
+from typing import Any
+
+import torch
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
+from torch import Tensor
+
+from nidiff.covariance.config import as_covariance
+from nidiff.covariance.operator import Covariance
+from nidiff.diffusion.denoiser import as_tensor
+from nidiff.diffusion.family import flow
+from nidiff.diffusion.schedule import Schedule, from_diffusers
+from nidiff.errors import InputError, expect
+
+
+class FlowNetwork(torch.nn.Module):
+    """A network that was trained with FlowMatchEulerDiscreteScheduler, as one of (x, row) for ``nidiff.Denoiser(net,
+    nidiff.Process(net.schedule, covariance), target="velocity")``.
+
+    Without ``covariance`` its noise is white, and so is the process': Σ = I. With Σ the network is taken as one of
+    y = Σ^-½ x, trained on whitened data: it says Σ^-½ (noise − x0).
+    """
+
+    def __init__(self, unet: torch.nn.Module, scheduler: Any, covariance: Covariance | None = None) -> None:
+        super().__init__()
+        self.unet = unet
+        self.schedule = scheduler if isinstance(scheduler, Schedule) else from_diffusers(scheduler)
+        _time_shift(self.schedule)
+        self.covariance = None if covariance is None else as_covariance(covariance)
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        """What the network says at 1000 · sigma of the row ``label``."""
+        label, count = label.double().cpu(), len(self.schedule)
+        # Theirs ends at 1, of which our last row is a hair short.
+        sigma = torch.where(label == count - 1, 1.0, self.schedule.level(label).sigma)
+        timestep = (count * sigma).to(x.device, torch.float32)
+        if self.covariance is None:
+            return as_tensor(self.unet(x, timestep))
+        return self.covariance.sqrt(as_tensor(self.unet(self.covariance.inv_sqrt(x), timestep)))
+
+
+def flow_scheduler(schedule: Schedule) -> FlowMatchEulerDiscreteScheduler:
+    """The diffusers scheduler with the levels of a `nidiff.flow`: drive `nidiff.Whitened` by it."""
+    expect("schedule", schedule, Schedule)
+    return FlowMatchEulerDiscreteScheduler(len(schedule), _time_shift(schedule))
+
+
+def _time_shift(schedule: Schedule) -> float:
+    """The s of `nidiff.flow`; another schedule is refused."""
+    if schedule.keeps == "sum" and not schedule.event_shape and len(schedule) > 1:
+        shift = (len(schedule) - 1) * math.exp(-schedule.logsnr[0].item() / 2)
+        if torch.allclose(flow(len(schedule), shift).logsnr, schedule.logsnr, rtol=1e-9, atol=1e-9):
+            return round(shift, 12)
+    raise InputError(f"schedule={schedule!r} is not that of flow matching, t = (row + 1)/L: use nidiff.flow.")

@@ -1,0 +1,107 @@
+"""The picture of ``nidiff design``: when each scale appears under each candidate, and what it costs."""
+
+import matplotlib
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
+from nidiff.report.noise import drawable
+from nidiff.sampling.planning import bands
+
+LIMIT = 12.0  # of log-SNR, in colour
+CELL, SIDE = (1.75, 1.3), 4.6  # inches
+COLOUR = "tab:red"
+
+
+def design_figure(design: Design) -> Figure:
+    """Left: the effective log-SNR of each band at each level, a row for each Σ, a column for each schedule; the
+    recommended one has a frame. Right: the spectra of data and noise, and the error against the number of steps."""
+    noises = [*design.noises]
+    schedules = list(dict.fromkeys(one.schedule for one in design.candidates))
+    width, height = CELL[0] * len(schedules) + 1.4, max(CELL[1] * len(noises) + 1.0, 5.5)
+    figure = Figure((width + SIDE, height), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.08))
+    ((left, right),) = figure.subfigures(1, 2, squeeze=False, width_ratios=[width, SIDE])
+    grid = left.subplots(len(noises), len(schedules), squeeze=False, sharex=True, sharey=True)
+    mesh = None
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for one in design.candidates:
+        axes = grid[noises.index(one.covariance), schedules.index(one.schedule)]
+        mesh = _draw_logsnr(axes, one, one is design.recommended)
+    for row, name in zip(grid, noises, strict=True):
+        row[0].set_axis_on()
+        row[0].set_ylabel(_short(name), fontsize=9)
+    for axes, name in zip(grid[0], schedules, strict=True):
+        axes.set_title(_short(name), fontsize=9)
+    left.suptitle("effective log-SNR: bands |k| (upwards) at levels from data (left) to noise", fontsize=11)
+    left.colorbar(mesh, ax=grid, shrink=0.6, label="log-SNR (nats); blue: the data show")
+    top, bottom = right.subplots(2, 1)
+    _draw_spectra(top, design)
+    _draw_errors(bottom, design)
+    return figure
+
+
+def _short(name: str) -> str:
+    return "\n".join(drawable(part, 22) for part in name.replace("length_scale", "ℓ").replace("gamma", "γ").split(":"))
+
+
+def _draw_logsnr(axes: Axes, one: Candidate, chosen: bool) -> object:
+    axes.set_axis_on()
+    values = one.logsnr.T.numpy()
+    levels, radii = np.linspace(0, 1, values.shape[1]), np.arange(values.shape[0])
+    mesh = axes.pcolormesh(levels, radii, values, cmap="RdBu", vmin=-LIMIT, vmax=LIMIT, shading="nearest")
+    if min(values.shape) > 1 and values.min() < 0 < values.max():
+        axes.contour(levels, radii, values, levels=[0.0], colors="black", linewidths=1.0)
+    axes.set_xticks([])
+    axes.tick_params(labelsize=8, length=2)
+    note = f"{min(one.errors[name][10] for name in FIXED):.2g}" + (" ×" if one.faults else "")
+    axes.text(0.97, 0.95, note, ha="right", va="top", fontsize=8, transform=axes.transAxes,
+              bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 1})  # fmt: skip
+    if chosen:
+        for spine in axes.spines.values():
+            spine.set(edgecolor=COLOUR, linewidth=3.0)
+    return mesh
+
+
+def _draw_spectra(axes: Axes, design: Design) -> None:
+    band = bands(design.gaussian)
+    count = torch.bincount(band.flatten())
+
+    def mean(values: torch.Tensor) -> np.ndarray:
+        total = torch.zeros(len(count), dtype=torch.float64)
+        return (total.index_add_(0, band.flatten(), values.expand(band.shape).flatten()) / count).numpy()
+
+    data = design.gaussian.covariance.eigenvalues
+    axes.plot(mean(data / data.mean()), color="black", linewidth=2.5, label="data")
+    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(design.noises)))
+    for (name, covariance), colour in zip(design.noises.items(), colours, strict=True):
+        axes.plot(mean(covariance.eigenvalues / covariance.eigenvalues.mean()), color=colour, label=drawable(name, 24))
+    axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_yscale("log")
+    axes.set_title("spectra, scaled to mean 1, by band |k|", fontsize=11)
+    axes.grid(color="0.9")
+    axes.legend(fontsize=7, handlelength=3)
+
+
+def _draw_errors(axes: Axes, design: Design) -> None:
+    shown = {"recommended": (design.recommended, COLOUR)}
+    if design.baseline is not None:
+        shown["white noise"] = (design.baseline, "0.35")
+    looks = {"dpmpp_2m": "dotted", "dpmpp_2m:spacing=logsnr": "solid", "dpmpp_2m:spacing=planned": "dashed"}
+    for label, (one, colour) in shown.items():
+        for name, style in looks.items():
+            errors = [max(error, 1e-6) for error in one.errors[name].values()]
+            way = name.partition("=")[2] or "trailing"
+            axes.plot(STEPS, errors, color=colour, linestyle=style, marker=".", label=f"{label}, {way}")
+    axes.set_xscale("log")
+    axes.set_xticks(STEPS, [str(steps) for steps in STEPS])
+    axes.minorticks_off()
+    axes.set_yscale("log")
+    axes.set_ylim(None, 10)
+    axes.set_title("predicted error of the spectrum, DPM-Solver++\nby the number of steps", fontsize=11)
+    axes.grid(color="0.9")
+    axes.legend(fontsize=7, handlelength=3)

@@ -1,0 +1,64 @@
+"""A warm start: where x is still Gaussian to within a bound, sampling can begin with the Gaussian model itself.
+
+At a level x has the mean and covariance of N(signal μ, signal² C + sigma² Σ), and how far it is from that Gaussian is
+known. With w = signal² C / total, the share of the signal, and κ = E F² of the exact denoiser, both per mode,
+
+    KL(x ‖ Gaussian) = ½ ∫ Σ_k w_k κ_k dℓ_k          from ℓ = −∞ to the level, ℓ the log-SNR
+
+since its derivative is ½ SNR times what E[x0 | x] is better than the Wiener filter (I-MMSE; Guo, Shamai and Verdú
+2005), C (1 − w) κ. κ is at most 1, and with κ = 1 the integral is ½ Σ_k log(1 + signal² C / (sigma² Σ)).
+"""
+
+import torch
+
+from nidiff.covariance.modes import Modes
+from nidiff.diffusion.gaussian import GaussianModel, Kappa
+from nidiff.diffusion.process import Process
+from nidiff.errors import InputError, shown
+from nidiff.recipe import is_number, plain
+
+BOUND = 0.005
+"""Nats per dimension that a warm start may lose, if nothing is said."""
+
+
+def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: Kappa | None = None) -> float:
+    """KL(x ‖ Gaussian) at a row of the schedule, in nats per dimension; without κ, an upper bound of it.
+
+    Between the rows at which κ is known its mean counts; beyond the noisiest of them, what it is there.
+    """
+    if kappa is None:
+        return _information(process, gaussian, row).mean().item()
+    rows = [row, *(each for each in kappa.rows.tolist() if each > row)]
+    total, last = torch.zeros_like(kappa.values[0], dtype=torch.float64), None
+    for each in reversed(rows):
+        share = kappa.at(process.schedule.level(each), gaussian)[0].values
+        information = _information(process, gaussian, each)
+        if last is None:
+            total += share * information
+        else:
+            total += (share + last[0]) / 2 * (information - last[1])
+        last = share, information
+    return total.mean().item()
+
+
+def start_row(process: Process, gaussian: GaussianModel, bound: float | None = None, kappa: Kappa | None = None) -> int:
+    """The least noisy row at which the loss is at most ``bound``; the noisiest if it is more everywhere."""
+    bound = BOUND if bound is None else plain(bound)
+    if not (is_number(bound) and bound > 0):
+        raise InputError(f"bound={shown(bound)} must be a positive number, of nats per dimension.")
+    low, high = 0, len(process.schedule) - 1  # the loss falls with the rows
+    while low < high:
+        middle = (low + high) // 2
+        if gaussian_loss(process, gaussian, middle, kappa) <= bound:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _information(process: Process, gaussian: GaussianModel, row: float) -> torch.Tensor:
+    """½ log(1 + signal² C / (sigma² Σ)) of every mode: what x tells of x0 if that is Gaussian."""
+    level = process.schedule.level(row)
+    ratio = level.signal**2 * gaussian.variance / (level.sigma**2 * gaussian.noise(process.covariance))
+    values = ratio.values if isinstance(ratio, Modes) else torch.tensor(ratio, dtype=torch.float64)
+    return 0.5 * values.log1p()

@@ -1,0 +1,173 @@
+"""A warm start loses what it says it loses, nothing for Gaussian data, and the prior in its place would be wrong."""
+
+import pytest
+import torch
+
+import nidiff
+from nidiff.diffusion.gaussian import Kappa
+from nidiff.sampling.warm import start_row
+
+SHAPE = (6, 5)
+GAUSSIAN = nidiff.GaussianModel(torch.linspace(-1, 1, 30).reshape(SHAPE), nidiff.matern(SHAPE, 1.5))
+PROCESS = nidiff.Process("ddpm_linear", nidiff.gaussian_free_field(SHAPE, 0.5))
+X = torch.linspace(-40, 40, 40001, dtype=torch.float64)
+
+
+class Mixture:
+    """Two narrow Gaussians on a line, with mean 0 and variance 1."""
+
+    weight, spread = 0.3, 0.2
+
+    def __init__(self):
+        gap = (1 - self.spread**2) ** 0.5
+        odds = ((1 - self.weight) / self.weight) ** 0.5
+        self.weights = torch.tensor([self.weight, 1 - self.weight], dtype=torch.float64)
+        self.means = gap * torch.tensor([odds, -1 / odds], dtype=torch.float64)
+
+    def at(self, level):
+        """Density on the grid, E[x0 | x] there, and the variance of x."""
+        variance = level.signal**2 * self.spread**2 + level.sigma**2
+        each = self.weights * torch.exp(-((X[:, None] - level.signal * self.means) ** 2) / (2 * variance))
+        density = each.sum(1) / (2 * torch.pi * variance) ** 0.5
+        gain = level.signal * self.spread**2 / variance
+        clean = self.means + gain * (X[:, None] - level.signal * self.means)
+        x0 = (each * clean).sum(1) / each.sum(1).clamp(min=1e-300)
+        return density, x0, level.signal**2 + level.sigma**2
+
+    def kl(self, level):
+        """KL(x ‖ N(0, its variance)) by quadrature."""
+        density, _, variance = self.at(level)
+        other = torch.exp(-(X**2) / (2 * variance)) / (2 * torch.pi * variance) ** 0.5
+        inside = (density > 1e-250) & (other > 1e-250)
+        return torch.where(inside, density * (density / other).log(), 0.0).nan_to_num().sum().item() * 0.002
+
+    def kappa(self, level):
+        """E F² by quadrature."""
+        density, x0, variance = self.at(level)
+        linear = level.signal / variance * X
+        residual = (x0 - linear) / (level.sigma / variance**0.5)
+        return (density * residual**2).sum().item() * 0.002
+
+
+LINE = nidiff.GaussianModel(torch.zeros(1), nidiff.Diagonal(torch.ones(1)))
+ON_LINE = nidiff.Process(nidiff.ddpm_linear(200, 1e-3, 0.1), nidiff.Identity((1,)))
+
+
+def kappa_of(mixture, rows):
+    values = [[mixture.kappa(ON_LINE.schedule.level(int(row)))] for row in rows]
+    table = torch.tensor(values, dtype=torch.float64)
+    return Kappa(torch.tensor(rows, dtype=torch.float64), table, torch.ones_like(table))
+
+
+def test_the_loss_is_the_divergence_from_the_gaussian():
+    """½ ∫ w κ dℓ against KL by quadrature; with κ = 1 it is an upper bound, and with another κ it is wrong."""
+    mixture, rows = Mixture(), [*range(0, 200, 2), 199]
+    kappa = kappa_of(mixture, rows)
+    for row in (20, 60, 100, 140):
+        exact = mixture.kl(ON_LINE.schedule.level(row))
+        assert nidiff.gaussian_loss(ON_LINE, LINE, row, kappa) == pytest.approx(exact, rel=5e-3, abs=1e-9)
+        assert nidiff.gaussian_loss(ON_LINE, LINE, row) > exact
+        half = Kappa(kappa.rows, kappa.values / 2, kappa.trust)
+        assert nidiff.gaussian_loss(ON_LINE, LINE, row, half) < 0.6 * exact
+
+
+def test_the_divergence_is_below_the_bound_where_sampling_begins():
+    mixture = Mixture()
+    kappa = kappa_of(mixture, [*range(0, 200, 2), 199])
+    for bound in (0.01, 0.1):
+        careful, informed = start_row(ON_LINE, LINE, bound), start_row(ON_LINE, LINE, bound, kappa)
+        assert mixture.kl(ON_LINE.schedule.level(careful)) < bound
+        assert mixture.kl(ON_LINE.schedule.level(informed)) == pytest.approx(bound, rel=0.2)
+        assert informed < careful < 199
+    assert mixture.kl(ON_LINE.schedule.level(informed - 10)) > bound
+
+
+def test_with_levels_per_mode_the_losses_of_modes_add_up():
+    table = torch.stack([torch.linspace(6, -7, 50), torch.linspace(4, -9, 50)], 1).double()
+    gaussian = nidiff.GaussianModel(torch.zeros(2), nidiff.Diagonal(torch.tensor([2.0, 0.5]), normalize=False))
+    both = nidiff.Process(nidiff.Schedule(table), nidiff.Diagonal(torch.tensor([1.5, 0.5]), normalize=False))
+    loss = nidiff.gaussian_loss(both, gaussian, 30)
+    expected = 0.5 * torch.log1p(table[30].exp() * torch.tensor([2 / 1.5, 1.0], dtype=torch.float64)).mean()
+    assert loss == pytest.approx(expected.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("row", [0, 3, 200, 640, 999])
+def test_for_gaussian_data_a_warm_start_at_any_level_is_exact(row):
+    """With a sampler that is exact from there; from the prior it is not, except at the noisiest level."""
+    exact = nidiff.predict(PROCESS, GAUSSIAN, "angle", [row], start="gaussian")
+    assert exact.error < 1e-12
+    prior = nidiff.predict(PROCESS, GAUSSIAN, "angle", [row]).error
+    assert prior < 1e-3 if row == 999 else prior > 0.01
+
+
+def test_samples_from_a_warm_start_have_the_data_mean_and_variance():
+    x = nidiff.sample(GAUSSIAN.denoiser(PROCESS), (4000, *SHAPE), sampler="angle", rows=[300], start="gaussian",
+                      seeds=range(4000), dtype=torch.float64)  # fmt: skip
+    assert (x.mean(0) - GAUSSIAN.mean).abs().max() < 0.1
+    assert (x.var(0) - 1).abs().max() < 0.15
+    cold = nidiff.sample(GAUSSIAN.denoiser(PROCESS), (4000, *SHAPE), sampler="angle", rows=[300], seeds=range(4000))
+    assert (cold.mean(0) - GAUSSIAN.mean).abs().max() > 0.15
+
+
+def labels(denoiser, **arguments):
+    visits = []
+    x = nidiff.sample(denoiser, (2, *SHAPE), seeds=[3, 4], callback=visits.append, dtype=torch.float64, **arguments)
+    return x, [visit.level.label for visit in visits]
+
+
+@pytest.mark.parametrize("spacing", ["trailing", "uniform", "logsnr", "karras", "planned"])
+def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
+    denoiser = GAUSSIAN.denoiser(PROCESS)
+    first = start_row(PROCESS, GAUSSIAN, 0.05)
+    assert nidiff.gaussian_loss(PROCESS, GAUSSIAN, first) <= 0.05 < nidiff.gaussian_loss(PROCESS, GAUSSIAN, first - 1)
+    x, rows = labels(denoiser, spacing=spacing, num_steps=5, start="gaussian", bound=0.05)
+    assert rows[0] == first
+    assert len(rows) == 5
+    text = f"dpmpp_2m:spacing={spacing},start=gaussian,bound=0.05"
+    again, same = labels(denoiser, sampler=text, num_steps=5)
+    assert same == rows
+    assert torch.equal(x, again)
+    assert labels(denoiser, spacing=spacing, num_steps=5)[1][0] == 999
+
+
+def test_measured_kappa_lowers_the_start():
+    usual = labels(GAUSSIAN.denoiser(PROCESS), num_steps=3, start="gaussian")[1]
+    kappa = Kappa(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), 0.2), torch.ones(2, *SHAPE))
+    knowing = labels(GAUSSIAN.denoiser(PROCESS).with_kappa(kappa), num_steps=3, start="gaussian")[1]
+    assert knowing[0] < usual[0]
+
+
+def test_a_seed_gives_the_same_image_in_any_batch():
+    denoiser = GAUSSIAN.denoiser(PROCESS)
+    given = {"num_steps": 4, "start": "gaussian", "spacing": "planned"}
+    together = nidiff.sample(denoiser, (3, *SHAPE), seeds=[5, 6, 7], **given)
+    for index, seed in enumerate([5, 6, 7]):
+        assert torch.equal(nidiff.sample(denoiser, (1, *SHAPE), seeds=[seed], **given)[0], together[index])
+
+
+def test_more_steps_than_levels_below_the_bound_begin_higher():
+    short = nidiff.Process(nidiff.ddpm_linear(12, 0.01, 0.9), nidiff.gaussian_free_field(SHAPE, 0.5))
+    _, rows = labels(GAUSSIAN.denoiser(short), num_steps=12, start="gaussian", bound=10.0)
+    assert rows == list(range(11, -1, -1))
+    assert start_row(short, GAUSSIAN, 1e-12) == 11  # nowhere so little: the noisiest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"start": "middle"}, "start='middle'"),
+        ({"start": "gaussian", "known": False}, "start='gaussian' needs"),
+        ({"bound": 0.1}, "bound says"),
+        ({"start": "gaussian", "bound": 0.1, "rows": [5, 3]}, "bound says"),
+        ({"start": "gaussian", "bound": -1.0}, "bound=-1.0 must be a positive number"),
+        ({"start": "gaussian", "bound": "low"}, "bound='low' must be a positive number"),
+        ({"start": "gaussian", "initial": torch.zeros(1, *SHAPE)}, "initial and start"),
+        ({"sampler": "ddim:start=low"}, "start='low'"),
+        ({"sampler": "ddim:start=gaussian,bound=low"}, "bound='low'"),
+    ],
+)
+def test_bad_starts_are_refused(arguments, problem):
+    known = arguments.pop("known", True)
+    denoiser = nidiff.Denoiser(lambda x, label: 0 * x, PROCESS, "x0", gaussian=GAUSSIAN if known else None)
+    with pytest.raises(nidiff.InputError, match=problem):
+        nidiff.sample(denoiser, (1, *SHAPE), **arguments)
