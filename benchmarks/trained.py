@@ -53,15 +53,16 @@ class Configuration(NamedTuple):
 
 
 class Solver(NamedTuple):
-    """How to sample; ``kappa`` says whether the solver is told the κ of the network."""
+    """How to sample; ``kappa`` says whether the solver is told the κ and β of the network."""
 
     sampler: str
     spacing: str = "trailing"
     kappa: bool = False
+    start: str = "prior"
 
     @property
     def label(self) -> str:
-        return f"{self.sampler} {self.spacing}{' κ' if self.kappa else ''}"
+        return f"{self.sampler} {self.spacing}{' κ' if self.kappa else ''}{' warm' if self.start != 'prior' else ''}"
 
 
 CONFIGURATIONS = {
@@ -125,6 +126,10 @@ SOLVERS = [
     *(Solver("angle_2m", spacing, kappa=True) for spacing in ("angle", "trailing", "logsnr")),
     *(Solver("angle_2m", spacing) for spacing in ("angle", "trailing")),
     *(Solver("angle", spacing, kappa=True) for spacing in ("angle", "trailing")),
+    Solver("dpmpp_2m", "planned"),
+    Solver("dpmpp_2m", "planned", kappa=True, start="gaussian"),
+    Solver("angle_2m", "planned", kappa=True),
+    Solver("angle_2m", "angle", kappa=True, start="gaussian"),
     Solver("unipc"),
 ]
 
@@ -181,6 +186,7 @@ class Bench:
                 sampler=solver.sampler,
                 spacing=solver.spacing,
                 num_steps=num_steps,
+                start=solver.start,
                 seeds=seeds,
                 tile=256,
             )
