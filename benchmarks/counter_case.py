@@ -52,6 +52,10 @@ def variants(bench: Bench, denoiser: nidiff.Denoiser) -> dict[str, tuple[nidiff.
         "angle_2m, clip 1": (measured.clipped(1.0), turned),
         "angle_2m, ends with x̂0": (measured, turned | {"sampler": nidiff.Sampler(angle_2m)}),
         "angle_2m, trailing rows": (measured, turned | {"spacing": "trailing"}),
+        "angle_2m, trailing rows, ends with x̂0": (
+            measured,
+            turned | {"spacing": "trailing", "sampler": nidiff.Sampler(angle_2m)},
+        ),
         "angle_2m, log-SNR rows": (measured, turned | {"spacing": "logsnr"}),
         "angle": (measured, turned | {"sampler": "angle"}),
         "angle_2m, C of each colour": (with_gaussian(bench, denoiser, "each"), turned),
