@@ -228,8 +228,8 @@ class Results:
                 lines += [f"held out: {floor[metric]:.3g}", ""] if metric in floor else []
                 lines += ["| trained with | solver | " + " | ".join(map(str, counts)) + " |"]
                 lines += ["|" + " --- |" * (2 + len(counts))]
-                rows = dict.fromkeys((r["configuration"], r["solver"]) for r in mine if r["solver"] != "held out")
-                for configuration, solver in rows:
+                rows = {(r["configuration"], r["solver"]) for r in mine if r["solver"] != "held out"}
+                for configuration, solver in sorted(rows, key=_order):
                     cells = [
                         _cell([r["metrics"][metric] for r in mine if _is(r, configuration, solver, count)])
                         for count in counts
@@ -237,6 +237,11 @@ class Results:
                     lines += [f"| {configuration} | {solver} | " + " | ".join(cells) + " |"]
                 lines += [""]
         return "\n".join(lines)
+
+
+def _order(row: tuple[str, str]) -> tuple[int, int]:
+    configuration, solver = row
+    return [*CONFIGURATIONS].index(configuration), [each.label for each in SOLVERS].index(solver)
 
 
 def _is(record: dict[str, Any], configuration: str, solver: str, num_steps: int) -> bool:
