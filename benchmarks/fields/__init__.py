@@ -1,0 +1,1 @@
+"""What the comparison of trained networks is made of: data, networks, training and metrics."""
