@@ -111,6 +111,13 @@ def test_one_pass_over_batches_of_any_size_is_the_same_fit():
         assert torch.allclose(other.covariance.dense(), whole.covariance.dense(), atol=1e-12)
 
 
+def test_an_array_of_numpy_is_the_data_and_not_their_batches():
+    data = normal(20, 3, *SHAPE)
+    of_tensor, of_array = nidiff.fit_gaussian(data), nidiff.fit_gaussian(data.numpy())
+    assert of_array.shape == of_tensor.shape
+    assert torch.equal(of_array.covariance.eigenvalues, of_tensor.covariance.eigenvalues)
+
+
 def test_signals_and_single_channels_fit():
     signals = normal(40, 16)
     model = nidiff.fit_gaussian(signals, basis="reflecting")
@@ -161,8 +168,45 @@ def test_signals_and_single_channels_fit():
             lambda: MODELS["shared"]().denoiser(
                 nidiff.Process(steeper(nidiff.ddpm_linear(10), SHAPE), nidiff.Identity(SHAPE))
             ),
+            "does not say which modes",
+            id="a schedule of no basis",
+        ),
+        pytest.param(
+            lambda: MODELS["cosine"]().denoiser(
+                nidiff.Process(nidiff.offset_ramp(SHAPE, num_levels=10), nidiff.Identity(SHAPE))
+            ),
             "different modes",
             id="a schedule of another basis",
+        ),
+        pytest.param(
+            lambda: MODELS["shared"]().sample((2, *MEAN.shape), level=SCHEDULES["linear"].level(3)),
+            "level and noise",
+            id="a level without noise",
+        ),
+        pytest.param(
+            lambda: nidiff.sample(MODELS["shared"]().denoiser(nidiff.Process("ddpm_linear", STEEP)), (1, 2, *SHAPE)),
+            "x has items",
+            id="other channels",
+        ),
+        pytest.param(
+            lambda: nidiff.Denoiser(
+                smooth_net(SHAPE),
+                nidiff.Process("ddpm_linear", STEEP),
+                "residual",
+                gaussian=nidiff.GaussianModel(MEAN[0], STEEP),
+                sees="both",
+            ),
+            "sees='both'",
+            id="both without channels",
+        ),
+        pytest.param(
+            lambda: (
+                MODELS["shared"]()
+                .denoiser(nidiff.Process("ddpm_linear", STEEP))
+                .with_kappa(Kappa(torch.tensor([0.0, 99.0]), torch.ones(2, *SHAPE), torch.ones(2, *SHAPE)))
+            ),
+            "kappa was measured on a schedule of 100",
+            id="kappa of another schedule",
         ),
         pytest.param(
             lambda: nidiff.Denoiser(smooth_net(SHAPE), nidiff.Process("ddpm_linear", STEEP), "residual"),
@@ -380,13 +424,32 @@ def test_with_kappa_one_it_is_ddim(name):
     """A network that knows x0: (z, F) turn, and the last step ends at x̂0."""
     schedule, model = SCHEDULES[name], MODELS["between channels"]()
     process = nidiff.Process(schedule, model.power(0.5))
-    one, rows = torch.ones(2, *model.shape, dtype=torch.float64), torch.tensor([0.0, 40.0], dtype=torch.float64)
+    one = torch.ones(2, *model.shape, dtype=torch.float64)
+    rows = torch.tensor([0.0, len(schedule) - 1.0], dtype=torch.float64)
     known = nonlinear(process, model, clip=3.0, kappa=Kappa(rows, one, one))
     unknown = nonlinear(process, model, clip=3.0, kappa=Kappa(rows, 0 * one, one))
     options = {"shape": (2, *model.shape), "num_steps": 6, "seeds": [1, 2], "dtype": torch.float64}
     ddim = nidiff.sample(unknown, sampler="ddim", spacing="angle", **options)
     assert torch.allclose(nidiff.sample(known, sampler="angle", **options), ddim, atol=1e-9)
     assert not torch.allclose(nidiff.sample(unknown, sampler="angle", **options), ddim, atol=1e-3)
+
+
+@pytest.mark.parametrize("sampler", ["angle", "angle_2m"])
+def test_the_last_step_is_clipped_and_may_be_that_of_the_denoiser(sampler):
+    model, schedule = MODELS["each channel"](), nidiff.ddpm_linear(100)
+    zero = torch.zeros(2, *model.shape)
+    kappa = Kappa(torch.tensor([0.0, 99.0], dtype=torch.float64), zero, zero + 1)
+    denoiser = nonlinear(nidiff.Process(schedule, model.power(0.5)), model, clip=0.3, kappa=kappa)
+    options = {"shape": (2, *model.shape), "sampler": sampler, "num_steps": 4, "seeds": [1, 2], "dtype": torch.float64}
+    visits = []
+    turned = nidiff.sample(denoiser, callback=visits.append, **options)
+    assert turned.abs().max() == 0.3
+    denoised = nidiff.sample(denoiser, finish="denoise", **options)
+    assert torch.equal(denoised, visits[-1].x0)
+    assert not torch.allclose(turned, denoised, atol=1e-3)
+    assert nidiff.sample(denoiser.clipped(None), **options).abs().max() > 0.3
+    with pytest.raises(nidiff.InputError, match="finish='soon'"):
+        nidiff.sample(denoiser, finish="soon", **options)
 
 
 def test_kappa_is_the_share_that_is_explained():

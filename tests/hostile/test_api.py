@@ -56,7 +56,7 @@ def net(x: Tensor, label: Tensor) -> Tensor:
 DENOISER = nidiff.Denoiser(net, PROCESS, "v")
 GAUSSIAN = nidiff.fit_gaussian(normal(9, 2, *SHAPE), basis=COV)
 HALF = torch.full((2, 2, *SHAPE), 0.5)
-KAPPA = Kappa(torch.tensor([0.0, 9.0], dtype=torch.float64), HALF, HALF)
+KAPPA = Kappa(torch.tensor([0.0, 19.0], dtype=torch.float64), HALF, HALF)
 FITTED = nidiff.GaussianModel(torch.zeros(SHAPE), nidiff.matern(SHAPE, 1.5))
 
 

@@ -59,7 +59,7 @@ def denoiser(net, seed: int = 0) -> nidiff.Denoiser:
     process = nidiff.Process(nidiff.ddpm_linear(9 + seed), nidiff.from_data(data))  # Σ has arrays
     gaussian = nidiff.fit_gaussian(data, basis=process.covariance)
     half = torch.full((2, 1, 4, 4), 0.5)
-    kappa = Kappa(torch.tensor([0.0, 8.0], dtype=torch.float64), half, half)
+    kappa = Kappa(torch.tensor([0.0, 8.0 + seed], dtype=torch.float64), half, half)
     options = {"clip": 1.0, "scaling": PIXELS, "gaussian": gaussian, "kappa": kappa}
     return nidiff.Denoiser(net, process, "eps" if seed else "v", **options)
 

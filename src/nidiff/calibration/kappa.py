@@ -31,7 +31,11 @@ def measure_kappa(
     images = data[:num_images].to(denoiser.device)
     if tuple(images.shape[1:]) != gaussian.shape or not len(images):
         raise InputError(f"data has shape {tuple(data.shape)}: give some [N, {', '.join(map(str, gaussian.shape))}].")
-    rows = torch.linspace(0, last, check_whole("num_rows", num_rows, 2), dtype=torch.float64).round().unique()
+    rows = (
+        torch.linspace(0, last, check_whole("num_rows", num_rows, 2), dtype=torch.float64, device="cpu")
+        .round()
+        .unique()
+    )
     generator = torch.Generator(images.device).manual_seed(check_whole("seed", seed, 0))
     shares, trusts = [], []
     for row in rows.tolist():

@@ -60,12 +60,14 @@ class Denoiser(torch.nn.Module):
             expect("kappa", kappa, Kappa, "measure it by nidiff.measure_kappa(denoiser, data)")
             if gaussian is None:
                 raise InputError("kappa belongs to the modes of the data's Gaussian: give gaussian= too.")
-            kappa.check(gaussian)
+            kappa.check(gaussian, len(process.schedule))
         self._chosen = choose("target", target, TARGETS)
         self.target: Target = self._bound(target)
         self.sees = one_of("sees", self._sees_by_default if sees is None else sees, ("x", "z", "both"))
         if self.sees != "x" and gaussian is None:
             raise InputError(f"sees={self.sees!r} needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data).")
+        if self.sees == "both" and gaussian is not None and len(gaussian.shape) == len(gaussian.spatial.event_shape):
+            raise InputError("sees='both' puts x and z side by side as channels: give data an axis of channels.")
         clip = plain(clip)
         if clip is not None and not (is_number(clip) and clip > 0):
             raise InputError(f"clip={shown(clip)} must be a positive number, or None for no clipping.")
@@ -89,7 +91,8 @@ class Denoiser(torch.nn.Module):
             raise InputError(f"target={shown(target)} must be a name in TARGETS or a Target.")
         if self.gaussian is None:
             raise InputError(
-                f"target={shown(target)} needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data)."
+                f"target={(self.target_name or target)!r} needs the data's Gaussian: give "
+                "gaussian=nidiff.fit_gaussian(data)."
             )
         return chosen(self.gaussian, self.process.covariance)
 
@@ -142,6 +145,11 @@ class Denoiser(torch.nn.Module):
         """What the network says at x, in its own terms."""
         if not (isinstance(x, Tensor) and x.ndim and x.is_floating_point() and isinstance(level, Level)):
             raise InputError("x must be a batch of floats [B, ...], and level a level of the schedule: give both.")
+        if self.gaussian is not None and tuple(x.shape[1:]) != self.gaussian.shape:
+            raise InputError(
+                f"x has items {tuple(x.shape[1:])}, and gaussian was fitted to {self.gaussian.shape}: give x of that "
+                "shape, or a Gaussian of these data."
+            )
         label = torch.as_tensor(level.label, device=x.device)
         if label.ndim and len(label) not in (1, len(x)):
             raise InputError(f"level is for {len(label)} images, but x has {len(x)}: give one per image.")

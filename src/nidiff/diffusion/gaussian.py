@@ -105,19 +105,22 @@ class GaussianModel:
 
     def noise(self, covariance: Covariance) -> Coefficient:
         """The eigenvalues of Σ for the modes of C. A Σ that is diagonal in another basis is refused."""
-        if covariance.event_shape not in (self.spatial.event_shape, self.covariance.event_shape):
-            raise InputError(
-                f"gaussian is over {self.spatial.event_shape}, and Σ over {covariance.event_shape}: fit it to data of "
-                "that shape."
-            )
-        if covariance.is_constant:
+        event = covariance.event_shape
+        if covariance.is_constant and self.shape[len(self.shape) - len(event) :] == event:
             return covariance.eigenvalues.flatten()[0].item()
+        if event not in (self.spatial.event_shape, self.covariance.event_shape):
+            raise InputError(
+                f"gaussian is over {self.spatial.event_shape}, and Σ over {event}: fit it to data of that shape."
+            )
         for own in (self.covariance, self.spatial):
             if self.covariance.is_constant or own.shares_basis(covariance):
                 return Modes(covariance.eigenvalues, covariance)
+        over_channels = isinstance(covariance, Channels)
+        remedy = (
+            "use a Σ over the event alone" if over_channels else "fit it in Σ's basis by fit_gaussian(data, basis=Σ)"
+        )
         raise InputError(
-            f"gaussian has the modes of {self.spatial!r}, which are not those of Σ = {covariance!r}: fit it in Σ's "
-            "basis by fit_gaussian(data, basis=Σ)."
+            f"gaussian has the modes of {self.covariance!r}, which are not those of Σ = {covariance!r}: {remedy}."
         )
 
     def at(self, level: Level, covariance: Covariance) -> Wiener:
@@ -161,6 +164,8 @@ class GaussianModel:
     ) -> Tensor:
         """Draws of ``shape`` [B, *item]; with a ``level`` and Σ = ``noise``, of x at that level."""
         shape = check_sizes(shape)
+        if (level is None) != (noise is None):
+            raise InputError("level and noise=Σ say together which noisy data to draw: give both, or neither.")
         if len(shape) <= len(self.shape) or shape[-len(self.shape) :] != self.shape:
             raise InputError(f"shape={shape} must end in {self.shape}, with the number of draws in front.")
         white = self.covariance.with_eigenvalues(torch.ones_like(self.covariance.eigenvalues))
@@ -224,15 +229,16 @@ class Kappa(NamedTuple):
 
     def at(self, level: Level, gaussian: GaussianModel) -> tuple[Modes, Modes]:
         """(κ, β) at a level, between the rows by interpolation."""
-        position = torch.as_tensor(float(level.label), dtype=torch.float64).clamp(self.rows[0], self.rows[-1])
+        position = torch.tensor(float(level.label), dtype=torch.float64, device="cpu")
+        position = position.clamp(self.rows[0], self.rows[-1])
         right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
         weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
         each = (table[right - 1 : right + 1].double() for table in (self.values, self.trust))
         kappa, trust = (Modes(torch.lerp(pair[0], pair[1], weight), gaussian.covariance) for pair in each)
         return kappa, trust
 
-    def check(self, gaussian: GaussianModel) -> None:
-        """Refuse tables that are not of this Gaussian's modes, or not from 0 to 1."""
+    def check(self, gaussian: GaussianModel, num_levels: int | None = None) -> None:
+        """Refuse tables that are not of this Gaussian's modes, of another schedule's rows, or not from 0 to 1."""
         rows, modes = self.rows, gaussian.covariance.event_shape
         sound = isinstance(rows, Tensor) and rows.ndim == 1 and len(rows) > 1 and bool((rows.diff() > 0).all())
         for table in (self.values, self.trust):
@@ -242,6 +248,11 @@ class Kappa(NamedTuple):
             raise InputError(
                 f"kappa must have 2 or more rising rows, and for each two numbers from 0 to 1 per mode {modes} of the "
                 "gaussian: measure it by nidiff.measure_kappa(denoiser, data)."
+            )
+        if num_levels is not None and rows[-1].item() != num_levels - 1:
+            raise InputError(
+                f"kappa was measured on a schedule of {rows[-1].item() + 1:.0f} levels, and this one has {num_levels}: "
+                "measure it again by nidiff.measure_kappa(denoiser, data)."
             )
 
 
@@ -324,6 +335,10 @@ class _Moments(NamedTuple):
 
 def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axes: int | None) -> _Moments:
     """Mean and covariance per mode, in one pass."""
+    if not isinstance(data, Tensor) and hasattr(
+        data, "__array__"
+    ):  # of numpy: else its items would be taken for batches
+        data = as_numbers(data, "data")
     batches: Any = data
     if isinstance(data, Tensor):
         batches = data.split(BATCH) if data.ndim else None

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Channels
+from nidiff.covariance.matrix import Channels, Identity
 from nidiff.covariance.modes import Coefficient, Modes
 from nidiff.covariance.operator import MOST_AXES, Covariance
 from nidiff.covariance.spectral import BOUNDARIES
@@ -158,6 +158,11 @@ class Schedule:
             )
         other = copy.copy(self)
         family = None if self.boundary is None else BOUNDARIES[self.boundary]
+        if family is None and isinstance(covariance, Identity):
+            raise InputError(
+                f"schedule={self!r} does not say which modes it is for, and white noise has any: give "
+                "boundary='periodic' or 'reflecting', or Diagonal(torch.ones(shape)) as Σ for levels per pixel."
+            )
         if family is None or isinstance(covariance, family):
             other.modes = covariance
         elif covariance.is_constant:

@@ -17,24 +17,29 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Level, broadcast
-from nidiff.errors import InputError
+from nidiff.diffusion.schedule import CLEAN, Level, broadcast
+from nidiff.errors import InputError, one_of
 from nidiff.sampling.step import Chain
 
 
-def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
-    """z' = cos(√κ Δ) z + sin(√κ Δ)/√κ F, Δ the step in θ: the first-order rule; κ = 0 is Euler, κ = 1 is DDIM in z."""
-    return _turned(chain, x, x0, here, there, second_order=False)
+def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "turn") -> Tensor:
+    """z' = cos(√κ Δ) z + sin(√κ Δ)/√κ F, Δ the step in θ: the first-order rule; κ = 0 is Euler, κ = 1 is DDIM in z.
+
+    ``finish`` is how the last step reaches the data: by the same "turn", which gives fine modes their full variance; or
+    "denoise", with x̂0, which leaves out what the network does not know. The former has the right spectrum; features of
+    photographs may like the latter.
+    """
+    return _turned(chain, x, x0, here, there, finish, second_order=False)
 
 
-def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
+def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "turn") -> Tensor:
     """The same with what F did since the last step carried on: of second order on rows that are graded smoothly.
 
     The change of F is extrapolated in one clock for all modes (`mean_angle`), and never further than it was seen to go;
     it is integrated over each mode's own angle. (In its own angle, a fine mode that has hardly moved before would be
     extrapolated far.)
     """
-    return _turned(chain, x, x0, here, there, second_order=True)
+    return _turned(chain, x, x0, here, there, finish, second_order=True)
 
 
 def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int | None = None) -> list[int]:
@@ -63,8 +68,11 @@ def mean_angle(gaussian: GaussianModel, covariance: Covariance, level: Level) ->
     return 0.5 * ((weights * angle.values).sum() / weights.sum() + angle.values.mean()).item()
 
 
-def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, second_order: bool) -> Tensor:
+def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, finish: str, second_order: bool) -> Tensor:
     gaussian, covariance = known_gaussian(chain.denoiser, "an angle sampler"), chain.denoiser.process.covariance
+    last_step, clip = there is CLEAN, chain.denoiser.clip
+    if one_of("finish", finish, ("turn", "denoise")) == "denoise" and last_step:
+        return x0
     now, then = gaussian.at(here, covariance), gaussian.at(there, covariance)
     residual, kappa = _residual(chain, now, x, x0, here)
     turn = _turn(then.angle - now.angle, kappa)
@@ -78,7 +86,8 @@ def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, seco
         clock = [mean_angle(gaussian, covariance, level) for level in (past.level, here, there)]
         stride = min(1.0, ratio(clock[2] - clock[1], clock[1] - clock[0]))
         z = z + stride * broadcast(turn.rise, x) * (residual - predicted)
-    return then.from_z(z)
+    x = then.from_z(z)
+    return x.clamp(-clip, clip) if last_step and clip is not None else x
 
 
 def _residual(chain: Chain, wiener: Wiener, x: Tensor, x0: Tensor, level: Level) -> tuple[Tensor, Any]:
