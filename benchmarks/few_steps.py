@@ -8,13 +8,14 @@ import argparse
 from pathlib import Path
 
 import matplotlib
-import nidiff
 import torch
-from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
 from trained import PROBLEMS, Bench, Solver
 
+import nidiff
+from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
+
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (after the backend is chosen)
+import matplotlib.pyplot as plt
 
 COUNT, STEPS = 6, 5
 
