@@ -1,7 +1,6 @@
 """One trained network, five evaluations: what the solver makes of it. Draws docs/images/few_steps.png.
 
-The network is that of ``trained.py`` for turbulence, with white noise and target v, trained longer; this takes ten to
-twenty minutes of one core, and is kept in the folder --cache.
+The network is that of ``trained.py`` for turbulence, with white noise and target v; it is trained first if need be.
 """
 
 import argparse
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import matplotlib
 import torch
-from trained import PROBLEMS, Bench, Solver
+from trained import Bench, Solver
 
 import nidiff
 from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
@@ -30,11 +29,9 @@ def spectrum(x: torch.Tensor) -> torch.Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cache", type=Path, default=Path("out/fields"), help="folder of data and weights")
-    parser.add_argument("--steps", type=int, default=4000, help="training steps")
     parser.add_argument("--out", type=Path, default=Path("docs/images/few_steps.png"))
     options = parser.parse_args()
-    PROBLEMS["turbulence"] = PROBLEMS["turbulence"]._replace(steps=options.steps)
-    bench = Bench("turbulence", options.cache / f"{options.steps}-steps", None)
+    bench = Bench("turbulence", options.cache, None)
     denoiser = nidiff.measure_kappa(bench.denoiser("white, v", 0), bench.data.train)
     rows = {"held-out data": (bench.data.held_out, "black", "-")}
     for label, solver, colour in (
@@ -47,7 +44,8 @@ def main() -> None:
     left, right = figure.subfigures(1, 2, width_ratios=(1.55, 1))
     axes = left.subplots(len(rows), COUNT)
     for line, (label, (fields, colour, _)) in zip(axes, rows.items(), strict=True):
-        line[0].text(0, 1.08, label, fontsize=10, color=colour, transform=line[0].transAxes)
+        title = line[0].text(0, 1.08, label, fontsize=10, color=colour, transform=line[0].transAxes)
+        title.set_in_layout(False)  # else the others make room for it
         for axis, field in zip(line, fields[:: len(fields) // COUNT], strict=False):
             axis.imshow(field[0], cmap="RdBu_r", vmin=-2.5, vmax=2.5)
             axis.set(xticks=[], yticks=[])

@@ -342,7 +342,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
                     "denoiser": DENOISER.with_gaussian(GAUSSIAN)
                     if name not in ("als", "cas")
                     else nidiff.Denoiser(net, nidiff.Process(VE, COV)),
-                    "shape": (2, *SHAPE),
+                    "shape": (2, 2, *SHAPE),
                     "sampler": name,
                     "num_steps": 5,
                     **{p.name: p.default for p in [*inspect.signature(one.step).parameters.values()][5:]},
