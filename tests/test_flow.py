@@ -227,7 +227,10 @@ BAD = {
         "scheduler has the levels of ddpm_linear",
     ),
     "not a flow": (lambda: flow_scheduler(nidiff.ddpm_linear(10)), "schedule=ddpm_linear"),
-    "not this flow": (lambda: FlowNetwork(tiny(), Schedule([3.0, 0.0, -1.0], "sum")), "schedule="),
+    "not this flow": (lambda: FlowNetwork(tiny(), Schedule([3.0, 0.0, -1.0], "sum")), "scheduler="),
+    "a name": (lambda: FlowNetwork(tiny(), "flow"), "scheduler='flow'.*FlowMatchEuler"),
+    "no scheduler": (lambda: FlowNetwork(tiny(), None), "scheduler=None.*FlowMatchEuler"),
+    "a scheduler of β": (lambda: FlowNetwork(tiny(), diffusers.DDPMScheduler()), "scheduler=ddpm_linear"),
     "heun": (
         lambda: heun_on("ddpm_linear:beta_max=0.01", "velocity"),
         "average='velocity'",
