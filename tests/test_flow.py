@@ -152,6 +152,18 @@ def test_a_flow_network_of_ours_is_driven_by_diffusers_in_whitened_coordinates(s
     assert torch.allclose(by_schedule.colour(driven(scheduler, by_schedule, white, ROWS)), theirs)
 
 
+def test_a_schedule_of_any_length_says_which_rows_the_network_is_told():
+    schedule, told = nidiff.flow(100), []
+
+    def net(x: Tensor, row: Tensor) -> Tensor:
+        told.append(float(row))
+        return x
+
+    network = Whitened(net, IMAGES, prediction_type="velocity", scheduler=schedule)
+    driven(flow_scheduler(schedule), network, normal(*SHAPE).float(), [99, 60, 20, 3])
+    assert told == [99, 60, 20, 3]
+
+
 @pytest.mark.parametrize("shift", [1.0, 3.0])
 def test_a_flow_model_of_diffusers_is_a_denoiser(shift):
     """White noise: Σ = I, the same trajectory; and a model of y = Σ^-½ x under Σ."""
@@ -215,7 +227,10 @@ BAD = {
         "scheduler has the levels of ddpm_linear",
     ),
     "not a flow": (lambda: flow_scheduler(nidiff.ddpm_linear(10)), "schedule=ddpm_linear"),
-    "not this flow": (lambda: FlowNetwork(tiny(), Schedule([3.0, 0.0, -1.0], "sum")), "schedule="),
+    "not this flow": (lambda: FlowNetwork(tiny(), Schedule([3.0, 0.0, -1.0], "sum")), "scheduler="),
+    "a name": (lambda: FlowNetwork(tiny(), "flow"), "scheduler='flow'.*FlowMatchEuler"),
+    "no scheduler": (lambda: FlowNetwork(tiny(), None), "scheduler=None.*FlowMatchEuler"),
+    "a scheduler of β": (lambda: FlowNetwork(tiny(), diffusers.DDPMScheduler()), "scheduler=ddpm_linear"),
     "heun": (
         lambda: heun_on("ddpm_linear:beta_max=0.01", "velocity"),
         "average='velocity'",

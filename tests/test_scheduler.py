@@ -335,6 +335,61 @@ def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retrainin
     assert not torch.allclose(images[1], images[0], atol=1e-4)  # κ was used, and saved
 
 
+def test_the_spacing_is_the_algorithms_own_if_nothing_is_said():
+    gaussian, white = nidiff.GaussianModel(torch.zeros(1, 4, 4), GFF), nidiff.Identity((4, 4))
+    for algorithm in ALGORITHMS:
+        options = {"algorithm": algorithm, "gaussian": gaussian}
+        own = "angle" if algorithm.startswith("angle") else "trailing"
+        plain = NonIsotropicScheduler(GFF, **options)
+        assert plain.config.timestep_spacing == own
+        assert NonIsotropicScheduler.from_config(plain.config).config.timestep_spacing == own
+        asked = NonIsotropicScheduler(GFF, timestep_spacing="trailing", **options)
+        again = NonIsotropicScheduler.from_config(asked.config)
+        assert asked.config.timestep_spacing == again.config.timestep_spacing == "trailing"
+    config = diffusers.DDPMScheduler().config  # its "leading" is for its own steps
+    options = {"algorithm": "angle_2m", "gaussian": gaussian, "clip_sample": False}
+    few, net = NonIsotropicScheduler.from_config(config, covariance=white, **options), smooth_net((4, 4))
+    assert few.config.timestep_spacing == "angle"
+    few.set_timesteps(5)
+    given = {"sampler": "angle_2m", "num_steps": 5, "seeds": [0, 1], "dtype": torch.float64}
+    with pytest.warns(UserWarning, match="clip=None"):
+        expected = nidiff.sample(few.denoiser(net), SHAPE, **given)
+    start = few.init_noise(SHAPE, generators_from_seeds([0, 1]), dtype=torch.float64)
+    assert torch.allclose(loop(few, net, start), expected, atol=1e-9)
+
+
+def test_another_schedule_leaves_kappa_behind():
+    """Its rows are those of the schedule that it was measured with."""
+    ours = scheduler(FITTED, gaussian=GAUSSIAN, kappa=KAPPA)
+    assert NonIsotropicScheduler.from_config(ours.config).denoiser(smooth_net((4, 4))).kappa is not None
+    other = NonIsotropicScheduler.from_config(ours.config, schedule="ddpm_linear:num_levels=30")
+    told = other.denoiser(smooth_net((4, 4)))
+    assert told.kappa is None
+    assert torch.equal(told.gaussian.mean, GAUSSIAN.mean)
+    again = NonIsotropicScheduler.from_config(ours.config, schedule="ddpm_linear:num_levels=30", kappa=KAPPA)
+    assert again.denoiser(smooth_net((4, 4))).kappa is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_schedule_that_keeps_signal_starts_from_the_gaussian(dtype):
+    """As start="gaussian" of nidiff.sample does; without a warning, which is an error here."""
+    gaussian = nidiff.fit_gaussian(3 + 2 * normal(50, 1, 4, 4))
+    ours = scheduler(schedule=HEAT, gaussian=gaussian, algorithm="ddim", prediction_type="sample")
+    ours.set_timesteps(timesteps=[19, 12, 5])
+    net, source = smooth_net((4, 4)), generators_from_seeds([0, 1])
+    start = ours.init_noise(SHAPE, source, dtype=dtype)
+    assert start.dtype == dtype
+    x = loop(ours, net, start.double(), source)
+    given = {"sampler": "ddim", "rows": [19, 12, 5], "start": "gaussian", "seeds": [0, 1]}
+    expected = nidiff.sample(ours.denoiser(net), SHAPE, dtype=torch.float64, **given)
+    if dtype == torch.float64:
+        assert torch.allclose(x, expected, atol=1e-10)
+    at_last = gaussian.at(ours.process.schedule.level(19), GFF)
+    many = ours.init_noise((4000, 1, 4, 4), seeded(), dtype=dtype).double()
+    assert at_last.to_z(many).mean(0).abs().max() < 0.1
+    assert (many.mean() - 3).abs() < 0.1  # negative control: noise alone has mean 0
+
+
 def test_the_gaussian_and_tables_of_modes_are_arrays_beside_the_configuration(tmp_path):
     schedule = per_mode(FITTED)
     scheduler(FITTED, schedule=schedule, gaussian=GAUSSIAN, kappa=KAPPA).save_pretrained(tmp_path)
@@ -684,6 +739,7 @@ def ready(**options):
 
 
 X = torch.zeros(SHAPE)
+HEAT = nidiff.heat((4, 4), 20, boundary="periodic")
 DENSE = nidiff.fit_gaussian(
     normal(50, 1, 4, 4), basis=nidiff.Dense(torch.cov(normal(50, 16).T) + torch.eye(16, dtype=torch.float64), (4, 4))
 )
@@ -703,6 +759,14 @@ BAD = {
     "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "positive"),
     "clip, none": (lambda: scheduler(clip_sample=True, clip_sample_range=None), "positive"),
     "clip, a word": (lambda: scheduler(clip_sample=True, clip_sample_range="a"), "positive"),
+    "spacing without a Gaussian": (
+        lambda: scheduler(timestep_spacing="angle").set_timesteps(5),
+        "gaussian=nidiff.fit_gaussian(data), or use timestep_spacing='trailing'",
+    ),
+    "heat without a Gaussian": (
+        lambda: scheduler(schedule=HEAT).init_noise(SHAPE),
+        "give the scheduler gaussian=nidiff.fit_gaussian(data)",
+    ),
     "angles without a Gaussian": (lambda: scheduler(algorithm="angle", gaussian=None), "fit_gaussian"),
     "residual without a Gaussian": (lambda: scheduler(prediction_type="residual"), "fit_gaussian"),
     "gaussian": (lambda: scheduler(gaussian="modes"), "GaussianModel"),

@@ -20,8 +20,10 @@ class Sample:
     drawing: Annotated[Drawing, arg(name="")]
     sampler: str = "dpmpp_2m"
     """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
-    angle or angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. The spacing of
-    the steps is uniform, trailing, logsnr or karras; of angles, angle."""
+    angle or angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are
+    spacing (uniform, trailing, logsnr, karras; with the Gaussian angle, or planned, the steps of least error) and, with
+    the Gaussian, start=gaussian, which begins at a lower level, and bound, what that may lose in nats per dimension:
+    dpmpp_2m:spacing=planned,start=gaussian,bound=0.005."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None

@@ -15,7 +15,7 @@ import nidiff
 from nidiff.data.encoded import Stream
 from nidiff.data.images import Images, quantise
 from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.diffusion.scaling import PIXELS
+from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
@@ -36,9 +36,8 @@ from nidiff.generation.opened import (
 )
 from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import DEFAULT
+from nidiff.training.baseline import mean_bits
 from nidiff.training.experiment import Experiment, read_experiment
-
-BASELINE, BLOCK = 2048, 256  # images that show what the data's Gaussian achieves, and so many at a time
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,10 @@ class Bench:
             "torch": torch.__version__,
         }
 
-    def bits_per_dim(self, gaussian: GaussianModel) -> float:
-        """Of (at most 2,048 of) the real images under the data's Gaussian: the baseline."""
-        rows = torch.linspace(0, len(self.pixels) - 1, min(len(self.pixels), BASELINE), dtype=torch.float64).long()
-        bits = [gaussian.bits_per_dim(PIXELS.to_model(self.pixels[some]).double()) for some in rows.split(BLOCK)]
-        return float(f"{torch.cat(bits).mean().item():.4g}")
+    def bits_per_dim(self, gaussian: GaussianModel, scaling: Scaling | None) -> float:
+        """Of (at most 2,048 of) the real images under the data's Gaussian, in the units of a model: the baseline."""
+        units = scaling or PIXELS
+        return mean_bits(gaussian, len(self.pixels), lambda rows: units.to_model(self.pixels[rows]), units)[0]
 
     def measure(self, generated: Tensor, features: Path | None = None) -> dict[str, Measured]:
         """The metrics of uint8 images; their features are kept in the folder ``features``."""
@@ -137,7 +135,7 @@ def evaluate_cell(
     bench.check(model.shape, len(seeds))
     provenance = bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
     if model.denoiser.gaussian is not None:
-        provenance["gaussian_bits_per_dim"] = bench.bits_per_dim(model.denoiser.gaussian)
+        provenance["gaussian_bits_per_dim"] = bench.bits_per_dim(model.denoiser.gaussian, model.denoiser.scaling)
     settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
     asked = Result(model.name, *settled, provenance=provenance)
     for known in known_results(model.path, model.sha256):

@@ -1,6 +1,7 @@
 """Flow matching of diffusers: its networks are told 1000 · sigma, ours the row of the schedule."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.family import flow
 from nidiff.diffusion.schedule import Schedule, from_diffusers
-from nidiff.errors import InputError, expect
+from nidiff.errors import InputError, expect, shown
 
 
 class FlowNetwork(torch.nn.Module):
@@ -26,8 +27,13 @@ class FlowNetwork(torch.nn.Module):
     def __init__(self, unet: torch.nn.Module, scheduler: Any, covariance: Covariance | None = None) -> None:
         super().__init__()
         self.unet = unet
+        if not (isinstance(scheduler, Schedule | Mapping) or hasattr(scheduler, "config")):
+            raise InputError(
+                f"scheduler={shown(scheduler)} must be what the network was trained with: give a "
+                "FlowMatchEulerDiscreteScheduler, its config, or a nidiff.flow."
+            )
         self.schedule = scheduler if isinstance(scheduler, Schedule) else from_diffusers(scheduler)
-        _time_shift(self.schedule)
+        _time_shift("scheduler", self.schedule)
         self.covariance = None if covariance is None else as_covariance(covariance)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
@@ -44,13 +50,13 @@ class FlowNetwork(torch.nn.Module):
 def flow_scheduler(schedule: Schedule) -> FlowMatchEulerDiscreteScheduler:
     """The diffusers scheduler with the levels of a `nidiff.flow`: drive `nidiff.Whitened` by it."""
     expect("schedule", schedule, Schedule)
-    return FlowMatchEulerDiscreteScheduler(len(schedule), _time_shift(schedule))
+    return FlowMatchEulerDiscreteScheduler(len(schedule), _time_shift("schedule", schedule))
 
 
-def _time_shift(schedule: Schedule) -> float:
+def _time_shift(argument: str, schedule: Schedule) -> float:
     """The s of `nidiff.flow`; another schedule is refused."""
     if schedule.keeps == "sum" and not schedule.event_shape and len(schedule) > 1:
         shift = (len(schedule) - 1) * math.exp(-schedule.logsnr[0].item() / 2)
         if torch.allclose(flow(len(schedule), shift).logsnr, schedule.logsnr, rtol=1e-9, atol=1e-9):
             return round(shift, 12)
-    raise InputError(f"schedule={schedule!r} is not that of flow matching, t = (row + 1)/L: use nidiff.flow.")
+    raise InputError(f"{argument}={schedule!r} is not that of flow matching, t = (row + 1)/L: use nidiff.flow.")

@@ -13,9 +13,10 @@ from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
-from nidiff.covariance.config import SCHEDULER, as_covariance, save_arrays
+from nidiff.covariance.config import SCHEDULER, Config, as_covariance, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.family import check_forgotten
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
@@ -34,12 +35,13 @@ from nidiff.model.config import (
     configured,
     scheduler_config,
     with_arrays,
+    without_kappa,
 )
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
 from nidiff.randomness import Generators
 from nidiff.recipe import check_whole, fits
-from nidiff.sampling.angle import angle_rows, known_gaussian
+from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain, Past
@@ -51,20 +53,20 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
     too and is coloured inside, so a training script stays as it is; the initial sample comes from `init_noise`. With
     Σ = I this is `DDPMScheduler`, `DDIMScheduler` (``use_clipped_model_output=True`` where x̂0 is clipped) and
-    `DPMSolverMultistepScheduler` (``clip_sample=False``), step by step. The last step always gives x̂0, as in
-    `nidiff.sample`.
+    `DPMSolverMultistepScheduler` (``clip_sample=False``), step by step. As in `nidiff.sample`, the last step gives x̂0,
+    except for the angle samplers, which take it themselves.
 
     Args:
         covariance: Σ, what its ``to_config()`` returned, or a folder that holds one.
         schedule: a `nidiff.Schedule`, its configuration, or text such as "ddpm_linear:num_levels=1000".
         prediction_type: "epsilon" (white), "sample", "v_prediction", "noise" (coloured), "score", "velocity",
             "residual" (which needs ``gaussian``), or a target of yours (a `Target`, or its name in `TARGETS`).
-        algorithm: "ddpm", "ddim", "dpmsolver++", "euler", or, with ``gaussian``, "angle" or "angle_2m". This default
-            and that of the spacing are those of `nidiff.sample`.
+        algorithm: "ddpm", "ddim", "dpmsolver++", "euler", or, with ``gaussian``, "angle" or "angle_2m". The default is
+            that of `nidiff.sample`.
         variance_type: of ddpm, "fixed_small" (β̃) or "fixed_large" (β).
         clip_sample: clip x̂0 to ±``clip_sample_range``, in pixels.
         timestep_spacing: "leading", "linspace", "trailing", or "angle" (equal steps of the mean angle, which needs a
-            gaussian).
+            gaussian). Default: "angle" for the angle samplers, else "trailing".
         num_train_timesteps: the number of levels, which is the schedule's; recorded for scripts that ask for it.
         scaling: the units of the data, recorded for the model that is saved with this scheduler.
         gaussian: the `nidiff.GaussianModel` of the data, or what its ``to_config()`` returned.
@@ -85,7 +87,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         variance_type: str = "fixed_small",
         clip_sample: bool = True,
         clip_sample_range: float = 1.0,
-        timestep_spacing: str = "trailing",
+        timestep_spacing: str | None = None,
         num_train_timesteps: int | None = None,
         scaling: Scaling | Mapping[str, Any] | None = None,
         gaussian: GaussianModel | Mapping[str, Any] | None = None,
@@ -97,13 +99,17 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self.scaling = self._model.scaling
         if ALGORITHMS[algorithm].startswith("angle") and self._model.gaussian is None:
             needed = f"algorithm={algorithm!r} needs the data's Gaussian"
-            raise InputError(f"{needed}: give gaussian=nidiff.fit_gaussian(data).")
+            raise InputError(f"{needed}: give gaussian=nidiff.fit_gaussian(data), or use algorithm='dpmsolver++'.")
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
         plain = scheduler_config(self._model) | {"kappa": None}  # it is with the Gaussian now
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
+        if timestep_spacing is None:
+            own = SAMPLERS[ALGORITHMS[algorithm]].spacing
+            plain["timestep_spacing"] = own if own == "angle" else "trailing"
         self.register_to_config(**plain, _use_default_values=[])
+        self._forgets = _forgets(self.process.schedule)
         self.init_noise_sigma = self.process.schedule.prior_scale
         self.alphas_cumprod = torch.sigmoid(self.process.schedule.mean_logsnr).float()  # signal² / (signal² + sigma²)
         self.set_timesteps(timesteps=range(len(self) - 1, -1, -1))
@@ -126,8 +132,13 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
         config.pop("_use_default_values", None)  # the fields that diffusers would leave out
-        if "schedule" in kwargs:
-            config.pop("num_train_timesteps", None)  # it was that of the other schedule
+        if theirs and str(kwargs.get("algorithm")).startswith("angle"):
+            config.pop("timestep_spacing", None)  # it was that of the other algorithm
+        if "schedule" in kwargs:  # these were of the other one
+            for key in ("num_train_timesteps", "kappa"):
+                config.pop(key, None)
+            if isinstance(gaussian := config.get("gaussian"), Config):
+                config["gaussian"] = without_kappa(gaussian)
         for given in (config, kwargs):
             given.pop("beta_schedule", None)  # no argument: it is always the same
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
@@ -205,12 +216,27 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image."""
+        """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image.
+
+        With a schedule that keeps signal to the end, as `nidiff.heat` does, it is the data's Gaussian at the first of
+        ``timesteps``: ``start="gaussian"`` of `nidiff.sample`.
+        """
         _check_generator(generator)
         if isinstance(shape, str) or not isinstance(shape, Sequence):
             raise InputError(f"shape={shown(shape)} must be a list of sizes, such as (4, 3, 32, 32).")
         shape = [check_whole("shape", size) for size in shape]
-        return self.process.prior(shape, generator, dtype=dtype, device=device)
+        if self._forgets:
+            return self.process.prior(shape, generator, dtype=dtype, device=device)
+        if self._model.gaussian is None:
+            raise InputError(
+                f"schedule={self.process.schedule!r} keeps signal in some modes at its last level, which noise does "
+                "not have: give the scheduler gaussian=nidiff.fit_gaussian(data), or begin with add_noise of images."
+            )
+        work, first = torch.promote_types(dtype, torch.float32), self._levels[0]
+        start = self._model.gaussian.sample(
+            shape, generator, level=first, noise=self.covariance, dtype=work, device=device
+        )
+        return start.to(dtype)
 
     # The reverse process -----------------------------------------------------------------------------------------
 
@@ -242,7 +268,12 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         levels, spacing = len(self), self.config["timestep_spacing"]
         count = check_whole("num_inference_steps", count, 1, levels)
         if spacing == "angle":
-            return angle_rows(self.process, known_gaussian(self._model, "timestep_spacing='angle'"), count)
+            if self._model.gaussian is None:
+                raise InputError(
+                    "timestep_spacing='angle' needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data), or "
+                    "use timestep_spacing='trailing'."
+                )
+            return angle_rows(self.process, self._model.gaussian, count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -304,7 +335,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
         here, x, output = self._levels[index], sample.to(work), model_output.to(work)
-        if index == 0 and self._from_prior:
+        if index == 0 and self._from_prior and self._forgets:
             _warn_if_white(self.process, x)
 
         def noise() -> Tensor:
@@ -356,6 +387,15 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self.covariance.check_trailing(tuple(x.shape), argument)
         if like is not None and x.shape != like.shape:
             raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
+
+
+def _forgets(schedule: Schedule) -> bool:
+    """Whether sampling may start from noise alone."""
+    try:
+        check_forgotten(schedule)
+    except InputError:
+        return False
+    return True
 
 
 def _warn_if_white(process: Process, x: Tensor) -> None:

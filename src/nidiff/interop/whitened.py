@@ -31,7 +31,7 @@ class Whitened(torch.nn.Module):
     Start from ``torch.randn``, take the steps of the scheduler, and go back to pixels by ``.colour(y)``. Give the
     scheduler the prediction_type of the network ("epsilon" for a network of coloured "noise"). Whatever else this is
     asked for (config, dtype, …) is the U-Net's. A network of "velocity" is for FlowMatchEulerDiscreteScheduler, whose
-    timesteps 1000 · sigma become rows of the schedule here, which is what the network was told in training.
+    timesteps (its number of them times sigma) become rows of the schedule here, which the network was told in training.
 
     Args:
         clip: clip x̂0 to ±clip in pixels, which needs the noise levels of ``scheduler``. The scheduler's own clipping
@@ -65,7 +65,8 @@ class Whitened(torch.nn.Module):
         if clip is not None and not (fits(clip, float) and clip > 0):
             raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
         self.clip = clip
-        self._count = config.get("num_train_timesteps", 1000)
+        # A scheduler of flow matching says this number times sigma.
+        self._count = len(scheduler) if isinstance(scheduler, Schedule) else config.get("num_train_timesteps", 1000)
         needed = clip is not None or prediction_type == "velocity" or isinstance(scheduler, Schedule)
         self.schedule = _levels(scheduler) if needed else None
         if prediction_type == "velocity" and self.schedule is not None and self.schedule.keeps != "sum":

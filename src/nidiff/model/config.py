@@ -44,7 +44,7 @@ BETA_SCHEDULE = "nidiff (needs nidiff.interop.NonIsotropicScheduler)"
 DEFAULTS: dict[str, Any] = {
     "algorithm": "dpmsolver++",
     "variance_type": "fixed_small",
-    "timestep_spacing": "trailing",
+    "timestep_spacing": None,  # the algorithm's own
     "clip_sample": True,
     "clip_sample_range": 1.0,
     "scaling": PIXELS,
@@ -117,12 +117,10 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     """The denoiser around ``net`` that the configuration describes: the inverse of `scheduler_config`."""
     check_fields(config)
     config = {**dict.fromkeys(FIELDS), **DEFAULTS, **config}
-    for field, known in (
-        ("algorithm", ALGORITHMS),
-        ("variance_type", VARIANCES),
-        ("timestep_spacing", (*SPACINGS, "angle")),
-    ):
-        one_of(field, config[field], known)
+    one_of("algorithm", config["algorithm"], ALGORITHMS)
+    one_of("variance_type", config["variance_type"], VARIANCES)
+    if config["timestep_spacing"] is not None:
+        one_of("timestep_spacing", config["timestep_spacing"], (*SPACINGS, "angle"))
     covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
     if not isinstance(target, Target):
         target = predictions()[one_of("prediction_type", target, predictions())]

@@ -185,13 +185,15 @@ class Experiment:
     @property
     def needs_gaussian(self) -> bool:
         """Whether the run cannot do without the data's Gaussian."""
-        named = {text.partition(":")[0].strip() for text in (self.sampler, self.schedule)}
-        asked = {part.strip() for part in self.sampler.replace(":", ",").split(",")}
-        return (
-            self.target == "residual"
-            or self.sees in ("z", "both")
-            or bool(named & {"angle", "angle_2m", "designed"} or asked & {"start=gaussian", "spacing=planned"})
-        )
+        from nidiff.notation import parse_call
+        from nidiff.sampling.sampler import as_sampler
+        from nidiff.sampling.spacing import FROM_DATA
+
+        if self.target == "residual" or self.sees in ("z", "both"):
+            return True
+        sampler, _ = as_sampler(self.sampler)
+        by_sampler = sampler.finishes or sampler.start == "gaussian" or sampler.spacing in FROM_DATA
+        return by_sampler or parse_call("schedule", self.schedule)[0] == "designed"
 
     @property
     def network(self) -> dict[str, Any]:
