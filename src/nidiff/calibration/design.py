@@ -71,7 +71,7 @@ class Candidate:
     def score(self) -> float:
         """The geometric mean over 5, 10 and 20 steps of DPM-Solver++'s error, with the better of its fixed spacings."""
         best = [max(NO_MATTER, min(self.errors[name][steps] for name in FIXED)) for steps in JUDGED]
-        return torch.tensor(best, dtype=torch.float64).log().mean().exp().item()
+        return torch.tensor(best, dtype=torch.float64, device="cpu").log().mean().exp().item()
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _candidate(gaussian: GaussianModel, noise: str, text: str, covariance: Covar
     process = Process(schedule, covariance)
     effective = _effective_logsnr(process.schedule, gaussian, covariance)
     band = bands(gaussian).flatten()
-    by_band = torch.zeros(len(effective), int(band.max()) + 1, dtype=torch.float64)
+    by_band = torch.zeros(len(effective), int(band.max()) + 1, dtype=torch.float64, device="cpu")
     by_band.index_add_(1, band, effective).div_(torch.bincount(band))
     return Candidate(
         covariance=noise,
@@ -155,7 +155,11 @@ def _candidate(gaussian: GaussianModel, noise: str, text: str, covariance: Covar
 
 def _effective_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: Covariance, count: int = 101) -> Tensor:
     """log(signal² C / (sigma² λ)) [levels, modes of C], at ``count`` levels from the least to the most noise."""
-    rows = torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64).round().long()
+    rows = (
+        torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64, device="cpu")
+        .round()
+        .long()
+    )
     ratio = (gaussian.covariance.eigenvalues / covariance.eigenvalues).log()  # [channels, *event]
     logsnr = schedule.logsnr[rows]
     logsnr = logsnr.reshape(len(rows), *[1] * (ratio.ndim + 1 - logsnr.ndim), *logsnr.shape[1:])
@@ -172,11 +176,11 @@ def _predicted(process: Process, gaussian: GaussianModel) -> dict[str, dict[int,
             model.draws = None
             names = [name for name, (own, _) in SOLVERS.items() if own == step]
             rows = [fixed.get(SOLVERS[name][1], planned) for name in names]
-            errors = model.errors(torch.tensor(rows, dtype=torch.float64)).tolist()
+            errors = model.errors(torch.tensor(rows, dtype=torch.float64, device="cpu")).tolist()
             for name, error in zip(names, errors, strict=True):
                 found[name][steps] = error
     # The angle samplers make no error of their own, in any number of steps: what is left is the prior's.
     exact = SmallModel(process, gaussian, *as_sampler("angle"), KINDS)
-    error = exact.errors(torch.tensor([[len(process.schedule) - 1.0]], dtype=torch.float64)).item()
+    error = exact.errors(torch.tensor([[len(process.schedule) - 1.0]], dtype=torch.float64, device="cpu")).item()
     found["angle"] = dict.fromkeys(STEPS, error)
     return found
