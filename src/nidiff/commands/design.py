@@ -16,8 +16,8 @@ from nidiff.progress import progress_bar
 if TYPE_CHECKING:
     from nidiff.calibration import design as designs
     from nidiff.covariance.operator import Covariance
-    from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.data.images import Images
+    from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.training.experiment import Experiment
 
 PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist"}  # of the network; else that of the digits
