@@ -15,12 +15,13 @@ from nidiff.covariance.config import as_covariance
 
 SHAPE = (16, 16)
 STEEP = nidiff.GaussianModel(torch.zeros(1, *SHAPE), nidiff.power_law(SHAPE, 3.0))
+FIELDS = STEEP.covariance.sample((64, 1, *SHAPE), torch.Generator().manual_seed(0))
 TWO = ("white", "power_law:exponent=3"), ("ddpm_linear", "ddpm_cosine")
 
 
 @functools.cache
 def compare(noises, schedules, gaussian=STEEP):
-    return design(gaussian, lambda text: as_covariance(text, SHAPE), noises, schedules)
+    return design(gaussian, lambda text: as_covariance(text, SHAPE, lambda: FIELDS), noises, schedules)
 
 
 def test_candidates_are_judged_by_closed_forms():
@@ -56,6 +57,18 @@ def test_noise_smoother_than_the_data_and_priors_that_remember_are_not_recommend
     assert "last level" in short.candidates[0].faults[0]
     assert "first level" in short.candidates[1].faults[0]
     assert "no candidate is without fault" in short.reason
+
+
+def test_equal_snr_is_compared_for_the_noise_of_the_data_alone():
+    found = compare(("white", "from_data", "from_data:power=0.5"), ("ddpm_linear", "equal_snr:num_levels=200"))
+    pairs = [one.covariance for one in found.candidates if one.schedule.startswith("equal_snr")]
+    assert pairs == ["from_data"]
+
+
+def test_schedules_that_keep_signal_are_left_out():
+    found = compare(("white",), ("ddpm_linear", "heat"))
+    assert [one.schedule for one in found.candidates] == ["ddpm_linear"]
+    assert found.left_out == ["heat"]
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +111,26 @@ def test_json_has_every_number(fields, tmp_path, capsys):
     assert out.exists()
 
 
+def test_reflecting_noise_is_compared_in_its_own_basis(fields, tmp_path, capsys):
+    few = ["--schedules", "ddpm_cosine", "heat", "--out", str(tmp_path / "design.svg"), "--json"]
+    noises = ["white", "gff:boundary=reflecting", "from_data:boundary=reflecting"]
+    assert main(["design", str(fields), "--covariances", *noises, *few]) == 0
+    said = capsys.readouterr()
+    assert [one["covariance"] for one in json.loads(said.out)["candidates"]] == noises
+    assert "left out heat" in said.err
+    assert main(["design", str(fields), "--covariances", "gff", *noises, *few]) == 2
+    assert "--covariances='gff:boundary=reflecting' has other modes than 'gff'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["digits", "--covariances", "white", "--schedules", "equal_snr"], "leave nothing to compare"),
+        (["digits", "--covariances", "white", "--schedules", "heat"], "leave nothing to compare"),
+        (
+            ["digits", "--schedules", "ddpm_linear:num_levels=49"],
+            "--schedules='ddpm_linear:num_levels=49' has 49 levels",
+        ),
         ([], "DATA is missing"),
         (["nowhere.npy"], "'nowhere.npy'"),
         (["digits", "--num-steps", "7"], "--num-steps=7 must be one of 5, 10, 20, 50"),

@@ -1,6 +1,7 @@
 """What is predicted of a sampler is what it does, and planned levels make less error than any fixed spacing."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.planning import SmallModel, planned_rows
 from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.spacing import SPACINGS, spaced_rows
+from nidiff.sampling.step import Sampler
 from nidiff.testing.problems import Impulses
 
 STEEP = nidiff.GaussianModel(torch.zeros(64, 64), nidiff.power_law((64, 64), 2.67))
@@ -145,12 +147,46 @@ def test_a_sampler_without_error_keeps_its_own_spacing():
         assert rows == angle_rows(WHITE, STEEP, 7)
 
 
-def test_rows_lie_between_levels_only_where_that_is_worth_it():
+@pytest.mark.parametrize("schedule", ["ddpm_linear:num_levels=100", "ddpm_linear", "flow:num_levels=30"])
+@pytest.mark.parametrize("between", [False, True])
+def test_planned_steps_do_not_magnify_what_a_network_says_wrong(schedule, between):
+    """No two rows are so near each other that DPM-Solver++ extrapolates their difference far beyond them."""
+    shape, draws = (8, 8), torch.Generator().manual_seed(0)
+    gaussian = nidiff.GaussianModel(torch.zeros(shape), nidiff.power_law(shape, 3.0))
+    process = nidiff.Process(schedule, nidiff.Identity(shape))
+    exact = gaussian.denoiser(process)
+
+    def wrong(x, label):
+        error = torch.randn(x.shape, generator=draws, dtype=x.dtype)
+        return exact(x, process.schedule.level(label[0].item())) + 0.01 * error
+
+    for count in (5, 10):
+        rows = nidiff.plan(process, gaussian, num_steps=count, between=between).rows
+        given = {"shape": (8, *shape), "rows": rows, "seeds": range(8), "dtype": torch.float64}
+        change = nidiff.sample(nidiff.Denoiser(wrong, process, "x0"), **given) - nidiff.sample(exact, **given)
+        assert 0.005 < change.square().mean().sqrt() < 0.05
+
+
+@pytest.mark.parametrize("schedule", ["ddpm_linear:num_levels=100", "ddpm_cosine", "flow:num_levels=30"])
+def test_a_step_is_at_most_three_times_the_one_before(schedule):
+    shape = (8, 8)
+    process = nidiff.Process(schedule, nidiff.Identity(shape))
+    gaussian = nidiff.GaussianModel(torch.zeros(shape), nidiff.power_law(shape, 3.0))
+    for count in (3, 5, 10):
+        rows = nidiff.plan(process, gaussian, num_steps=count).rows
+        steps = process.schedule.logsnr[[*rows]].diff()
+        assert (steps[1:] / steps[:-1]).max() < 3.001
+
+
+def test_rows_lie_between_levels_only_if_that_is_asked_for_and_worth_it():
     """A hundredth of the levels: whole rows cannot be placed well."""
     coarse = nidiff.Process(nidiff.ddpm_linear(20, 5e-3, 0.6), nidiff.Identity((64, 64)))
     rows = nidiff.plan(coarse, STEEP, num_steps=6).rows
-    assert any(isinstance(row, float) for row in rows)
-    assert all(isinstance(row, int) for row in nidiff.plan(WHITE, STEEP, num_steps=6).rows)
+    assert all(isinstance(row, int) for row in rows)
+    between = nidiff.plan(coarse, STEEP, num_steps=6, between=True)
+    assert any(isinstance(row, float) for row in between.rows)
+    assert between.error < nidiff.predict(coarse, STEEP, rows=rows).error
+    assert all(isinstance(row, int) for row in nidiff.plan(WHITE, STEEP, num_steps=6, between=True).rows)
     x = nidiff.sample(STEEP.denoiser(coarse), (1, 64, 64), rows=rows, seeds=[0])
     assert torch.equal(x, nidiff.sample(STEEP.denoiser(coarse), (1, 64, 64), num_steps=6, spacing="planned", seeds=[0]))
     every = nidiff.plan(coarse, STEEP, num_steps=20).rows
@@ -184,7 +220,42 @@ def test_what_cannot_be_planned_is_refused(arguments, problem):
         nidiff.sample(denoiser, (1, *SHAPE), **arguments)
 
 
+def test_start_and_bound_in_the_text_of_a_sampler_count():
+    text = nidiff.plan(WHITE, STEEP, "dpmpp_2m:start=gaussian,bound=0.05", 3)
+    assert text.rows == nidiff.plan(WHITE, STEEP, num_steps=3, start="gaussian", bound=0.05).rows
+    assert text.rows[0] < 999
+    assert nidiff.plan(WHITE, STEEP, "dpmpp_2m:start=gaussian", 3, start="prior").rows[0] == 999
+
+
+def test_a_schedule_that_keeps_signal_is_planned_from_the_gaussian_alone():
+    gaussian = nidiff.GaussianModel(torch.zeros(SHAPE), nidiff.matern(SHAPE, 1.5, boundary="reflecting"))
+    process = nidiff.Process(nidiff.heat(SHAPE, num_levels=50), nidiff.Identity(SHAPE))
+    for refused in (nidiff.plan, partial(nidiff.predict, rows=[49, 3])):
+        with pytest.raises(nidiff.InputError, match="keeps signal"):
+            refused(process, gaussian)
+    assert nidiff.plan(process, gaussian, num_steps=4, start="gaussian").error < 1
+
+
+def test_a_step_that_needs_more_than_the_levels_cannot_be_planned():
+    def own(chain, x, x0, here, there):
+        return there.signal * x0 + there.sigma * chain.denoiser.eps(x, here)
+
+    with pytest.raises(nidiff.InputError, match="sampler='own' cannot be planned"):
+        nidiff.plan(WHITE, STEEP, Sampler(own), 4)
+
+
+def test_plans_are_made_on_the_cpu_whatever_the_default_device():
+    usual = nidiff.plan(WHITE, STEEP, num_steps=4)
+    planning._PLANS.clear()
+    with torch.device("meta"):
+        assert nidiff.plan(WHITE, STEEP, num_steps=4).rows == usual.rows
+
+
 def test_planning_refuses_bad_input():
+    with pytest.raises(nidiff.InputError, match="bound and kappa"):
+        nidiff.plan(WHITE, STEEP, bound=0.1)
+    with pytest.raises(nidiff.InputError, match="between=3"):
+        nidiff.plan(WHITE, STEEP, between=3)
     with pytest.raises(nidiff.InputError, match="objective"):
         nidiff.plan(WHITE, STEEP, objective="fid")
     with pytest.raises(nidiff.InputError, match="gaussian is a"):

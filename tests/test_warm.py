@@ -78,7 +78,7 @@ def test_the_divergence_is_below_the_bound_where_sampling_begins():
     mixture = Mixture()
     kappa = kappa_of(mixture, [*range(0, 200, 2), 199])
     for bound in (0.01, 0.1):
-        careful, informed = start_row(ON_LINE, LINE, bound), start_row(ON_LINE, LINE, bound, kappa)
+        careful, informed = start_row(ON_LINE, LINE, bound), start_row(ON_LINE, LINE, bound, kappa, estimate=True)
         assert mixture.kl(ON_LINE.schedule.level(careful)) < bound
         assert mixture.kl(ON_LINE.schedule.level(informed)) == pytest.approx(bound, rel=0.2)
         assert informed < careful < 199
@@ -133,11 +133,16 @@ def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
     assert labels(denoiser, spacing=spacing, num_steps=5)[1][0] == 999
 
 
-def test_measured_kappa_lowers_the_start():
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_measured_kappa_lowers_the_start_only_if_a_plan_is_asked_for_it(share):
+    """A network that says nothing has κ = 0 and would begin at the clean image."""
     usual = labels(GAUSSIAN.denoiser(PROCESS), num_steps=3, start="gaussian")[1]
-    kappa = known(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), 0.2, dtype=torch.float64))
-    knowing = labels(GAUSSIAN.denoiser(PROCESS).with_kappa(kappa), num_steps=3, start="gaussian")[1]
-    assert knowing[0] < usual[0]
+    kappa = known(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), share, dtype=torch.float64))
+    denoiser = GAUSSIAN.denoiser(PROCESS).with_kappa(kappa)
+    assert labels(denoiser, num_steps=3, start="gaussian")[1] == usual
+    asked = nidiff.plan(PROCESS, GAUSSIAN, num_steps=3, start="gaussian", kappa=kappa).rows
+    assert asked[0] < usual[0]
+    assert labels(denoiser, rows=asked, start="gaussian")[1] == [*asked]
 
 
 def test_a_seed_gives_the_same_image_in_any_batch():

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.family import schedule_facts
+from nidiff.diffusion.family import check_forgotten, schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import LIMIT, roughness
 from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
+from nidiff.errors import InputError
+from nidiff.notation import parse_call
 from nidiff.sampling.planning import SmallModel, bands, planned_rows
 from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.spacing import SPACINGS
@@ -71,7 +73,7 @@ class Candidate:
     def score(self) -> float:
         """The geometric mean over 5, 10 and 20 steps of DPM-Solver++'s error, with the better of its fixed spacings."""
         best = [max(NO_MATTER, min(self.errors[name][steps] for name in FIXED)) for steps in JUDGED]
-        return torch.tensor(best, dtype=torch.float64).log().mean().exp().item()
+        return torch.tensor(best, dtype=torch.float64, device="cpu").log().mean().exp().item()
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Design:
     candidates: list[Candidate]
     noises: dict[str, Covariance]
     recommended: Candidate
+    left_out: list[str] = field(default_factory=list)
+    """Schedules that cannot be compared, since they keep signal at their last level (`heat`)."""
 
     @property
     def baseline(self) -> Candidate | None:
@@ -119,28 +123,50 @@ def design(
     """Compare every Σ of ``noises``, which ``build`` makes of its text, under every one of ``schedules``.
 
     Recommended is, of the candidates without fault, the one with the least `score`; of several that are about as good,
-    the plainest, which comes first.
+    the plainest, which comes first. Left out are schedules that keep signal at their last level.
     """
     covariances = {name: build(name) for name in noises}
     known = [text for text in schedules if text.partition(":")[0] in SCHEDULES]
-    pairs = [(noise, text) for noise in covariances for text in known if text != "equal_snr" or noise == "from_data"]
-    candidates = []
+    pairs = [(noise, text) for noise in covariances for text in known if _fits(noise, text)]
+    candidates, left_out = [], []
     for number, (noise, text) in enumerate(pairs):
         progress(number, len(pairs))
-        candidates.append(_candidate(gaussian, noise, text, covariances[noise]))
+        process = Process(as_schedule(text, schedule_facts(covariances[noise], gaussian)), covariances[noise])
+        if len(process.schedule) < max(STEPS):
+            raise InputError(
+                f"schedules={text!r} has {len(process.schedule)} levels: give one of at least {max(STEPS)}."
+            )
+        try:
+            check_forgotten(process.schedule)
+        except InputError:
+            left_out.append(text)
+        else:
+            candidates.append(_candidate(gaussian, noise, text, process))
     progress(len(pairs), len(pairs))
+    if not candidates:
+        raise InputError(
+            "schedules and covariances leave nothing to compare: add ddpm_linear (equal_snr is for from_data alone, "
+            "and a schedule that keeps signal at its last level, as heat does, is left out)."
+        )
     sound = [one for one in candidates if not one.faults] or candidates
     least = min(one.score for one in sound)
     recommended = next(one for one in sound if one.score <= AS_GOOD * least)
-    return Design(gaussian, candidates, covariances, recommended)
+    return Design(gaussian, candidates, covariances, recommended, list(dict.fromkeys(left_out)))
 
 
-def _candidate(gaussian: GaussianModel, noise: str, text: str, covariance: Covariance) -> Candidate:
-    schedule = as_schedule(text, schedule_facts(covariance, gaussian))
-    process = Process(schedule, covariance)
+def _fits(noise: str, schedule: str) -> bool:
+    """Whether they can be combined: equal_snr needs Σ = C."""
+    if schedule.partition(":")[0] != "equal_snr":
+        return True
+    name, options = parse_call("covariances", noise)
+    return name == "from_data" and options.get("power", 1) == 1
+
+
+def _candidate(gaussian: GaussianModel, noise: str, text: str, process: Process) -> Candidate:
+    covariance = process.covariance
     effective = _effective_logsnr(process.schedule, gaussian, covariance)
     band = bands(gaussian).flatten()
-    by_band = torch.zeros(len(effective), int(band.max()) + 1, dtype=torch.float64)
+    by_band = torch.zeros(len(effective), int(band.max()) + 1, dtype=torch.float64, device="cpu")
     by_band.index_add_(1, band, effective).div_(torch.bincount(band))
     return Candidate(
         covariance=noise,
@@ -155,7 +181,11 @@ def _candidate(gaussian: GaussianModel, noise: str, text: str, covariance: Covar
 
 def _effective_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: Covariance, count: int = 101) -> Tensor:
     """log(signal² C / (sigma² λ)) [levels, modes of C], at ``count`` levels from the least to the most noise."""
-    rows = torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64).round().long()
+    rows = (
+        torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64, device="cpu")
+        .round()
+        .long()
+    )
     ratio = (gaussian.covariance.eigenvalues / covariance.eigenvalues).log()  # [channels, *event]
     logsnr = schedule.logsnr[rows]
     logsnr = logsnr.reshape(len(rows), *[1] * (ratio.ndim + 1 - logsnr.ndim), *logsnr.shape[1:])
@@ -172,11 +202,11 @@ def _predicted(process: Process, gaussian: GaussianModel) -> dict[str, dict[int,
             model.draws = None
             names = [name for name, (own, _) in SOLVERS.items() if own == step]
             rows = [fixed.get(SOLVERS[name][1], planned) for name in names]
-            errors = model.errors(torch.tensor(rows, dtype=torch.float64)).tolist()
+            errors = model.errors(torch.tensor(rows, dtype=torch.float64, device="cpu")).tolist()
             for name, error in zip(names, errors, strict=True):
                 found[name][steps] = error
     # The angle samplers make no error of their own, in any number of steps: what is left is the prior's.
     exact = SmallModel(process, gaussian, *as_sampler("angle"), KINDS)
-    error = exact.errors(torch.tensor([[len(process.schedule) - 1.0]], dtype=torch.float64)).item()
+    error = exact.errors(torch.tensor([[len(process.schedule) - 1.0]], dtype=torch.float64, device="cpu")).item()
     found["angle"] = dict.fromkeys(STEPS, error)
     return found

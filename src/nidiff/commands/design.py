@@ -15,6 +15,10 @@ from nidiff.progress import progress_bar
 
 if TYPE_CHECKING:
     from nidiff.calibration import design as designs
+    from nidiff.covariance.operator import Covariance
+    from nidiff.data.images import Images
+    from nidiff.diffusion.gaussian import GaussianModel
+    from nidiff.training.experiment import Experiment
 
 PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist"}  # of the network; else that of the digits
 HEAD = ("covariance", "schedule", "C/Sigma", "SNR last", "SNR first")
@@ -63,16 +67,19 @@ class Design:
             one_of("schedules", text.partition(":")[0], SCHEDULES)
         experiment = Experiment(data=self.data, data_dir=self.data_dir, size=self.size, covariance="white")
         images = experiment.load_data()
-        gaussian = experiment.build_gaussian(images, experiment.build_covariance(images))
-        assert gaussian is not None
+        texts = NOISES if self.covariances is None else self.covariances
+        noises = {text: replace(experiment, covariance=text).build_covariance(images) for text in texts}
+        gaussian = _gaussian(experiment, images, noises)
         with progress_bar("candidates", "") as progress:
             found = design(
                 gaussian,
-                lambda text: replace(experiment, covariance=text).build_covariance(images),
-                NOISES if self.covariances is None else self.covariances,
+                noises.__getitem__,
+                texts,
                 CLOCKS if self.schedules is None else self.schedules,
                 progress,
             )
+        for text in found.left_out:
+            print(f"left out {text}, which keeps signal at its last level: it needs start=gaussian", file=sys.stderr)
         save_figure(design_figure(found), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
         command = shlex.join(self._command(found.recommended))
@@ -131,6 +138,30 @@ class Design:
             *numbers,
             *(f"{each[self.num_steps]:.2g}" for each in one.errors.values()),
         )
+
+
+def _gaussian(experiment: "Experiment", images: "Images", noises: "dict[str, Covariance]") -> "GaussianModel":
+    """The data's Gaussian in the basis that all Σ share; white noise has any."""
+    fields = [text for text, covariance in noises.items() if not covariance.is_constant]
+    if not noises:
+        raise InputError("covariances names none: name at least one, such as white.")
+    gaussian = experiment.build_gaussian(images, noises[(fields or [*noises])[0]])
+    assert gaussian is not None
+    for text in fields:
+        if not _has_modes(gaussian, noises[text]):
+            raise InputError(
+                f"covariances={text!r} has other modes than {fields[0]!r}: compare them in two runs, or give both the "
+                "same boundary."
+            )
+    return gaussian
+
+
+def _has_modes(gaussian: "GaussianModel", covariance: "Covariance") -> bool:
+    try:
+        gaussian.noise(covariance)
+    except InputError:
+        return False
+    return True
 
 
 def _samplers(found: "designs.Design") -> tuple[str, ...]:

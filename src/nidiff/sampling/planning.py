@@ -19,10 +19,12 @@ from nidiff.covariance.matrix import Diagonal
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.spectral import Cosine, Fourier, wavenumber
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.family import check_forgotten
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level, Schedule
-from nidiff.errors import InputError, expect, one_of
+from nidiff.errors import InputError, expect, one_of, shown
+from nidiff.recipe import check_kinds
 from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.langevin import als, cas
 from nidiff.sampling.spacing import SPACINGS, check_count, checked_rows
@@ -119,7 +121,7 @@ class SmallModel:
         event = process.covariance.event_shape
         gaussian.noise(process.covariance)  # which refuses another basis
         noise = process.covariance.eigenvalues.expand(self.shape).flatten()
-        column = torch.arange(process.covariance.size).reshape(event).expand(self.shape)
+        column = torch.arange(process.covariance.size, device="cpu").reshape(event).expand(self.shape)
         self.kinds = _kinds(process.schedule, data, noise, column.flatten(), most)
         picked = self.kinds.picked
         self.data = data[picked]
@@ -127,7 +129,7 @@ class SmallModel:
         schedule = process.schedule.of_modes(column.flatten()[picked])
         own_process = Process(schedule, Diagonal(noise[picked], normalize=False))
         own_gaussian = GaussianModel(
-            torch.zeros(len(picked), dtype=torch.float64), Diagonal(self.data, normalize=False)
+            torch.zeros(len(picked), dtype=torch.float64, device="cpu"), Diagonal(self.data, normalize=False)
         )
         self.denoiser = ExactDenoiser(own_process, own_gaussian)
         self.draws: int | None = None
@@ -138,7 +140,7 @@ class SmallModel:
         count, kinds = len(rows), len(self.data)
         repeated = rows.repeat_interleave(1 + draws, 0)
         levels = [self.denoiser.process.schedule.level(row) for row in repeated.T.contiguous()]
-        x = torch.zeros(count, 1 + draws, kinds, dtype=torch.float64)
+        x = torch.zeros(count, 1 + draws, kinds, dtype=torch.float64, device="cpu")
         x[:, 0] = self._deviation(levels[0], start)[:: 1 + draws]
         drawn = 0
 
@@ -183,7 +185,14 @@ class SmallModel:
                 drawn += 1
                 return torch.zeros_like(x)
 
-            walk(Chain(cast(Denoiser, self.denoiser), count), x, levels, self.sampler, self.options)
+            try:
+                walk(Chain(cast(Denoiser, self.denoiser), count), x, levels, self.sampler, self.options)
+            except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+                name = getattr(self.sampler.step, "__name__", self.sampler.step)
+                raise InputError(
+                    f"sampler={shown(name)} cannot be planned or predicted, since its step asks for more than x, x0 "
+                    "and the levels: use another spacing."
+                ) from error
             self.draws = drawn
         return self.draws
 
@@ -202,7 +211,7 @@ class _Kinds(NamedTuple):
 
     def weights(self, weights: Tensor) -> Tensor:
         """Of every kind, so that Σ weights · function is the same over the kinds as over all modes."""
-        total = torch.zeros(len(self.picked), dtype=torch.float64)
+        total = torch.zeros(len(self.picked), dtype=torch.float64, device="cpu")
         total.index_add_(0, self.left, weights * (1 - self.weight))
         return total.index_add_(0, self.right, weights * self.weight)
 
@@ -213,18 +222,21 @@ def _kinds(schedule: Schedule, data: Tensor, noise: Tensor, column: Tensor, most
     features = ratio[:, None]
     if schedule.event_shape:
         table = schedule.logsnr.flatten(1)
-        some = torch.linspace(0, len(table) - 1, 5, dtype=torch.float64).long()
+        some = torch.linspace(0, len(table) - 1, 5, dtype=torch.float64, device="cpu").long()
         features = torch.cat([features, table[some][:, column].T], 1)
     _, kind = torch.unique((features * 1e9).round(), dim=0, return_inverse=True)
     count = int(kind.max()) + 1
-    first = torch.full((count,), len(data)).scatter_reduce_(0, kind, torch.arange(len(data)), "amin")
+    numbers = torch.arange(len(data), device="cpu")
+    first = torch.full((count,), len(data), device="cpu").scatter_reduce_(0, kind, numbers, "amin")
     if count <= most:
         return _Kinds(first, kind, kind, torch.zeros_like(ratio))
     place = features.mean(1)  # one number per mode: the log of its SNR
     first = first[place[first].argsort()]
     sorted_places = place[first].contiguous()
-    by_rank = torch.linspace(0, count - 1, most // 2, dtype=torch.float64).round().long()
-    by_value = torch.linspace(sorted_places[0].item(), sorted_places[-1].item(), most // 2, dtype=torch.float64)
+    by_rank = torch.linspace(0, count - 1, most // 2, dtype=torch.float64, device="cpu").round().long()
+    by_value = torch.linspace(
+        sorted_places[0].item(), sorted_places[-1].item(), most // 2, dtype=torch.float64, device="cpu"
+    )
     chosen = torch.cat([by_rank, torch.searchsorted(sorted_places, by_value).clamp(max=count - 1)]).unique()
     picked, places = first[chosen], sorted_places[chosen].contiguous()
     right = torch.searchsorted(places, place.contiguous()).clamp(1, len(places) - 1)
@@ -250,7 +262,7 @@ def predict(
     chosen, told = _checked(process, gaussian, sampler, options)
     model = SmallModel(process, gaussian, chosen, told)
     visited = checked_rows(process.schedule, rows)
-    return _prediction(model, gaussian, visited, one_of("start", start, ("prior", "gaussian")))
+    return _prediction(model, gaussian, visited, _checked_start(process, start))
 
 
 def plan(
@@ -259,22 +271,32 @@ def plan(
     sampler: str | Sampler = "dpmpp_2m",
     num_steps: int = 10,
     *,
-    start: str = "prior",
+    start: str | None = None,
     bound: float | None = None,
     kappa: Kappa | None = None,
     objective: str = "spectrum",
+    between: bool = False,
     **options: Any,
 ) -> Prediction:
     """The rows that ``spacing="planned"`` visits, in ``.rows``, and the error of the spectrum to expect of them.
 
     ``objective`` is what is minimised: "spectrum", the mean of |S/C − 1| over the bands; or an error of the law, "kl"
-    or "w2". ``start``, ``bound`` and ``kappa`` are as in `nidiff.sample`.
+    or "w2". ``start`` and ``bound`` are as in `nidiff.sample`; with ``kappa`` the bound is on the estimate that
+    `gaussian_loss` makes of it. ``between`` allows rows between the rows of the schedule: for networks that take
+    fractional labels.
     """
     chosen, told = _checked(process, gaussian, sampler, options)
+    check_kinds(plan, {"between": between})
     count, first = check_count(process.schedule, num_steps), None
-    if one_of("start", start, ("prior", "gaussian")) == "gaussian":
-        first = max(start_row(process, gaussian, bound, kappa), count - 1)
-    rows = planned_rows(process, gaussian, chosen, told, count, start=start, first=first, objective=objective)
+    start = _checked_start(process, chosen.start if start is None else start)
+    if start == "gaussian":
+        limit = chosen.bound if bound is None else bound
+        first = max(start_row(process, gaussian, limit, kappa, estimate=kappa is not None), count - 1)
+    elif bound is not None or kappa is not None:
+        raise InputError("bound and kappa say how low start='gaussian' begins: leave them out, or give that too.")
+    rows = planned_rows(
+        process, gaussian, chosen, told, count, start=start, first=first, objective=objective, between=between
+    )
     return _prediction(SmallModel(process, gaussian, chosen, told), gaussian, rows, start)
 
 
@@ -288,8 +310,14 @@ def _checked(
     return as_sampler(sampler, options)
 
 
+def _checked_start(process: Process, start: str) -> str:
+    if one_of("start", start, ("prior", "gaussian")) == "prior":
+        check_forgotten(process.schedule)
+    return start
+
+
 def _prediction(model: SmallModel, gaussian: GaussianModel, rows: Sequence[float], start: str) -> Prediction:
-    visited = torch.tensor([[*rows]], dtype=torch.float64)
+    visited = torch.tensor([[*rows]], dtype=torch.float64, device="cpu")
     ratio = model.kinds.of_all(model.ratios(visited, start)[0]).reshape(model.shape)
     band = bands(gaussian)
     errors = _band_mean(ratio - 1, band)
@@ -307,7 +335,7 @@ def bands(gaussian: GaussianModel) -> Tensor:
 
 
 def _band_mean(values: Tensor, band: Tensor) -> Tensor:
-    total = torch.zeros(int(band.max()) + 1, dtype=torch.float64)
+    total = torch.zeros(int(band.max()) + 1, dtype=torch.float64, device="cpu")
     return total.index_add_(0, band.flatten(), values.flatten()) / torch.bincount(band.flatten())
 
 
@@ -332,6 +360,7 @@ EVEN = 1e-4  # the weight of log(step / step before), of steps in mean angle
 STRIDES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # of the search position by position, in log-SNR
 ENOUGH = 1e-4  # of error: nobody sees less, and the search ends
 WORTH = 1e-3  # of error: by less than this, rows between the rows are not worth it
+GROWTH = 3.0  # of a step in log-SNR over the one before, at most: extrapolation magnifies errors by half of it
 _PLANS: "WeakKeyDictionary[GaussianModel, WeakKeyDictionary[Process, dict[Any, list[float]]]]" = WeakKeyDictionary()
 
 
@@ -346,22 +375,25 @@ def planned_rows(
     first: int | None = None,
     objective: str = "spectrum",
     quick: bool = False,
+    between: bool = False,
 ) -> list[float]:
     """The ``num_steps`` rows at which ``sampler`` makes the least error on data from ``gaussian``.
 
     They begin at the row ``first``, by default the noisiest. ``objective`` is "spectrum" (the mean of |S/C − 1| over
     the bands), or, of the law of a mode, "kl" or "w2". They are found by least squares on log S/C, in the logarithms of
-    the steps in (mean) log-SNR, from several fixed spacings; then by moving one position at a time. They lie between
-    the rows of the schedule where that gains more than `WORTH`. A sampler that makes no error keeps its own spacing.
-    ``quick`` searches less.
+    the steps in (mean) log-SNR, from several fixed spacings; then by moving one position at a time. No step is more
+    than `GROWTH` times the one before: extrapolation over a longer one magnifies what a network says wrong. A sampler
+    that makes no error keeps its own spacing. ``quick`` searches less; ``between`` allows rows between the rows of the
+    schedule, where that gains more than `WORTH`.
     """
     first = len(process.schedule) - 1 if first is None else first
-    key = (sampler, tuple(options.items()), num_steps, start, first, one_of("objective", objective, LOSSES), quick)
+    one_of("objective", objective, LOSSES)
+    key = (sampler, tuple(options.items()), num_steps, start, first, objective, quick, between)
     plans = _PLANS.setdefault(gaussian, WeakKeyDictionary()).setdefault(process, {})
     if key not in plans:
         model = SmallModel(process, gaussian, sampler, options, PLANNED_KINDS[quick])
         planner = _Planner(model, objective, num_steps, start, first, quick)
-        plans[key] = planner.rows(_own_rows(process, gaussian, sampler.spacing, num_steps, first))
+        plans[key] = planner.rows(_own_rows(process, gaussian, sampler.spacing, num_steps, first), between)
     return [*plans[key]]
 
 
@@ -395,40 +427,51 @@ class _Planner:
         self.logsnr = self.part.mean_logsnr
         self.low, self.high = self.logsnr[-1].item(), self.logsnr[0].item()
         # The mean angle of the modes, rising with log-SNR.
-        denoiser, some = model.denoiser, torch.linspace(first, 0, min(first + 1, 1001), dtype=torch.float64).round()
+        denoiser, some = (
+            model.denoiser,
+            torch.linspace(first, 0, min(first + 1, 1001), dtype=torch.float64, device="cpu").round(),
+        )
         level = denoiser.process.schedule.level(some)
         angle = denoiser.gaussian.at(level, denoiser.process.covariance).angle.values
         self.places, self.angle = self.logsnr[some.long()], (angle * self.weights).sum(1)
 
-    def rows(self, usual_rows: Sequence[float]) -> list[float]:
+    def rows(self, usual_rows: Sequence[float], allow_between: bool = False) -> list[float]:
         """The best, or the usual ones where that makes no difference."""
         own = self._column(usual_rows)
-        if not 1 < self.count < len(self.part) or self._costs(own[None])[0] < ROUNDING:
+        if not 1 < self.count < len(self.part) or self._costs(own[None], any_growth=True)[0] < ROUNDING:
             return _as_rows(own)
         fixed = torch.stack([own, *(self._column(spacing(self.part, self.count)) for spacing in SPACINGS.values())])
         steps = torch.cat([self._steps(self._logsnr(fixed)), self._more_starts()])
         if self.count > MOST_PLANNED:
-            starts = torch.cat([fixed, self._rows(self._positions(steps[len(fixed) :]))])
-            return _as_rows(self._whole(starts[self._costs(starts).argmin()], rounds=0))
+            more = torch.stack([self._whole(rows, rounds=0) for rows in self._rows(self._positions(steps))])
+            costs = torch.cat([self._costs(fixed, any_growth=True), self._costs(more)])
+            return _as_rows(torch.cat([fixed, more])[costs.argmin()])
         logsnr = self._positions(self._least_squares(steps)[:1])[0]
         if not self.quick:
             logsnr = self._searched(logsnr)
         between = self._rows(logsnr[None])[0]
         whole = self._whole(between)
-        least, cost, usual = self._costs(torch.stack([between, whole, own])).tolist()
-        if min(least, cost) > 0.999 * usual:  # it makes no difference
-            return _as_rows(own)
-        return _as_rows(whole if cost <= least + WORTH else between)
+        least, cost = self._costs(torch.stack([between, whole])).tolist()
+        if allow_between and least + WORTH < cost:
+            whole, cost = between, least
+        usual = self._costs(fixed, any_growth=True)
+        if cost > 0.999 * usual.min():  # the search has found nothing better
+            whole, cost = fixed[usual.argmin()], usual.min().item()
+        return _as_rows(own if cost > 0.999 * usual[0] else whole)
 
     def _column(self, rows: Sequence[float]) -> Tensor:
-        return torch.tensor([*rows], dtype=torch.float64)
+        return torch.tensor([*rows], dtype=torch.float64, device="cpu")
 
     def _more_starts(self) -> Tensor:
         """Equal steps in log-SNR to several ends, and equal steps of the mean angle."""
         span = self.high - self.low
-        equal = torch.stack([torch.full((self.count - 1,), math.log(end * span / (self.count - 1))) for end in ENDS])
-        goal = torch.linspace(self.angle[0].item(), self.angle[-1].item(), self.count + 1, dtype=torch.float64)[:-1]
-        return torch.cat([equal.double(), self._steps(_interpolated(goal, self.angle, self.places)[None])])
+        equal = (torch.tensor(ENDS, dtype=torch.float64, device="cpu") * span / (self.count - 1)).log()[:, None]
+        goal = torch.linspace(
+            self.angle[0].item(), self.angle[-1].item(), self.count + 1, dtype=torch.float64, device="cpu"
+        )[:-1]
+        return torch.cat(
+            [equal.expand(-1, self.count - 1), self._steps(_interpolated(goal, self.angle, self.places)[None])]
+        )
 
     def _logsnr(self, rows: Tensor) -> Tensor:
         """Rows as positions in mean log-SNR."""
@@ -443,15 +486,20 @@ class _Planner:
         return logsnr.diff().clamp(min=1e-3 * (self.high - self.low) / self.count).log()
 
     def _positions(self, steps: Tensor) -> Tensor:
-        """The inverse. Where they would go beyond the last row, all steps are made smaller."""
-        steps = steps.clamp(-12.0, 6.0).exp()
+        """The inverse, with no step more than `GROWTH` times the one before. Where they would go beyond the last row,
+        all are made smaller."""
+        most = math.log(GROWTH) * torch.arange(steps.shape[1], dtype=torch.float64, device="cpu")
+        steps = ((steps.clamp(-12.0, 6.0) - most).cummin(1).values + most).exp()
         steps = steps * ((self.high - self.low) / steps.sum(1, keepdim=True)).clamp(max=1.0)
         return torch.nn.functional.pad(steps.cumsum(1), (1, 0)) + self.low
 
-    def _costs(self, rows: Tensor) -> Tensor:
-        """The objective of each of a batch of rows; rows that do not fall are out of the question."""
+    def _costs(self, rows: Tensor, any_growth: bool = False) -> Tensor:
+        """The objective of each of a batch of rows; rows that do not fall are out of the question, and so are steps
+        that grow too fast, unless ``any_growth`` is allowed."""
         costs = (self.loss.of(self.model.ratios(rows, self.start)) * self.weights).sum(1) ** self.loss.power
-        return torch.where((rows.diff() < 0).all(1), costs.nan_to_num(nan=math.inf), math.inf)
+        steps = self._logsnr(rows).diff()
+        steady = (steps[:, 1:] <= (GROWTH + 1e-6) * steps[:, :-1]).all(1) | any_growth
+        return torch.where((rows.diff() < 0).all(1) & steady, costs.nan_to_num(nan=math.inf), math.inf)
 
     def _residuals(self, steps: Tensor) -> Tensor:
         """log S/C, weighted; and a little of how uneven the steps are in mean angle: many plans are equally good."""
@@ -469,7 +517,7 @@ class _Planner:
                 best = residuals.square().sum(1).argsort(stable=True)[:kept]
                 steps, residuals = steps[best], residuals[best]
             starts, unknowns = steps.shape
-            one = torch.eye(unknowns, dtype=torch.float64)
+            one = torch.eye(unknowns, dtype=torch.float64, device="cpu")
             moved = self._residuals((steps[:, None] + SHIFT * one).flatten(0, 1)).reshape(starts, unknowns, -1)
             slopes = (moved - residuals[:, None]) / SHIFT
             normal, gradient = slopes @ slopes.mT, (slopes @ residuals[..., None]).unsqueeze(1)
@@ -478,7 +526,7 @@ class _Planner:
             move = torch.linalg.solve(damped, gradient.expand(-1, len(DAMPINGS), -1, -1))[..., 0]
             tried = steps[:, None] - move.clamp(-1.0, 1.0)
             found = self._residuals(tried.flatten(0, 1)).reshape(starts, len(DAMPINGS), -1)
-            each, best = torch.arange(starts), found.square().sum(2).argmin(1)
+            each, best = torch.arange(starts, device="cpu"), found.square().sum(2).argmin(1)
             better = found[each, best].square().sum(1) < 0.99 * residuals.square().sum(1)
             steps = torch.where(better[:, None], tried[each, best], steps)
             residuals = torch.where(better[:, None], found[each, best], residuals)
@@ -488,9 +536,10 @@ class _Planner:
 
     def _searched(self, logsnr: Tensor) -> Tensor:
         """Positions [n] moved alone, or with those after or before, by ever smaller strides, as long as it helps."""
-        one = torch.eye(self.count, dtype=torch.float64)[1:]
+        one = torch.eye(self.count, dtype=torch.float64, device="cpu")[1:]
         after, before = one.cumsum(1), one.flip(1).cumsum(1).flip(1)
-        moves = torch.cat([one, after, before * (torch.arange(self.count) > 0), one + 0.5 * one.roll(1, 1)])
+        before[:, 0] = 0.0
+        moves = torch.cat([one, after, before, one + 0.5 * one.roll(1, 1)])
 
         def near(position: Tensor, stride: float) -> Tensor:
             others = torch.cat([position + stride * moves, position - stride * moves])
@@ -503,11 +552,15 @@ class _Planner:
     def _whole(self, rows: Tensor, rounds: int | None = None) -> Tensor:
         """Whole rows near these, moved one or two at a time as long as that helps."""
         rows = rows.round()
-        for index in range(1, self.count):  # distinct ones
+        for index in range(1, self.count):  # distinct ones, and no step that grows too fast
+            if index > 1:
+                last, before = self._logsnr(rows[[index - 1, index - 2]])
+                nearest = self._rows((last + GROWTH * (last - before)).clamp(max=self.high)[None])[0].ceil()
+                rows[index] = rows[index].clamp(min=nearest.item())
             rows[index] = rows[index].clamp(max=rows[index - 1].item() - 1)
         for index in range(self.count - 1, -1, -1):
             rows[index] = rows[index].clamp(min=self.count - 1 - index)
-        one = torch.eye(self.count, dtype=torch.float64)[1:]
+        one = torch.eye(self.count, dtype=torch.float64, device="cpu")[1:]
         moves = torch.cat([one, one[1:] + one[:-1], one[1:] - one[:-1], 2 * one, 3 * one, 5 * one])
         moves = torch.cat([moves, -moves])
         return self._descend(rows, lambda rows: (rows + moves).clamp(0, self.first), lambda rows: rows, rounds)

@@ -22,7 +22,8 @@ BOUND = 0.005
 
 
 def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: Kappa | None = None) -> float:
-    """KL(x ‖ Gaussian) at a row of the schedule, in nats per dimension; without κ, an upper bound of it.
+    """KL(x ‖ Gaussian) at a row of the schedule, in nats per dimension: an upper bound of it, for any data; with κ, an
+    estimate, as good as the network that κ was measured on (one that finds less than there is has too small a κ).
 
     Between the rows at which κ is known its mean counts; beyond the noisiest of them, what it is there.
     """
@@ -46,8 +47,20 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
     return total.mean().item()
 
 
-def start_row(process: Process, gaussian: GaussianModel, bound: float | None = None, kappa: Kappa | None = None) -> int:
-    """The least noisy row at which the loss is at most ``bound``; the noisiest if it is more everywhere."""
+def start_row(
+    process: Process,
+    gaussian: GaussianModel,
+    bound: float | None = None,
+    kappa: Kappa | None = None,
+    *,
+    estimate: bool = False,
+) -> int:
+    """The least noisy row at which the loss is at most ``bound``, whatever the data; the noisiest if it may be more
+    everywhere.
+
+    ``kappa`` counts only with ``estimate``: that of a network is less than the exact one, so the loss may be more.
+    """
+    kappa = kappa if estimate else None
     bound = BOUND if bound is None else plain(bound)
     if not (is_number(bound) and bound > 0):
         raise InputError(f"bound={shown(bound)} must be a positive number, of nats per dimension.")
@@ -65,5 +78,5 @@ def _information(process: Process, gaussian: GaussianModel, row: float) -> torch
     """½ log(1 + signal² C / (sigma² Σ)) of every mode, or of all alike: what x tells of x0 if that is Gaussian."""
     level = process.schedule.level(row)
     ratio = level.signal**2 * gaussian.variance / (level.sigma**2 * gaussian.noise(process.covariance))
-    values = ratio.values if isinstance(ratio, Modes) else torch.as_tensor(ratio, dtype=torch.float64)
+    values = ratio.values if isinstance(ratio, Modes) else torch.as_tensor(ratio, dtype=torch.float64, device="cpu")
     return 0.5 * values.log1p()
