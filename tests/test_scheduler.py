@@ -346,6 +346,7 @@ def test_the_spacing_is_the_algorithms_own_if_nothing_is_said():
         asked = NonIsotropicScheduler(GFF, timestep_spacing="trailing", **options)
         again = NonIsotropicScheduler.from_config(asked.config)
         assert asked.config.timestep_spacing == again.config.timestep_spacing == "trailing"
+        assert NonIsotropicScheduler.from_config(asked.config, timestep_spacing=None).config.timestep_spacing == own
     config = diffusers.DDPMScheduler().config  # its "leading" is for its own steps
     options = {"algorithm": "angle_2m", "gaussian": gaussian, "clip_sample": False}
     few, net = NonIsotropicScheduler.from_config(config, covariance=white, **options), smooth_net((4, 4))

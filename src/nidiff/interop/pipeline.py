@@ -68,7 +68,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
 
         Args:
             generator: one for the batch, or a list of one per image.
-            num_inference_steps: default, that of `nidiff.sample` for the same algorithm: 20, and all levels for ddpm.
+            num_inference_steps: default, that of `nidiff.sample` for the same algorithm: 20, 10 for angles, and all
+                levels for ddpm.
             output_type: "pil", "np" [B, H, W, C] or "pt" [B, C, H, W].
             eta: of algorithm "ddim".
             seeds: instead of a generator, one seed per image: the images of `nidiff.sample` with these seeds.

@@ -18,7 +18,7 @@ from nidiff.errors import InputError, expect, shown
 from nidiff.recipe import check_number, is_number, plain
 
 BOUND = 0.005
-"""Nats per dimension that a warm start may lose, if nothing is said."""
+"""Nats per dimension that a warm start may lose, whatever the data, if nothing is said."""
 
 
 def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: Kappa | None = None) -> float:
