@@ -91,7 +91,7 @@ class ExactDenoiser:
     Steps know it as the denoiser of their chain.
     """
 
-    kappa = None
+    kappa = clip = None
 
     def __init__(self, process: Process, gaussian: GaussianModel) -> None:
         self.process, self.gaussian = process, gaussian
