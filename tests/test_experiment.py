@@ -139,3 +139,19 @@ def test_a_bad_experiment_file_is_named(text, message, tmp_path):
     file.write_text(text)
     with pytest.raises(nidiff.InputError, match=message):
         read_experiment(file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({"sampler": "angle_2m:spacing=trailing"}, True),
+        ({"sampler": "dpmpp_2m:spacing=planned"}, True),
+        ({"sampler": "ddim:eta=1,start=gaussian"}, True),
+        ({"schedule": "designed:num_levels=10"}, True),
+        ({"target": "residual"}, True),
+        ({"sampler": "ddim:eta=1,start=prior"}, False),
+        ({}, False),
+    ],
+)
+def test_a_run_says_whether_it_can_do_without_the_gaussian(settings, needed):
+    assert Experiment(**settings).needs_gaussian is needed
