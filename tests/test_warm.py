@@ -78,7 +78,7 @@ def test_the_divergence_is_below_the_bound_where_sampling_begins():
     mixture = Mixture()
     kappa = kappa_of(mixture, [*range(0, 200, 2), 199])
     for bound in (0.01, 0.1):
-        careful, informed = start_row(ON_LINE, LINE, bound), start_row(ON_LINE, LINE, bound, kappa, estimate=True)
+        careful, informed = start_row(ON_LINE, LINE, bound), start_row(ON_LINE, LINE, bound, kappa)
         assert mixture.kl(ON_LINE.schedule.level(careful)) < bound
         assert mixture.kl(ON_LINE.schedule.level(informed)) == pytest.approx(bound, rel=0.2)
         assert informed < careful < 199

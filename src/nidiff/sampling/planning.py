@@ -291,7 +291,7 @@ def plan(
     start = _checked_start(process, chosen.start if start is None else start)
     if start == "gaussian":
         limit = chosen.bound if bound is None else bound
-        first = max(start_row(process, gaussian, limit, kappa, estimate=kappa is not None), count - 1)
+        first = max(start_row(process, gaussian, limit, kappa), count - 1)
     elif bound is not None or kappa is not None:
         raise InputError("bound and kappa say how low start='gaussian' begins: leave them out, or give that too.")
     rows = planned_rows(

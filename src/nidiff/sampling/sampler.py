@@ -73,7 +73,8 @@ def sample(
         rows: the levels themselves instead, as falling rows of the schedule.
         start: "prior", or "gaussian": begin at the first level with the Gaussian model of the data instead. That level
             is then lower, the least noisy one that loses at most ``bound``. Default: the sampler's own, the prior.
-        bound: nats per dimension (0.005): KL(x ‖ Gaussian) at that level, by what κ is known (`gaussian_loss`).
+        bound: nats per dimension (0.005): an upper bound of KL(x ‖ Gaussian) at that level, for any data
+            (`gaussian_loss`).
         seeds: one per image: its noise then depends on its seed alone. Default: torch's global generator.
         tile: images in one call of the network. With seeds and a tile, an image has the same bits in a batch of any
             size. Default: the whole batch, whose size changes the rounding of the network, and with it the last bits.
@@ -145,7 +146,7 @@ def _choose_rows(
     process, gaussian, first = denoiser.process, denoiser.gaussian, len(denoiser.process.schedule) - 1
     count = check_count(process.schedule, count)
     if start == "gaussian" and gaussian is not None:
-        first = max(start_row(process, gaussian, bound, denoiser.kappa), count - 1)
+        first = max(start_row(process, gaussian, bound), count - 1)
     if spacing not in FROM_DATA:
         return spaced_rows(process.schedule.below(first) if start == "gaussian" else process.schedule, count, spacing)
     gaussian = known_gaussian(denoiser, f"spacing={spacing!r}")

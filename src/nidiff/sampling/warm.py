@@ -47,20 +47,9 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
     return total.mean().item()
 
 
-def start_row(
-    process: Process,
-    gaussian: GaussianModel,
-    bound: float | None = None,
-    kappa: Kappa | None = None,
-    *,
-    estimate: bool = False,
-) -> int:
+def start_row(process: Process, gaussian: GaussianModel, bound: float | None = None, kappa: Kappa | None = None) -> int:
     """The least noisy row at which the loss is at most ``bound``, whatever the data; the noisiest if it may be more
-    everywhere.
-
-    ``kappa`` counts only with ``estimate``: that of a network is less than the exact one, so the loss may be more.
-    """
-    kappa = kappa if estimate else None
+    everywhere. With ``kappa`` the loss is an estimate: that of a network is less than the exact one."""
     bound = BOUND if bound is None else plain(bound)
     if not (is_number(bound) and bound > 0):
         raise InputError(f"bound={shown(bound)} must be a positive number, of nats per dimension.")
