@@ -8,14 +8,14 @@ import torch
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import BOUNDARIES
+from nidiff.covariance.spectral import white_in
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError
 from nidiff.memory import require_memory
 from nidiff.model.network import unet
 from nidiff.sampling.sampler import rehearse
@@ -35,9 +35,8 @@ def check_sampling(experiment: Experiment) -> None:
         )
     white, gaussian = Identity(SMALL), None
     if experiment.gaussian != "none":  # any will do
-        basis = experiment.basis(white)
-        family = BOUNDARIES[one_of("boundary", basis, BOUNDARIES)]
-        gaussian = GaussianModel(torch.zeros(1, *SMALL), family(SMALL, torch.ones(SMALL)))
+        basis: Any = experiment.basis(white)  # a boundary, for white noise has any basis
+        gaussian = GaussianModel(torch.zeros(1, *SMALL), white_in(basis, SMALL))
     denoiser = make_denoiser(_nothing, experiment, white, gaussian)
     rehearse(denoiser, (1, *SMALL), **experiment.sampling(denoiser.process.schedule))
 
