@@ -600,7 +600,7 @@ def _check_falling(logsnr: Tensor) -> None:
 
 
 def _is_column(value: Any) -> bool:
-    """Whether it is an array of numbers; a few whole ones, such as a shape, or words are shown and saved as they are."""
+    """Whether it is an array of numbers; a few whole ones (a shape) or words are shown and saved as they are."""
     if not hasattr(value, "__len__") or isinstance(value, str):
         return False
     few = isinstance(value, list | tuple) and len(value) <= MOST_AXES
