@@ -891,6 +891,9 @@ def test_damaged_covariances_are_read_or_refused(tmp_path, tally):
         lambda: nidiff.Channels(random_matrix(2), COV),
         lambda: nidiff.matern(SHAPE, 2.0),
         lambda: COV + nidiff.Identity(SHAPE),
+        lambda: nidiff.Kronecker(nidiff.ou((0.0, 1.0, 3.0), 2.0), COV) * 2.0,
+        lambda: nidiff.correlated([COV, COV], [[1.0, 0.5], [0.5, 1.0]]),
+        lambda: nidiff.matern(SHAPE, (1.0, 2.0), boundary=("fixed", "periodic")).at((2, 3)),
     ]
     for case in range(tried):
         folder = tmp_path / str(case)

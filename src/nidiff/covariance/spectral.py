@@ -228,7 +228,9 @@ class Spectral(Covariance):
             return x
         last = tuple(range(-count, 0))
         waves = _in_batch(
-            x.movedim(self._waves, last), count, lambda batch: torch.fft.fftn(batch, dim=last, norm="ortho")
+            x.movedim(self._waves, last).contiguous(),
+            count,
+            lambda batch: torch.fft.fftn(batch, dim=last, norm="ortho"),
         )
         return (waves.real - waves.imag).movedim(last, self._waves)
 

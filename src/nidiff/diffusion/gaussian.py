@@ -367,7 +367,12 @@ def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, even
     spatial, total, cross, count, item = None, None, None, 0, None
     for batch in batches:
         batch = batch if isinstance(batch, Tensor) else as_numbers(batch, "data")
-        if batch.ndim < 2 or batch.is_complex() or (item is not None and tuple(batch.shape[1:]) != item):
+        if (
+            batch.ndim < 2
+            or not batch.numel()
+            or batch.is_complex()
+            or (item is not None and tuple(batch.shape[1:]) != item)
+        ):
             raise InputError(f"data has a batch of shape {tuple(batch.shape)}: give [N, channels, *event], all alike.")
         if spatial is None:
             item = tuple(batch.shape[1:])
