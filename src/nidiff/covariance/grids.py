@@ -25,6 +25,9 @@ FORMULAS = ("gaussian_free_field", "power_law", "matern")  # of |k|, with a spac
 def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
     """`Covariance.at`."""
     shape, own = check_shape(shape), covariance.spatial.event_shape
+    channels = covariance.event_shape[: len(covariance.event_shape) - len(own)]
+    if channels and shape[: len(channels)] == channels and len(shape) == len(covariance.event_shape):
+        shape = shape[len(channels) :]
     if len(shape) != len(own):
         raise InputError(f"shape={shape} has {len(shape)} axes, and Σ is over {own}: give as many.")
     if shape == own:
@@ -38,11 +41,9 @@ def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
     if isinstance(covariance, Kronecker):
         first = len(covariance.a.event_shape)
         product = Kronecker(covariance.a.at(shape[:first]), covariance.b.at(shape[first:]))
-        return (
-            product
-            if covariance.is_product
-            else product.with_eigenvalues(_table(covariance, covariance.eigenvalues, shape))
-        )
+        if covariance.is_product:
+            return product
+        return product.with_eigenvalues(_table(covariance, covariance.eigenvalues, shape))
     if covariance.recipe is not None and covariance.recipe[0] in (*FORMULAS, "offset") and not covariance.is_singular:
         return _formula(covariance, *covariance.recipe, shape)
     values = _table(covariance, covariance.eigenvalues, shape)
@@ -175,8 +176,8 @@ def resampled(x: Tensor, covariance: Covariance, shape: Sequence[int]) -> Tensor
 
     An axis without modes of that kind is taken as reflecting.
     """
-    shape, own = check_shape(shape), covariance.spatial.event_shape
-    for axis, (n, new, name) in enumerate(zip(own, shape, _boundaries(covariance.spatial), strict=True), -len(own)):
+    own = covariance.event_shape
+    for axis, (n, new, name) in enumerate(zip(own, shape, _boundaries(covariance), strict=True), -len(own)):
         if n != new:
             x = (x.movedim(axis, -1) @ _resampling(n, new, name).T.to(x)).movedim(-1, axis)
     return x

@@ -301,8 +301,8 @@ class Covariance(ABC):
         formula for `gaussian_free_field`, `power_law` and `matern` (with ``aliased``, whose modes hold those beyond
         Nyquist, it is the kernel at the new pixels), and for any other spectrum those of the power law of its upper
         octave. So the variance changes a little, and converges if λ falls fast enough (gamma > d/2 in d dimensions).
-        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` is that of the
-        event alone; a `Kronecker` product goes by its factors.
+        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` may leave them
+        out; a `Kronecker` product goes by its factors.
         """
         from nidiff.covariance.grids import on_grid
 

@@ -196,7 +196,7 @@ class GaussianModel:
     def on_grid(self, shape: Sequence[int]) -> "GaussianModel":
         """The model of the same data on a grid of another ``shape`` of the event: see `Covariance.at`."""
         covariance = self.covariance.at(shape)
-        return GaussianModel(resampled(self.mean, self.covariance, shape), covariance)
+        return GaussianModel(resampled(self.mean, self.spatial, covariance.spatial.event_shape), covariance)
 
     def _check_items(self, argument: str, x: Tensor) -> None:
         expect(argument, x, Tensor, TENSOR)
