@@ -87,8 +87,8 @@ def _channels(covariance: Channels, shape: tuple[int, ...]) -> Covariance:
 def _cross_spectral(covariance: CrossSpectral, shape: tuple[int, ...]) -> Covariance:
     """New modes have the mean correlation of the upper octave."""
     spatial = covariance.spatial
-    matrices = covariance.matrices.movedim((-2, -1), (0, 1))
-    own = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    matrices = torch.complex(covariance.matrices, covariance.quadrature).movedim((-2, -1), (0, 1))
+    own = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0).real
     variances = _table(spatial, own, shape)
     if spatial.boundary is None:
         raise _refused(spatial)
@@ -96,12 +96,16 @@ def _cross_spectral(covariance: CrossSpectral, shape: tuple[int, ...]) -> Covari
     roots = own.sqrt()
     correlation = (matrices / (roots.unsqueeze(0) * roots.unsqueeze(1))).nan_to_num()
     upper = _upper_octave(spatial.event_shape, spatial.boundary)
-    mean = correlation[..., upper].mean(-1).reshape(*matrices.shape[:2], *[1] * len(shape))
+    mean = correlation[..., upper].mean(-1).real.reshape(*matrices.shape[:2], *[1] * len(shape))
     correlation = torch.where(shared, correlation.flatten(2)[..., index], mean)
     new = correlation * variances.sqrt().unsqueeze(0) * variances.sqrt().unsqueeze(1)
-    new = white_in(spatial.boundary, shape).evened(new)
+    new = (new + white_in(spatial.boundary, shape).mirrored(new).conj()).movedim((0, 1), (-2, -1)) / 2
     return CrossSpectral(
-        new.movedim((0, 1), (-2, -1)), spatial.at(shape), normalize=False, allow_singular=covariance.is_singular
+        new.real,
+        spatial.at(shape),
+        quadrature=new.imag if bool((new.imag != 0).any()) else None,
+        normalize=False,
+        allow_singular=covariance.is_singular,
     )
 
 

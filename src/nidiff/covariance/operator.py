@@ -158,9 +158,13 @@ class Covariance(ABC):
     def check_modes(self, argument: str, values: Tensor) -> None:  # noqa: B027  (bases of real vectors take any)
         """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""
 
+    def mirrored(self, values: Tensor) -> Tensor:
+        """Numbers per mode [..., *event_shape], those of k and −k exchanged, where modes are waves."""
+        return values
+
     def evened(self, values: Tensor) -> Tensor:
         """Numbers per mode [..., *event_shape], averaged where `check_modes` asks for equal ones."""
-        return values
+        return (values + self.mirrored(values)) / 2
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""

@@ -78,8 +78,8 @@ class Fourier(Covariance):
     def check_modes(self, argument: str, values: Tensor) -> None:
         _check_even(argument, values, self._axes)
 
-    def evened(self, values: Tensor) -> Tensor:
-        return _evened(values, self._axes)
+    def mirrored(self, values: Tensor) -> Tensor:
+        return _mirrored(values, self._axes)
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         return eigenvalues[..., : self.event_shape[-1] // 2 + 1]
@@ -252,8 +252,8 @@ class Spectral(Covariance):
     def check_modes(self, argument: str, values: Tensor) -> None:
         _check_even(argument, values, self._waves)
 
-    def evened(self, values: Tensor) -> Tensor:
-        return _evened(values, self._waves)
+    def mirrored(self, values: Tensor) -> Tensor:
+        return _mirrored(values, self._waves)
 
     def arguments(self) -> dict[str, Any]:
         return {**_spectral_arguments(self), "boundary": self._boundary}
