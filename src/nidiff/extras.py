@@ -15,6 +15,9 @@ EXTRAS = {
     "matplotlib": "report",
     "torchdiffeq": "likelihood",
     "datasets": "hub",
+    "xarray": "science",
+    "h5netcdf": "science",
+    "zarr": "science",
 }
 
 
