@@ -17,6 +17,7 @@ EXTRAS = {
     "datasets": "hub",
     "xarray": "science",
     "h5netcdf": "science",
+    "h5py": "science",
     "zarr": "science",
 }
 
