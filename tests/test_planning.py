@@ -9,7 +9,8 @@ import torch
 import nidiff
 from nidiff.sampling import planning
 from nidiff.sampling.angle import angle_rows
-from nidiff.sampling.planning import SmallModel, planned_rows
+from nidiff.sampling.planning import planned_rows
+from nidiff.sampling.prediction import SmallModel
 from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.spacing import SPACINGS, spaced_rows
 from nidiff.sampling.step import Sampler
