@@ -639,7 +639,7 @@ def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     if len(xs) == 1:
         return ys[0].expand((*x.shape, *ys.shape[1:]))
     right = torch.searchsorted(xs, x.detach().contiguous()).clamp(1, len(xs) - 1)
-    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1]).clamp(min=1e-300)  # two may be equal, by rounding
     return torch.lerp(ys[right - 1], ys[right], weight.reshape((*x.shape, *[1] * (ys.ndim - 1))))
 
 
