@@ -1,6 +1,7 @@
-"""Covariances of every family, a mixture with its exact denoiser, and a model folder to try things on."""
+"""Covariances of every family, samplers, a mixture with its exact denoiser, and a model folder to try things on."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +49,20 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     ),
     "scaled": lambda: 3.0 * nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))),
 }
+
+# (name, options) of samplers that need to know nothing of the data: one line for a new one.
+SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("ancestral", {}),
+    ("ancestral", {"variance": "beta"}),
+    ("ddim", {}),
+    ("ddim", {"eta": 0.5}),
+    ("ddim", {"eta": 1.0}),
+    ("euler", {}),
+    ("heun", {}),
+    ("dpmpp_2m", {}),
+    ("euler_maruyama", {}),
+    ("pc", {"eta": 0.2}),
+]
 
 
 def even_spectrum(shape: tuple[int, ...], seed: int = 0) -> Tensor:

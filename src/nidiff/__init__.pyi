@@ -55,9 +55,9 @@ from .model.folder import load_model as load_model
 from .model.folder import save_model as save_model
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
-from .sampling.planning import Prediction as Prediction
 from .sampling.planning import plan as plan
-from .sampling.planning import predict as predict
+from .sampling.prediction import Prediction as Prediction
+from .sampling.prediction import predict as predict
 from .sampling.sampler import sample as sample
 from .sampling.step import Sampler as Sampler
 from .sampling.warm import gaussian_loss as gaussian_loss
