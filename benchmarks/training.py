@@ -14,7 +14,7 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import EMAModel
 from timing import Row, compare, interleave, log, report, summary, warn_if_busy
 
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 from nidiff.model.network import unet2d
 from nidiff.training.experiment import Experiment
 from nidiff.training.loop import Trainer, build, step_batches, train_step
@@ -25,7 +25,7 @@ OURS, THEIRS = "step of nidiff train", "step of a plain diffusers loop, float32"
 def plain_loop(experiment: Experiment) -> Callable[[], None]:
     """One step of the loop of diffusers' unconditional example, on the same data, network and batch."""
     images = load_dataset(experiment.data, data_dir=experiment.data_dir)
-    pixels = images.pixels.float() / 255
+    pixels = images.values.float() / 255
 
     class Data(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self) -> int:

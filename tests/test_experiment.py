@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import nidiff
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 from nidiff.diffusion.schedule import as_schedule
 from nidiff.model.network import unet2d
 from nidiff.notation import parse_call

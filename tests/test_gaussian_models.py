@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import nidiff
 from nidiff.cli import main
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 from nidiff.diffusion.roughness import roughness
 from nidiff.model.config import scheduler_config
 from nidiff.model.network import unet2d
@@ -224,7 +224,7 @@ def test_every_run_can_be_sampled_by_angles(plain, capsys):
     assert main(["sample", str(plain), "--sampler", "angle_2m", "--num-steps", "5", "--seeds", "0-1"]) == 0
     images = np.load(next((plain / "generated").glob("angle_2m-5-*")) / "samples.npz")["arr_0"]
     expected = nidiff.sample(nidiff.load_model(plain), (2, 1, 8, 8), sampler="angle_2m", num_steps=5, seeds=[0, 1])
-    assert np.array_equal(images, nidiff.data.images.quantise(expected).movedim(1, -1).numpy())
+    assert np.array_equal(images, nidiff.data.dataset.quantise(expected).movedim(1, -1).numpy())
 
 
 def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_earlier_version(plain, tmp_path, capsys):

@@ -192,8 +192,8 @@ def test_a_stream_gives_the_same_bits_as_memory(tmp_path):
         image.convert(["RGB", "L", "P"][i % 3]).save(tmp_path / f"{i}.{['png', 'bmp', 'tiff', 'webp'][i % 4]}")
     memory = open_images(tmp_path, size=(16, 24), channels=3)
     stream = open_images(tmp_path, size=(16, 24), channels=3, memory_limit=12 * 3 * 16 * 24 - 1)
-    assert isinstance(memory.pixels, torch.Tensor)
-    assert not isinstance(stream.pixels, torch.Tensor)
+    assert isinstance(memory.values, torch.Tensor)
+    assert not isinstance(stream.values, torch.Tensor)
     assert len(stream) == 12
     assert stream.shape == memory.shape == (3, 16, 24)
     index = torch.tensor([7, 0, 11, 7])

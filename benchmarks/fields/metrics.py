@@ -6,7 +6,7 @@ from torch import Tensor
 
 import nidiff
 from nidiff.covariance.spectral import BOUNDARIES, radial_mean, wavenumber
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.evaluation.features import compute_features, load_features

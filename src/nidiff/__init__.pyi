@@ -15,7 +15,7 @@ from .covariance.matrix import Identity as Identity
 from .covariance.operator import Covariance as Covariance
 from .covariance.spectral import Cosine as Cosine
 from .covariance.spectral import Fourier as Fourier
-from .data.dataset import load_dataset as load_dataset
+from .data.load import load_dataset as load_dataset
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional
 from .diffusion.family import blue as blue

@@ -116,11 +116,11 @@ class Calibrate:
     def _load(self) -> "Tensor":
         import torch
 
-        from nidiff.data.dataset import load_dataset
+        from nidiff.data.load import load_dataset
 
         if self.data is None:
             raise InputError("DATA is missing: name a data set, a folder of images, or an .npy or .npz file.")
-        pixels = load_dataset(self.data, data_dir=self.data_dir, size=self.size, memory_limit=None).pixels
+        pixels = load_dataset(self.data, data_dir=self.data_dir, size=self.size, memory_limit=None).values
         assert isinstance(pixels, torch.Tensor)  # without a limit
         return pixels
 

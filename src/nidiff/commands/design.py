@@ -16,7 +16,7 @@ from nidiff.progress import progress_bar
 if TYPE_CHECKING:
     from nidiff.calibration import design as designs
     from nidiff.covariance.operator import Covariance
-    from nidiff.data.images import Images
+    from nidiff.data.dataset import Dataset
     from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.training.experiment import Experiment
 
@@ -140,7 +140,7 @@ class Design:
         )
 
 
-def _gaussian(experiment: "Experiment", images: "Images", noises: "dict[str, Covariance]") -> "GaussianModel":
+def _gaussian(experiment: "Experiment", images: "Dataset", noises: "dict[str, Covariance]") -> "GaussianModel":
     """The data's Gaussian in the basis that all Σ share; white noise has any."""
     fields = [text for text, covariance in noises.items() if not covariance.is_constant]
     if not noises:

@@ -43,7 +43,7 @@ class Noise:
         from nidiff.covariance.config import as_covariance
         from nidiff.covariance.operator import check_shape
         from nidiff.covariance.summary import summary
-        from nidiff.data.dataset import load_dataset
+        from nidiff.data.load import load_dataset
         from nidiff.report.noise import check_noise, check_out, noise_figure, save_figure
 
         names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None

@@ -9,7 +9,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 from nidiff.files import replacing
 
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 import nidiff
-from nidiff.data.encoded import Stream
-from nidiff.data.images import Images, quantise
+from nidiff.data.dataset import Dataset, quantise
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import InputError
@@ -106,7 +105,7 @@ class Bench:
 
 def evaluate_cell(
     model: Model | Path | str,
-    data: Bench | Images | Tensor | str | None = None,
+    data: Bench | Dataset | Tensor | str | None = None,
     *,
     sampler: str = DEFAULT,
     num_steps: int | None = None,
@@ -156,7 +155,11 @@ def evaluate_cell(
 
 
 def evaluate_images(
-    images: Images | Tensor, data: Bench | Images | Tensor | str | None = None, *, name: str = "images", **settings: Any
+    images: Dataset | Tensor,
+    data: Bench | Dataset | Tensor | str | None = None,
+    *,
+    name: str = "images",
+    **settings: Any,
 ) -> Result | None:
     """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept."""
     state, generated = process_state(), _all_pixels(images)
@@ -169,7 +172,7 @@ def evaluate_images(
 
 def open_bench(
     run: Path,
-    data: str | Images | Tensor | None = None,
+    data: str | Dataset | Tensor | None = None,
     *,
     data_dir: Path | None = None,
     split: str = "train",
@@ -185,7 +188,7 @@ def open_bench(
     ``data`` may also be images themselves, uint8 or floats in [-1, 1]; what it names is fitted as the data of the run.
     """
     network = load_features(features, file=features_file, trust=trust_features)
-    images: Images | Tensor
+    images: Dataset | Tensor
     if data is None or isinstance(data, str):
         if data is not None:
             as_path("data", data)  # the name of a data set is a possible path too
@@ -201,16 +204,13 @@ def open_bench(
 
 def _all_pixels(images: Any) -> Tensor:
     """Images as uint8 [N, C, H, W], as if they were saved."""
-    pixels = images.pixels if isinstance(images, Images) else images
-    if isinstance(pixels, Stream):
-        pixels = pixels.index_select(0, torch.arange(len(pixels)))
-    pixels = as_tensor(pixels, "images")
+    pixels = as_tensor(images.stored(torch.arange(len(images))) if isinstance(images, Dataset) else images, "images")
     if pixels.ndim != 4 or pixels.numel() == 0:
         raise InputError(f"images has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
     return quantise(pixels)
 
 
-def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Images, str]:
+def _load(run: Path, data: str | None, data_dir: Path | None, split: str) -> tuple[Dataset, str]:
     source = read_experiment(run) if (run / "experiment.json").is_file() else None
     if source is None and data is None:
         raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")

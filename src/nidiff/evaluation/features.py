@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load
 from torch import Tensor
 
+from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
-from nidiff.data.images import Images, quantise
 from nidiff.errors import TENSOR, InputError, expect, first_line, shown
 from nidiff.extras import require
 from nidiff.files import as_path, file_sha256
@@ -34,7 +34,7 @@ WEIGHTS = ".safetensors"  # of EfficientNet-lite0
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
-Pixels: TypeAlias = Images | Stream | Tensor
+Pixels: TypeAlias = Dataset | Stream | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,17 +110,17 @@ def compute_features(
 ) -> Tensor:
     """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
 
-    The default is 64, but 16 on a CPU, whose caches are small. `Images` of floats are rounded to uint8 first, as if
+    The default is 64, but 16 on a CPU, whose caches are small. A `Dataset` of floats are rounded to uint8 first, as if
     saved. ``progress`` is told how many images are done, and of how many.
     """
     if batch is None:
         batch = 16 if network.device.type == "cpu" else 64
     batch = check_whole("batch", batch)
-    stored = pixels.pixels if isinstance(pixels, Images) else pixels
+    stored = pixels.values if isinstance(pixels, Dataset) else pixels
     found: list[Tensor] = []
     for rows in torch.arange(len(stored)).split(batch):
         part = stored.index_select(0, rows)
-        found.append(network(quantise(part) if isinstance(pixels, Images) else part))
+        found.append(network(quantise(part) if isinstance(pixels, Dataset) else part))
         if (size := found[0].shape[1]) > LARGEST:
             have = f"features {network.name!r} have {size} dimensions, more than {LARGEST}"
             raise InputError(f"{have}: give smaller images or another feature network.")

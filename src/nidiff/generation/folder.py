@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from nidiff import __version__
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 from nidiff.data.pictures import as_grey_or_rgb, save_grid, save_png
 from nidiff.errors import FileError, InputError, one_of, shown
 from nidiff.files import ASIDE, as_path, read_npz, read_object, replace_json, replace_npz, writing

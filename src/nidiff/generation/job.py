@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder

@@ -9,12 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, shown
 from nidiff.files import as_path
 from nidiff.generation.job import Job
 from nidiff.model.config import model_folder
-from nidiff.model.folder import image_shape, load_model
+from nidiff.model.folder import image_shape, load_model, read_grid
 from nidiff.model.manifest import model_sha256
 from nidiff.notation import parse_call
 from nidiff.recipe import check_whole, fits
@@ -30,12 +31,13 @@ PATIENCE = timedelta(days=7)  # how long a process waits for the others
 
 
 class Model(NamedTuple):
-    """A model opened for sampling images [C, H, W] = ``shape``; ``path`` is its run directory, or its own folder."""
+    """A model opened for sampling items [C, *event] = ``shape``; ``path`` is its run directory, or its own folder."""
 
     path: Path
     denoiser: Denoiser
     shape: tuple[int, ...]
     sha256: str
+    grid: Grid
 
     @property
     def name(self) -> str:
@@ -60,7 +62,8 @@ def open_model(path: Path, state: "PartialState") -> Model:
     path = run_folder(as_path("model", path))
     denoiser = load_model(path).to(state.device)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
-    return Model(path, denoiser, shape, model_sha256(model_folder(path), checked=True))
+    grid = read_grid(path, shape, denoiser.scaling)
+    return Model(path, denoiser, shape, model_sha256(model_folder(path), checked=True), grid)
 
 
 def plan_job(

@@ -20,7 +20,7 @@ import nidiff
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.summary import summary
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.data.images import Images
+from nidiff.data.dataset import Dataset
 from nidiff.data.named import DATASETS
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.scaling import PIXELS, Scaling
@@ -20,7 +20,7 @@ KEYS = ("bits_per_dim", "images", "split")
 MOST, BLOCK = 2048, 256  # images, and so many at a time
 
 
-def gaussian_baseline(experiment: Experiment, images: Images, gaussian: GaussianModel | None) -> dict[str, Any]:
+def gaussian_baseline(experiment: Experiment, images: Dataset, gaussian: GaussianModel | None) -> dict[str, Any]:
     """Bits per dimension under N(μ, C) of (at most 2,048) held-out images, or of the training ``images`` if there are
     none; nothing without a Gaussian."""
     if gaussian is None:

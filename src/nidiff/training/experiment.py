@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nidiff.covariance.operator import Covariance
-    from nidiff.data.images import Images
+    from nidiff.data.dataset import Dataset
     from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.diffusion.schedule import Schedule
 
@@ -132,20 +132,20 @@ class Experiment:
         one_of("precision", self.precision, PRECISIONS)
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
-    def load_data(self, **options: Any) -> "Images":
+    def load_data(self, **options: Any) -> "Dataset":
         """The images, with ``options`` for the other arguments of `load_dataset`, such as split."""
-        from nidiff.data.dataset import load_dataset
+        from nidiff.data.load import load_dataset
 
         own = {name: getattr(self, name) for name in ("data_dir", "size", "channels", "skip_corrupt")}
         return load_dataset(self.data, **own, **options)
 
-    def build_covariance(self, images: "Images") -> "Covariance":
+    def build_covariance(self, images: "Dataset") -> "Covariance":
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
         from nidiff.covariance.config import as_covariance
 
         return as_covariance(self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)))
 
-    def build_gaussian(self, images: "Images", covariance: "Covariance") -> "GaussianModel | None":
+    def build_gaussian(self, images: "Dataset", covariance: "Covariance") -> "GaussianModel | None":
         """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the images, a few at a time."""
         from nidiff.diffusion.gaussian import fit_gaussian
         from nidiff.notation import call, parse_call
@@ -174,7 +174,7 @@ class Experiment:
         boundary = written.get("boundary", None if usual is None else usual.default)
         return boundary if isinstance(boundary, str) else "periodic"
 
-    def _fitted(self, images: "Images") -> "Iterator[Tensor]":
+    def _fitted(self, images: "Dataset") -> "Iterator[Tensor]":
         """Batches of the images that the Gaussian is fitted to; mirrored too, where training mirrors them."""
         for index in _spread(images).split(FITTED_AT_ONCE):
             batch = images.batch(index)
@@ -280,7 +280,7 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
-def _spread(images: "Images") -> "Tensor":
+def _spread(images: "Dataset") -> "Tensor":
     """The rows of some images. They are spread over the data: the first ones are often of one class."""
     import torch
 

@@ -9,6 +9,7 @@ import torch
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import BOUNDARIES
+from nidiff.data.dataset import WHOLE, Dataset
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
@@ -22,7 +23,7 @@ from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
 
 SMALL = (2, 2)
-CLIP = 1.0  # of the models we train: images are in [-1, 1]
+CLIP = 1.0  # of models whose data are whole numbers: they are in [-1, 1]
 BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
 PICTURE = 64**2  # pixels that a small image has in a grid of samples
 
@@ -48,13 +49,16 @@ def make_denoiser(
     covariance: Covariance,
     gaussian: GaussianModel | None,
     schedule: Schedule | None = None,
+    data: Dataset | None = None,
 ) -> Denoiser:
-    """The denoiser of an experiment. Its schedule is built here, where the facts are known that it may depend on,
-    unless one that was stored is given."""
+    """The denoiser of an experiment, in the units of the data. Its schedule is built here, where the facts are known
+    that it may depend on, unless one that was stored is given. Only whole numbers, whose range is known, are clipped.
+    """
     if schedule is None:
         schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
     sees = None if experiment.sees == "auto" else experiment.sees
-    options: Any = {"clip": CLIP, "scaling": PIXELS, "gaussian": gaussian, "sees": sees}
+    scaling, is_whole = (PIXELS, True) if data is None else (data.scaling, data.grid.dtype in WHOLE)
+    options: Any = {"clip": CLIP if is_whole else None, "scaling": scaling, "gaussian": gaussian, "sees": sees}
     return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
 
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nidiff.calibration.kappa import measure_kappa
 from nidiff.covariance.operator import Covariance
-from nidiff.data.images import Images
+from nidiff.data.dataset import Dataset
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
@@ -49,7 +49,7 @@ class Trainer:
 
     experiment: Experiment
     accelerator: Accelerator
-    images: Images
+    data: Dataset
     denoiser: Denoiser
     net: torch.nn.Module  # the bare U-Net; denoiser.net is the same as accelerate wraps it
     optimizer: Any
@@ -61,7 +61,7 @@ class Trainer:
     @cached_property
     def baseline(self) -> dict[str, Any]:
         """What the data's Gaussian achieves."""
-        return gaussian_baseline(self.experiment, self.images, self.denoiser.gaussian)
+        return gaussian_baseline(self.experiment, self.data, self.denoiser.gaussian)
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Trainer:
         return {
             "settings": settings_digest(self.experiment),
             "process": process_digest(scheduler_config(self.denoiser)),
-            "data": data_digest(self.images),
+            "data": data_digest(self.data),
             "network": network_digest(self.net),
         }
 
@@ -107,7 +107,7 @@ def build(
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
-    denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule)
+    denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule, images)
     # What sampling or the process would refuse is refused before training.
     rehearse(denoiser, images.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
@@ -116,7 +116,7 @@ def build(
 
 
 def _fit_gaussian(
-    experiment: Experiment, images: Images, covariance: Covariance, notes: list[str]
+    experiment: Experiment, images: Dataset, covariance: Covariance, notes: list[str]
 ) -> GaussianModel | None:
     """The data's Gaussian. Where there is none, as of a single image, training can do without, and a note says so."""
     try:
@@ -171,8 +171,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
         with averaged_weights(trainer):
             denoiser = _measured(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
-                run.write_samples(trainer.step, denoiser, experiment, trainer.images.shape)
-            run.save_model(denoiser, about, trainer.identity)
+                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape)
+            run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
     accelerator.wait_for_everyone()
 
 
@@ -184,9 +184,9 @@ def _measured(trainer: Trainer) -> Denoiser:
     denoiser, experiment = trainer.denoiser.with_net(trainer.net), trainer.experiment
     if denoiser.gaussian is None:
         return denoiser
-    count = max(1, min(KAPPA_IMAGES, len(trainer.images), experiment.steps * experiment.batch_size // KAPPA_ROWS))
-    rows = torch.linspace(0, len(trainer.images) - 1, count, dtype=torch.float64).long()
-    return measure_kappa(denoiser, trainer.images.batch(rows), num_images=count, num_rows=KAPPA_ROWS)
+    count = max(1, min(KAPPA_IMAGES, len(trainer.data), experiment.steps * experiment.batch_size // KAPPA_ROWS))
+    rows = torch.linspace(0, len(trainer.data) - 1, count, dtype=torch.float64).long()
+    return measure_kappa(denoiser, trainer.data.batch(rows), num_images=count, num_rows=KAPPA_ROWS)
 
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
@@ -221,7 +221,7 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 def draw(trainer: Trainer, run: RunDirectory) -> None:
     """Write a grid of samples of the averaged weights."""
     with averaged_weights(trainer):
-        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.images.shape)
+        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:
@@ -281,11 +281,11 @@ def step_batches(trainer: Trainer) -> Iterator[Batch]:
         for step, part in itertools.product(range(trainer.step, experiment.steps), range(experiment.accumulation)):
             start = first + part * size
             own = image_generators(experiment.seed, step, start, size, accelerator.device)
-            index = image_indices(experiment.seed, len(trainer.images), step * experiment.batch_size + start, size)
+            index = image_indices(experiment.seed, len(trainer.data), step * experiment.batch_size + start, size)
             generators.append(own)
             yield index, random_index(2, size, own, device="cpu").bool() if experiment.flip else None
 
-    for x0 in trainer.images.prefetch(draws()):
+    for x0 in trainer.data.prefetch(draws()):
         yield x0, generators.pop(0)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from nidiff.covariance.config import PLACES, load
 from nidiff.covariance.operator import Covariance
+from nidiff.data.grid import Grid
 from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
@@ -275,10 +276,10 @@ class RunDirectory:
                 file.write(json.dumps({"step": step, **values}) + "\n")
             self._events.write(step, values)
 
-    def save_model(self, denoiser: Denoiser, about: Mapping[str, str], identity: Identity) -> None:
+    def save_model(self, denoiser: Denoiser, about: Mapping[str, str], grid: Grid, identity: Identity) -> None:
         """Save the model, which ends the run."""
         try:
-            save_model(denoiser, self.model, about, run=identity)
+            save_model(denoiser, self.model, about, grid=grid, run=identity)
         except InputError as error:
             if not isinstance(error.__cause__, OSError):
                 raise
