@@ -104,10 +104,10 @@ def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
     """A model folder with a small network that was never trained: its images are noise, but a function of the seed."""
     from nidiff.diffusion.scaling import PIXELS
     from nidiff.model.folder import save_model
-    from nidiff.model.network import unet
+    from nidiff.model.network import unet2d
 
     torch.manual_seed(0)
-    network = unet(shape, widths=(8, 16), layers=1, attention=(1,))
+    network = unet2d(shape, widths=(8, 16), layers=1, attention=(1,))
     process = nidiff.Process(nidiff.ddpm_linear(num_levels), nidiff.gaussian_free_field(shape[1:]))
     save_model(nidiff.Denoiser(network, process, clip=1.0, scaling=PIXELS), folder)
     return folder

@@ -509,10 +509,10 @@ def test_a_schedule_per_mode_serves_a_sigma_over_channels():
 
 def test_a_model_with_a_schedule_per_mode_is_saved_and_the_diffusers_scheduler_takes_its_steps(tmp_path):
     from nidiff.interop import NonIsotropicScheduler
-    from nidiff.model.network import unet
+    from nidiff.model.network import unet2d
 
     torch.manual_seed(0)
-    network = unet((1, 8, 8), widths=(8,), attention=())
+    network = unet2d((1, 8, 8), widths=(8,), attention=())
     process = nidiff.Process("blurring:num_levels=40", nidiff.Identity((8, 8)))
     denoiser = nidiff.Denoiser(network, process, "v")
     nidiff.save_model(denoiser, tmp_path)

@@ -18,7 +18,7 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.errors import InputError, one_of
 from nidiff.memory import require_memory
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
 
@@ -80,7 +80,7 @@ def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
     """The number of parameters of the network, which is built without memory for them."""
     try:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in unet(shape, **experiment.network).parameters())
+            return sum(parameter.numel() for parameter in unet2d(shape, **experiment.network).parameters())
     except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
         return math.inf
 

@@ -27,7 +27,7 @@ from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.baseline import baseline_text, gaussian_baseline
@@ -103,7 +103,7 @@ def build(
     else:
         covariance = experiment.build_covariance(images) if covariance is None else covariance
         gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
-    net = unet(images.shape, both=experiment.sees == "both", **experiment.network).train()
+    net = unet2d(images.shape, both=experiment.sees == "both", **experiment.network).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
