@@ -6,7 +6,7 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from nidiff.recipe import fits, is_number
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from nidiff.covariance.operator import Covariance
     from nidiff.data.dataset import Dataset
@@ -64,6 +65,12 @@ class Experiment:
     """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
     residual, else x."""
 
+    network: str = "auto"
+    """The network as NAME:key=value,…: unet, for one to three axes, with keys such as patch=2 (several times faster) or
+    factorised=true (video), or unet2d, diffusers' UNet2DModel; auto: unet2d for images of whole numbers, else unet."""
+    boundary: str | None = None
+    """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic).
+    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise."""
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
     layers: int = 1
@@ -195,10 +202,14 @@ class Experiment:
         by_sampler = sampler.finishes or sampler.start == "gaussian" or sampler.spacing in FROM_DATA
         return by_sampler or parse_call("schedule", self.schedule)[0] == "designed"
 
-    @property
-    def network(self) -> dict[str, Any]:
-        """The arguments of `unet`."""
-        return {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+    def build_network(self, shape: Sequence[int], dtype: str = "uint8") -> "Module":
+        """The network for items of ``shape`` [C, *event] whose numbers are of that type in files."""
+        from nidiff.model.network import build_network
+
+        auto = "unet2d" if len(shape) == 3 and dtype != "float32" else "unet"
+        sizes = {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+        boundary = None if self.boundary is None else self.boundary.split("/")
+        return build_network(self.network, shape, auto=auto, boundary=boundary, both=self.sees == "both", **sizes)
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
@@ -289,7 +300,12 @@ def _spread(images: "Dataset") -> "Tensor":
 
 
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
-BEFORE = {"gaussian": "none", "sees": "auto"}  # what runs of earlier versions, which do not say, were trained with
+BEFORE = {
+    "gaussian": "none",
+    "sees": "auto",
+    "network": "auto",
+    "boundary": None,
+}  # what runs of earlier versions, which do not say, were trained with
 FITTED_AT_ONCE = 256
 LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20

@@ -18,7 +18,6 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.errors import InputError, one_of
 from nidiff.memory import require_memory
-from nidiff.model.network import unet2d
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
 
@@ -62,9 +61,10 @@ def make_denoiser(
     return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
 
 
-def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> None:
-    """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an image."""
-    parameters = _parameters(experiment, shape)
+def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int, dtype: str = "uint8") -> None:
+    """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an item, whose
+    numbers are of type ``dtype`` in files."""
+    parameters = _parameters(experiment, shape, dtype)
     widths = f"widths={experiment.widths} with layers={experiment.layers}"
     require_memory(widths, BYTES * parameters, "use a smaller network")
     # The least that one image costs: itself, its noise, both together and the output, and the first activations.
@@ -76,11 +76,11 @@ def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> N
     require_memory(samples, experiment.num_samples * (image + max(PICTURE, pixels)), "draw fewer samples")
 
 
-def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
+def _parameters(experiment: Experiment, shape: Sequence[int], dtype: str) -> float:
     """The number of parameters of the network, which is built without memory for them."""
     try:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in unet2d(shape, **experiment.network).parameters())
+            return sum(parameter.numel() for parameter in experiment.build_network(shape, dtype).parameters())
     except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
         return math.inf
 
