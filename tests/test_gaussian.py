@@ -35,7 +35,7 @@ FITTED = {"shared": "shared", "each channel": "each", "between channels": "joint
 
 def steeper(base: nidiff.Schedule, shape: tuple[int, ...]) -> nidiff.Schedule:
     """Every mode at its own time."""
-    late = wavenumber(nidiff.Fourier, shape)
+    late = wavenumber(shape)
     return nidiff.Schedule(base.logsnr.reshape(-1, *[1] * len(shape)) - late * base.time.reshape(-1, 1, 1))
 
 
@@ -92,7 +92,7 @@ def test_every_mode_has_the_variance_of_the_data_in_it():
     shrunk = nidiff.fit_gaussian(data, basis=cosine, channels="shared", shrinkage=0.3).covariance.eigenvalues
     exact = shared.covariance.eigenvalues
     radial = nidiff.fit_gaussian(data, basis="reflecting", channels="shared", average="radial", shrinkage=0.0)
-    shell = wavenumber(nidiff.Cosine, SHAPE).round()
+    shell = wavenumber(SHAPE, "reflecting").round()
     for k in shell.unique():
         here = shell == k
         assert torch.allclose(radial.covariance.eigenvalues[here], exact[here].mean())

@@ -2,12 +2,19 @@ from . import testing as testing
 from .calibration.kappa import measure_kappa as measure_kappa
 from .calibration.scales import Calibration as Calibration
 from .calibration.scales import calibrate as calibrate
+from .covariance.cross import CrossSpectral as CrossSpectral
+from .covariance.cross import correlated as correlated
+from .covariance.fields import ar1 as ar1
+from .covariance.fields import brownian_bridge as brownian_bridge
 from .covariance.fields import from_data as from_data
 from .covariance.fields import gaussian_free_field as gaussian_free_field
+from .covariance.fields import graph as graph
 from .covariance.fields import matern as matern
 from .covariance.fields import offset as offset
+from .covariance.fields import ou as ou
 from .covariance.fields import power_law as power_law
 from .covariance.fields import pyramid as pyramid
+from .covariance.kronecker import Kronecker as Kronecker
 from .covariance.matrix import Channels as Channels
 from .covariance.matrix import Dense as Dense
 from .covariance.matrix import Diagonal as Diagonal
@@ -15,6 +22,7 @@ from .covariance.matrix import Identity as Identity
 from .covariance.operator import Covariance as Covariance
 from .covariance.spectral import Cosine as Cosine
 from .covariance.spectral import Fourier as Fourier
+from .covariance.spectral import Spectral as Spectral
 from .data.load import load_dataset as load_dataset
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional

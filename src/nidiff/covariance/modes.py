@@ -10,7 +10,6 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Channels
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError
 
@@ -91,8 +90,7 @@ class Modes:
         if self.basis is other.basis:
             return self.basis
         smaller, larger = sorted((self.basis, other.basis), key=lambda basis: len(basis.event_shape))
-        spatial = larger.spatial if isinstance(larger, Channels) else larger
-        if not any(smaller is own or smaller.shares_basis(own) for own in (larger, spatial)):
+        if not any(smaller is own or smaller.shares_basis(own) for own in (larger, larger.spatial)):
             raise InputError(
                 f"{smaller!r} and {larger!r} have different modes: use one basis for Σ, schedule and data."
             )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nidiff.covariance.matrix import Diagonal
 from nidiff.covariance.modes import Modes
-from nidiff.covariance.spectral import Cosine, Fourier, radial_mean, wavenumber
+from nidiff.covariance.spectral import radial_mean
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import check_forgotten
 from nidiff.diffusion.gaussian import GaussianModel
@@ -288,9 +288,9 @@ def check_start(process: Process, start: str) -> str:
 
 def bands(gaussian: GaussianModel) -> Tensor:
     """The band of every mode of C: its rounded |k|, or its rank in C, from the largest."""
-    shape, spatial = gaussian.covariance.event_shape, gaussian.spatial
-    if isinstance(spatial, Fourier | Cosine):
-        shell = wavenumber(type(spatial), spatial.event_shape).round().long()
+    shape, index = gaussian.covariance.event_shape, gaussian.spatial.wavenumbers
+    if index is not None:
+        shell = index.round().long()
         return torch.unique(shell, return_inverse=True)[1].expand(shape)
     rank = gaussian.covariance.eigenvalues.flatten().argsort(descending=True, stable=True).argsort()
     return (rank * min(RANKS, len(rank)) // len(rank)).reshape(shape)

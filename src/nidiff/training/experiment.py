@@ -150,7 +150,9 @@ class Experiment:
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
         from nidiff.covariance.config import as_covariance
 
-        return as_covariance(self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)))
+        return as_covariance(
+            self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)), boundary=self.boundary
+        )
 
     def build_gaussian(self, images: "Dataset", covariance: "Covariance") -> "GaussianModel | None":
         """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the images, a few at a time."""
@@ -167,7 +169,7 @@ class Experiment:
         gaussian.noise(covariance)  # which refuses another basis
         return gaussian
 
-    def basis(self, covariance: "Covariance") -> "Covariance | str":
+    def basis(self, covariance: "Covariance") -> "Covariance | str | tuple[str, ...]":
         """In which C is to be diagonal: the basis of Σ. White noise has any; then it is that of the schedule."""
         from inspect import signature
 
@@ -178,8 +180,9 @@ class Experiment:
             return getattr(covariance, "spatial", covariance)  # of one that is over channels too
         name, written = parse_call("schedule", self.schedule)
         usual = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters.get("boundary")
-        boundary = written.get("boundary", None if usual is None else usual.default)
-        return boundary if isinstance(boundary, str) else "periodic"
+        own = None if usual is None else usual.default
+        boundary = written.get("boundary", self.boundary or own)
+        return boundary if isinstance(boundary, str | tuple) else "periodic"
 
     def _fitted(self, images: "Dataset") -> "Iterator[Tensor]":
         """Batches of the images that the Gaussian is fitted to; mirrored too, where training mirrors them."""

@@ -8,7 +8,7 @@ import torch
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import BOUNDARIES
+from nidiff.covariance.spectral import check_boundary, white_in
 from nidiff.data.dataset import WHOLE, Dataset
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import schedule_facts
@@ -16,7 +16,7 @@ from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError
 from nidiff.memory import require_memory
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
@@ -33,13 +33,13 @@ def check_sampling(experiment: Experiment) -> None:
         raise InputError(
             "gaussian='none' fits no Gaussian, and this target, sees, schedule or sampler needs one: leave it out."
         )
-    white, gaussian = Identity(SMALL), None
+    boundary: Any = experiment.basis(Identity(SMALL))  # white noise has any basis
+    shape = SMALL if isinstance(boundary, str) and "/" not in boundary else (2,) * len(check_boundary(boundary))
+    white, gaussian = Identity(shape), None
     if experiment.gaussian != "none":  # any will do
-        basis = experiment.basis(white)
-        family = BOUNDARIES[one_of("boundary", basis, BOUNDARIES)]
-        gaussian = GaussianModel(torch.zeros(1, *SMALL), family(SMALL, torch.ones(SMALL)))
+        gaussian = GaussianModel(torch.zeros(1, *shape), white_in(boundary, shape))
     denoiser = make_denoiser(_nothing, experiment, white, gaussian)
-    rehearse(denoiser, (1, *SMALL), **experiment.sampling(denoiser.process.schedule))
+    rehearse(denoiser, (1, *shape), **experiment.sampling(denoiser.process.schedule))
 
 
 def make_denoiser(
