@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
-from nidiff.report.noise import drawable
+from nidiff.data.figures import drawable
 from nidiff.sampling.planning import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
