@@ -149,8 +149,7 @@ def seeds_text(seeds: Sequence[int]) -> str:
 
 def boundaries(covariance: Covariance, axes: int) -> tuple[str, ...]:
     """The boundary of each axis of the event; reflecting where Σ does not say."""
-    known = getattr(covariance, "boundary", {"Fourier": "periodic"}.get(str(covariance.basis), "reflecting"))
-    return (known,) * axes if isinstance(known, str) else tuple(known)[-axes:]
+    return (covariance.boundary or ("reflecting",) * axes)[-axes:]
 
 
 def resized(grid: Grid, before: Sequence[int], after: Sequence[int], words: Sequence[str]) -> Grid:
@@ -165,13 +164,10 @@ def resized(grid: Grid, before: Sequence[int], after: Sequence[int], words: Sequ
 
 
 def _places(old: int, new: int, boundary: str) -> Iterator[float]:
-    """Where the points of the new grid lie among the numbers 0, 1, … of the old ones.
-
-    With n points, a periodic axis has them at i / n of its length, a reflecting one at (i + ½) / n, and a fixed one,
-    which is 0 just outside, at (i + 1) / (n + 1).
-    """
-    first, more = {"periodic": (0.0, 0), "fixed": (1.0, 1)}.get(boundary, (0.5, 0))
-    return ((index + first) * (old + more) / (new + more) - first for index in range(new))
+    """Where the points of the new grid lie among the numbers 0, 1, … of the old ones: with n points, a periodic axis has
+    them at i / n of its length, any other at (i + ½) / n."""
+    first = 0.0 if boundary == "periodic" else 0.5
+    return ((index + first) * old / new - first for index in range(new))
 
 
 def _between(values: Sequence[float], places: Iterable[float]) -> Iterator[float]:
