@@ -1,6 +1,7 @@
 """Figures that fit what the numbers are: lines for signals, a colour map and its bar for each channel of fields, three
 slices through volumes, frames side by side for video. Values are in the units of the data."""
 
+import io
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 from torch import Tensor
 
 from nidiff.data.dataset import WHOLE
@@ -62,6 +64,38 @@ def samples_figure(data: Tensor, grid: Grid) -> "Figure":
     if channels > MOST_CHANNELS and not _is_colour(data, grid):
         figure.suptitle(f"the first {MOST_CHANNELS} of {channels} channels", fontsize=USUAL)
     return figure
+
+
+def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
+    """One item [C, *event] in a small picture without axes, on the scale of the item ``like``: a signal as lines, of a
+    volume the middle slice, of video the middle frame, channels side by side."""
+    values, scale = _numbers(x[:MOST_CHANNELS]), _numbers(like[:MOST_CHANNELS])
+    if grid.kind == "signal":
+        return _thumbnail_of_lines(values, scale)
+    if values.ndim == 4:
+        values = values[:, values.shape[1] // 2]
+    if np.diff(grid.coordinates.get(grid.axes[-2], (0.0, 0.0)))[0] > 0:
+        values = values[:, ::-1]
+    colour_maps, tiles = require("matplotlib").colormaps, []
+    for plane, one in zip(values, scale, strict=True):
+        look = _colours(one)
+        tiles.append(colour_maps[look["cmap"]](look["norm"](plane), bytes=True)[..., :3])
+    film, _ = _mosaic(np.stack(tiles)[None] / 255.0)
+    return Image.fromarray((255 * film).round().astype(np.uint8))
+
+
+def _thumbnail_of_lines(values: "NDArray[Any]", scale: "NDArray[Any]") -> Image.Image:
+    figure = require("matplotlib.figure").Figure((2.0, 1.2), dpi=96)
+    panels = figure.subplots(len(values), 1, squeeze=False).flat
+    figure.subplots_adjust(0, 0.02, 1, 0.98)
+    for panel, line, one in zip(panels, values, scale, strict=True):
+        low, high = _ends(one)
+        panel.plot(line, color=BLUE, linewidth=0.7)
+        panel.set(xlim=(0, max(1, len(line) - 1)), ylim=(low - 0.3 * (high - low), high + 0.3 * (high - low)))
+        panel.set_axis_off()
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return Image.open(content)
 
 
 def drawable(label: str, longest: int) -> str:

@@ -14,8 +14,7 @@ from nidiff.files import replacing
 
 
 def save_grid(images: Tensor, path: Path) -> None:
-    """Write [N, C, H, W], whole numbers or in [-1, 1], as one picture. Small images are enlarged, so that each pixel can
-    be seen."""
+    """Write [N, C, H, W], whole numbers or in [-1, 1], as one picture, nearest-neighbour enlarged if it is small."""
     shown = as_grey_or_rgb(images)
     factor = max(1, 64 // shown.shape[-1])
     save_png(grid_pixels(shown).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)

@@ -164,7 +164,7 @@ def resized(grid: Grid, before: Sequence[int], after: Sequence[int], words: Sequ
 
 
 def _places(old: int, new: int, boundary: str) -> Iterator[float]:
-    """Where the points of the new grid lie among the numbers 0, 1, … of the old ones: with n points, a periodic axis has
+    """Where the points of the new grid lie among the numbers 0, 1, … of the old ones: a periodic axis of n points has
     them at i / n of its length, any other at (i + ½) / n."""
     first = 0.0 if boundary == "periodic" else 0.5
     return ((index + first) * old / new - first for index in range(new))
