@@ -188,18 +188,18 @@ def cross_spectra_of(real: FieldSet, generated: FieldSet, axes: tuple[int, ...])
 
 
 def band_tables(real: FieldSet, generated: FieldSet) -> list[dict[str, Any]]:
-    """The bands of every spectrum: per channel over all axes and along each, and between channels."""
-    tables = []
+    """The bands of every spectrum: per channel over all axes, between channels, and per channel along each axis."""
+    tables: list[dict[str, Any]] = []
     for axes in axis_groups(real):
         found, along = spectra_of(real, generated, axes), _named(real, axes)
         for channel in range(real.num_channels):
             about = {"spectrum": along, "channel": real.grid.channel(channel)}
             tables.append(about | {"bands": found.rows(channel)})
-    if real.num_channels > 1:
-        crosses = cross_spectra_of(real, generated, real.main_axes)
-        for index, pair in enumerate(crosses.pairs):
-            names = " and ".join(real.grid.channel(channel) for channel in pair)
-            tables.append({"coherence": _named(real, real.main_axes), "channels": names, "bands": crosses.rows(index)})
+        if axes == real.main_axes and real.num_channels > 1:
+            crosses = cross_spectra_of(real, generated, axes)
+            for index, pair in enumerate(crosses.pairs):
+                names = " and ".join(real.grid.channel(channel) for channel in pair)
+                tables.append({"coherence": along, "channels": names, "bands": crosses.rows(index)})
     return tables
 
 

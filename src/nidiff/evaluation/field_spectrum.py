@@ -38,7 +38,8 @@ def field_spectrum(fields: Array, *, axes: Axes = None, boundary: Boundary = "pe
 
     Args:
         boundary: the waves that fit an axis: "periodic" (Fourier), "reflecting" (cosines: nothing wraps around) or
-            "fixed" (sines: the field is 0 at the edge); one for all axes of the event, or one for each.
+            "fixed" (sines: the field is 0 at the edge); one for all axes of the event, or one for each, such as
+            ("reflecting", "periodic") or "reflecting/periodic".
     """
     x = as_fields(fields, "fields")
     waves = Waves(tuple(x.shape[2:]), axes, boundary)
@@ -286,8 +287,9 @@ def sines_or_cosines(name: str, n: int) -> Tensor:
 
 
 def as_boundary(boundary: Boundary, axes: int) -> tuple[str, ...]:
-    """One word per axis of the event."""
-    names = [boundary] * axes if isinstance(boundary, str) else boundary
+    """One word per axis of the event; in text they are joined by /."""
+    names = boundary.split("/") if isinstance(boundary, str) else boundary
+    names = [*names] * axes if isinstance(names, Sequence) and len(names) == 1 else names
     if not isinstance(names, Sequence) or len(names) != axes:
         raise InputError(f"boundary={shown(boundary)} must be one word, or one for each of the {axes} axes.")
     return tuple(one_of("boundary", name, BOUNDARIES) for name in names)
@@ -355,7 +357,7 @@ def _mean_error(values: Tensor) -> Tensor:
 
 
 def log_ratio(generated: Tensor, real: Tensor) -> Tensor:
-    """log10 generated − log10 real of powers [C, B]; 0 where neither has any power but rounding, ±∞ where one of them has none."""
+    """log10 generated − log10 real, of powers [C, B]; 0 where neither has any but rounding, ±∞ where one has none."""
     nothing = EMPTY * torch.maximum(real, generated).amax(-1, keepdim=True)  # channels have units of their own
     real, generated = (torch.where(one > nothing, one, 0.0) for one in (real, generated))
     return torch.where((real == 0) & (generated == 0), 0.0, generated.log10() - real.log10())
