@@ -14,7 +14,7 @@ from nidiff.cli import main
 from nidiff.data.load import load_dataset
 from nidiff.diffusion.roughness import roughness
 from nidiff.model.config import scheduler_config
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.sealed import digest
 from nidiff.testing.problems import normal
 from nidiff.training.baseline import baseline_text
@@ -38,7 +38,7 @@ COVARIANCES = {
 
 def network(sees="x", channels=1):
     torch.manual_seed(0)
-    return unet((channels, 8, 8), widths=(8,), layers=1, attention=(), both=sees == "both").eval()
+    return unet2d((channels, 8, 8), widths=(8,), layers=1, attention=(), both=sees == "both").eval()
 
 
 def model(covariance=GFF, target="residual", schedule="ddpm_cosine:num_levels=30", sees=None, channels="each"):

@@ -31,7 +31,7 @@ from nidiff.model.manifest import (
     run_identity,
     write_manifest,
 )
-from nidiff.model.network import OWN, UNET, load_network, read_weights, save_network
+from nidiff.model.network import OWN, UNET, library, load_network, read_weights, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
 OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
@@ -67,12 +67,12 @@ def save_model(
     with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
         save_process(denoiser, aside)
         save_network(net, aside)
-        if type(net).__module__.startswith("diffusers."):
+        if (known := library(net)) is not None:
             index = {
                 "_class_name": "NonIsotropicPipeline",
                 "_diffusers_version": version("diffusers"),
                 "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
-                "unet": ["diffusers", type(net).__name__],
+                "unet": [known, type(net).__name__],
             }
             replace_json(aside / INDEX, index)
         if grid is not None:

@@ -6,7 +6,7 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from nidiff.recipe import fits, is_number
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from nidiff.covariance.operator import Covariance
     from nidiff.data.dataset import Dataset
@@ -64,6 +65,12 @@ class Experiment:
     """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
     residual, else x."""
 
+    network: str = "auto"
+    """The network as NAME:key=value,…: unet, for one to three axes, with keys such as patch=2 (several times faster) or
+    factorised=true (video), or unet2d, diffusers' UNet2DModel; auto: unet2d for images of whole numbers, else unet."""
+    boundary: str | None = None
+    """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic).
+    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise."""
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
     layers: int = 1
@@ -143,7 +150,9 @@ class Experiment:
         """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
         from nidiff.covariance.config import as_covariance
 
-        return as_covariance(self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)))
+        return as_covariance(
+            self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)), boundary=self.boundary
+        )
 
     def build_gaussian(self, images: "Dataset", covariance: "Covariance") -> "GaussianModel | None":
         """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the images, a few at a time."""
@@ -160,7 +169,7 @@ class Experiment:
         gaussian.noise(covariance)  # which refuses another basis
         return gaussian
 
-    def basis(self, covariance: "Covariance") -> "Covariance | str":
+    def basis(self, covariance: "Covariance") -> "Covariance | str | tuple[str, ...]":
         """In which C is to be diagonal: the basis of Σ. White noise has any; then it is that of the schedule."""
         from inspect import signature
 
@@ -171,8 +180,9 @@ class Experiment:
             return getattr(covariance, "spatial", covariance)  # of one that is over channels too
         name, written = parse_call("schedule", self.schedule)
         usual = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters.get("boundary")
-        boundary = written.get("boundary", None if usual is None else usual.default)
-        return boundary if isinstance(boundary, str) else "periodic"
+        own = None if usual is None else usual.default
+        boundary = written.get("boundary", self.boundary or own)
+        return boundary if isinstance(boundary, str | tuple) else "periodic"
 
     def _fitted(self, images: "Dataset") -> "Iterator[Tensor]":
         """Batches of the images that the Gaussian is fitted to; mirrored too, where training mirrors them."""
@@ -195,10 +205,14 @@ class Experiment:
         by_sampler = sampler.finishes or sampler.start == "gaussian" or sampler.spacing in FROM_DATA
         return by_sampler or parse_call("schedule", self.schedule)[0] == "designed"
 
-    @property
-    def network(self) -> dict[str, Any]:
-        """The arguments of `unet`."""
-        return {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+    def build_network(self, shape: Sequence[int], dtype: str = "uint8") -> "Module":
+        """The network for items of ``shape`` [C, *event] whose numbers are of that type in files."""
+        from nidiff.model.network import build_network
+
+        auto = "unet2d" if len(shape) == 3 and dtype != "float32" else "unet"
+        sizes = {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+        boundary = None if self.boundary is None else self.boundary.split("/")
+        return build_network(self.network, shape, auto=auto, boundary=boundary, both=self.sees == "both", **sizes)
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
@@ -289,7 +303,12 @@ def _spread(images: "Dataset") -> "Tensor":
 
 
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
-BEFORE = {"gaussian": "none", "sees": "auto"}  # what runs of earlier versions, which do not say, were trained with
+BEFORE = {
+    "gaussian": "none",
+    "sees": "auto",
+    "network": "auto",
+    "boundary": None,
+}  # what runs of earlier versions, which do not say, were trained with
 FITTED_AT_ONCE = 256
 LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20

@@ -27,7 +27,6 @@ from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
-from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.baseline import baseline_text, gaussian_baseline
@@ -95,7 +94,7 @@ def build(
     if experiment.size is not None:
         check_size(experiment, (experiment.channels or 1, experiment.size, experiment.size), per_pass)
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
-    check_size(experiment, images.shape, per_pass)
+    check_size(experiment, images.shape, per_pass, images.grid.dtype)
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is not None:
@@ -103,7 +102,7 @@ def build(
     else:
         covariance = experiment.build_covariance(images) if covariance is None else covariance
         gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
-    net = unet(images.shape, both=experiment.sees == "both", **experiment.network).train()
+    net = experiment.build_network(images.shape, images.grid.dtype).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
