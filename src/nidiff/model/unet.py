@@ -185,8 +185,8 @@ class Attention(nn.Module):
         self.out = _zeroed(nn.Linear(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = self.qkv(self.norm(x).flatten(2).mT).chunk(3, 2)
-        taken = self.out(F.scaled_dot_product_attention(query, key, value))
+        heads = self.qkv(self.norm(x).flatten(2).mT).unsqueeze(1)  # four axes: with three, torch keeps all of q kᵀ
+        taken = self.out(F.scaled_dot_product_attention(*heads.chunk(3, 3))[:, 0])
         return x + taken.mT.reshape(x.shape)
 
 
