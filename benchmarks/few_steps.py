@@ -11,7 +11,7 @@ import torch
 from trained import Bench, Solver
 
 import nidiff
-from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
+from nidiff.covariance.spectral import radial_mean, wavenumber
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
@@ -21,7 +21,7 @@ COUNT, STEPS = 6, 5
 
 def spectrum(x: torch.Tensor) -> torch.Tensor:
     """The mean power of every wavenumber above 0, up to that of the sides."""
-    shell = wavenumber(Fourier, tuple(x.shape[-2:])).round().long()
+    shell = wavenumber(tuple(x.shape[-2:])).round().long()
     power = torch.fft.fft2(x.double(), norm="ortho").abs().square().mean((0, 1))
     return radial_mean(power, shell)[1 : x.shape[-1] // 2 + 1]
 

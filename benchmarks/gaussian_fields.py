@@ -35,7 +35,7 @@ PUBLISHED = (
 
 
 def field(n: int, s: float) -> nidiff.Covariance:
-    k = wavenumber(Fourier, (n, n))
+    k = wavenumber((n, n))
     k[0, 0] = 1.0
     return Fourier((n, n), ((4 * math.pi**2 * k**2 + 1) / (4 * math.pi**2 + 1)) ** -s, normalize=False)
 

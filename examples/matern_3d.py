@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import nidiff
-from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
+from nidiff.covariance.spectral import radial_mean, wavenumber
 
 SHAPE = (12, 12, 12)
 FIELD = nidiff.matern(SHAPE, length_scale=2.0)
@@ -19,7 +19,7 @@ def log_normal(count: int) -> Tensor:
 def spectrum(fields: Tensor) -> Tensor:
     """The mean power at |k| = 0, 1, …"""
     power = torch.fft.fftn(fields, dim=(-3, -2, -1), norm="ortho").abs().square().mean((0, 1))
-    return radial_mean(power, wavenumber(Fourier, SHAPE).round().long())
+    return radial_mean(power, wavenumber(SHAPE).round().long())
 
 
 def main(steps: int = 800, count: int = 100) -> dict[str, tuple[float, float]]:

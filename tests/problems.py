@@ -1,6 +1,7 @@
-"""Covariances of every family, a mixture with its exact denoiser, and a model folder to try things on."""
+"""Covariances of every family, samplers, a mixture with its exact denoiser, and a model folder to try things on."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,39 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "gff not normalised": lambda: nidiff.gaussian_free_field((6, 6), normalize=False),
     "fourier, any even spectrum": lambda: nidiff.Fourier((6, 5), even_spectrum((6, 5))),
     "cosine, any spectrum": lambda: nidiff.Cosine((4, 7), normal(4, 7).square() + 0.1),
+    "gff fixed": lambda: nidiff.gaussian_free_field((5, 8), boundary="fixed"),
+    "gff reflecting and periodic": lambda: nidiff.gaussian_free_field((5, 6), boundary=("reflecting", "periodic")),
+    "gff in 3-D, all boundaries": lambda: nidiff.gaussian_free_field((4, 3, 5), boundary="periodic/fixed/reflecting"),
+    "gff, unequal spacing": lambda: nidiff.gaussian_free_field((6, 5), spacing=(2.0, 0.5)),
+    "spectral, any spectrum": lambda: nidiff.Spectral(
+        (4, 6, 5), even_spectrum((4, 6), 1).unsqueeze(-1) * (normal(5).square() + 0.1), "periodic/periodic/fixed"
+    ),
+    "spectral, all periodic": lambda: nidiff.Spectral((5, 6), even_spectrum((5, 6)), "periodic"),
+    "spectral tiny": lambda: nidiff.Spectral((1, 2, 1), [[[1.0], [2.0]]], ("fixed", "fixed", "periodic")),
+    "matern of two lengths": lambda: nidiff.matern((8, 6), (1.0, 3.0), 0.5, boundary=("fixed", "periodic")),
+    "ar1": lambda: nidiff.ar1(7, 0.8),
+    "ou": lambda: nidiff.ou((0.0, 0.5, 2.0, 2.25, 7.0), 1.5),
+    "brownian bridge": lambda: nidiff.brownian_bridge(range(6)),
+    "graph": lambda: nidiff.graph(path_laplacian(4), 1.5),
+    "frames of gff": lambda: nidiff.Kronecker(nidiff.ar1(4, 0.7), nidiff.gaussian_free_field((3, 6))),
+    "waves times waves": lambda: nidiff.Kronecker(nidiff.power_law((6,), 1.0), nidiff.matern((4, 3), 1.0)),
+    "frames of channels": lambda: nidiff.Kronecker(
+        nidiff.Dense(random_matrix(3)), nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 3)))
+    ),
+    "product of three": lambda: nidiff.Kronecker(
+        nidiff.Kronecker(nidiff.ou((0.0, 1.0, 3.0), 2.0), nidiff.Diagonal([1.0, 2.0])), nidiff.power_law((5,), 1.0)
+    ),
+    "product in white noise": lambda: (
+        nidiff.Kronecker(nidiff.ar1(3, -0.5), nidiff.gaussian_free_field((4, 4), boundary="fixed"))
+        + 0.5 * nidiff.Identity((3, 4, 4))
+    ),
+    "correlated channels": lambda: nidiff.correlated(
+        [nidiff.power_law((5, 6), p) for p in (1.0, 2.0, 3.0)], [[1, 0.5, 0.2], [0.5, 1, -0.3], [0.2, -0.3, 1]]
+    ),
+    "a matrix per mode": lambda: nidiff.CrossSpectral(
+        torch.stack([random_matrix(2, seed) for seed in range(12)]).reshape(4, 3, 2, 2),
+        nidiff.gaussian_free_field((4, 3), boundary=("reflecting", "fixed")),
+    ),
     "matern": lambda: nidiff.matern((8, 6), length_scale=1.5, smoothness=0.5),
     "matern aliased": lambda: nidiff.matern((5, 6), length_scale=2.0, smoothness=0.5, aliased=True),
     "matern 3-D reflecting": lambda: nidiff.matern((4, 3, 5), length_scale=1.0, boundary="reflecting"),
@@ -48,6 +82,27 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     ),
     "scaled": lambda: 3.0 * nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))),
 }
+
+# (name, options) of samplers that need to know nothing of the data: one line for a new one.
+SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("ancestral", {}),
+    ("ancestral", {"variance": "beta"}),
+    ("ddim", {}),
+    ("ddim", {"eta": 0.5}),
+    ("ddim", {"eta": 1.0}),
+    ("euler", {}),
+    ("heun", {}),
+    ("dpmpp_2m", {}),
+    ("euler_maruyama", {}),
+    ("pc", {"eta": 0.2}),
+]
+
+
+def path_laplacian(n: int) -> Tensor:
+    """Degrees minus adjacency of n nodes in a row."""
+    near = torch.ones(n - 1, dtype=torch.float64, device="cpu")
+    adjacency = near.diag(1) + near.diag(-1)
+    return adjacency.sum(0).diag() - adjacency
 
 
 def even_spectrum(shape: tuple[int, ...], seed: int = 0) -> Tensor:

@@ -679,8 +679,11 @@ BAD = {
     "text without a shape": (lambda: as_covariance("gff"), "shape"),
     "text without data": (lambda: as_covariance("from_data", (4,)), "data"),
     "neither text nor covariance": (lambda: as_covariance(3.0), "covariance=3.0"),
-    "two lengths": (lambda: nidiff.matern((4, 4), (4, 8)), "length_scale=.4, 8. must be a finite number"),
-    "tensor of lengths": (lambda: nidiff.matern((4, 4), torch.ones(2)), "length_scale=.* must be a finite number"),
+    "three lengths": (lambda: nidiff.matern((4, 4), (4, 8, 2)), "length_scale=.4, 8, 2. has 3"),
+    "negative lengths": (
+        lambda: nidiff.matern((4, 4), torch.tensor([1.0, -1.0])),
+        "length_scale=.* must be a positive",
+    ),
     "channels without a spatial part": (lambda: nidiff.Channels([[1.0]]), "Channels.*'spatial'"),
     "channels of a number": (lambda: nidiff.Channels([[1.0]], 3), "spatial=3"),
     "channels of a ragged list": (lambda: nidiff.Channels([[1.0], [1, 2]], nidiff.Identity((2,))), "matrix must be"),

@@ -35,7 +35,7 @@ FITTED = {"shared": "shared", "each channel": "each", "between channels": "joint
 
 def steeper(base: nidiff.Schedule, shape: tuple[int, ...]) -> nidiff.Schedule:
     """Every mode at its own time."""
-    late = wavenumber(nidiff.Fourier, shape)
+    late = wavenumber(shape)
     return nidiff.Schedule(base.logsnr.reshape(-1, *[1] * len(shape)) - late * base.time.reshape(-1, 1, 1))
 
 
@@ -92,7 +92,7 @@ def test_every_mode_has_the_variance_of_the_data_in_it():
     shrunk = nidiff.fit_gaussian(data, basis=cosine, channels="shared", shrinkage=0.3).covariance.eigenvalues
     exact = shared.covariance.eigenvalues
     radial = nidiff.fit_gaussian(data, basis="reflecting", channels="shared", average="radial", shrinkage=0.0)
-    shell = wavenumber(nidiff.Cosine, SHAPE).round()
+    shell = wavenumber(SHAPE, "reflecting").round()
     for k in shell.unique():
         here = shell == k
         assert torch.allclose(radial.covariance.eigenvalues[here], exact[here].mean())
@@ -469,6 +469,8 @@ def test_kappa_is_the_share_that_is_explained():
     assert kappa is not None
     assert (kappa.values.mean() - 1).abs() < 0.1  # clamped at 1, mode by mode
     assert kappa.trust.min() == 1
+    later = Kappa(*(each[1:] for each in kappa))
+    assert torch.equal(later.at(process.schedule.level(0), model)[0].values, kappa.values[1].double())
     middle, trust = kappa.at(process.schedule.level(25), model)
     assert torch.allclose(middle.values, (kappa.values[0] + kappa.values[1]).double() / 2, atol=0.02)
     assert bool((trust.values == 1).all())

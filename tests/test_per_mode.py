@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Mixture
+from problems import SAMPLER_CASES, Mixture
 from torch import Tensor
 from torchdiffeq import odeint
 
@@ -23,20 +23,7 @@ from nidiff.testing.problems import Gaussian, as_matrix, normal, output_covarian
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 MODEL = nidiff.GaussianModel(0.3 * normal(2, 3, seed=7), nidiff.matern((2, 3), 1.0))  # of data, roughly
-EVERY: list[tuple[str, dict[str, Any]]] = [
-    ("ancestral", {}),
-    ("ancestral", {"variance": "beta"}),
-    ("ddim", {}),
-    ("ddim", {"eta": 0.5}),
-    ("ddim", {"eta": 1.0}),
-    ("euler", {}),
-    ("heun", {}),
-    ("dpmpp_2m", {}),
-    ("euler_maruyama", {}),
-    ("pc", {"eta": 0.2}),
-    ("angle", {}),
-    ("angle_2m", {}),
-]
+EVERY: list[tuple[str, dict[str, Any]]] = [*SAMPLER_CASES, ("angle", {}), ("angle_2m", {})]
 every_sampler = pytest.mark.parametrize(("name", "options"), EVERY)
 SCALAR = {
     "vp": lambda: nidiff.ddpm_linear(40, 1e-3, 0.3),

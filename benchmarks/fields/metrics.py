@@ -1,11 +1,10 @@
 """How far generated data are from real ones: spectra, distributions of values, distances of features."""
 
-import torch
 from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.spectral import BOUNDARIES, radial_mean, wavenumber
+from nidiff.covariance.spectral import radial_mean, wavenumber, white_in
 from nidiff.data.dataset import quantise
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.classifier import recognised, train_classifier
@@ -19,11 +18,11 @@ def spectrum(data: Tensor, axes: int, boundary: str) -> Tensor:
 
     On a square grid the corners are left out.
     """
-    family, shape = BOUNDARIES[boundary], data.shape[-axes:]
-    white = family(shape, torch.ones(shape, dtype=torch.float64))
+    shape = data.shape[-axes:]
+    white = white_in(boundary, shape)
     fields = data.reshape(-1, *shape)
     power = sum(white.periodogram(block.double()).sum(0) for block in fields.split(1024)) / len(fields)
-    shells = radial_mean(power, wavenumber(family, shape).round().long())
+    shells = radial_mean(power, wavenumber(shape, boundary).round().long())
     return shells[1 : (shape[-1] // 2 if boundary == "periodic" else shape[-1] - 1) + 1]
 
 

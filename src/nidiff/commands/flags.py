@@ -28,19 +28,21 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Comparing:
-    """Flags of every command that compares images with real ones: the arguments of `open_bench`."""
+    """Flags of every command that compares samples with real data: the arguments of `open_bench`."""
 
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
-    """The real images: digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    """The real data: digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
     """Where the official files of a named data set are."""
-    split: str = "train"
-    """train or test, of a named data set."""
+    split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None
+    """train or test, the held-out part. Default: train for 8-bit images, as is usual for FID, and test for all other
+    data, if a part of them is held out."""
     num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
-    """Real images to compare with, spread over the data."""
-    features: str = "efficientnet-lite0"
-    """inception (only its distances are FID and KID), efficientnet-lite0, pixels, or a file of your own: .safetensors
-    with weights of EfficientNet-lite0, or .pt or .pt2, a program that needs --trust-features."""
+    """Real items to compare with, spread over the data."""
+    features: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None
+    """Of 8-bit images: inception (only its distances are FID and KID), efficientnet-lite0 (default), pixels, or a file
+    of your own: .safetensors with weights of EfficientNet-lite0, or .pt or .pt2, a program that needs --trust-features.
+    Of other data: none (default), pixels, or a program for floats in the units of the model."""
     features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: downloaded)")] = None
     """Where the weights of inception are."""
     trust_features: bool = False
@@ -49,7 +51,11 @@ class Comparing:
     k: int = 3
     """Precision and recall: the neighbour whose distance is the radius."""
     bootstrap: int = 20
-    """Resamples of the generated images for the errors of the Fréchet distance and the spectrum; 0: no errors."""
+    """Resamples of the generated items for the errors of the Fréchet distance, the spectrum and all metrics of fields;
+    0: no errors."""
+    boundary: str = "periodic"
+    """For the spectra of data that are no 8-bit images: periodic, reflecting or fixed, or one for each axis, such as
+    reflecting/periodic."""
 
 
 def parse_seeds(words: str) -> list[int]:

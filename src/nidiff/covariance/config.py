@@ -16,12 +16,15 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
-from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data, one_axis
+from nidiff.covariance.kronecker import Kronecker
+from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.covariance.spectral import Boundary, check_boundary
 from nidiff.errors import FileError, InputError, first_line, one_of, shown
 from nidiff.files import as_path, read_object, replace_json, replacing, writing
 from nidiff.notation import call, parse_call
 
+TIMES = " x "  # between the factors of a product
 DEEPEST = 8  # covariances inside each other
 ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any
 # Where a folder may hold Σ: one of its own, a scheduler's, a model's, a run's.
@@ -163,12 +166,15 @@ def as_covariance(
     value: Covariance | Mapping[str, Any] | str | Path,
     shape: Sequence[int] | None = None,
     data: Tensor | Callable[[], Tensor] | None = None,
+    boundary: Boundary | None = None,
 ) -> Covariance:
     """Σ itself, or of its configuration, of a folder that `load` knows, or of a text ``NAME:key=value,…``.
 
     A text is the call of a field, or of a family that is built from a shape, for the event ``shape``; "gff" and "white"
-    are short for gaussian_free_field and Identity. ``from_data:…`` is fitted to ``data`` [N, C, *event], or to what
-    ``data()`` returns. A name wins over a folder of that name: write ./NAME for the folder.
+    are short for gaussian_free_field and Identity. ``A x B`` is their Kronecker product: A is over the first axis and
+    B over the others, as in ``ar1:rho=0.9 x gff:gamma=1``. ``from_data:…`` is fitted to ``data`` [N, C, *event], or to
+    what ``data()`` returns. ``boundary``, a word or one per axis, is for the fields that have one and do not say it. A
+    name wins over a folder of that name: write ./NAME for the folder.
     """
     if isinstance(value, Covariance):
         return value
@@ -183,6 +189,9 @@ def as_covariance(
     known = {**FIELDS, **{key: family for key, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
     known |= {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
     name = value.partition(":")[0].strip()
+    first, times, _ = value.partition(TIMES)
+    if times and first.partition(":")[0].strip() in (*known, "from_data"):
+        return _product(value, shape, boundary)
     if name not in (*known, "from_data") and ("/" in value or as_path("covariance", value).is_dir()):
         return load(as_path("covariance", value))
     name, arguments = parse_call("covariance", value)
@@ -190,11 +199,43 @@ def as_covariance(
         if data is None:
             raise InputError(f"covariance={value!r} is fitted to data: give data=, or name a field that needs none.")
         data = data() if callable(data) else data
-        return call("covariance", name, {"event_axes": data.ndim - 2, **arguments}, {name: from_data}, data)
+        given = {"event_axes": data.ndim - 2, **_with_boundary(from_data, arguments, boundary)}
+        return call("covariance", name, given, {name: from_data}, data)
     one_of("covariance", name, [*known, "from_data"])
+    arguments = _with_boundary(known[name], arguments, boundary)
+    over_times = "times" in signature(known[name]).parameters
+    if over_times and "times" in arguments:
+        return call("covariance", name, arguments, known)
     if shape is None:
         raise InputError(f"covariance={value!r} needs the shape of the event: give shape=, such as (32, 32).")
+    if over_times:
+        return call("covariance", name, arguments, known, range(one_axis(name, shape)))
     return call("covariance", name, arguments, known, shape)
+
+
+def _product(text: str, shape: Sequence[int] | None, boundary: Boundary | None) -> Covariance:
+    """``A x B``: A over the first axis, and B over the others."""
+    first, _, others = text.partition(TIMES)
+    if any(part.strip().startswith("from_data") for part in text.split(TIMES)):
+        raise InputError(f"covariance={text!r}: from_data is over all axes of the event; use it without a product.")
+    if shape is not None and len(check_shape(shape)) < 2:
+        raise InputError(
+            f"covariance={text!r} is over two axes or more, and shape={shown(shape)} has one: leave one out."
+        )
+    leading, rest = (None, None) if shape is None else (tuple(shape)[:1], tuple(shape)[1:])
+    front = behind = None if boundary is None else check_boundary(boundary)
+    if isinstance(front, tuple):
+        front, behind = front[:1], front[1:]
+    return Kronecker(as_covariance(first, leading, None, front), as_covariance(others, rest, None, behind))
+
+
+def _with_boundary(
+    function: Callable[..., Covariance], arguments: dict[str, Any], boundary: Boundary | None
+) -> dict[str, Any]:
+    """The arguments with a boundary, where the function has one and they do not say it."""
+    if boundary is None or "boundary" not in signature(function).parameters:
+        return arguments
+    return {"boundary": boundary, **arguments}
 
 
 def _is_built_from_a_shape(family: Callable[..., Covariance]) -> bool:

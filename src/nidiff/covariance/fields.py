@@ -4,20 +4,35 @@ import functools
 import math
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity
+from nidiff.covariance.cross import CrossSpectral
+from nidiff.covariance.kronecker import Kronecker
+from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity, symmetric_eigen
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
-from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, magnitude, radial_mean, wavenumber
+from nidiff.covariance.spectral import (
+    Boundary,
+    Cosine,
+    Fourier,
+    Spectral,
+    boundary_per_axis,
+    frequencies,
+    magnitude,
+    radial_mean,
+    stationary,
+    wavenumber,
+    white_in,
+)
 from nidiff.errors import InputError, one_of, shown
-from nidiff.recipe import call_arguments, check_kinds, fits, plain, remembered
+from nidiff.recipe import call_arguments, check_kinds, fits, is_number, plain, remembered
 
 P = ParamSpec("P")
 MOST_LEVELS, MOST_DISCOUNT = 100, 10.0  # of a pyramid: 2 and 0.9 are usual, with 10 levels at most
 LARGEST_FOLDED = 2**24  # numbers in a table of the folded spectrum
+LARGEST_DENSE = 5000  # steps in time, or nodes of a graph: the eigenvectors are 200 MB
 SMOOTHEST = 1e4  # a Matérn field, if its spectrum is folded: that of ν = 100 is a Gaussian already
 
 
@@ -33,13 +48,26 @@ def named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
     return build_for_shape
 
 
+def over_times(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
+    """The same for a field that is given by times."""
+    build = remembered(function)
+
+    @functools.wraps(function)
+    def build_for_times(*args: P.args, **kwargs: P.kwargs) -> Covariance:
+        arguments = call_arguments(function, args, kwargs)
+        return build(**arguments | {"times": _check_times(arguments["times"])})  # type: ignore[call-arg]
+
+    return build_for_times
+
+
 @named
 def gaussian_free_field(
     shape: Sequence[int],
     gamma: float = 1.0,
     zero_mode: str = "one",
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
     normalize: bool = True,
+    spacing: float | Sequence[float] = 1.0,
 ) -> Covariance:
     """The paper's Gaussian free field: Σ^½ multiplies mode k by |k|^-gamma (section 4, appendix C; E1–E9).
 
@@ -47,8 +75,12 @@ def gaussian_free_field(
     1/|k| has no value: "one" sets |k₀₀| := 1, the smallest non-zero |k| (the sound default); "zero" drops it, as the
     paper's constants do, and Σ is then singular (E4). |k| is in cycles per longest side, so that on a non-square shape
     the field has the same correlation in pixels along every axis.
+
+    ``boundary`` is "periodic", "reflecting" or "fixed" (0 at the edge: the classical free field, which has no zero
+    mode), or one of these per axis, such as ("reflecting", "periodic"). ``spacing`` is the distance between pixels,
+    one per axis if they differ: then |k| is in cycles per distance.
     """
-    return _power_law(shape, 2.0 * gamma, zero_mode, boundary, normalize, f"gamma={gamma}")
+    return _power_law(shape, 2.0 * gamma, zero_mode, boundary, normalize, spacing, f"gamma={gamma}")
 
 
 @named
@@ -56,41 +88,51 @@ def power_law(
     shape: Sequence[int],
     exponent: float,
     zero_mode: str = "one",
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
     normalize: bool = True,
+    spacing: float | Sequence[float] = 1.0,
 ) -> Covariance:
     """Power spectrum ∝ |k|^-exponent: 0 white, 1 pink, 2 brown (red), −1 blue, −2 violet. See `gaussian_free_field`."""
-    return _power_law(shape, exponent, zero_mode, boundary, normalize, f"exponent={exponent}")
+    return _power_law(shape, exponent, zero_mode, boundary, normalize, spacing, f"exponent={exponent}")
 
 
 @named
 def matern(
     shape: Sequence[int],
-    length_scale: float,
+    length_scale: float | Sequence[float],
     smoothness: float = 1.5,
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
     normalize: bool = True,
     aliased: bool = False,
+    spacing: float | Sequence[float] = 1.0,
 ) -> Covariance:
     """Matérn field: λ ∝ (2ν/ℓ² + |ω|²)^-(ν + d/2), ω in radians per pixel, ``length_scale`` ℓ in pixels, ν > 0.
+
+    ℓ may differ between axes: (4, 8) is twice as long along the second, λ ∝ (2ν + Σ_i ℓ_i² ω_i²)^-(ν + d/2).
+    ``spacing`` is the distance between pixels, one per axis if they differ: then ℓ is a distance. ``boundary`` is that
+    of `gaussian_free_field`.
 
     The kernel behind it is a function of √(2ν) r/ℓ, such as exp(−r/ℓ) for ``smoothness`` ν = ½. Its spectrum is cut off
     at the Nyquist frequency, so that a field of short length scale is smoother than the kernel: on images with ν = ½
     and ℓ = 2, neighbours have correlation 0.715. With ``aliased`` the frequencies above are folded back, and Σ is the
     kernel itself, sampled at the pixels and summed over its periodic (or reflected) images: 0.607 = exp(−½).
     """
-    _check_positive("length_scale", length_scale)
+    lengths = per_axis("length_scale", length_scale, len(shape))
+    lengths = [length / step for length, step in zip(lengths, per_axis("spacing", spacing, len(shape)), strict=True)]
     _check_positive("smoothness", smoothness)
-    family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
+    boundary_per_axis(boundary, len(shape))
     if aliased and not 1 / SMOOTHEST <= smoothness <= SMOOTHEST:
         raise InputError(f"smoothness={smoothness} must be from {1 / SMOOTHEST:g} to {SMOOTHEST:g} with aliased.")
-    omega = [2 * torch.pi * frequency for frequency in family.frequencies(shape)]
+    omega = [2 * torch.pi * frequency for frequency in frequencies(shape, boundary)]
+    longest = max(lengths)
+    shares = [length / longest for length in lengths]
     if aliased:
-        spectrum = _aliased_matern(omega, length_scale, smoothness)
+        spectrum = _aliased_matern(omega, longest, smoothness, shares)
     else:
-        spectrum = (2 * smoothness + (length_scale * magnitude(omega)).square()).pow(-(smoothness + len(shape) / 2))
+        scaled = longest * magnitude([share * axis for share, axis in zip(shares, omega, strict=True)])
+        spectrum = (2 * smoothness + scaled.square()).pow(-(smoothness + len(shape) / 2))
     _check_spectrum(spectrum, f"length_scale={length_scale}, smoothness={smoothness}")
-    return family(shape, spectrum, normalize=normalize)
+    return stationary(shape, spectrum, boundary, normalize=normalize)
 
 
 @named
@@ -152,12 +194,75 @@ def pyramid(
     return Dense(matrix, shape, normalize=normalize)
 
 
+@named
+def ar1(shape: int | Sequence[int], rho: float) -> Covariance:
+    """A stationary autoregression of order one over n steps: Σ_ij = rho^|i − j|, −1 < rho < 1, such as video frames.
+
+    ``shape`` is n, or (n,). Larger rho is slower; a negative one alternates.
+    """
+    n = one_axis("ar1", shape)
+    if not abs(rho) < 1:
+        raise InputError(f"rho={rho} must be above −1 and below 1.")
+    steps = torch.arange(n, dtype=torch.float64, device="cpu")
+    lag = (steps[:, None] - steps).abs()
+    return _of_matrix(torch.tensor(float(rho), dtype=torch.float64, device="cpu") ** lag, f"rho={rho}")
+
+
+@over_times
+def ou(times: Sequence[float], scale: float) -> Covariance:
+    """The stationary Ornstein–Uhlenbeck process at any ``times`` that rise: Σ_ij = exp(−|t_i − t_j| / scale).
+
+    At regular times this is `ar1` with rho = exp(−step / scale).
+    """
+    _check_positive("scale", scale)
+    at = torch.tensor(times, dtype=torch.float64, device="cpu")
+    return _of_matrix(torch.exp(-(at[:, None] - at).abs() / scale), f"scale={scale}")
+
+
+@over_times
+def brownian_bridge(times: Sequence[float], normalize: bool = True) -> Covariance:
+    """Brownian motion from 0 to 0 at ``times`` that rise: Σ_ij = (min(t_i, t_j) − a) (b − max(t_i, t_j)) / (b − a).
+
+    The ends a and b, where it is 0, lie outside: half the first step before the first time and half the last step after
+    the last one, so that no time has variance 0. At regular times they are the edges of the pixels, as with a "fixed"
+    boundary.
+    """
+    at = torch.tensor(times, dtype=torch.float64, device="cpu")
+    steps = at.diff() if len(at) > 1 else torch.ones(1, dtype=torch.float64, device="cpu")
+    start, end = at[0] - steps[0] / 2, at[-1] + steps[-1] / 2
+    early, late = torch.minimum(at[:, None], at), torch.maximum(at[:, None], at)
+    return _of_matrix((early - start) * (end - late) / (end - start), "times", normalize)
+
+
+def graph(laplacian: Any, gamma: float = 1.0, zero_mode: str = "one", normalize: bool = True) -> Covariance:
+    """The Gaussian free field on a graph or mesh: Σ ∝ L^-gamma with its Laplacian L, for up to 5000 nodes.
+
+    L is symmetric and positive semi-definite, such as D − A of the (weighted) adjacency A with degrees D; an array, or
+    a sparse matrix of torch or scipy. Its eigenvalues stand for |k|², so Σ^½ multiplies by their power −gamma/2, as
+    `gaussian_free_field` multiplies by |k|^-gamma: on a cycle of n nodes they are 4 sin²(πk/n) for (2πk/n)². Where L
+    is 0 (constants, on every connected part) ``zero_mode`` "one" takes the smallest eigenvalue above 0 in its place and
+    "zero" gives none of it, with a singular Σ.
+    """
+    gamma, zero_mode = plain(gamma), one_of("zero_mode", zero_mode, ("one", "zero"))
+    check_kinds(graph, {"gamma": gamma, "normalize": normalize})
+    values, vectors = symmetric_eigen(_as_full(laplacian), "laplacian")
+    null = values == 0
+    if bool(null.all()):
+        raise InputError("laplacian is 0, so that no two nodes are connected: use white noise.")
+    values = torch.where(null, values[~null].min(), values)
+    spectrum = (values / values.min()).pow(-gamma)
+    _check_spectrum(spectrum, f"gamma={gamma}")
+    if zero_mode == "zero":
+        spectrum = torch.where(null, 0.0, spectrum)
+    return Dense(vectors, normalize=normalize, allow_singular=zero_mode == "zero", eigenvalues=spectrum)
+
+
 def from_data(
     data: Tensor,
     event_axes: int | None = None,
     average: str = "radial",
     shrinkage: float = 0.01,
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
     normalize: bool = True,
     power: float = 1.0,
 ) -> Covariance:
@@ -188,40 +293,44 @@ def from_data(
         raise InputError(f"{axes} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
     if len(data) < 2:
         raise InputError(f"data has {len(data)} item: the spectrum needs at least two.")
-    family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
     shape = check_shape(data.shape[-event_axes:])
-    white = family(shape, torch.ones(shape, dtype=torch.float64, device="cpu"))
+    white = white_in(boundary, shape)
     spectrum = _mean_power(data, white)
     if not bool(torch.isfinite(spectrum).all()):
         raise InputError("data has NaN or infinite values: remove them first.")
     if average == "radial":
-        shell = wavenumber(family, shape).round().long()
+        shell = wavenumber(shape, boundary).round().long()
         spectrum = radial_mean(spectrum, shell)[shell]
     spectrum = (1 - shrinkage) * spectrum + shrinkage * spectrum.mean()
     if not bool((spectrum > 0).all()):
         raise InputError("data has modes without power (constant images?): raise shrinkage so that Σ has an inverse.")
     spectrum = spectrum.pow(power)
     _check_spectrum(spectrum, f"power={power}")
-    return family(shape, spectrum, normalize=normalize)
+    return stationary(shape, spectrum, boundary, normalize=normalize)
 
 
 def _power_law(
-    shape: Sequence[int], exponent: float, zero_mode: str, boundary: str, normalize: bool, argument: str
+    shape: Sequence[int],
+    exponent: float,
+    zero_mode: str,
+    boundary: Boundary,
+    normalize: bool,
+    spacing: float | Sequence[float],
+    argument: str,
 ) -> Covariance:
     one_of("zero_mode", zero_mode, ("one", "zero"))
-    family = BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
-    index = wavenumber(family, shape)
-    zero = (0,) * index.ndim
+    index = wavenumber(shape, boundary, per_axis("spacing", spacing, len(shape)))
+    zero = index == 0
     index[zero] = 1.0
     spectrum = index.pow(-float(exponent))
     _check_spectrum(spectrum, argument)
     if zero_mode == "zero":
         spectrum[zero] = 0.0
-    return family(shape, spectrum, normalize=normalize, allow_singular=zero_mode == "zero")
+    return stationary(shape, spectrum, boundary, normalize=normalize, allow_singular=zero_mode == "zero")
 
 
-def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float) -> Tensor:
-    """The sum of (2ν + ℓ²|ω + 2πm|²)^-p, p = ν + d/2, over all integer vectors m.
+def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float, shares: list[float]) -> Tensor:
+    """The sum of (2ν + ℓ²|ω + 2πm|²)^-p, p = ν + d/2, over all integer vectors m; along an axis ℓ is its share of ℓ.
 
     (a + w²)^-p = ∫ t^(p−1) exp(−(a + w²) t) dt / Γ(p), and the sum of exp(−|ω + 2πm|² t) over m is a product over axes.
     The integrand is analytic and bell-shaped in log t, so a plain sum over a grid of log t is exact to rounding.
@@ -237,7 +346,7 @@ def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float)
     # Below the grid the integrand is t^ν: its values there are a geometric series that begins with the first.
     log_weight[0] -= math.log(-math.expm1(-smoothness * step))
     product = log_weight.exp().unsqueeze(-1)
-    *others, last = [_gaussian_images(axis, log_t.exp()) for axis in omega]
+    *others, last = [_gaussian_images(axis, log_t.exp() * share**2) for axis, share in zip(omega, shares, strict=True)]
     for factor in others:
         product = (product.unsqueeze(-1) * factor.unsqueeze(1)).flatten(1)
     return (product.T @ last).reshape([len(axis) for axis in omega])
@@ -252,7 +361,7 @@ def _gaussian_images(omega: Tensor, t: Tensor) -> Tensor:
     return torch.where(t > 1 / (4 * math.pi), images, waves / (2 * (math.pi * t).sqrt()))
 
 
-def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
+def _mean_power(data: Tensor, white: Covariance) -> Tensor:
     """Mean squared coefficient of each mode, laid out as the eigenvalues, in blocks so that memory stays small."""
     axes = len(white.event_shape)
     items = data.detach().reshape(len(data), -1, *data.shape[-axes:])
@@ -262,6 +371,63 @@ def _mean_power(data: Tensor, white: Fourier | Cosine) -> Tensor:
         deviation = (block.double() - mean).flatten(0, 1).cpu()
         total += white.periodogram(deviation).sum(0)
     return total / (len(items) * items.shape[1])
+
+
+def _as_full(laplacian: Any) -> Tensor:
+    """A matrix of numbers, sparse or not, that is not too large."""
+    shape = getattr(laplacian, "shape", None)
+    if isinstance(laplacian, list | tuple):
+        shape = (len(laplacian),)
+    if shape is not None and max(shape, default=0) > LARGEST_DENSE:
+        raise InputError(f"laplacian has {max(shape)} nodes, and the limit is {LARGEST_DENSE}: use a coarser mesh.")
+    if isinstance(laplacian, Tensor):
+        return laplacian if laplacian.layout == torch.strided else laplacian.to_dense()
+    return as_numbers(laplacian.toarray() if hasattr(laplacian, "toarray") else laplacian, "laplacian")
+
+
+def _of_matrix(matrix: Tensor, argument: str, normalize: bool = False) -> Covariance:
+    """Σ of a matrix that ``argument`` made."""
+    if not bool(torch.isfinite(matrix).all()):
+        raise InputError(f"{argument} makes a matrix beyond float64: use numbers nearer to 1.")
+    values, vectors = symmetric_eigen(matrix, argument)
+    if values[0] == 0:
+        raise InputError(f"{argument} makes neighbours so much alike that float64 cannot tell: use a coarser field.")
+    return Dense(vectors, normalize=normalize, eigenvalues=values)
+
+
+def one_axis(field: str, shape: int | Sequence[int]) -> int:
+    (n, *others) = check_shape(shape)
+    if others:
+        raise InputError(
+            f"shape={shown(shape)} has {1 + len(others)} axes, and {field} is over one: write '{field} x gff' for the "
+            "others, or Kronecker."
+        )
+    _check_steps("shape", n)
+    return n
+
+
+def _check_times(times: Any) -> tuple[float, ...]:
+    values = as_numbers(times, "times")
+    if values.ndim != 1 or not values.numel() or not bool(torch.isfinite(values).all() & (values.diff() > 0).all()):
+        raise InputError(f"times={shown(times)} must be finite numbers that rise, such as (0, 1, 2.5).")
+    _check_steps("times", len(values))
+    return tuple(values.tolist())
+
+
+def _check_steps(argument: str, count: int) -> None:
+    if count > LARGEST_DENSE:
+        raise InputError(f"{argument} has {count} steps, and the limit is {LARGEST_DENSE}: use matern for more.")
+
+
+def per_axis(argument: str, value: Any, axes: int) -> list[float]:
+    """Positive numbers, one per axis, of one for all or of as many."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    numbers = [value] * axes if is_number(value) else value
+    if not isinstance(numbers, list | tuple) or not all(is_number(each) and each > 0 for each in numbers):
+        raise InputError(f"{argument}={shown(value)} must be a positive finite number, or one per axis.")
+    if len(numbers) != axes:
+        raise InputError(f"{argument}={shown(value)} has {len(numbers)} numbers, and shape {axes} axes: give as many.")
+    return [float(each) for each in numbers]
 
 
 def _linear_upsampling(coarse: int, fine: int) -> Tensor:
@@ -292,7 +458,10 @@ FAMILIES: dict[str, Callable[..., Covariance]] = {
     "Dense": Dense,
     "Fourier": Fourier,
     "Cosine": Cosine,
+    "Spectral": Spectral,
     "Channels": Channels,
+    "CrossSpectral": CrossSpectral,
+    "Kronecker": Kronecker,
 }
 FIELDS: dict[str, Callable[..., Covariance]] = {
     "gaussian_free_field": gaussian_free_field,
@@ -300,6 +469,9 @@ FIELDS: dict[str, Callable[..., Covariance]] = {
     "matern": matern,
     "offset": offset,
     "pyramid": pyramid,
+    "ar1": ar1,
+    "ou": ou,
+    "brownian_bridge": brownian_bridge,
 }
 COVARIANCES = ChainMap(FIELDS, FAMILIES)  # a view: what is added to either is seen here
 ALIASES = {"gff": "gaussian_free_field", "white": "Identity"}

@@ -1,5 +1,6 @@
 """Covariances given entry by entry: Identity, Diagonal, Dense, and Channels, a C×C factor in front of a spatial Σ."""
 
+import copy
 import hashlib
 import math
 from collections.abc import Hashable, Sequence
@@ -33,6 +34,9 @@ class Identity(Covariance):
     def marginal_variance(self) -> Tensor:
         return self.eigenvalues
 
+    def diagonal_of(self, values: Tensor) -> Tensor:
+        return values
+
     def with_eigenvalues(self, eigenvalues: Tensor) -> Covariance:
         return Diagonal(eigenvalues, normalize=False, allow_singular=True)
 
@@ -60,6 +64,9 @@ class Diagonal(Covariance):
     @property
     def marginal_variance(self) -> Tensor:
         return self.eigenvalues
+
+    def diagonal_of(self, values: Tensor) -> Tensor:
+        return values
 
     def arguments(self) -> dict[str, Any]:
         return {"variances": self.eigenvalues, "normalize": False, "allow_singular": self.is_singular}
@@ -99,6 +106,9 @@ class Dense(Covariance):
     def marginal_variance(self) -> Tensor:
         return (self._vectors.square() @ self.eigenvalues.flatten()).reshape(self.event_shape)
 
+    def diagonal_of(self, values: Tensor) -> Tensor:
+        return (self._flat(values) @ self._vectors.square().T).reshape(values.shape)
+
     def rotate_white(self, numbers: Tensor) -> Tensor:
         return self.to_basis(numbers)
 
@@ -131,7 +141,7 @@ class Channels(Covariance):
         values, self._vectors = symmetric_eigen(matrix, "matrix")
         if values[0] == 0:
             raise InputError("matrix is singular: add a small multiple of the identity to the covariance of channels.")
-        self.spatial = spatial
+        self._spatial = spatial
         super().__init__(
             (len(values), *spatial.event_shape),
             values.reshape(-1, *[1] * len(spatial.event_shape)) * spatial.eigenvalues,
@@ -139,6 +149,15 @@ class Channels(Covariance):
             normalize=normalize,
             allow_singular=spatial.is_singular,
         )
+
+    @property
+    def spatial(self) -> Covariance:
+        return self._spatial
+
+    def in_real_basis(self) -> Covariance:
+        other = copy.copy(self)
+        other._spatial, other._tables = self.spatial.in_real_basis(), {}
+        return other
 
     def to_basis(self, x: Tensor) -> Tensor:
         return self.spatial.to_basis(channel_product(self._rotation(x).T, x, len(self.spatial.event_shape)))
@@ -152,8 +171,11 @@ class Channels(Covariance):
 
     @property
     def marginal_variance(self) -> Tensor:
-        own = torch.stack([self.spatial.with_eigenvalues(values).marginal_variance for values in self.eigenvalues])
-        return torch.tensordot(self._vectors.square(), own, 1)
+        return self.diagonal_of(self.eigenvalues)
+
+    def diagonal_of(self, values: Tensor) -> Tensor:
+        own = self.spatial.diagonal_of(values).flatten(values.ndim - len(self.spatial.event_shape))
+        return (self._vectors.square() @ own).reshape(values.shape)
 
     def _rotation(self, like: Tensor) -> Tensor:
         return self.table("eigenvectors", like, lambda: self._vectors)
@@ -163,6 +185,11 @@ class Channels(Covariance):
         """The eigenvectors of the covariance between channels, as columns."""
         return self._vectors
 
+    @property
+    def matrix(self) -> Tensor:
+        """The covariance between channels that it was built from."""
+        return as_numbers(self._built_with["matrix"], "matrix")
+
     @cached_property
     def basis(self) -> Hashable | None:
         own = hashlib.sha256(self._vectors.contiguous().numpy().tobytes()).digest()
@@ -170,6 +197,9 @@ class Channels(Covariance):
 
     def check_modes(self, argument: str, values: Tensor) -> None:
         self.spatial.check_modes(argument, values)
+
+    def evened(self, values: Tensor) -> Tensor:
+        return self.spatial.evened(values)
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         return self.spatial.layout(eigenvalues)
@@ -196,7 +226,7 @@ def symmetric_eigen(matrix: Any, argument: str, shape: Sequence[int] | None = No
     """
     matrix = as_numbers(matrix, argument)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise InputError(f"{argument} has shape {tuple(matrix.shape)}: a covariance matrix is square.")
+        raise InputError(f"{argument} has shape {tuple(matrix.shape)}: it must be a square matrix.")
     size = len(matrix)
     event = check_shape((size,) if shape is None else shape)
     if math.prod(event) != size:

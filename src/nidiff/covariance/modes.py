@@ -10,7 +10,6 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Channels
 from nidiff.covariance.operator import Covariance
 from nidiff.errors import InputError
 
@@ -78,9 +77,6 @@ class Modes:
     def __neg__(self) -> "Modes":
         return self.map(torch.neg)
 
-    def __abs__(self) -> "Modes":
-        return self.map(torch.abs)
-
     def _with(self, other: Any, operation: Callable[[Tensor, Any], Tensor]) -> "Modes":
         if isinstance(other, Modes):
             larger = self._common(other)
@@ -94,8 +90,7 @@ class Modes:
         if self.basis is other.basis:
             return self.basis
         smaller, larger = sorted((self.basis, other.basis), key=lambda basis: len(basis.event_shape))
-        spatial = larger.spatial if isinstance(larger, Channels) else larger
-        if not any(smaller is own or smaller.shares_basis(own) for own in (larger, spatial)):
+        if not any(smaller is own or smaller.shares_basis(own) for own in (larger, larger.spatial)):
             raise InputError(
                 f"{smaller!r} and {larger!r} have different modes: use one basis for Σ, schedule and data."
             )

@@ -117,6 +117,27 @@ class Covariance(ABC):
         """Equal for two covariances that are diagonal in the same basis; None if no other one is known to be."""
         return None
 
+    @property
+    def boundary(self) -> tuple[str, ...] | None:
+        """The boundary of each axis where the modes are waves, cosines or sines; None for any other basis."""
+        return None
+
+    @property
+    def spatial(self) -> "Covariance":
+        """What is over the event alone: Σ itself, unless it is over channels too."""
+        return self
+
+    def in_real_basis(self) -> "Covariance":
+        """The same Σ in a basis with real coefficients, as many as the event has entries; the same eigenvalues."""
+        return self
+
+    def diagonal_of(self, values: Tensor) -> Tensor:
+        """The diagonal of the matrix with eigenvalues ``values`` [..., *event_shape] in Σ's basis, linear in them."""
+        own = self.in_real_basis()
+        unit = torch.eye(self.size, dtype=torch.float64, device="cpu").reshape(self.size, *self.event_shape)
+        squares = own.from_basis(unit).square().flatten(1)
+        return (values.flatten(values.ndim - len(self.event_shape)) @ squares).reshape(values.shape)
+
     def arguments(self) -> dict[str, Any]:
         """What rebuilds this Σ: the arguments of its constructor, and under "with_eigenvalues" the eigenvalues if they
         have changed since (`with_eigenvalues`). By default the arguments are those the constructor was called with."""
@@ -136,6 +157,10 @@ class Covariance(ABC):
 
     def check_modes(self, argument: str, values: Tensor) -> None:  # noqa: B027  (bases of real vectors take any)
         """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""
+
+    def evened(self, values: Tensor) -> Tensor:
+        """Numbers per mode [..., *event_shape], averaged where `check_modes` asks for equal ones."""
+        return values
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""
@@ -268,6 +293,21 @@ class Covariance(ABC):
         identity = torch.eye(self.size, dtype=torch.float64, device="cpu").reshape(self.size, *self.event_shape)
         return self.matmul(identity).reshape(self.size, self.size)
 
+    def at(self, shape: Sequence[int]) -> "Covariance":
+        """The same field on a grid of another ``shape`` over the same domain: its modes keep their law.
+
+        An orthonormal mode of N' pixels in place of N has λ' = (N'/N) λ, so that at every mode which both grids have
+        the noise is to the data what it was. A coarser grid leaves modes out. A finer one has new modes: those of the
+        formula for `gaussian_free_field`, `power_law` and `matern` (with ``aliased``, whose modes hold those beyond
+        Nyquist, it is the kernel at the new pixels), and for any other spectrum those of the power law of its upper
+        octave. So the variance changes a little, and converges if λ falls fast enough (gamma > d/2 in d dimensions).
+        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` is that of the
+        event alone; a `Kronecker` product goes by its factors.
+        """
+        from nidiff.covariance.grids import on_grid
+
+        return on_grid(self, shape)
+
     def distribution(self, channels: int | None = None) -> "GaussianField":
         """N(0, Σ) over [channels, *event_shape] as a `torch.distributions.Distribution`: a base for flows and VAEs."""
         from nidiff.covariance.distribution import GaussianField
@@ -275,6 +315,13 @@ class Covariance(ABC):
         return GaussianField(self, channels)
 
     # Questions and checks ----------------------------------------------------------------------------------------
+
+    @property
+    def wavenumbers(self) -> Tensor | None:
+        """|k| of every mode in units of the lowest frequency above 0, of shape event_shape; None without `boundary`."""
+        from nidiff.covariance.spectral import wavenumber
+
+        return None if self.boundary is None else wavenumber(self.event_shape, self.boundary)
 
     @property
     def is_constant(self) -> bool:

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Channels
 from nidiff.covariance.operator import WORKING, Covariance, as_numbers, check_shape
-from nidiff.covariance.spectral import BOUNDARIES, magnitude, wavenumber
+from nidiff.covariance.spectral import Boundary, boundary_per_axis, frequencies, magnitude, wavenumber
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.schedule import LARGEST_LOGSNR, MOST_LEVELS, SCHEDULES, Schedule, as_schedule
 from nidiff.errors import InputError, one_of
@@ -108,7 +107,7 @@ def soft_conditioning(
     num_levels: int = 1000,
     logsnr_max: float = 10.0,
     logsnr_min: float = -10.0,
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
 ) -> Schedule:
     """GUD's soft conditioning (Gerdes et al. 2024): log-SNR falls in equal steps, for fine modes first.
 
@@ -120,7 +119,7 @@ def soft_conditioning(
     shape = check_shape(shape)
     _check_positive(softness=softness)
     _check_logsnr(logsnr_min, logsnr_max)
-    order = wavenumber(_family(boundary), shape)
+    order = wavenumber(shape, boundary)
     order = order / order.max().clamp(min=1e-300)
     width = (logsnr_max - logsnr_min) / softness
     time = _column(_ramp(num_levels, shape), order.unsqueeze(0))
@@ -137,7 +136,7 @@ def blue(
     num_levels: int = 1000,
     exponent: float = 1.0,
     tau: float = 0.2,
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
 ) -> Schedule:
     """Blue-noise blends (BNDM, Huang et al. 2024): signal = 1 − t, sigma_k = t (γ_t + (1 − γ_t) l_k), for white Σ.
 
@@ -146,8 +145,8 @@ def blue(
     """
     shape = check_shape(shape)
     _check_positive(tau=tau)
-    wave = wavenumber(_family(boundary), shape)
-    wave[(0,) * wave.ndim] = 1.0
+    wave = wavenumber(shape, boundary)
+    wave[wave == 0] = 1.0
     spectrum = wave**exponent
     root = (spectrum / spectrum.mean()).sqrt().unsqueeze(0)
     time = _column(_times(num_levels, shape).clamp(max=1 - HAIR), root)
@@ -161,7 +160,7 @@ def offset_ramp(
     strength: float = 0.1,
     num_levels: int = 1000,
     base: str = "ddpm_linear",
-    boundary: str = "periodic",
+    boundary: Boundary = "periodic",
 ) -> Schedule:
     """Offset noise that grows with time: the schedule named ``base``, and in the mean of the image √(1 + ψ² w² N) times
     its noise, ψ from 0 at the first row to 1 at the last.
@@ -169,6 +168,8 @@ def offset_ramp(
     w is ``strength`` and N the number of pixels: at the last row it is ``nidiff.offset(shape, w, normalize=False)``.
     """
     shape = check_shape(shape)
+    if "fixed" in boundary_per_axis(boundary, len(shape)):
+        raise InputError(f"boundary={boundary!r} has no mean to be offset: use 'periodic' or 'reflecting'.")
     plain = _base(base, num_levels)
     mean = torch.zeros(1, *shape, dtype=torch.float64, device="cpu")
     mean[(0,) * mean.ndim] = float(math.prod(shape)) * strength * strength
@@ -182,7 +183,7 @@ def designed(
     ratio: float | Sequence[Any] | Tensor,
     per_mode: bool = False,
     num_levels: int = 1000,
-    boundary: str | None = None,
+    boundary: Boundary | None = None,
 ) -> Schedule:
     """The schedule under which Gaussian data change at an even pace (Chen et al. 2025): signal² = (L^t − 1)/(L − 1) and
     sigma² = (L − L^t)/(L − 1), with L = C/λ and t from noise to data.
@@ -222,7 +223,7 @@ def flow(num_levels: int = 1000, time_shift: float = 1.0) -> Schedule:
 
 def schedule_facts(covariance: Covariance, gaussian: GaussianModel | None = None) -> dict[str, Callable[[], Any]]:
     """What a schedule that is written as text may leave out, because Σ and the data's Gaussian say it."""
-    spatial = covariance.spatial if isinstance(covariance, Channels) else covariance
+    spatial = covariance.spatial
 
     def ratio() -> Tensor:
         if gaussian is None:
@@ -239,13 +240,18 @@ def schedule_facts(covariance: Covariance, gaussian: GaussianModel | None = None
     }
     # White noise is diagonal in every basis: then it is the data's that counts.
     basis = gaussian.spatial if gaussian is not None and spatial.is_constant else spatial
-    boundary = next((name for name, family in BOUNDARIES.items() if isinstance(basis, family)), None)
+    boundary = _in_short(basis.boundary)
     return {**facts, "boundary": lambda: boundary} if boundary else facts
+
+
+def _in_short(boundary: tuple[str, ...] | None) -> Boundary | None:
+    """One word for all axes, if it is the same."""
+    return boundary[0] if boundary and len({*boundary}) == 1 else boundary
 
 
 def check_forgotten(schedule: Schedule) -> None:
     """Refuse to start from noise where the last level still has the data's coarse modes, as `heat` has."""
-    if schedule.has_own_signal and bool((schedule.logsnr[-1] > 0).any()):
+    if not schedule.forgets:
         raise InputError(
             f"schedule={schedule!r} keeps signal in some modes at its last level, which N(0, sigma² Σ) does not have: "
             'give a denoiser that knows the data\'s Gaussian and start="gaussian", or initial=.'
@@ -260,7 +266,7 @@ def _base(base: str, num_levels: int) -> Schedule:
     return plain
 
 
-def _table(log_signal: Tensor, log_sigma: Tensor, boundary: str) -> Schedule:
+def _table(log_signal: Tensor, log_sigma: Tensor, boundary: Boundary) -> Schedule:
     return Schedule(2 * (log_signal - log_sigma), signal=log_signal.exp(), boundary=boundary)
 
 
@@ -286,14 +292,10 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
-def _dissipation(shape: tuple[int, ...], boundary: str, blur: Tensor) -> Tensor:
+def _dissipation(shape: tuple[int, ...], boundary: Boundary, blur: Tensor) -> Tensor:
     """ω_k σ_B²/2 of every row and mode: what heat has removed, as an exponent."""
-    omega = magnitude([2 * math.pi * each for each in _family(boundary).frequencies(shape)])
+    omega = magnitude([2 * math.pi * each for each in frequencies(shape, boundary)])
     return _column(blur.square() / 2, omega.unsqueeze(0)) * omega.square()
-
-
-def _family(boundary: str) -> Any:
-    return BOUNDARIES[one_of("boundary", boundary, BOUNDARIES)]
 
 
 def _check_logsnr(logsnr_min: float, logsnr_max: float) -> None:

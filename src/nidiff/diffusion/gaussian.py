@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.config import Config, build, describe
+from nidiff.covariance.cross import CrossSpectral
+from nidiff.covariance.grids import resampled
 from nidiff.covariance.matrix import Channels
 from nidiff.covariance.modes import Coefficient, Modes, elementwise
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape, check_sizes
-from nidiff.covariance.spectral import BOUNDARIES, Cosine, Fourier, radial_mean, wavenumber
-from nidiff.diffusion.schedule import Level, broadcast
+from nidiff.covariance.spectral import Boundary, Fourier, check_boundary, radial_mean, white_in
+from nidiff.diffusion.schedule import Level, broadcast, interpolate
 from nidiff.errors import TENSOR, InputError, expect, one_of
 from nidiff.randomness import Generators
 from nidiff.recipe import check_number, check_whole, plain
@@ -95,7 +97,7 @@ class GaussianModel:
     @property
     def spatial(self) -> Covariance:
         """What gives the basis over the axes that Σ is over."""
-        return self.covariance.spatial if isinstance(self.covariance, Channels) else self.covariance
+        return self.covariance.spatial
 
     def spectrum(self, covariance: Covariance) -> Tensor:
         """C per mode of Σ, float64 of Σ's shape: the mean over the channels where they differ."""
@@ -115,7 +117,7 @@ class GaussianModel:
         for own in (self.covariance, self.spatial):
             if self.covariance.is_constant or own.shares_basis(covariance):
                 return Modes(covariance.eigenvalues, covariance)
-        over_channels = isinstance(covariance, Channels)
+        over_channels = covariance.spatial is not covariance
         remedy = (
             "use a Σ over the event alone" if over_channels else "fit it in Σ's basis by fit_gaussian(data, basis=Σ)"
         )
@@ -179,9 +181,8 @@ class GaussianModel:
 
     def bits_per_dim(self, x: Tensor, *, bin_width: float = 2 / 255) -> Tensor:
         """−log₂ density per dimension of data quantised with ``bin_width``: the baseline of `nidiff.bits_per_dim`."""
-        if not check_number("bin_width", bin_width) > 0:
-            raise InputError(f"bin_width={bin_width} must be positive.")
-        return -(self.log_prob(x) / math.prod(self.shape) + math.log(bin_width)) / math.log(2)
+        check_bins(bin_width)
+        return as_bits(self.log_prob(x), math.prod(self.shape), bin_width)
 
     def power(self, exponent: float) -> Covariance:
         """Σ ∝ C^p over the axes of the event, with mean variance 1: 0 is white, 1 has the data's own spectrum.
@@ -190,6 +191,11 @@ class GaussianModel:
         """
         spectrum = self.spectrum(self.spatial) ** check_number("exponent", exponent)
         return self.spatial.with_eigenvalues(spectrum / spectrum.mean())
+
+    def on_grid(self, shape: Sequence[int]) -> "GaussianModel":
+        """The model of the same data on a grid of another ``shape`` of the event: see `Covariance.at`."""
+        covariance = self.covariance.at(shape)
+        return GaussianModel(resampled(self.mean, self.covariance, shape), covariance)
 
     def _check_items(self, argument: str, x: Tensor) -> None:
         expect(argument, x, Tensor, TENSOR)
@@ -216,6 +222,17 @@ class GaussianModel:
         return f"GaussianModel(shape={self.shape}, covariance={self.covariance!r})"
 
 
+def check_bins(bin_width: float) -> None:
+    """Refuse a width of bins that is not a positive number."""
+    if not check_number("bin_width", bin_width) > 0:
+        raise InputError(f"bin_width={bin_width} must be positive.")
+
+
+def as_bits(log_density: Tensor, dimensions: int, bin_width: float) -> Tensor:
+    """−log₂ of a density in nats, per dimension, for data quantised with ``bin_width``."""
+    return -(log_density / dimensions + math.log(bin_width)) / math.log(2)
+
+
 class Kappa(NamedTuple):
     """What `nidiff.measure_kappa` found of a network, at some rows of the schedule and for every mode.
 
@@ -231,10 +248,8 @@ class Kappa(NamedTuple):
         """(κ, β) at a level, between the rows by interpolation."""
         position = torch.tensor(float(level.label), dtype=torch.float64, device="cpu")
         position = position.clamp(self.rows[0], self.rows[-1])
-        right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
-        weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        each = (table[right - 1 : right + 1].double() for table in (self.values, self.trust))
-        kappa, trust = (Modes(torch.lerp(pair[0], pair[1], weight), gaussian.covariance) for pair in each)
+        tables = (interpolate(position, self.rows, table.double()) for table in (self.values, self.trust))
+        kappa, trust = (Modes(table, gaussian.covariance) for table in tables)
         return kappa, trust
 
     def check(self, gaussian: GaussianModel, num_levels: int | None = None) -> None:
@@ -259,7 +274,7 @@ class Kappa(NamedTuple):
 def fit_gaussian(
     data: Tensor | Iterable[Tensor],
     *,
-    basis: str | Covariance = "periodic",
+    basis: Boundary | Covariance = "periodic",
     event_axes: int | None = None,
     channels: str = "each",
     average: str = "modes",
@@ -270,17 +285,19 @@ def fit_gaussian(
     through.
 
     Args:
-        basis: in which C is diagonal: "periodic" (Fourier), "reflecting" (cosine), or that of a covariance.
+        basis: in which C is diagonal: that of a boundary, "periodic" (waves), "reflecting" (cosines), "fixed" (sines)
+            or one of these per axis, or that of a covariance.
         event_axes: how many of the last axes are the event. Default: all but two (N and channels), or those of a
             covariance given as ``basis``.
-        channels: "each" has a spectrum of its own, "shared" is one for all, and "joint" has one spectrum for each
-            principal axis of the channels (their eigenvectors, of colour say).
+        channels: "each" has a spectrum of its own, "shared" is one for all, "joint" has one spectrum for each
+            principal axis of the channels (their eigenvectors, of colour say), and "cross" has the covariance matrix
+            between channels of every mode: their spectra and the part in phase of their cross spectra.
         average: "modes" (each mode its own variance) or "radial" (one for all of the same rounded |k|).
         shrinkage: ρ from 0 to 1, towards the mean over the modes of the same rounded |k|: (1 − ρ) C + ρ C(|k|); in a
             basis without wavenumbers, towards white. (White would drown the fine modes of a steep spectrum.)
         floor: the least variance of a mode, as a share of the mean.
     """
-    one_of("channels", channels, ("each", "shared", "joint"))
+    one_of("channels", channels, ("each", "shared", "joint", "cross"))
     one_of("average", average, ("modes", "radial"))
     shrinkage = check_number("shrinkage", shrinkage)
     if not 0 <= shrinkage <= 1:
@@ -290,23 +307,27 @@ def fit_gaussian(
     moments = _moments(data, basis, event_axes)
     spatial, mean, cross = moments.spatial, moments.mean, moments.cross
     axes = len(spatial.event_shape)
-    if average == "radial" and not isinstance(spatial, Fourier | Cosine):
-        raise InputError("average='radial' needs wavenumbers: use basis 'periodic' or 'reflecting'.")
+    if average == "radial" and spatial.wavenumbers is None:
+        raise InputError("average='radial' needs wavenumbers: use basis 'periodic', 'reflecting' or 'fixed'.")
     share = 1.0 if average == "radial" else shrinkage
     cross = (1 - share) * cross + share * _smooth(cross, spatial)
     own = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
     if channels == "shared" or mean.ndim == axes:
-        values, matrix = own.mean(0), None
+        values, covariance = own.mean(0), spatial
     elif channels == "each":
         # Any diagonal matrix has the channels as its axes, if its entries differ: those of I are not determined.
-        values, matrix = own, torch.arange(1, len(own) + 1, dtype=torch.float64, device="cpu").diag()
-    else:
+        numbers = torch.arange(1, len(own) + 1, dtype=torch.float64, device="cpu")
+        values, covariance = own, Channels(numbers.diag(), spatial)
+    elif channels == "joint":
         matrix = cross.flatten(2).mean(2)
         matrix = (matrix + matrix.T) / 2
         # Channels that are copies of each other have axes, too.
         matrix = matrix + 1e-6 * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64, device="cpu")
-        vectors = Channels(matrix, spatial).rotation
-        values = torch.einsum("ci,cd...,di->i...", vectors, cross, vectors)
+        joint = Channels(matrix, spatial)
+        values, covariance = torch.einsum("ci,cd...,di->i...", joint.rotation, cross, joint.rotation), joint
+    else:
+        covariance = _cross_spectral(cross, spatial)
+        values = covariance.eigenvalues
     mean_variance = values.mean()
     values = values.clamp(min=(floor * mean_variance).item())
     if not bool((values > 1e-30 * mean_variance).all()):
@@ -315,15 +336,22 @@ def fit_gaussian(
             f"data has no variance in mode {tuple(mode)}, so C has no inverse: raise shrinkage or floor, or remove "
             "what is constant."
         )
-    covariance = spatial if matrix is None else Channels(matrix, spatial)
     return GaussianModel(mean, covariance.with_eigenvalues(values))
+
+
+def _cross_spectral(cross: Tensor, spatial: Covariance) -> CrossSpectral:
+    """One matrix per mode; what rounding left below 0 of those of copies, or of fewer items than channels, is 0."""
+    matrices = spatial.evened((cross + cross.transpose(0, 1)) / 2).movedim((0, 1), (-2, -1))
+    values, vectors = torch.linalg.eigh(matrices)
+    matrices = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT
+    return CrossSpectral((matrices + matrices.mT) / 2, spatial, normalize=False, allow_singular=True)
 
 
 def _smooth(cross: Tensor, spatial: Covariance) -> Tensor:
     """The mean over the modes of the same rounded |k|; over all, where there is no |k|."""
-    if not isinstance(spatial, Fourier | Cosine):
+    if spatial.wavenumbers is None:
         return cross.flatten(2).mean(2).reshape(*cross.shape[:2], *[1] * len(spatial.event_shape)).expand_as(cross)
-    shell = wavenumber(type(spatial), spatial.event_shape).round().long()
+    shell = spatial.wavenumbers.round().long()
     return radial_mean(cross, shell)[..., shell]
 
 
@@ -333,7 +361,7 @@ class _Moments(NamedTuple):
     cross: Tensor  # [channels, channels, *event]: covariances between channels of every mode
 
 
-def _moments(data: Tensor | Iterable[Tensor], basis: str | Covariance, event_axes: int | None) -> _Moments:
+def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, event_axes: int | None) -> _Moments:
     """Mean and covariance per mode, in one pass."""
     if not isinstance(data, Tensor) and hasattr(
         data, "__array__"
@@ -375,17 +403,17 @@ def _cross_spectrum(x: Tensor, spatial: Covariance) -> Tensor:
     """Σ over items of x̂_c x̂_d* per mode, real part: [channels, channels, *event] of x [N, channels, *event]."""
     axes = tuple(range(2, x.ndim))
     coefficients = torch.fft.fftn(x, dim=axes, norm="ortho") if isinstance(spatial, Fourier) else spatial.to_basis(x)
-    return torch.einsum("nc...,nd...->cd...", coefficients, coefficients.conj()).real.contiguous()
+    cross = torch.einsum("nc...,nd...->cd...", coefficients, coefficients.conj()).real.contiguous()
+    return cross if isinstance(spatial, Fourier) else spatial.evened(cross)
 
 
-def _basis(basis: str | Covariance, item: tuple[int, ...], event_axes: int | None) -> Covariance:
+def _basis(basis: Boundary | Covariance, item: tuple[int, ...], event_axes: int | None) -> Covariance:
     if isinstance(basis, Covariance):
-        if isinstance(basis, Channels):
+        if basis.spatial is not basis:
             raise InputError("basis is over channels too: give the covariance over the event alone.")
         if event_axes not in (None, len(basis.event_shape)) or item[-len(basis.event_shape) :] != basis.event_shape:
             raise InputError(f"basis is over {basis.event_shape}, and data has items {item}: build it for their shape.")
         return basis
-    family = BOUNDARIES[one_of("basis", basis, BOUNDARIES)]
+    check_boundary(basis, "basis")
     axes = max(len(item) - 1, 1) if event_axes is None else check_whole("event_axes", plain(event_axes), 1, len(item))
-    shape = check_shape(item[-axes:])
-    return family(shape, torch.ones(shape, dtype=torch.float64, device="cpu"))
+    return white_in(basis, check_shape(item[-axes:]), "basis")

@@ -5,7 +5,6 @@ from typing import NamedTuple
 import torch
 
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import Cosine, Fourier, wavenumber
 from nidiff.diffusion.gaussian import GaussianModel
 
 LIMIT = 10.0  # how much more of the data's variance than of the noise's a fine mode may have
@@ -35,11 +34,8 @@ def roughness(gaussian: GaussianModel, covariance: Covariance) -> Roughness:
     The finer half is that of the larger wavenumbers, or, where the basis has none, of the smaller C.
     """
     data, noise = gaussian.spectrum(covariance), covariance.eigenvalues
-    basis = gaussian.spatial
-    if isinstance(basis, Fourier | Cosine):
-        coarse_first = wavenumber(type(basis), basis.event_shape).expand(data.shape).flatten()
-    else:
-        coarse_first = -data.flatten()
+    index = gaussian.spatial.wavenumbers
+    coarse_first = -data.flatten() if index is None else index.expand(data.shape).flatten()
     finer = coarse_first.argsort(stable=True)[data.numel() // 2 :]
     ratios = ((data / noise) / (data.mean() / noise.mean())).flatten()[finer]
     worst = int(finer[ratios.argmax()])

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Channels, Identity
+from nidiff.covariance.matrix import Identity
 from nidiff.covariance.modes import Coefficient, Modes
 from nidiff.covariance.operator import MOST_AXES, Covariance
-from nidiff.covariance.spectral import BOUNDARIES
+from nidiff.covariance.spectral import Boundary, boundary_per_axis, check_boundary, white_in
 from nidiff.errors import InputError, one_of, shown
 from nidiff.memory import require_memory
 from nidiff.notation import call, parse_call
@@ -109,14 +109,14 @@ class Schedule:
         time: Tensor | Sequence[float] | None = None,
         logsnr_of_time: Callable[[Tensor], Tensor] | None = None,
         signal: Tensor | Sequence[Any] | None = None,
-        boundary: str | None = None,
+        boundary: Boundary | None = None,
     ) -> None:
         logsnr = _table("logsnr", logsnr)
         _check_falling(logsnr)
         if logsnr_of_time is not None and not callable(logsnr_of_time):
             raise InputError(f"logsnr_of_time is a {type(logsnr_of_time).__name__}: give a function, or leave it out.")
         self.keeps = one_of("keeps", keeps, RULES)
-        self.boundary = None if boundary is None else one_of("boundary", boundary, BOUNDARIES)
+        self.boundary = None if boundary is None else check_boundary(boundary)
         self.logsnr = self._unshifted = logsnr
         self._log_signal = None if signal is None else _log_table(signal, logsnr)
         self._check_range()
@@ -149,7 +149,7 @@ class Schedule:
         """The same for a process with this Σ; a table is bound to Σ's modes. One that does not fit is refused."""
         if not self.event_shape:
             return self
-        if isinstance(covariance, Channels) and self.event_shape == covariance.spatial.event_shape:
+        if covariance.spatial is not covariance and self.event_shape == covariance.spatial.event_shape:
             return self.in_basis_of(covariance.spatial)  # the same for all channels
         if self.event_shape != covariance.event_shape:
             raise InputError(
@@ -157,16 +157,16 @@ class Schedule:
                 "for that shape."
             )
         other = copy.copy(self)
-        family = None if self.boundary is None else BOUNDARIES[self.boundary]
-        if family is None and isinstance(covariance, Identity):
+        boundary = None if self.boundary is None else boundary_per_axis(self.boundary, len(self.event_shape))
+        if boundary is None and isinstance(covariance, Identity):
             raise InputError(
                 f"schedule={self!r} does not say which modes it is for, and white noise has any: give "
                 "boundary='periodic' or 'reflecting', or Diagonal(torch.ones(shape)) as Σ for levels per pixel."
             )
-        if family is None or isinstance(covariance, family):
+        if boundary is None or covariance.boundary == boundary:
             other.modes = covariance
         elif covariance.is_constant:
-            other.modes = family(self.event_shape, torch.ones(self.event_shape, dtype=torch.float64, device="cpu"))
+            other.modes = white_in(boundary, self.event_shape)
         else:
             raise InputError(
                 f"schedule={self!r} is for the modes of boundary={self.boundary!r}, which are not those of "
@@ -218,14 +218,20 @@ class Schedule:
         sigma = self._number(self._of_row(-1)[1])
         return sigma if self.has_own_signal else self.rule.prior_scale(sigma)
 
+    @property
+    def forgets(self) -> bool:
+        """Whether noise is all that is left at the last level, as a rule has it: with a signal of its own a table may
+        keep modes of the data (`heat`)."""
+        return not (self.has_own_signal and bool((self.logsnr[-1] > 0).any()))
+
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
         position = _position("label", label)
         # A compiled function cannot look at the values; its labels come from `draw`.
         if not torch.compiler.is_compiling() and not bool(((position >= 0) & (position <= len(self) - 1)).all()):
             raise InputError(f"label={shown(label)} is outside the schedule: its rows are 0 … {len(self) - 1}.")
-        own = None if self._log_signal is None else _interpolate(position, self._rows, self._log_signal)
-        return self._level(_interpolate(position, self._rows, self.logsnr), label, own)
+        own = None if self._log_signal is None else interpolate(position, self._rows, self._log_signal)
+        return self._level(interpolate(position, self._rows, self.logsnr), label, own)
 
     def level_at(self, logsnr: float | Tensor) -> Level:
         """The level of a given log-SNR, with the fractional label that belongs to it."""
@@ -234,13 +240,13 @@ class Schedule:
         value = _position("logsnr", logsnr)
         if not torch.compiler.is_compiling() and not bool((value.abs() < LARGEST_LOGSNR).all()):
             raise InputError(f"logsnr={shown(logsnr)} must be finite, and within ±{LARGEST_LOGSNR:g}.")
-        label = _interpolate(-value, -self.logsnr, self._rows)
-        own = None if self._log_signal is None else _interpolate(label, self._rows, self._log_signal)
+        label = interpolate(-value, -self.logsnr, self._rows)
+        own = None if self._log_signal is None else interpolate(label, self._rows, self._log_signal)
         return self._level(value, label if isinstance(logsnr, Tensor) else label.item(), own)
 
     def nearest_row(self, mean_logsnr: Tensor) -> Tensor:
         """The fractional rows at which `mean_logsnr` has these values."""
-        return _interpolate(-mean_logsnr, -self.mean_logsnr, self._rows)
+        return interpolate(-mean_logsnr, -self.mean_logsnr, self._rows)
 
     # The clock of differential equations rises from noise to data: it is log-SNR, and −row where modes differ.
 
@@ -272,11 +278,11 @@ class Schedule:
         """log-SNR as a function of time in (0, 1]; differentiable."""
         if self._logsnr_of_time is not None:
             return self._logsnr_of_time(time) + self.shift
-        return _interpolate(time, self.time, self.logsnr)
+        return interpolate(time, self.time, self.logsnr)
 
     def row_at(self, time: Tensor) -> Tensor:
         """The fractional row as a function of time; differentiable."""
-        return _interpolate(time, self.time, self._rows)
+        return interpolate(time, self.time, self._rows)
 
     def draw(self, batch: int, generator: Generators = None) -> Level:
         """One level per image, uniform over the rows."""
@@ -492,7 +498,7 @@ def table(
     keeps: str = "variance",
     time: Sequence[float] | None = None,
     signal: Sequence[Any] | None = None,
-    boundary: str | None = None,
+    boundary: Boundary | None = None,
 ) -> Schedule:
     """Any falling column of log-SNR, or a table of one column per mode: `Schedule` under a name."""
     return Schedule(logsnr, keeps, time=time, signal=signal, boundary=boundary)
@@ -600,10 +606,11 @@ def _check_falling(logsnr: Tensor) -> None:
 
 
 def _is_column(value: Any) -> bool:
-    """Whether it is an array of numbers; a few whole ones, such as a shape, are shown and saved as they are."""
+    """Whether it is an array of numbers; a few whole ones, such as a shape, or words are shown and saved as are."""
     if not hasattr(value, "__len__") or isinstance(value, str):
         return False
-    return not (isinstance(value, list | tuple) and len(value) <= MOST_AXES and all(fits(each, int) for each in value))
+    few = isinstance(value, list | tuple) and len(value) <= MOST_AXES
+    return not (few and all(fits(each, int | str) for each in value))
 
 
 def _count(value: Any) -> int:
@@ -628,12 +635,12 @@ def _position(argument: str, value: float | Tensor) -> Tensor:
         return torch.tensor(math.inf, dtype=torch.float64, device="cpu")
 
 
-def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     """Piecewise linear through (xs, ys [L, ...]), xs rising; beyond the ends the last segment goes on."""
     if len(xs) == 1:
         return ys[0].expand((*x.shape, *ys.shape[1:]))
     right = torch.searchsorted(xs, x.detach().contiguous()).clamp(1, len(xs) - 1)
-    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1]).clamp(min=1e-300)  # two may be equal, by rounding
     return torch.lerp(ys[right - 1], ys[right], weight.reshape((*x.shape, *[1] * (ys.ndim - 1))))
 
 

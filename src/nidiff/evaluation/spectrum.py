@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from nidiff.calibration.distance import as_pixels
-from nidiff.covariance.spectral import Fourier, radial_mean, wavenumber
+from nidiff.covariance.spectral import radial_mean, wavenumber
 from nidiff.errors import InputError
 from nidiff.evaluation.points import Array, as_tensor
 
@@ -38,7 +38,7 @@ def radial_powers(images: Tensor) -> Tensor:
     |k| = 0, 1, … is in cycles per longer side, and NaN stands for one without modes. The FFT is orthonormal, so white
     noise of variance 1 has power 1. uint8 becomes [-1, 1], floats stay.
     """
-    shell = wavenumber(Fourier, tuple(images.shape[-2:])).round().long()
+    shell = wavenumber(tuple(images.shape[-2:])).round().long()
     spectra = (torch.fft.fft2(as_pixels(chunk).double(), norm="ortho").abs().square() for chunk in images.split(CHUNK))
     return torch.cat([radial_mean(spectrum.mean(1).cpu(), shell) for spectrum in spectra])
 

@@ -15,6 +15,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
+from nidiff.data.figures import drawable
 from nidiff.errors import InputError
 from nidiff.files import as_path, replacing, writing
 from nidiff.memory import require_memory
@@ -93,11 +94,6 @@ def _symbols(label: str) -> str:
     for word, symbol in SYMBOLS.items():
         label = label.replace(word, symbol)
     return label.replace("=", " = ")
-
-
-def drawable(label: str, longest: int) -> str:
-    """A name that matplotlib can write: not too long, in letters that UTF-8 has; a dollar would begin a formula."""
-    return label[:longest].encode(errors="replace").decode().replace("$", r"\$")
 
 
 def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:

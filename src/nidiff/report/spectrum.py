@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import Cosine, Fourier, radial_mean, wavenumber
+from nidiff.covariance.spectral import radial_mean, wavenumber, white_in
 
 BLOCK = 256
 
 
 class RadialModes:
-    """Modes by their rounded |k|: those of Fourier, or cosines where all of ``covariances`` are diagonal in them."""
+    """Modes by their rounded |k|: those of the boundary that all of ``covariances`` have, else waves."""
 
     def __init__(self, covariances: Iterable[Covariance]) -> None:
         covariances = list(covariances)
         shape = covariances[0].event_shape
-        bases = {covariance.basis for covariance in covariances if not covariance.is_constant}
-        family = Cosine if bases == {Cosine.basis} else Fourier
-        self._basis = family(shape, torch.ones(shape, dtype=torch.float64))
-        self._shell = wavenumber(family, shape).round().long()
+        boundaries = {covariance.boundary for covariance in covariances if not covariance.is_constant}
+        boundary = boundaries.pop() if len(boundaries) == 1 else None
+        self._basis = white_in(boundary or "periodic", shape)
+        self._shell = wavenumber(shape, boundary or "periodic").round().long()
 
     def expected(self, covariance: Covariance) -> Tensor:
         """The power of each |k| in draws of N(0, Σ)."""
@@ -32,12 +32,12 @@ class RadialModes:
         return radial_mean(power.reshape(-1, *self._shell.shape).mean(0), self._shell)
 
 
-def mode_power(covariance: Covariance, basis: Fourier | Cosine) -> Tensor:
+def mode_power(covariance: Covariance, basis: Covariance) -> Tensor:
     """E |f_kᴴ x|² = f_kᴴ Σ f_k for x ~ N(0, Σ) and every mode f_k of ``basis``: λ where Σ is diagonal in it.
 
     Elsewhere it is the sum over pixels j of |f_kᴴ Σ^½ e_j|², which costs N transforms.
     """
-    if covariance.basis == basis.basis or covariance.is_constant:
+    if covariance.boundary == basis.boundary or covariance.is_constant:
         return covariance.eigenvalues
     power = torch.zeros(covariance.event_shape, dtype=torch.float64)
     for pixels in torch.arange(covariance.size).split(BLOCK):

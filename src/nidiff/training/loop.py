@@ -27,7 +27,6 @@ from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
-from nidiff.model.network import unet2d
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.baseline import baseline_text, gaussian_baseline
@@ -95,7 +94,7 @@ def build(
     if experiment.size is not None:
         check_size(experiment, (experiment.channels or 1, experiment.size, experiment.size), per_pass)
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
-    check_size(experiment, images.shape, per_pass)
+    check_size(experiment, images.shape, per_pass, images.grid.dtype)
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is not None:
@@ -103,7 +102,7 @@ def build(
     else:
         covariance = experiment.build_covariance(images) if covariance is None else covariance
         gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
-    net = unet2d(images.shape, both=experiment.sees == "both", **experiment.network).train()
+    net = experiment.build_network(images.shape, images.grid.dtype).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
@@ -171,7 +170,7 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
         with averaged_weights(trainer):
             denoiser = _measured(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
-                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape)
+                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape, trainer.data.grid)
             run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
     accelerator.wait_for_everyone()
 
@@ -221,7 +220,7 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 def draw(trainer: Trainer, run: RunDirectory) -> None:
     """Write a grid of samples of the averaged weights."""
     with averaged_weights(trainer):
-        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape)
+        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape, trainer.data.grid)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:

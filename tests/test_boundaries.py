@@ -1,0 +1,237 @@
+"""A boundary per axis: what the modes are, and what the fields are like at the edge."""
+
+import math
+
+import pytest
+import torch
+from problems import even_spectrum
+
+import nidiff
+from nidiff.covariance.config import as_covariance
+from nidiff.covariance.spectral import boundary_per_axis, frequencies, wavenumber
+from nidiff.report.spectrum import RadialModes
+from nidiff.sampling.prediction import bands
+from nidiff.testing.problems import normal
+
+MIXED = ("reflecting", "periodic")
+
+
+# The family ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(8,), (5, 6), (4, 3, 5)])
+def test_all_periodic_is_fourier_and_all_reflecting_is_cosine(shape):
+    """Also with a spectrum that no product of waves along single axes could have: λ(k, l) ≠ λ(k, −l)."""
+    tilted, any_spectrum = even_spectrum(shape), normal(*shape).square() + 0.1
+    assert torch.allclose(nidiff.Spectral(shape, tilted, "periodic").dense(), nidiff.Fourier(shape, tilted).dense())
+    reflecting = nidiff.Spectral(shape, any_spectrum, "reflecting")
+    assert torch.allclose(reflecting.dense(), nidiff.Cosine(shape, any_spectrum).dense())
+    fixed = nidiff.Spectral(shape, any_spectrum, "fixed")
+    assert not torch.allclose(fixed.dense(), reflecting.dense(), atol=1e-3)
+    # The same basis and order of eigenvalues, so they can be added.
+    assert torch.allclose((reflecting + nidiff.Cosine(shape, any_spectrum)).dense(), 2 * reflecting.dense(), atol=1e-12)
+
+
+def test_fields_are_of_the_simplest_family():
+    shape = (4, 6)
+    for boundary, family in {
+        "periodic": nidiff.Fourier,
+        ("periodic", "periodic"): nidiff.Fourier,
+        "reflecting/reflecting": nidiff.Cosine,
+        "fixed": nidiff.Spectral,
+        MIXED: nidiff.Spectral,
+    }.items():
+        cov = nidiff.matern(shape, 2.0, boundary=boundary)
+        assert type(cov) is family
+        assert cov.boundary == boundary_per_axis(boundary, 2)
+
+
+def test_longitude_wraps_and_latitude_does_not():
+    shape = (12, 16)
+    matrix = nidiff.matern(shape, 2.0, boundary=MIXED).dense().reshape(*shape, *shape)
+    assert matrix[6, 0, 6, -1] > 0.5  # neighbours across the date line
+    assert matrix[0, 8, -1, 8].abs() < 0.01  # the poles
+    # Stationary along the second axis, and not along the first.
+    shifted = matrix.roll((3, 3), (1, 3))
+    assert torch.allclose(shifted, matrix, atol=1e-12)
+    assert not torch.allclose(matrix.roll((3, 3), (0, 2)), matrix, atol=0.01)
+
+
+def test_a_product_of_spectra_is_the_product_of_the_matrices():
+    first, second = normal(5).square() + 0.1, even_spectrum((6,))
+    cov = nidiff.Spectral((5, 6), torch.outer(first, second), MIXED, normalize=False)
+    one = nidiff.Cosine((5,), first, normalize=False)
+    other = nidiff.Fourier((6,), second, normalize=False)
+    assert torch.allclose(cov.dense(), torch.kron(one.dense(), other.dense()), atol=1e-12)
+    assert nidiff.Kronecker(one, other).shares_basis(cov)
+
+
+def test_a_fixed_field_vanishes_at_the_edge_and_a_reflecting_one_is_largest_there():
+    """The sines are 0 half a pixel outside the first pixel, cosines are extreme: so are the variances."""
+    fixed, reflecting = (nidiff.gaussian_free_field((64,), 1.5, boundary=b) for b in ("fixed", "reflecting"))
+    assert fixed.marginal_variance[0] < 0.003 * fixed.marginal_variance.max()
+    assert reflecting.marginal_variance[0] == reflecting.marginal_variance.max()
+    edge = torch.tensor([0.0, 64.0], dtype=torch.float64)
+    modes = torch.sin(math.pi / 64 * torch.arange(1, 65, dtype=torch.float64)[:, None] * edge)
+    assert modes.abs().max() < 1e-12
+    pixels = torch.arange(64, dtype=torch.float64) + 0.5
+    lowest = fixed.from_basis(torch.eye(64, dtype=torch.float64)[0])
+    assert torch.allclose(lowest, math.sqrt(2 / 64) * torch.sin(math.pi / 64 * pixels), atol=1e-12)
+
+
+def test_the_fixed_free_field_in_one_dimension_is_the_brownian_bridge():
+    """With the discrete Laplacian's 4 sin²(πk/2n) for (πk/n)², exactly: the bridge at the centres of the pixels."""
+    n = 16
+    laplacian = 4 * torch.sin(torch.pi * frequencies((n,), "fixed")[0]).square()
+    bridge = nidiff.brownian_bridge(range(n), normalize=False)
+    assert torch.allclose(
+        nidiff.Spectral((n,), 1 / laplacian, "fixed", normalize=False).dense(), bridge.dense(), atol=1e-11
+    )
+    # The free field itself has |k|, cut off at Nyquist: the bridge up to what the grid does not resolve.
+    for n, limit in ((32, 0.02), (256, 0.0025)):
+        field, bridge = (
+            cov.dense() / cov.dense().diagonal().max()
+            for cov in (nidiff.gaussian_free_field((n,), boundary="fixed"), nidiff.brownian_bridge(range(n)))
+        )
+        assert (field - bridge).abs().max() < limit
+    reflecting = nidiff.gaussian_free_field((256,), boundary="reflecting").dense()
+    assert (reflecting / reflecting.diagonal().max() - bridge).abs().max() > 0.2
+
+
+@pytest.mark.parametrize("boundary", ["fixed", ("fixed", "periodic")])
+def test_a_fixed_boundary_has_no_zero_mode(boundary):
+    """So there is nothing to drop, and the mean of the field is no mode: noise in it comes from many."""
+    one, zero = (nidiff.gaussian_free_field((6, 8), zero_mode=mode, boundary=boundary) for mode in ("one", "zero"))
+    assert torch.equal(one.eigenvalues, zero.eigenvalues)
+    assert not zero.is_singular
+    assert nidiff.gaussian_free_field((6, 8), zero_mode="zero", boundary=MIXED).is_singular
+    constant = one.to_basis(torch.ones(6, 8, dtype=torch.float64))
+    assert (constant.abs() > 1e-6).sum() > 1
+    with pytest.raises(nidiff.InputError, match="boundary"):
+        nidiff.offset_ramp((6, 8), boundary=boundary)
+
+
+# Numbers per axis ------------------------------------------------------------------------------------------------
+
+
+def test_wavenumbers_are_in_units_of_the_lowest_frequency():
+    assert wavenumber((8,), "fixed").tolist() == [*range(1, 9)]
+    assert wavenumber((8,), "reflecting").tolist() == [*range(8)]
+    assert wavenumber((8,)).tolist() == [0, 1, 2, 3, 4, 3, 2, 1]
+    mixed = wavenumber((8, 8), MIXED)  # half turns of the first axis, and whole ones of the second
+    assert mixed[:, 0].tolist() == [*range(8)]
+    assert mixed[0, :5].tolist() == [0, 2, 4, 6, 8]
+    assert nidiff.gaussian_free_field((8, 8), boundary=MIXED).wavenumbers.equal(mixed)
+    assert nidiff.Identity((8, 8)).wavenumbers is None
+
+
+def test_equal_spacing_changes_nothing_and_unequal_spacing_is_a_stretched_field():
+    for make in (
+        lambda **options: nidiff.gaussian_free_field((6, 8), 1.5, **options),
+        lambda **options: nidiff.power_law((6, 8), 1.0, boundary=MIXED, **options),
+        lambda **options: nidiff.matern((6, 8), 2.0, **options),
+    ):
+        assert torch.equal(make().eigenvalues, make(spacing=1.0).eigenvalues)
+        assert torch.equal(make().eigenvalues, make(spacing=(1, 1)).eigenvalues)
+    # Twice the spacing along an axis of half the length is the same domain: the same waves have the same |k|.
+    fine, coarse = nidiff.gaussian_free_field((32, 32)), nidiff.gaussian_free_field((16, 32), spacing=(2, 1))
+    ratio = coarse.eigenvalues[:8] / fine.eigenvalues[:8]
+    assert torch.allclose(ratio, ratio[0, 0])
+    plain = nidiff.gaussian_free_field((16, 32)).eigenvalues[:8] / fine.eigenvalues[:8]
+    assert not torch.allclose(plain, plain[0, 0])
+
+
+@pytest.mark.parametrize("aliased", [True, False])
+def test_a_matern_field_of_two_lengths_is_the_field_of_one_length_in_other_units(aliased):
+    shape = (48, 96)
+    both = nidiff.matern(shape, (2.0, 6.0), 0.5, aliased=aliased)
+    spaced = nidiff.matern(shape, 6.0, 0.5, aliased=aliased, spacing=(3.0, 1.0))
+    assert torch.allclose(both.eigenvalues, spaced.eigenvalues, rtol=1e-12)
+    impulse = torch.zeros(shape, dtype=torch.float64)
+    impulse[0, 0] = 1
+    row = both.matmul(impulse)
+    assert row[2, 0] == pytest.approx(row[0, 6].item(), abs=1e-3 if aliased else 0.03)
+    assert abs(row[2, 0] - row[0, 2]) > 0.2  # negative control
+    if aliased:
+        assert row[1, 0] == pytest.approx(math.exp(-1 / 2), abs=1e-5)
+        assert row[0, 1] == pytest.approx(math.exp(-1 / 6), abs=1e-5)
+
+
+# Whatever asks for a boundary ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("boundary", ["fixed", MIXED, "fixed/periodic"])
+def test_data_are_fitted_in_the_modes_of_any_boundary(boundary):
+    truth = nidiff.matern((6, 8), 1.5, boundary=boundary)
+    data = truth.sample((4000, 2, 6, 8), torch.Generator().manual_seed(0)).double() + 3.0
+    modes = nidiff.from_data(data, average="modes", shrinkage=0.0, boundary=boundary)
+    assert (modes.eigenvalues / truth.eigenvalues - 1).abs().max() < 0.15
+    wrong = nidiff.from_data(data, average="modes", shrinkage=0.0, boundary="reflecting")
+    assert (wrong.dense() - truth.dense()).norm() > 2 * (modes.dense() - truth.dense()).norm()
+    gaussian = nidiff.fit_gaussian(data, basis=boundary, shrinkage=0.0, channels="shared")
+    assert torch.allclose(gaussian.covariance.eigenvalues, data.var(0, correction=0).mean() * modes.eigenvalues)
+    radial = nidiff.fit_gaussian(data, basis=boundary, average="radial").covariance.eigenvalues
+    shell = truth.wavenumbers.round()
+    assert all((values[shell == 3] == values[shell == 3][0]).all() for values in radial)
+    assert gaussian.noise(truth).values.equal(truth.eigenvalues)
+    with pytest.raises(nidiff.InputError, match="modes"):
+        gaussian.noise(nidiff.matern((6, 8), 1.5))
+
+
+def test_bands_and_curves_follow_the_wavenumbers_of_any_boundary():
+    cov = nidiff.power_law((8, 8), 2.0, boundary=MIXED)
+    gaussian = nidiff.GaussianModel(torch.zeros(1, 8, 8), cov)
+    shell = cov.wavenumbers.round().long()
+    assert torch.equal(bands(gaussian), torch.unique(shell, return_inverse=True)[1])
+    curve = RadialModes([cov, nidiff.Identity((8, 8))]).expected(cov)
+    assert curve[3] == pytest.approx(cov.eigenvalues[shell == 3].mean().item())
+    draws = cov.sample((4000, 8, 8), torch.Generator().manual_seed(0))
+    assert torch.allclose(RadialModes([cov]).measured(draws), curve, rtol=0.1)
+    assert len(RadialModes([cov, nidiff.offset((8, 8))]).expected(cov)) < len(curve)  # waves, where boundaries differ
+
+
+@pytest.mark.parametrize("boundary", ["fixed", MIXED])
+def test_a_schedule_per_mode_has_any_boundary(boundary):
+    cov = nidiff.gaussian_free_field((4, 6), boundary=boundary)
+    schedule = nidiff.soft_conditioning((4, 6), num_levels=20, boundary=boundary)
+    assert torch.isfinite(nidiff.Process(schedule, cov).prior((2, 4, 6))).all()
+    assert nidiff.Process(schedule, nidiff.Identity((4, 6))).schedule.modes.boundary == cov.boundary
+    again = nidiff.Schedule.from_config(schedule.to_config())
+    assert torch.equal(again.logsnr, schedule.logsnr)
+    assert nidiff.Process("soft_conditioning:num_levels=20", cov).schedule.logsnr.equal(schedule.logsnr)
+    with pytest.raises(nidiff.InputError, match="boundary"):
+        nidiff.Process(schedule, nidiff.gaussian_free_field((4, 6)))
+    for name in (nidiff.blue, nidiff.heat, nidiff.blurring):
+        assert torch.isfinite(name((4, 6), num_levels=5, boundary=boundary).logsnr).all()
+
+
+def test_a_text_may_leave_the_boundary_to_the_data():
+    shape = (4, 6)
+    for text in ("gff:gamma=1.5", "matern:length_scale=2", "from_data"):
+        cov = as_covariance(text, shape, normal(9, 1, 4, 6), MIXED)
+        assert cov.boundary == MIXED
+    assert as_covariance("gff:boundary=fixed", shape, boundary=MIXED).boundary == ("fixed", "fixed")
+    assert as_covariance("gff:boundary=fixed/periodic", shape).boundary == ("fixed", "periodic")
+    assert as_covariance("white", shape, boundary=MIXED).is_constant
+
+
+BAD = {
+    "unknown": (lambda: nidiff.gaussian_free_field((4, 4), boundary=("periodic", "open")), "boundary='open'"),
+    "too many": (lambda: nidiff.gaussian_free_field((4,), boundary=MIXED), "boundary=.*2 axes"),
+    "none": (lambda: nidiff.gaussian_free_field((4,), boundary=()), "boundary=.. is unknown"),
+    "number": (lambda: nidiff.Spectral((4,), torch.ones(4), 3), "boundary=3"),
+    "not even": (lambda: nidiff.Spectral((1, 4), [[1.0, 2, 3, 4]], MIXED), "spectrum is not even"),
+    "spectrum of another shape": (lambda: nidiff.Spectral((4, 5), torch.ones(4, 4), "fixed"), "spectrum has shape"),
+    "basis": (lambda: nidiff.fit_gaussian(normal(9, 1, 4, 4), basis=("fixed",)), "basis=.*1 axes"),
+    "unknown basis": (lambda: nidiff.fit_gaussian(normal(9, 1, 4, 4), basis="open"), "basis='open'"),
+    "spacing": (lambda: nidiff.gaussian_free_field((4, 4), spacing=(1, 0)), "spacing="),
+    "spacing of one axis": (lambda: nidiff.matern((4, 4), 1.0, spacing=(1,)), "spacing=.*1 numbers"),
+    "schedule": (lambda: nidiff.soft_conditioning((4,), boundary=MIXED), "boundary=.*2 axes"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_named_in_one_sentence(call, message):
+    with pytest.raises(nidiff.InputError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
