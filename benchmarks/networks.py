@@ -1,7 +1,7 @@
 """What does a training step of `unet` cost beside diffusers' and MONAI's U-Nets of the same widths?
 
-Forward pass, backward pass and AdamW, one thread, widths 32 and 64, one layer, attention at half the resolution. MONAI's
-is left out if it is not installed, and where it fails.
+Forward pass, backward pass and AdamW, one thread, widths 32 and 64, one layer, attention at half the resolution.
+MONAI's is left out if it is not installed, and where it fails.
 """
 
 import argparse
