@@ -17,7 +17,7 @@ from torch import Tensor
 import nidiff
 from nidiff.calibration.distance import max_whitened_distance
 from nidiff.covariance.operator import Covariance
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 
 SHAPE = (3, 32, 32)
 BLOCK = 1024
@@ -58,7 +58,7 @@ def against_cdist(images: Tensor, rounds: int) -> list[Row]:
 
 def whole(data_dir: Path) -> list[Row]:
     """CIFAR-10 once for each Σ: the share of the time and the memory that were promised."""
-    images = load_dataset("cifar10", data_dir=data_dir).pixels
+    images = load_dataset("cifar10", data_dir=data_dir).values
     assert isinstance(images, Tensor)
     rows = []
     for name, covariance in (

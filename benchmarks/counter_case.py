@@ -20,7 +20,6 @@ from trained import Bench
 
 import nidiff
 from nidiff.diffusion.gaussian import Kappa
-from nidiff.sampling.angle import angle_2m
 
 FINE = 0.8
 
@@ -50,11 +49,11 @@ def variants(bench: Bench, denoiser: nidiff.Denoiser) -> dict[str, tuple[nidiff.
         "angle_2m, κ = 0, β": (denoiser.with_kappa(Kappa(rows, 0 * values, trust)), turned),
         "angle_2m, κ = 1, β = 1": (denoiser.with_kappa(Kappa(rows, ones, ones)), turned),
         "angle_2m, clip 1": (measured.clipped(1.0), turned),
-        "angle_2m, ends with x̂0": (measured, turned | {"sampler": nidiff.Sampler(angle_2m)}),
+        "angle_2m, ends with x̂0": (measured, turned | {"finish": "denoise"}),
         "angle_2m, trailing rows": (measured, turned | {"spacing": "trailing"}),
         "angle_2m, trailing rows, ends with x̂0": (
             measured,
-            turned | {"spacing": "trailing", "sampler": nidiff.Sampler(angle_2m)},
+            turned | {"spacing": "trailing", "finish": "denoise"},
         ),
         "angle_2m, log-SNR rows": (measured, turned | {"spacing": "logsnr"}),
         "angle": (measured, turned | {"sampler": "angle"}),

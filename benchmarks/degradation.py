@@ -21,8 +21,8 @@ from timing import log
 from torch import Tensor
 
 from nidiff.calibration.distance import as_pixels
-from nidiff.data.dataset import load_dataset
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
+from nidiff.data.load import load_dataset
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
 from nidiff.evaluation.frechet import frechet_distance
@@ -74,7 +74,7 @@ FAMILIES: dict[str, tuple[Callable[[Tensor, float], Tensor], tuple[float, float,
 
 def measure(networks: list[FeatureNetwork], data_dir: Path | None, count: int, cache: Path | None) -> Iterator[Row]:
     """A row for the subset as it is, and one for each damage."""
-    train, test = (load_dataset("cifar10", split=split, data_dir=data_dir).pixels for split in ("train", "test"))
+    train, test = (load_dataset("cifar10", split=split, data_dir=data_dir).values for split in ("train", "test"))
     assert isinstance(train, Tensor)
     assert isinstance(test, Tensor)
     subset = train[permutation(len(train), torch.Generator().manual_seed(SEED))[:count]]

@@ -12,7 +12,7 @@ from timing import at_shape, compare, interleave, log, parse, report, summary
 from training_step import unet
 
 import nidiff
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 
 BATCH = (64, 1, 28, 28)
 OURS, GFF, SEEDS = "nidiff.sample, white noise", "nidiff.sample, free field", "the same, a seed per image"

@@ -15,7 +15,7 @@ from timing import Row, at_shape, compare, interleave, log, parse, report
 from torch.utils.flop_counter import FlopCounterMode
 
 import nidiff
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 
 
 class Case(NamedTuple):
@@ -49,7 +49,7 @@ def network_operations(case: Case) -> int:
     *frames, height, width = case.event
     image = (case.shape[0], height, width)
     with torch.device("meta"):
-        net: Any = unet(image, widths=case.widths, layers=2, attention=case.attention)
+        net: Any = unet2d(image, widths=case.widths, layers=2, attention=case.attention)
         x, label = torch.empty(1, *image), torch.zeros(1)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(x, label)
@@ -98,7 +98,7 @@ def forward(case: Case, rounds: int) -> list[Row]:
     """A draw beside one pass of the network, batch 1, both really run."""
     field, shape = nidiff.gaussian_free_field(case.event), (1, *case.shape)
     generator = torch.Generator().manual_seed(0)
-    net: Any = unet(case.shape, widths=case.widths, layers=2, attention=case.attention).eval()
+    net: Any = unet2d(case.shape, widths=case.widths, layers=2, attention=case.attention).eval()
     x, label = torch.randn(shape, generator=generator), torch.zeros(1)
     with torch.inference_mode():
         calls = {"sample": lambda: field.sample(shape, generator), "network": lambda: net(x, label)}

@@ -29,12 +29,12 @@ def measure(threads: int, seconds: float) -> float:
 
     import nidiff
     from nidiff.diffusion.schedule import as_schedule
-    from nidiff.model.network import unet
+    from nidiff.model.network import unet2d
     from nidiff.training.experiment import PRESETS
 
     torch.set_num_threads(threads)
     experiment, images = PRESETS["digits"], nidiff.load_dataset("digits")
-    net = unet(images.shape, widths=experiment.widths, layers=experiment.layers, attention=experiment.attention)
+    net = unet2d(images.shape, widths=experiment.widths, layers=experiment.layers, attention=experiment.attention)
     process = nidiff.Process(as_schedule(experiment.schedule), experiment.build_covariance(images))
     denoiser = nidiff.Denoiser(net, process, experiment.target)
     optimizer = torch.optim.AdamW(net.parameters(), lr=experiment.learning_rate, fused=True)

@@ -14,8 +14,8 @@ from diffusers import DDPMScheduler
 from diffusers.training_utils import EMAModel
 from timing import Row, compare, interleave, log, report, summary, warn_if_busy
 
-from nidiff.data.dataset import load_dataset
-from nidiff.model.network import unet
+from nidiff.data.load import load_dataset
+from nidiff.model.network import unet2d
 from nidiff.training.experiment import Experiment
 from nidiff.training.loop import Trainer, build, step_batches, train_step
 
@@ -25,7 +25,7 @@ OURS, THEIRS = "step of nidiff train", "step of a plain diffusers loop, float32"
 def plain_loop(experiment: Experiment) -> Callable[[], None]:
     """One step of the loop of diffusers' unconditional example, on the same data, network and batch."""
     images = load_dataset(experiment.data, data_dir=experiment.data_dir)
-    pixels = images.pixels.float() / 255
+    pixels = images.values.float() / 255
 
     class Data(torch.utils.data.Dataset[torch.Tensor]):
         def __len__(self) -> int:
@@ -38,7 +38,7 @@ def plain_loop(experiment: Experiment) -> Callable[[], None]:
             return (image - 0.5) / 0.5
 
     loader = torch.utils.data.DataLoader(Data(), batch_size=experiment.batch_size, shuffle=True)
-    net = unet(images.shape, widths=experiment.widths, layers=experiment.layers, attention=experiment.attention)
+    net = unet2d(images.shape, widths=experiment.widths, layers=experiment.layers, attention=experiment.attention)
     ema = EMAModel(net.parameters(), decay=0.9999, use_ema_warmup=True, inv_gamma=1.0, power=3 / 4)
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, betas=(0.95, 0.999), weight_decay=1e-6, eps=1e-8)
     scheduler = DDPMScheduler(num_train_timesteps=1000)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 import nidiff
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 
 
 def main(out: Path = Path("out/diffusers"), epochs: int = 60, count: int = 300) -> float:
@@ -20,7 +20,7 @@ def main(out: Path = Path("out/diffusers"), epochs: int = 60, count: int = 300) 
     images = digits.batch(torch.arange(len(digits)))
     dataloader = DataLoader(images, batch_size=128, shuffle=True)
 
-    model = unet((1, 8, 8), layers=1)  # a diffusers UNet2DModel
+    model = unet2d((1, 8, 8), layers=1)  # a diffusers UNet2DModel
     # noise_scheduler = DDPMScheduler(num_train_timesteps=1000)
     noise_scheduler = NonIsotropicScheduler(nidiff.gaussian_free_field((8, 8)))  # changed
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)

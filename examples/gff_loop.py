@@ -6,7 +6,7 @@ import torch
 
 import nidiff
 from nidiff.evaluation.classifier import recognised, train_classifier
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.report.panels import save_panels
 
 
@@ -18,7 +18,7 @@ def main(out: Path = Path("out"), steps: int = 800, count: int = 500) -> torch.T
 
     covariance = nidiff.gaussian_free_field((8, 8), gamma=1.0)
     process = nidiff.Process(nidiff.ddpm_cosine(1000), covariance)
-    net = unet((1, 8, 8), layers=1)
+    net = unet2d((1, 8, 8), layers=1)
     denoiser = nidiff.Denoiser(net, process, target="eps", clip=1.0)
 
     optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3)

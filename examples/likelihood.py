@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import nidiff
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 
 GREY = 2 / 16  # the distance between two of the 17 grey values of a pixel; knowing nothing costs log2(17) = 4.09 bits
 
@@ -20,7 +20,7 @@ def continuous(images: Tensor) -> Tensor:
 
 
 def train(covariance: nidiff.Covariance, steps: int) -> nidiff.Denoiser:
-    net, digits = unet((1, 8, 8), widths=(16, 32), layers=1, attention=()), pixels("train")
+    net, digits = unet2d((1, 8, 8), widths=(16, 32), layers=1, attention=()), pixels("train")
     denoiser = nidiff.Denoiser(net, nidiff.Process(nidiff.ddpm_linear(1000), covariance))
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

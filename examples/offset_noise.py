@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import nidiff
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.report.panels import save_panels
 
 DIGITS = nidiff.load_dataset("digits").batch(torch.arange(1498))
@@ -19,7 +19,7 @@ def data(count: int) -> torch.Tensor:
 
 def train(covariance: nidiff.Covariance, steps: int) -> nidiff.Denoiser:
     torch.manual_seed(0)
-    net = unet((1, 8, 8), widths=(16, 32), layers=1, attention=())
+    net = unet2d((1, 8, 8), widths=(16, 32), layers=1, attention=())
     denoiser = nidiff.Denoiser(net, nidiff.Process(nidiff.ddpm_linear(1000), covariance), target="noise", clip=1.0)
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

@@ -19,7 +19,7 @@ from nidiff.training.experiment import PRESETS
 def write_images(folder: Path) -> None:
     """A folder of PNG files to train on: put your own in its place."""
     folder.mkdir(parents=True, exist_ok=True)
-    for index, pixels in enumerate(nidiff.load_dataset("digits").pixels):
+    for index, pixels in enumerate(nidiff.load_dataset("digits").values):
         Image.fromarray(pixels[0].numpy()).save(folder / f"{index:04d}.png")
 
 

@@ -19,7 +19,7 @@ from nidiff.training.experiment import PRESETS
 def main(out: Path, steps: int, count: int) -> dict[str, float]:
     """Train, or resume, the run in ``out``; the share of digits that a classifier names, per sampler."""
     digits = nidiff.load_dataset("digits")
-    found = nidiff.calibrate(digits.pixels, nidiff.gaussian_free_field((8, 8)))
+    found = nidiff.calibrate(digits.values, nidiff.gaussian_free_field((8, 8)))
     print(
         f"calibrate asks for sigma_max {found.sigma_max:.2f} and {found.num_levels} levels; the preset has 10 and 100"
     )

@@ -1,6 +1,7 @@
-"""Covariances of every family, a mixture with its exact denoiser, and a model folder to try things on."""
+"""Covariances of every family, samplers, a mixture with its exact denoiser, and a model folder to try things on."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +85,20 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "scaled": lambda: 3.0 * nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))),
 }
 
+# (name, options) of samplers that need to know nothing of the data: one line for a new one.
+SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
+    ("ancestral", {}),
+    ("ancestral", {"variance": "beta"}),
+    ("ddim", {}),
+    ("ddim", {"eta": 0.5}),
+    ("ddim", {"eta": 1.0}),
+    ("euler", {}),
+    ("heun", {}),
+    ("dpmpp_2m", {}),
+    ("euler_maruyama", {}),
+    ("pc", {"eta": 0.2}),
+]
+
 
 def lagging(shape: tuple[int, int], pixels: int, boundary="periodic") -> nidiff.Covariance:
     """Two channels: a field, and the same so many pixels to the right, with 0.3 of white noise."""
@@ -146,10 +161,10 @@ def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
     """A model folder with a small network that was never trained: its images are noise, but a function of the seed."""
     from nidiff.diffusion.scaling import PIXELS
     from nidiff.model.folder import save_model
-    from nidiff.model.network import unet
+    from nidiff.model.network import unet2d
 
     torch.manual_seed(0)
-    network = unet(shape, widths=(8, 16), layers=1, attention=(1,))
+    network = unet2d(shape, widths=(8, 16), layers=1, attention=(1,))
     process = nidiff.Process(nidiff.ddpm_linear(num_levels), nidiff.gaussian_free_field(shape[1:]))
     save_model(nidiff.Denoiser(network, process, clip=1.0, scaling=PIXELS), folder)
     return folder

@@ -519,7 +519,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_computed
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "file").touch()
     monkeypatch.setattr("nidiff.covariance.config.as_covariance", computed)
-    monkeypatch.setattr("nidiff.data.dataset.load_dataset", computed)
+    monkeypatch.setattr("nidiff.data.load.load_dataset", computed)
     assert main([*arguments, "--out", out]) == 2
     assert f"--out='{out}'" in capsys.readouterr().err
 

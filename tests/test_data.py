@@ -18,9 +18,9 @@ from PIL import Image
 import nidiff
 from nidiff.data import download as download_module
 from nidiff.data import named
-from nidiff.data.dataset import DATASETS, load_dataset
+from nidiff.data.dataset import Dataset
 from nidiff.data.download import Remote, cache_folder, download
-from nidiff.data.images import Images
+from nidiff.data.load import DATASETS, load_dataset
 
 
 def refuse(*words, name, **options):
@@ -35,7 +35,7 @@ def refuse(*words, name, **options):
 
 def test_a_batch_is_the_pixels_scaled_to_minus_one_to_one():
     pixels = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)
-    images = Images(pixels)
+    images = Dataset(pixels)
     assert len(images) == 4
     assert images.shape == (1, 8, 8)
     batch = images.batch(torch.tensor([3, 0, 3]))
@@ -48,28 +48,28 @@ def test_a_batch_is_the_pixels_scaled_to_minus_one_to_one():
 
 def test_floats_are_given_as_they_are():
     pixels = torch.linspace(-1, 1, 32).reshape(2, 1, 4, 4)
-    batch = Images(pixels).batch(torch.tensor([1]))
+    batch = Dataset(pixels).batch(torch.tensor([1]))
     assert torch.equal(batch, pixels[1:])
     batch.zero_()
     assert pixels[1].min() > 0  # a batch is a copy
 
 
 def test_flips_mirror_the_last_axis_where_asked():
-    images = Images(torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8))
-    before = images.pixels.clone()
+    images = Dataset(torch.randint(0, 256, (5, 3, 4, 6), dtype=torch.uint8))
+    before = images.values.clone()
     index = torch.tensor([4, 1, 1])
     plain, flipped = images.batch(index), images.batch(index, torch.tensor([True, False, True]))
     assert torch.equal(flipped[0], plain[0].flip(-1))
     assert torch.equal(flipped[1], plain[1])
     assert torch.equal(flipped[2], plain[2].flip(-1))
-    assert torch.equal(images.pixels, before)
+    assert torch.equal(images.values, before)
     for flip in (torch.tensor([True]), torch.tensor([1, 0, 1])):
         with pytest.raises(nidiff.InputError, match="flip"):
             images.batch(index, flip)
 
 
 def test_prefetch_gives_the_batches_in_order():
-    images = Images(torch.randint(0, 256, (9, 1, 2, 2), dtype=torch.uint8))
+    images = Dataset(torch.randint(0, 256, (9, 1, 2, 2), dtype=torch.uint8))
     draws = [(torch.tensor([i, 8 - i]), torch.tensor([True, False]) if i % 2 else None) for i in range(9)]
     made = list(images.prefetch(iter(draws)))
     assert len(made) == 9
@@ -88,18 +88,18 @@ def test_the_digits_are_all_there_in_two_parts():
     assert len(test) == 299
     for images in (train, test):
         assert images.shape == (1, 8, 8)
-        assert images.pixels.dtype == torch.uint8
+        assert images.values.dtype == torch.uint8
         assert images.labels.dtype == torch.int64
         assert len(images.labels) == len(images)
         assert images.labels.unique().tolist() == list(range(10))
-        levels = images.pixels.unique().tolist()
+        levels = images.values.unique().tolist()
         assert levels == [round(v * 255 / 16) for v in range(17)]
-    every = {(tuple(p.flatten().tolist())) for images in (train, test) for p in images.pixels}
+    every = {(tuple(p.flatten().tolist())) for images in (train, test) for p in images.values}
     assert len(every) == 1797  # no two digits are alike, so the parts share none
     assert train.labels[:10].tolist() == [0, 1, 2, 3, 4, 6, 7, 8, 9, 0]  # the file begins 0 1 2 … 9 0 1
     # The first row of optdigits.tes.
     first = (0, 0, 5, 13, 9, 1, 0, 0, 0, 0, 13, 15, 10, 15, 5, 0)
-    assert train.pixels[0, 0, :2].flatten().tolist() == [round(v * 255 / 16) for v in first]
+    assert train.values[0, 0, :2].flatten().tolist() == [round(v * 255 / 16) for v in first]
 
 
 def test_a_known_dataset_is_fitted_too():
@@ -128,14 +128,14 @@ def cifar(tmp_path):
 def test_cifar10_has_the_pixels_and_labels_of_its_files(cifar):
     folder, known = cifar
     train = load_dataset("cifar10", data_dir=folder)
-    assert train.pixels.shape == (50000, 3, 32, 32)
-    assert train.pixels.dtype == torch.uint8
+    assert train.values.shape == (50000, 3, 32, 32)
+    assert train.values.dtype == torch.uint8
     for i in range(5):
-        assert np.array_equal(train.pixels[10000 * i + 1], known ^ i)
+        assert np.array_equal(train.values[10000 * i + 1], known ^ i)
         assert train.labels[10000 * i : 10000 * i + 3].tolist() == [0, 7, 0]
     test = load_dataset("cifar10", split="test", data_dir=folder.parent)  # the folder above will do
-    assert test.pixels.shape == (10000, 3, 32, 32)
-    assert np.array_equal(test.pixels[1], known ^ 5)
+    assert test.values.shape == (10000, 3, 32, 32)
+    assert np.array_equal(test.values[1], known ^ 5)
 
 
 def test_cifar10_is_read_from_its_archive(cifar, tmp_path):
@@ -144,7 +144,7 @@ def test_cifar10_is_read_from_its_archive(cifar, tmp_path):
         archive.add(folder / "test_batch.bin", "cifar-10-batches-bin/test_batch.bin")
     (folder / "test_batch.bin").unlink()
     test = load_dataset("cifar10", split="test", data_dir=tmp_path)
-    assert np.array_equal(test.pixels[1], known ^ 5)
+    assert np.array_equal(test.values[1], known ^ 5)
     assert not (folder / "test_batch.bin").exists()
     (folder / "data_batch_1.bin").unlink()
     refuse("lacks 'data_batch_1.bin'", name="cifar10", data_dir=tmp_path)
@@ -184,14 +184,14 @@ def fashion(tmp_path):
 
 def test_fashion_mnist_has_the_pixels_and_labels_of_its_files(fashion, tmp_path):
     images = load_dataset("fashion-mnist", split="test", data_dir=tmp_path)
-    assert np.array_equal(images.pixels, fashion[:, None])
+    assert np.array_equal(images.values, fashion[:, None])
     assert images.labels.tolist() == [3, 1, 4, 1, 5]
     refuse("train-images-idx3-ubyte.gz", "download", name="fashion-mnist", data_dir=tmp_path)
 
 
 def test_fashion_mnist_is_found_where_debian_puts_it(fashion, tmp_path, monkeypatch):
     monkeypatch.setattr(named, "DEBIAN", tmp_path)
-    assert np.array_equal(load_dataset("fashion-mnist", split="test").pixels, fashion[:, None])
+    assert np.array_equal(load_dataset("fashion-mnist", split="test").values, fashion[:, None])
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_a_dataset_is_downloaded_once(tmp_path, monkeypatch):
     monkeypatch.setenv("NIDIFF_DATA", str(tmp_path / "cache"))
     assert cache_folder() == tmp_path / "cache"
     for _ in range(2):
-        assert np.array_equal(load_dataset("fashion-mnist").pixels, images[:, None])
+        assert np.array_equal(load_dataset("fashion-mnist").values, images[:, None])
     assert [url.rsplit("/", 1)[1] for url in asked] == list(named.FASHION_MNIST_FILES["train"])
 
 
@@ -318,7 +318,7 @@ def test_a_path_is_a_dataset(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (3, 5, 4), dtype=np.uint8)
     np.save(tmp_path / "a.npy", pixels)
     images = load_dataset(tmp_path / "a.npy")
-    assert np.array_equal(images.pixels, pixels[:, None])
+    assert np.array_equal(images.values, pixels[:, None])
     assert images.labels is None
     assert load_dataset(str(tmp_path / "a.npy"), size=3).shape == (1, 3, 3)
     refuse("split='test'", name=tmp_path / "a.npy", split="test")
@@ -341,7 +341,7 @@ def test_a_dataset_of_the_hub_gives_its_images_and_labels(tmp_path):
         folder = tmp_path / "animals" / ("cat", "dog")[i // 2]
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(image).save(folder / f"{i}.png")
-    code = "import nidiff, sys; d = nidiff.load_dataset(sys.argv[1]); print(d.labels.tolist(), d.pixels.tolist())"
+    code = "import nidiff, sys; d = nidiff.load_dataset(sys.argv[1]); print(d.labels.tolist(), d.values.tolist())"
     done = subprocess.run(
         [sys.executable, "-c", code, f"hf:{tmp_path / 'animals'}"],
         env={**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"},

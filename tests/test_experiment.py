@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import nidiff
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 from nidiff.diffusion.schedule import as_schedule
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.notation import parse_call
 from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 
@@ -26,7 +26,7 @@ def test_the_papers_two_runs_differ_in_the_noise_alone():
     ddpm, gff = PRESETS["cifar10-ddpm"], PRESETS["cifar10-gff"]
     assert dataclasses.replace(ddpm, covariance=gff.covariance) == gff
     assert gff.steps == 300_000
-    net = unet((3, 32, 32), widths=gff.widths, layers=gff.layers, attention=gff.attention, dropout=gff.dropout)
+    net = unet2d((3, 32, 32), widths=gff.widths, layers=gff.layers, attention=gff.attention, dropout=gff.dropout)
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 35.7
 
 
@@ -103,9 +103,9 @@ BAD = {
     "shift": (lambda: as_schedule(Experiment(schedule="vp:shift=abc").schedule), "shift"),
     "schedule": (lambda: as_schedule(Experiment(schedule="linear").schedule), "schedule='linear'"),
     "infinite rate": (lambda: Experiment(learning_rate=float("inf")), "learning_rate"),
-    "size": (lambda: unet((1, 28, 28), widths=(8, 8, 8, 8)), "28×28 cannot be halved 3 times.*24 or 32"),
-    "widths": (lambda: unet((1, 8, 8), widths=(10,)), "widths"),
-    "attention": (lambda: unet((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
+    "size": (lambda: unet2d((1, 28, 28), widths=(8, 8, 8, 8)), "28×28 cannot be halved 3 times.*24 or 32"),
+    "widths": (lambda: unet2d((1, 8, 8), widths=(10,)), "widths"),
+    "attention": (lambda: unet2d((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
 }
 
 

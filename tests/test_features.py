@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 import nidiff
 from nidiff import InputError
+from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.download import Remote
 from nidiff.data.encoded import Encoded, Reading, read_encoded
-from nidiff.data.images import Images, quantise
 from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation import features as features_module
 from nidiff.evaluation.cache import load_statistics, pixels_sha256, reference_features
@@ -177,7 +177,7 @@ def test_inception_without_a_network(tmp_path, monkeypatch):
 def test_pixels_are_the_pixels():
     pixels = photographs(4, channels=1, side=8)
     network = load_features("pixels")
-    assert torch.equal(network(pixels), Images(pixels).batch(torch.arange(4)).flatten(1))
+    assert torch.equal(network(pixels), Dataset(pixels).batch(torch.arange(4)).flatten(1))
     assert network.sha256 == "none"
     with pytest.raises(InputError, match="leave it out"):
         load_features("pixels", file="weights.pt")
@@ -292,18 +292,18 @@ def test_features_of_what_images_are_stored_as(tmp_path):
         Image.fromarray(image).save(tmp_path / f"{i}.png")
     files = [Encoded(str(i), tmp_path / f"{i}.png") for i in range(5)]
     stream = read_encoded(files, Reading(memory_limit=0))[0]
-    floats = Images(Images(pixels).batch(torch.arange(5)))
+    floats = Dataset(Dataset(pixels).batch(torch.arange(5)))
     network, seen = linear(), []
     expected = compute_features(network, pixels, batch=2, progress=lambda *counts: seen.append(counts))
     assert seen == [(2, 5), (4, 5), (5, 5)]
-    for same in (stream, Images(pixels), Images(stream), floats):
+    for same in (stream, Dataset(pixels), Dataset(stream), floats):
         torch.testing.assert_close(compute_features(network, same), expected)
         assert pixels_sha256(same) == pixels_sha256(pixels)
 
 
 def test_quantise_is_what_saving_does():
     every = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(quantise(Images(every.reshape(1, 1, 16, 16)).batch(torch.arange(1)).flatten()), every)
+    assert torch.equal(quantise(Dataset(every.reshape(1, 1, 16, 16)).batch(torch.arange(1)).flatten()), every)
     assert torch.equal(quantise(torch.tensor([-3.0, -1.0, 0.0, 1.0, 3.0])), torch.tensor([0, 0, 128, 255, 255]))
     assert quantise(every) is every
     for bad in (float("nan"), float("inf")):

@@ -11,14 +11,14 @@ from safetensors.torch import load_file, save_file
 
 import nidiff
 from nidiff.cli import main
-from nidiff.data.dataset import load_dataset
+from nidiff.data.load import load_dataset
 from nidiff.diffusion.roughness import roughness
 from nidiff.model.config import scheduler_config
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.sealed import digest
 from nidiff.testing.problems import normal
 from nidiff.training.baseline import baseline_text
-from nidiff.training.experiment import Experiment, read_experiment
+from nidiff.training.experiment import BEFORE, Experiment, read_experiment
 from nidiff.training.identity import process_digest, settings_digest
 from nidiff.training.run import RunDirectory
 
@@ -38,7 +38,7 @@ COVARIANCES = {
 
 def network(sees="x", channels=1):
     torch.manual_seed(0)
-    return unet((channels, 8, 8), widths=(8,), layers=1, attention=(), both=sees == "both").eval()
+    return unet2d((channels, 8, 8), widths=(8,), layers=1, attention=(), both=sees == "both").eval()
 
 
 def model(covariance=GFF, target="residual", schedule="ddpm_cosine:num_levels=30", sees=None, channels="each"):
@@ -224,7 +224,7 @@ def test_every_run_can_be_sampled_by_angles(plain, capsys):
     assert main(["sample", str(plain), "--sampler", "angle_2m", "--num-steps", "5", "--seeds", "0-1"]) == 0
     images = np.load(next((plain / "generated").glob("angle_2m-5-*")) / "samples.npz")["arr_0"]
     expected = nidiff.sample(nidiff.load_model(plain), (2, 1, 8, 8), sampler="angle_2m", num_steps=5, seeds=[0, 1])
-    assert np.array_equal(images, nidiff.data.images.quantise(expected).movedim(1, -1).numpy())
+    assert np.array_equal(images, nidiff.data.dataset.quantise(expected).movedim(1, -1).numpy())
 
 
 def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_earlier_version(plain, tmp_path, capsys):
@@ -235,14 +235,14 @@ def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_ea
     # As an earlier version wrote it: without the settings that it did not have.
     file = tmp_path / "none" / "experiment.json"
     written = json.loads(file.read_text())
-    for key in ("gaussian", "sees"):
+    for key in BEFORE:
         del written[key]
     del written["resolved"]["gaussian"]
     file.write_text(json.dumps(written))
     before = read_experiment(tmp_path / "none")
     assert (before.gaussian, before.sees) == ("none", "auto")
     assert settings_digest(before) == written["identity"]["settings"]
-    had = {key: value for key, value in before.resolved().fixed().items() if key not in ("gaussian", "sees")}
+    had = {key: value for key, value in before.resolved().fixed().items() if key not in BEFORE}
     assert settings_digest(before) == digest(had)  # as those versions computed it
     assert settings_digest(dataclasses.replace(before, gaussian="modes")) != written["identity"]["settings"]
     assert main(["train", "--resume", "--out", str(tmp_path / "none"), "--steps", "3"]) == 0

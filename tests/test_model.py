@@ -22,7 +22,7 @@ from nidiff.diffusion.schedule import SCHEDULES
 from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.folder import same_covariance, save_process
-from nidiff.model.network import NETWORKS, unet
+from nidiff.model.network import NETWORKS, unet2d
 
 # What a user writes in a module of their own: a network with shared weights, a family of Σ, a target and a schedule.
 MINE = """
@@ -109,7 +109,7 @@ def signals(length=64):
 
 
 def images():
-    return seeded(unet, (1, 8, 8), widths=(8,), layers=1, attention=())
+    return seeded(unet2d, (1, 8, 8), widths=(8,), layers=1, attention=())
 
 
 def denoiser(net, shape=(8, 8), target="eps", **options):
@@ -214,7 +214,7 @@ def test_a_network_can_be_given_for_a_model_of_diffusers_too(tmp_path):
     first = denoiser(images(), clip=1.0)
     nidiff.save_model(first, tmp_path / "m")
     torch.manual_seed(1)
-    other = unet((1, 8, 8), widths=(8,), layers=1, attention=())
+    other = unet2d((1, 8, 8), widths=(8,), layers=1, attention=())
     assert_same(first, nidiff.load_model(tmp_path / "m", net=other))
 
 
@@ -235,7 +235,7 @@ def test_a_class_of_ones_own_with_a_configuration_is_rebuilt_once_it_is_register
 
 def test_the_former_names_of_attention_are_known(tmp_path):
     """Models that diffusers saved before 2023, such as google/ddpm-cifar10-32."""
-    first = denoiser(seeded(unet, (1, 8, 8), widths=(8,), layers=1, attention=(0,)), clip=1.0)
+    first = denoiser(seeded(unet2d, (1, 8, 8), widths=(8,), layers=1, attention=(0,)), clip=1.0)
     nidiff.save_model(first, tmp_path / "m")
     (tmp_path / "m" / "manifest.json").unlink()
     file, former = tmp_path / "m" / "unet" / "diffusion_pytorch_model.safetensors", {}
@@ -487,7 +487,7 @@ def test_a_network_of_ones_own_and_other_data_are_no_pipeline(mine, tmp_path):
 
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_of_torch_does_not_change_the_weights_that_are_loaded(default, tmp_path):
-    net = unet((1, 8, 8), widths=(8,), layers=1, attention=())
+    net = unet2d((1, 8, 8), widths=(8,), layers=1, attention=())
     process = nidiff.Process(nidiff.ddpm_linear(10), nidiff.Identity((8, 8)))
     nidiff.save_model(nidiff.Denoiser(net, process), tmp_path / "model")
     before = torch.get_default_dtype()

@@ -15,6 +15,7 @@ from nidiff.notation import call, parse_call
         ("name:a=-3,b=+2,c=1e-3,d=.5", {"a": -3, "b": 2, "c": 0.001, "d": 0.5}),
         ("name:a=true,b=False,c=truer", {"a": True, "b": False, "c": "truer"}),
         ("name:a=x=y", {"a": "x=y"}),
+        ("name:a=1/2.5,b=fixed/periodic,c=/a/b", {"a": (1, 2.5), "b": ("fixed", "periodic"), "c": "/a/b"}),
     ],
 )
 def test_a_text_is_a_name_and_its_arguments(text, arguments):

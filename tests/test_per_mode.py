@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import Mixture
+from problems import SAMPLER_CASES, Mixture
 from torch import Tensor
 from torchdiffeq import odeint
 
@@ -23,20 +23,7 @@ from nidiff.testing.problems import Gaussian, as_matrix, normal, output_covarian
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 MODEL = nidiff.GaussianModel(0.3 * normal(2, 3, seed=7), nidiff.matern((2, 3), 1.0))  # of data, roughly
-EVERY: list[tuple[str, dict[str, Any]]] = [
-    ("ancestral", {}),
-    ("ancestral", {"variance": "beta"}),
-    ("ddim", {}),
-    ("ddim", {"eta": 0.5}),
-    ("ddim", {"eta": 1.0}),
-    ("euler", {}),
-    ("heun", {}),
-    ("dpmpp_2m", {}),
-    ("euler_maruyama", {}),
-    ("pc", {"eta": 0.2}),
-    ("angle", {}),
-    ("angle_2m", {}),
-]
+EVERY: list[tuple[str, dict[str, Any]]] = [*SAMPLER_CASES, ("angle", {}), ("angle_2m", {})]
 every_sampler = pytest.mark.parametrize(("name", "options"), EVERY)
 SCALAR = {
     "vp": lambda: nidiff.ddpm_linear(40, 1e-3, 0.3),
@@ -522,10 +509,10 @@ def test_a_schedule_per_mode_serves_a_sigma_over_channels():
 
 def test_a_model_with_a_schedule_per_mode_is_saved_and_the_diffusers_scheduler_takes_its_steps(tmp_path):
     from nidiff.interop import NonIsotropicScheduler
-    from nidiff.model.network import unet
+    from nidiff.model.network import unet2d
 
     torch.manual_seed(0)
-    network = unet((1, 8, 8), widths=(8,), attention=())
+    network = unet2d((1, 8, 8), widths=(8,), attention=())
     process = nidiff.Process("blurring:num_levels=40", nidiff.Identity((8, 8)))
     denoiser = nidiff.Denoiser(network, process, "v")
     nidiff.save_model(denoiser, tmp_path)

@@ -17,7 +17,7 @@ import nidiff
 from nidiff.cli import main
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.folder import load_model, same_covariance, save_model
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.randomness import generators_from_seeds
 from nidiff.training.experiment import Experiment
 
@@ -59,7 +59,7 @@ def run(tmp_path_factory) -> Path:
 @pytest.fixture
 def network():
     torch.manual_seed(0)
-    return unet((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
+    return unet2d((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
 
 
 def opened(path, **options) -> NonIsotropicPipeline:

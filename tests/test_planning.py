@@ -9,7 +9,8 @@ import torch
 import nidiff
 from nidiff.sampling import planning
 from nidiff.sampling.angle import angle_rows
-from nidiff.sampling.planning import SmallModel, planned_rows
+from nidiff.sampling.planning import planned_rows
+from nidiff.sampling.prediction import SmallModel
 from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.spacing import SPACINGS, spaced_rows
 from nidiff.sampling.step import Sampler
@@ -234,6 +235,26 @@ def test_a_schedule_that_keeps_signal_is_planned_from_the_gaussian_alone():
         with pytest.raises(nidiff.InputError, match="keeps signal"):
             refused(process, gaussian)
     assert nidiff.plan(process, gaussian, num_steps=4, start="gaussian").error < 1
+
+
+def test_modes_that_are_clean_or_noise_to_rounding_are_planned():
+    """Here the mean angle is the same number at several rows."""
+    shape, last = (4, 4), torch.full((4, 4), -90.0, dtype=torch.float64)
+    last[0, 0] = 80.0
+    steps = torch.linspace(0, 1, 40, dtype=torch.float64)[:, None, None]
+    schedule = nidiff.Schedule(95 + steps * (last - 95), signal=torch.exp(-steps).expand(-1, *shape))
+    gaussian = nidiff.GaussianModel(torch.zeros(shape), nidiff.matern(shape, 1.5))
+    process = nidiff.Process(schedule, nidiff.gaussian_free_field(shape, 0.1))
+    assert nidiff.plan(process, gaussian, num_steps=5, start="gaussian").error < 0.1
+
+
+def test_the_number_of_draws_may_differ_from_call_to_call():
+    chosen, options = as_sampler("ancestral")
+    model = SmallModel(WHITE, STEEP, chosen, options)
+    for rows in ([999, 500, 100, 20], [999, 300], [999, 600, 300, 100, 50, 20]):
+        again = SmallModel(WHITE, STEEP, chosen, options)
+        visited = torch.tensor([rows], dtype=torch.float64)
+        assert torch.equal(model.ratios(visited), again.ratios(visited))
 
 
 def test_a_step_that_needs_more_than_the_levels_cannot_be_planned():

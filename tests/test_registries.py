@@ -14,7 +14,7 @@ from nidiff.diffusion.schedule import SCHEDULES
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.evaluation.cell import evaluate_cell
 from nidiff.evaluation.metrics import METRICS, Metric
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.recipe import remembered
 from nidiff.sampling.ancestral import mix
 from nidiff.sampling.sampler import SAMPLERS
@@ -107,7 +107,7 @@ def test_everything_of_ones_own_through_the_commands(covariance, registered, tmp
 
 
 def test_a_sampler_may_bring_a_function_as_its_spacing(registered, tmp_path, capsys):
-    denoiser = nidiff.Denoiser(unet((1, 8, 8), widths=(8,), attention=()), nidiff.Process(even(12), Pairs((8, 8))))
+    denoiser = nidiff.Denoiser(unet2d((1, 8, 8), widths=(8,), attention=()), nidiff.Process(even(12), Pairs((8, 8))))
     nidiff.save_model(denoiser, tmp_path / "m")
     registered.setitem(SAMPLERS, "lazy_own", nidiff.Sampler(lazy, every_other, 6))
     drawn = {}

@@ -18,7 +18,7 @@ from problems import untrained_model
 import nidiff
 from nidiff.cli import main
 from nidiff.commands.flags import parse_seeds
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import Job
 from nidiff.generation.opened import seeds_text

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import Mixture
+from problems import SAMPLER_CASES, Mixture
 from torch import Tensor
 
 import nidiff
@@ -28,27 +28,14 @@ from nidiff.testing.problems import (
 from nidiff.training.experiment import Experiment
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
-# (name, options): one line for a new sampler.
-CASES: list[tuple[str, dict[str, object]]] = [
-    ("ancestral", {}),
-    ("ancestral", {"variance": "beta"}),
-    ("ddim", {}),
-    ("ddim", {"eta": 0.5}),
-    ("ddim", {"eta": 1.0}),
-    ("euler", {}),
-    ("heun", {}),
-    ("dpmpp_2m", {}),
-    ("euler_maruyama", {}),
-    ("pc", {"eta": 0.2}),
-]
-every_sampler = pytest.mark.parametrize(("name", "options"), CASES)
+every_sampler = pytest.mark.parametrize(("name", "options"), SAMPLER_CASES)
 KEEPS = {"vp": "variance", "ve": "signal"}
 every_kind = pytest.mark.parametrize("keeps", KEEPS.values(), ids=KEEPS.keys())
 
 
 def test_the_list_of_cases_covers_every_sampler():
     elsewhere = {"als", "cas", "angle", "angle_2m"}  # test_langevin.py; test_gaussian.py and test_per_mode.py
-    assert {name for name, _ in CASES} == {*SAMPLERS} - elsewhere
+    assert {name for name, _ in SAMPLER_CASES} == {*SAMPLERS} - elsewhere
 
 
 @every_kind

@@ -55,7 +55,7 @@ def nidiff_run(capsys):
 
 
 def digits_file(path: Path, split: str, rows: slice = slice(None)) -> Path:
-    pixels = nidiff.load_dataset("digits", split=split).pixels[rows]
+    pixels = nidiff.load_dataset("digits", split=split).values[rows]
     np.savez(path, pixels.movedim(1, -1).numpy())
     return path
 
@@ -138,7 +138,7 @@ def test_a_cell_from_python_is_that_of_the_command(nidiff_run, model, tmp_path):
     other = shutil.copytree(model, tmp_path / "other")
     asked = ("--num-steps", "3", "--sampler", "ddim:eta=0.5", "--json")
     expected = Result.from_json(json.loads(nidiff_run("evaluate", other, *FLAGS, *asked)[1]))
-    pixels = nidiff.load_dataset("digits").pixels
+    pixels = nidiff.load_dataset("digits").values
     settings = {"features": "pixels", "bootstrap": 3, "num_real": 50}
     cell = {"sampler": "ddim:eta=0.5", "num_steps": 3, "seeds": range(30)}
     found = evaluate_cell(model, pixels, **cell, **settings)

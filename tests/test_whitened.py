@@ -12,7 +12,7 @@ from nidiff.diffusion.denoiser import as_tensor
 from nidiff.interop import NonIsotropicScheduler, whitened
 from nidiff.interop.whitened import ON_Y
 from nidiff.model.config import predictions
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.testing.problems import Gaussian, normal, smooth_net
 
 COV = nidiff.gaussian_free_field((4, 4))
@@ -178,7 +178,7 @@ def test_clipping_is_done_in_pixels(prediction):
 
 
 def test_it_passes_for_the_unet_it_wraps():
-    net = unet((1, 8, 8), widths=(8,), layers=1, attention=())
+    net = unet2d((1, 8, 8), widths=(8,), layers=1, attention=())
     network = whitened(net, nidiff.gaussian_free_field((8, 8)))
     assert network.config.sample_size == (8, 8)
     assert network.dtype == torch.float32
@@ -194,7 +194,7 @@ def test_it_passes_for_the_unet_it_wraps():
 
 
 def test_it_is_called_and_pickled_as_the_unet_is():
-    net = unet((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
+    net = unet2d((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
     network = whitened(net, nidiff.gaussian_free_field((8, 8)), clip=1.0, scheduler=nidiff.vp())
     y = torch.randn(2, 1, 8, 8, generator=seeded())
     with torch.no_grad():

@@ -5,7 +5,7 @@ from torch import Tensor
 
 import nidiff
 from nidiff.covariance.spectral import radial_mean, wavenumber, white_in
-from nidiff.data.images import quantise
+from nidiff.data.dataset import quantise
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.evaluation.features import compute_features, load_features

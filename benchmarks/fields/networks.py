@@ -5,7 +5,7 @@ from diffusers import UNet2DModel
 from diffusers.models.embeddings import get_timestep_embedding
 from torch import Tensor
 
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 
 
 class DilatedConvolutions(torch.nn.Module):
@@ -80,7 +80,7 @@ class Patched(torch.nn.Module):
     ) -> None:
         super().__init__()
         self.patch = patch
-        self.unet: UNet2DModel = unet(
+        self.unet: UNet2DModel = unet2d(
             (channels * patch**2, size // patch, size // patch), widths=widths, layers=1, attention=(len(widths) - 1,)
         )
         self.unet.conv_in = torch.nn.Conv2d(views * channels * patch**2, widths[0], 3, padding=1)
@@ -99,7 +99,7 @@ class Plain(torch.nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.unet = unet((1, 8, 8), layers=1)
+        self.unet = unet2d((1, 8, 8), layers=1)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         return self.unet(x, label).sample

@@ -15,6 +15,10 @@ EXTRAS = {
     "matplotlib": "report",
     "torchdiffeq": "likelihood",
     "datasets": "hub",
+    "xarray": "science",
+    "h5netcdf": "science",
+    "h5py": "science",
+    "zarr": "science",
 }
 
 

@@ -9,7 +9,10 @@ from nidiff.errors import InputError, one_of
 
 
 def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """``NAME:key=value,…`` as the name and its keyword arguments; values are numbers, true, false or words."""
+    """``NAME:key=value,…`` as the name and its keyword arguments.
+
+    Values are numbers, true, false or words; ``a/b`` is a tuple of such.
+    """
     name, _, rest = text.partition(":")
     arguments: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
@@ -18,8 +21,13 @@ def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
             raise InputError(f"{argument}={text!r}: write it as NAME:key=value,key=value.")
         if key in arguments:
             raise InputError(f"{argument}={text!r} gives {key!r} twice: leave one out.")
-        arguments[key] = _literal(value)
+        arguments[key] = _value(value)
     return name.strip(), arguments
+
+
+def _value(text: str) -> Any:
+    parts = text.split("/")
+    return tuple(map(_literal, parts)) if len(parts) > 1 and all(parts) else _literal(text)
 
 
 def _literal(text: str) -> int | float | bool | str:

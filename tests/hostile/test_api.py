@@ -27,8 +27,9 @@ from nidiff.calibration import distance
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.fields import FAMILIES, FIELDS
 from nidiff.covariance.summary import summary
+from nidiff.data.dataset import quantise
 from nidiff.data.encoded import Reading
-from nidiff.data.images import open_images, quantise
+from nidiff.data.images import open_images
 from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule, from_diffusers

@@ -91,7 +91,7 @@ def test_every_layout_of_an_array_gives_the_same_images(tmp_path, kind, order):
         (np.save if file.suffix == ".npy" else np.savez)(file, np.array(values.astype(kind), order=order))
         images = nidiff.load_dataset(file)
         expected = values.astype(kind).astype("f4" if "f" in kind else "u1")[:, None]
-        assert np.array_equal(images.pixels.numpy(), expected)
+        assert np.array_equal(images.values.numpy(), expected)
 
 
 def test_objects_are_never_unpickled(tmp_path):

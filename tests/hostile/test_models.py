@@ -37,7 +37,7 @@ from nidiff.generation.job import Job
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.card import escaped, model_card, python_text
 from nidiff.model.folder import load_model, save_model
-from nidiff.model.network import unet
+from nidiff.model.network import unet2d
 from nidiff.training.experiment import Experiment
 from nidiff.training.identity import settings_digest
 
@@ -66,7 +66,7 @@ def denoiser(net, seed: int = 0) -> nidiff.Denoiser:
 
 def network(kind: str, seed: int = 0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return Own() if kind == "own" else unet((1, 4, 4), widths=(8,), layers=1, attention=())
+    return Own() if kind == "own" else unet2d((1, 4, 4), widths=(8,), layers=1, attention=())
 
 
 def samples(folder: Path, kind: str) -> torch.Tensor:

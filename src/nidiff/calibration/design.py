@@ -8,14 +8,16 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.family import check_forgotten, schedule_facts
+from nidiff.covariance.spectral import radial_mean
+from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import LIMIT, roughness
 from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
 from nidiff.errors import InputError
 from nidiff.notation import parse_call
-from nidiff.sampling.planning import SmallModel, bands, planned_rows
+from nidiff.sampling.planning import planned_rows
+from nidiff.sampling.prediction import SmallModel, bands
 from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.spacing import SPACINGS
 
@@ -136,12 +138,10 @@ def design(
             raise InputError(
                 f"schedules={text!r} has {len(process.schedule)} levels: give one of at least {max(STEPS)}."
             )
-        try:
-            check_forgotten(process.schedule)
-        except InputError:
-            left_out.append(text)
-        else:
+        if process.schedule.forgets:
             candidates.append(_candidate(gaussian, noise, text, process))
+        else:
+            left_out.append(text)
     progress(len(pairs), len(pairs))
     if not candidates:
         raise InputError(
@@ -165,9 +165,6 @@ def _fits(noise: str, schedule: str) -> bool:
 def _candidate(gaussian: GaussianModel, noise: str, text: str, process: Process) -> Candidate:
     covariance = process.covariance
     effective = _effective_logsnr(process.schedule, gaussian, covariance)
-    band = bands(gaussian).flatten()
-    by_band = torch.zeros(len(effective), int(band.max()) + 1, dtype=torch.float64, device="cpu")
-    by_band.index_add_(1, band, effective).div_(torch.bincount(band))
     return Candidate(
         covariance=noise,
         schedule=text,
@@ -175,7 +172,7 @@ def _candidate(gaussian: GaussianModel, noise: str, text: str, process: Process)
         snr_last=effective[-1].max().exp().item(),
         snr_first=effective[0].min().exp().item(),
         errors=_predicted(process, gaussian),
-        logsnr=by_band,
+        logsnr=radial_mean(effective, bands(gaussian).flatten()),
     )
 
 
@@ -199,7 +196,6 @@ def _predicted(process: Process, gaussian: GaussianModel) -> dict[str, dict[int,
         fixed: dict[str, Any] = {name: SPACINGS[name](process.schedule, steps) for name in ("trailing", "logsnr")}
         planned = planned_rows(process, gaussian, *as_sampler("dpmpp_2m"), steps, quick=True)
         for step, model in models.items():
-            model.draws = None
             names = [name for name, (own, _) in SOLVERS.items() if own == step]
             rows = [fixed.get(SOLVERS[name][1], planned) for name in names]
             errors = model.errors(torch.tensor(rows, dtype=torch.float64, device="cpu")).tolist()

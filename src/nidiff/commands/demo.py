@@ -37,7 +37,7 @@ class Demo:
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing
-        from nidiff.data.dataset import load_dataset
+        from nidiff.data.load import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
         from nidiff.model.folder import load_model
         from nidiff.randomness import generators_from_seeds

@@ -86,14 +86,14 @@ class Train:
             trainer = build(self.experiment, before[0], stored=before[1])
             for note in trainer.notes:
                 _say(trainer, note)
-            if skipped := trainer.images.skipped:
+            if skipped := trainer.data.skipped:
                 _say(trainer, f"skipped {len(skipped)} corrupt: {', '.join(skipped)}")
             self._resume(trainer, run) if self.resume else self._begin(trainer, run)
             processes.wait_for_everyone()
             train(trainer, run)
             if not processes.is_main_process:
                 return None
-            first = trainer.images.batch(torch.tensor([0]))[0]
+            first = trainer.data.batch(torch.tensor([0]))[0]
             _say(trainer, f"wrote {write_report(run.folder, first)}")
             return run.folder
 
@@ -136,7 +136,7 @@ class Train:
         # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
         trainer = build(replace(self.experiment, compile=False), memory_limit=0)
         facts, experiment, seconds = _facts(trainer), self.experiment.resolved(), seconds_per_step(trainer)
-        size = math.prod(trainer.images.pixels.shape) * trainer.images.pixels.dtype.itemsize
+        size = math.prod(trainer.data.values.shape) * trainer.data.values.dtype.itemsize
         found = {
             "experiment": experiment.to_json(),
             **facts,
@@ -158,8 +158,8 @@ def _facts(trainer: "Trainer") -> dict[str, Any]:
     from nidiff.training.identity import data_checksum
 
     return {
-        "images": len(trainer.images),
-        "image_shape": list(trainer.images.shape),
+        "images": len(trainer.data),
+        "image_shape": list(trainer.data.shape),
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
-        "data_checksum": data_checksum(trainer.images),
+        "data_checksum": data_checksum(trainer.data),
     }

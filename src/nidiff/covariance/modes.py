@@ -77,9 +77,6 @@ class Modes:
     def __neg__(self) -> "Modes":
         return self.map(torch.neg)
 
-    def __abs__(self) -> "Modes":
-        return self.map(torch.abs)
-
     def _with(self, other: Any, operation: Callable[[Tensor, Any], Tensor]) -> "Modes":
         if isinstance(other, Modes):
             larger = self._common(other)

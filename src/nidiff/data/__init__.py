@@ -1,1 +1,1 @@
-"""Images as tensors in [-1, 1]."""
+"""Data sets [N, C, *event]: images, signals, fields, volumes and video, with their units and coordinates."""

@@ -1,87 +1,122 @@
-"""Images by name: a dataset we know, a path, or a dataset of the Hugging Face Hub."""
+"""A data set [N, C, *event] that gives batches as the network sees them."""
 
-from difflib import get_close_matches
-from functools import partial
-from pathlib import Path
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
-from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
-from nidiff.data.images import Images, fit_pixels, open_images
-from nidiff.data.named import DATASETS
-from nidiff.errors import InputError, first_line, shown
-from nidiff.extras import require
-from nidiff.files import as_path
-from nidiff.recipe import check_kinds
+from nidiff.data.grid import Grid
+from nidiff.diffusion.scaling import PIXELS, Scaling
+from nidiff.errors import TENSOR, InputError, expect
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-def load_dataset(
-    name: str | Path,
-    *,
-    split: str = "train",
-    data_dir: Path | None = None,
-    size: Size = None,
-    channels: int | None = None,
-    skip_corrupt: bool = False,
-    memory_limit: int | None = MEMORY_LIMIT,
-    progress: bool = True,
-) -> Images:
-    """The images of ``name``: one of `DATASETS`, the path of a folder or an .npy or .npz file, or hf:NAME.
-
-    Args:
-        split: "train" or "test", or any split that hf:NAME has. A path has no splits: all of it is "train".
-        data_dir: where the official files of a named dataset are. Default: they are found or downloaded.
-        size: one number, or height and width: images are cropped about the centre and resized.
-        channels: 1 (grey) or 3 (RGB). Default: as stored.
-        skip_corrupt: leave out images that cannot be read, and list them in ``.skipped``.
-        memory_limit: a folder or hf:NAME with more bytes of pixels is decoded batch by batch. None: no limit.
-        progress: show bars on a terminal.
-    """
-    reading = Reading(size, channels, skip_corrupt, memory_limit, progress)
-    check_kinds(load_dataset, {"skip_corrupt": skip_corrupt, "progress": progress})
-    if not isinstance(split, str):
-        raise InputError(f"split={shown(split)} must be a name, such as 'train'.")
-    if data_dir is not None:
-        data_dir = as_path("data_dir", data_dir)
-    if not (isinstance(name, str) and (name in DATASETS or name.startswith("hf:"))):
-        name = str(as_path("name", name))
-    if name in DATASETS:
-        pixels, labels = DATASETS[name](split, data_dir, progress)
-        return Images(fit_pixels(pixels, reading), labels)
-    if not name.startswith("hf:") and not Path(name).exists():
-        near = get_close_matches(name.lower(), DATASETS, n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        known = f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy or .npz file, or hf:NAME"
-        raise InputError(
-            f"the data set {name!r} is neither a known name nor an existing path{hint}: give one of {known}."
-        )
-    if data_dir is not None:
-        raise InputError(f"data_dir={str(data_dir)!r} has no meaning with {name!r}: leave it out.")
-    if name.startswith("hf:"):
-        return _load_hub(name, split, reading)
-    if split != "train":
-        raise InputError(f"split={split!r}: {name!r} has no splits; give the path of the images you want instead.")
-    return open_images(name, reading)
+LARGEST = {"uint8": 255, "uint16": 65535}
+WHOLE = {"uint8": PIXELS, "uint16": Scaling(32767.5, 32767.5)}  # the range of the type is [−1, 1]
 
 
-def _load_hub(name: str, split: str, reading: Reading) -> Images:
-    """The first column of images of a dataset of the Hub, and its column ``label`` if there is one."""
-    datasets = require("datasets")
-    try:
-        table = datasets.load_dataset(name.removeprefix("hf:"), split=split)
-    except Exception as error:  # the Hub, its files and their readers fail in many ways
-        failed = f"the data set {name!r} cannot be loaded ({first_line(error)})"
-        raise InputError(f"{failed}: correct the name or the split.") from error
-    column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
-    if column is None:
-        raise InputError(f"the data set {name!r} has no images among {table.column_names}: give a dataset of images.")
-    images = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+class Source(Protocol):
+    """Values [N, C, *event] that are read when they are asked for, as if they were a tensor."""
 
-    def file(row: int) -> Path | bytes:
-        image = images[row][column]
-        return Path(image["path"]) if image["bytes"] is None else image["bytes"]
+    @property
+    def shape(self) -> tuple[int, ...]: ...
 
-    files = [Encoded(f"{name}[{row}]", partial(file, row)) for row in range(len(images))]
-    pixels, rows, skipped = read_encoded(files, reading)
-    has_labels = isinstance(table.features.get("label"), datasets.ClassLabel)
-    return Images(pixels, torch.tensor(table["label"])[rows] if has_labels else None, skipped)
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        """The items of ``index``, as `torch.Tensor.index_select` along ``dim`` = 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """N items [C, *event], kept as they are stored and turned into float32 in the model's units a batch at a time."""
+
+    values: Tensor | Source
+    """[N, C, *event]: uint8, uint16 or floats, in the units of the data."""
+    labels: Tensor | None = None
+    """[N] of int64, where the data has them."""
+    skipped: list[str] = field(default_factory=list)
+    """The names of the corrupt items that were left out."""
+    scaling: Scaling = None  # type: ignore[assignment]
+    """Between the units of the data and those of the model. By default, whole numbers become [−1, 1], and floats are in
+    the model's units already."""
+    grid: Grid = None  # type: ignore[assignment]
+    """Names, units and coordinates."""
+    along: "tuple[str, NDArray[Any]] | None" = None
+    """The name and the coordinates [N] of the sample axis, where the file has them, such as the times."""
+
+    def __post_init__(self) -> None:
+        dtype = str(self.values.dtype).removeprefix("torch.")
+        if self.scaling is None:
+            object.__setattr__(self, "scaling", WHOLE.get(dtype, Scaling(1.0)))
+        if self.grid is None:
+            object.__setattr__(self, "grid", Grid.usual(self.shape, dtype if dtype in WHOLE else "float32"))
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, *event)."""
+        return tuple(self.values.shape[1:])
+
+    def all(self) -> Tensor:
+        """All items as float32 [N, C, *event], as the model sees them."""
+        return self.batch(torch.arange(len(self)))
+
+    def stored(self, index: Tensor) -> Tensor:
+        """The items of ``index`` [B] in the units of the data."""
+        return self.values.index_select(0, index.cpu())
+
+    def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
+        """The items of ``index`` [B] as the model sees them; where ``flip`` [B] is true, the last axis is mirrored."""
+        if flip is not None and (flip.dtype != torch.bool or flip.shape != index.shape):
+            raise InputError(f"flip is {flip.dtype} {tuple(flip.shape)}: give {len(index)} bools, one per image.")
+        values = self.stored(index)
+        if self.scaling == Scaling(1.0):
+            x = values.float()
+        else:
+            x = self.scaling.to_model(values if values.dtype == torch.uint8 else values.double()).float()
+        if flip is not None:
+            flip = flip.cpu()
+            x[flip] = x[flip].flip(-1)
+        return x
+
+    def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
+        """``batch(index, flip)`` of each of ``draws``; a thread makes the next one while the last one is in use."""
+        with ThreadPoolExecutor(1) as pool:
+            ahead = None
+            for draw in draws:
+                behind, ahead = ahead, pool.submit(self.batch, *draw)
+                if behind is not None:
+                    yield behind.result()
+            if ahead is not None:
+                yield ahead.result()
+
+
+def quantise(images: Tensor) -> Tensor:
+    """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
+    expect("images", images, Tensor, TENSOR)
+    if images.dtype == torch.uint8:
+        return images
+    if not images.is_floating_point():
+        raise InputError(f"images has dtype {images.dtype}: give floats in [-1, 1] or uint8.")
+    if not bool(torch.isfinite(images).all()):
+        raise InputError("images has NaN or infinite pixels: remove those images.")
+    return as_stored(images, PIXELS, "uint8")
+
+
+def as_stored(x: Tensor, scaling: Scaling | None, dtype: str) -> Tensor:
+    """What the model made, in the units of the data and the type of its files; whole numbers are rounded and stay in
+    the range of their type."""
+    data = x.detach().float() if scaling is None else scaling.to_data(x.detach().float())
+    if dtype not in LARGEST:
+        return data
+    return data.clamp(0, LARGEST[dtype]).round().to(getattr(torch, dtype))

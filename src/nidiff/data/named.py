@@ -94,7 +94,7 @@ def read_idx(file: Path) -> Tensor:
 def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True) -> tuple[Tensor, Tensor]:
     """uint8 [N, 3, 32, 32] and the labels [N] of photographs; N is 50 000 to train and 10 000 to test.
 
-    A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009,
+    A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Dataset", 2009,
     https://www.cs.toronto.edu/~kriz/cifar.html, the binary version: ``data_dir`` has the .bin files, or their folder
     cifar-10-batches-bin, or cifar-10-binary.tar.gz, read as it is. Without ``data_dir`` that is downloaded, once.
     """

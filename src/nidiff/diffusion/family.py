@@ -251,7 +251,7 @@ def _in_short(boundary: tuple[str, ...] | None) -> Boundary | None:
 
 def check_forgotten(schedule: Schedule) -> None:
     """Refuse to start from noise where the last level still has the data's coarse modes, as `heat` has."""
-    if schedule.has_own_signal and bool((schedule.logsnr[-1] > 0).any()):
+    if not schedule.forgets:
         raise InputError(
             f"schedule={schedule!r} keeps signal in some modes at its last level, which N(0, sigma² Σ) does not have: "
             'give a denoiser that knows the data\'s Gaussian and start="gaussian", or initial=.'

@@ -23,7 +23,7 @@ from nidiff.covariance.matrix import Channels
 from nidiff.covariance.modes import Coefficient, Modes, elementwise
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape, check_sizes
 from nidiff.covariance.spectral import Boundary, Fourier, Spectral, check_boundary, radial_mean, white_in
-from nidiff.diffusion.schedule import Level, broadcast
+from nidiff.diffusion.schedule import Level, broadcast, interpolate
 from nidiff.errors import TENSOR, InputError, expect, one_of
 from nidiff.randomness import Generators
 from nidiff.recipe import check_number, check_whole, plain
@@ -181,9 +181,8 @@ class GaussianModel:
 
     def bits_per_dim(self, x: Tensor, *, bin_width: float = 2 / 255) -> Tensor:
         """−log₂ density per dimension of data quantised with ``bin_width``: the baseline of `nidiff.bits_per_dim`."""
-        if not check_number("bin_width", bin_width) > 0:
-            raise InputError(f"bin_width={bin_width} must be positive.")
-        return -(self.log_prob(x) / math.prod(self.shape) + math.log(bin_width)) / math.log(2)
+        check_bins(bin_width)
+        return as_bits(self.log_prob(x), math.prod(self.shape), bin_width)
 
     def power(self, exponent: float) -> Covariance:
         """Σ ∝ C^p over the axes of the event, with mean variance 1: 0 is white, 1 has the data's own spectrum.
@@ -223,6 +222,17 @@ class GaussianModel:
         return f"GaussianModel(shape={self.shape}, covariance={self.covariance!r})"
 
 
+def check_bins(bin_width: float) -> None:
+    """Refuse a width of bins that is not a positive number."""
+    if not check_number("bin_width", bin_width) > 0:
+        raise InputError(f"bin_width={bin_width} must be positive.")
+
+
+def as_bits(log_density: Tensor, dimensions: int, bin_width: float) -> Tensor:
+    """−log₂ of a density in nats, per dimension, for data quantised with ``bin_width``."""
+    return -(log_density / dimensions + math.log(bin_width)) / math.log(2)
+
+
 class Kappa(NamedTuple):
     """What `nidiff.measure_kappa` found of a network, at some rows of the schedule and for every mode.
 
@@ -238,10 +248,8 @@ class Kappa(NamedTuple):
         """(κ, β) at a level, between the rows by interpolation."""
         position = torch.tensor(float(level.label), dtype=torch.float64, device="cpu")
         position = position.clamp(self.rows[0], self.rows[-1])
-        right = int(torch.searchsorted(self.rows, position).clamp(1, len(self.rows) - 1))
-        weight = (position - self.rows[right - 1]) / (self.rows[right] - self.rows[right - 1])
-        each = (table[right - 1 : right + 1].double() for table in (self.values, self.trust))
-        kappa, trust = (Modes(torch.lerp(pair[0], pair[1], weight), gaussian.covariance) for pair in each)
+        tables = (interpolate(position, self.rows, table.double()) for table in (self.values, self.trust))
+        kappa, trust = (Modes(table, gaussian.covariance) for table in tables)
         return kappa, trust
 
     def check(self, gaussian: GaussianModel, num_levels: int | None = None) -> None:

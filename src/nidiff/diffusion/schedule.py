@@ -218,14 +218,20 @@ class Schedule:
         sigma = self._number(self._of_row(-1)[1])
         return sigma if self.has_own_signal else self.rule.prior_scale(sigma)
 
+    @property
+    def forgets(self) -> bool:
+        """Whether noise is all that is left at the last level, as a rule has it: with a signal of its own a table may
+        keep modes of the data (`heat`)."""
+        return not (self.has_own_signal and bool((self.logsnr[-1] > 0).any()))
+
     def level(self, label: int | float | Tensor) -> Level:
         """The level of a row; between two rows, log-SNR is interpolated. Floats for a number, tensors for a tensor."""
         position = _position("label", label)
         # A compiled function cannot look at the values; its labels come from `draw`.
         if not torch.compiler.is_compiling() and not bool(((position >= 0) & (position <= len(self) - 1)).all()):
             raise InputError(f"label={shown(label)} is outside the schedule: its rows are 0 … {len(self) - 1}.")
-        own = None if self._log_signal is None else _interpolate(position, self._rows, self._log_signal)
-        return self._level(_interpolate(position, self._rows, self.logsnr), label, own)
+        own = None if self._log_signal is None else interpolate(position, self._rows, self._log_signal)
+        return self._level(interpolate(position, self._rows, self.logsnr), label, own)
 
     def level_at(self, logsnr: float | Tensor) -> Level:
         """The level of a given log-SNR, with the fractional label that belongs to it."""
@@ -234,13 +240,13 @@ class Schedule:
         value = _position("logsnr", logsnr)
         if not torch.compiler.is_compiling() and not bool((value.abs() < LARGEST_LOGSNR).all()):
             raise InputError(f"logsnr={shown(logsnr)} must be finite, and within ±{LARGEST_LOGSNR:g}.")
-        label = _interpolate(-value, -self.logsnr, self._rows)
-        own = None if self._log_signal is None else _interpolate(label, self._rows, self._log_signal)
+        label = interpolate(-value, -self.logsnr, self._rows)
+        own = None if self._log_signal is None else interpolate(label, self._rows, self._log_signal)
         return self._level(value, label if isinstance(logsnr, Tensor) else label.item(), own)
 
     def nearest_row(self, mean_logsnr: Tensor) -> Tensor:
         """The fractional rows at which `mean_logsnr` has these values."""
-        return _interpolate(-mean_logsnr, -self.mean_logsnr, self._rows)
+        return interpolate(-mean_logsnr, -self.mean_logsnr, self._rows)
 
     # The clock of differential equations rises from noise to data: it is log-SNR, and −row where modes differ.
 
@@ -272,11 +278,11 @@ class Schedule:
         """log-SNR as a function of time in (0, 1]; differentiable."""
         if self._logsnr_of_time is not None:
             return self._logsnr_of_time(time) + self.shift
-        return _interpolate(time, self.time, self.logsnr)
+        return interpolate(time, self.time, self.logsnr)
 
     def row_at(self, time: Tensor) -> Tensor:
         """The fractional row as a function of time; differentiable."""
-        return _interpolate(time, self.time, self._rows)
+        return interpolate(time, self.time, self._rows)
 
     def draw(self, batch: int, generator: Generators = None) -> Level:
         """One level per image, uniform over the rows."""
@@ -600,7 +606,7 @@ def _check_falling(logsnr: Tensor) -> None:
 
 
 def _is_column(value: Any) -> bool:
-    """Whether it is an array of numbers; a few whole ones (a shape) or words are shown and saved as they are."""
+    """Whether it is an array of numbers; a few whole ones, such as a shape, or words are shown and saved as are."""
     if not hasattr(value, "__len__") or isinstance(value, str):
         return False
     few = isinstance(value, list | tuple) and len(value) <= MOST_AXES
@@ -629,12 +635,12 @@ def _position(argument: str, value: float | Tensor) -> Tensor:
         return torch.tensor(math.inf, dtype=torch.float64, device="cpu")
 
 
-def _interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
+def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
     """Piecewise linear through (xs, ys [L, ...]), xs rising; beyond the ends the last segment goes on."""
     if len(xs) == 1:
         return ys[0].expand((*x.shape, *ys.shape[1:]))
     right = torch.searchsorted(xs, x.detach().contiguous()).clamp(1, len(xs) - 1)
-    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1]).clamp(min=1e-300)  # two may be equal, by rounding
     return torch.lerp(ys[right - 1], ys[right], weight.reshape((*x.shape, *[1] * (ys.ndim - 1))))
 
 

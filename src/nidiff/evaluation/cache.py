@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.download import cache_folder
-from nidiff.data.images import Images, quantise
 from nidiff.errors import InputError
 from nidiff.evaluation.features import FeatureNetwork, Pixels, compute_features
 from nidiff.evaluation.frechet import statistics
@@ -70,7 +70,7 @@ def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
 
 def pixels_sha256(images: Pixels) -> str:
     """The checksum of the shape and of all pixels as uint8, whatever they are stored as."""
-    pixels = images.pixels if isinstance(images, Images) else images
+    pixels = images.values if isinstance(images, Dataset) else images
     digest = hashlib.sha256(repr(tuple(pixels.shape)).encode())
     for rows in torch.arange(len(pixels)).split(CHUNK):
         digest.update(quantise(pixels.index_select(0, rows)).cpu().numpy().tobytes())

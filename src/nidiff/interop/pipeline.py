@@ -204,7 +204,8 @@ def _is_white(folder: Path) -> bool:
         raise InputError(f"{str(folder)!r} names code to run ({shown(kind)}), and none is run: use nidiff.load_model.")
     ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
     white = isinstance(scheduler, list) and len(scheduler) == 2 and scheduler[0] == "diffusers"
-    if network not in [["diffusers", name] for name in NETWORKS] or not (white or scheduler == ours):
+    known = [[place if isinstance(place, str) else "diffusers", name] for name, place in NETWORKS.items()]
+    if network not in known or not (white or scheduler == ours):
         raise InputError(
             f"{str(folder)!r} has no {INDEX} that names a network and a scheduler of diffusers or nidiff, but "
             f"{shown([network, scheduler])}: use nidiff.load_model and nidiff.sample for a network of your own."

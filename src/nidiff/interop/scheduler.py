@@ -16,7 +16,6 @@ from torch import Tensor
 from nidiff.covariance.config import SCHEDULER, Config, as_covariance, save_arrays
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.family import check_forgotten
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
@@ -109,7 +108,6 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             own = SAMPLERS[ALGORITHMS[algorithm]].spacing
             plain["timestep_spacing"] = own if own == "angle" else "trailing"
         self.register_to_config(**plain, _use_default_values=[])
-        self._forgets = _forgets(self.process.schedule)
         self.init_noise_sigma = self.process.schedule.prior_scale
         self.alphas_cumprod = torch.sigmoid(self.process.schedule.mean_logsnr).float()  # signal² / (signal² + sigma²)
         self.set_timesteps(timesteps=range(len(self) - 1, -1, -1))
@@ -225,7 +223,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if isinstance(shape, str) or not isinstance(shape, Sequence):
             raise InputError(f"shape={shown(shape)} must be a list of sizes, such as (4, 3, 32, 32).")
         shape = [check_whole("shape", size) for size in shape]
-        if self._forgets:
+        if self.process.schedule.forgets:
             return self.process.prior(shape, generator, dtype=dtype, device=device)
         if self._model.gaussian is None:
             raise InputError(
@@ -335,7 +333,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
         here, x, output = self._levels[index], sample.to(work), model_output.to(work)
-        if index == 0 and self._from_prior and self._forgets:
+        if index == 0 and self._from_prior and self.process.schedule.forgets:
             _warn_if_white(self.process, x)
 
         def noise() -> Tensor:
@@ -387,15 +385,6 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self.covariance.check_trailing(tuple(x.shape), argument)
         if like is not None and x.shape != like.shape:
             raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
-
-
-def _forgets(schedule: Schedule) -> bool:
-    """Whether sampling may start from noise alone."""
-    try:
-        check_forgotten(schedule)
-    except InputError:
-        return False
-    return True
 
 
 def _warn_if_white(process: Process, x: Tensor) -> None:

@@ -100,7 +100,7 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         "timestep_spacing": "trailing",
         "clip_sample": denoiser.clip is not None,
         "clip_sample_range": 1.0 if denoiser.clip is None else denoiser.clip,
-        "scaling": None if denoiser.scaling is None else dataclasses.asdict(denoiser.scaling),
+        "scaling": None if denoiser.scaling is None else _scaling_config(denoiser.scaling),
         "num_train_timesteps": len(denoiser.process.schedule),
         "beta_schedule": BETA_SCHEDULE,
     }
@@ -136,13 +136,21 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         raise InputError(
             f"clip_sample={shown(clip)} must be True or False, and clip_sample_range={shown(limit)} positive."
         )
-    if isinstance(scaling, Mapping) and set(scaling) == {"scale", "shift"}:
+    if isinstance(scaling, Mapping) and {"scale", "shift"} <= set(scaling) <= {"scale", "shift", "log"}:
         scaling = Scaling(**scaling)
     if not isinstance(scaling, Scaling | None):
         raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or its scale and shift.")
     kappa = kappa if config["kappa"] is None else config["kappa"]
     limit = limit if clip else None
     return Denoiser(net, process, target, limit, scaling, gaussian=gaussian, sees=config["sees"], kappa=kappa)
+
+
+def _scaling_config(scaling: Scaling) -> dict[str, Any]:
+    """As earlier versions wrote it, if no channel has a logarithm."""
+    config = dataclasses.asdict(scaling)
+    if scaling.is_linear:
+        del config["log"]
+    return config
 
 
 def _schedule_config(schedule: Schedule) -> Config:

@@ -4,7 +4,7 @@ docs/diffusers.md shows its files, which `nidiff.interop` reads too. Nothing is 
 since it was written is refused.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ import torch
 
 from nidiff.covariance.config import SCHEDULER, save_arrays
 from nidiff.covariance.operator import Covariance
+from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import FileError, InputError, first_line, shown
 from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.locks import locked
 from nidiff.model.card import model_card
 from nidiff.model.config import arrays, configured, model_folder, scheduler_config, with_arrays
 from nidiff.model.manifest import (
+    DATA,
     INDEX,
     MANIFEST,
     check_manifest,
@@ -28,10 +31,10 @@ from nidiff.model.manifest import (
     run_identity,
     write_manifest,
 )
-from nidiff.model.network import OWN, UNET, load_network, read_weights, save_network
+from nidiff.model.network import OWN, UNET, library, load_network, read_weights, save_network
 
 CONFIG = f"scheduler/{SCHEDULER}"
-OURS = {INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
+OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
 
 
 def save_model(
@@ -39,13 +42,14 @@ def save_model(
     folder: str | Path,
     about: Mapping[str, str] | None = None,
     *,
+    grid: Grid | None = None,
     run: Mapping[str, str] | None = None,
 ) -> None:
     """Write the denoiser to ``folder``: its process, target, clipping, scaling and network.
 
     The network may be any `torch.nn.Module`. ``about`` is what else the model card shall say, such as
-    ``{"data": "CIFAR-10"}``. A model that is there already stays until the new one is whole. ``run`` is the identity of
-    the run that trained it.
+    ``{"data": "CIFAR-10"}``. ``grid`` has the names, units and coordinates of its data. A model that is there already
+    stays until the new one is whole. ``run`` is the identity of the run that trained it.
     """
     folder = as_path("folder", folder).resolve()  # a link stays, and what it leads to is replaced
     check_denoiser(denoiser)
@@ -63,14 +67,16 @@ def save_model(
     with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
         save_process(denoiser, aside)
         save_network(net, aside)
-        if type(net).__module__.startswith("diffusers."):
+        if (known := library(net)) is not None:
             index = {
                 "_class_name": "NonIsotropicPipeline",
                 "_diffusers_version": version("diffusers"),
                 "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
-                "unet": ["diffusers", type(net).__name__],
+                "unet": [known, type(net).__name__],
             }
             replace_json(aside / INDEX, index)
+        if grid is not None:
+            replace_json(aside / DATA, grid.to_json())
         card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
         replace_text(aside / "README.md", card)
         write_manifest(aside, run)
@@ -148,6 +154,24 @@ def accept_model(folder: Path) -> None:
     run = run_identity(place)
     with writing("folder", place):
         write_manifest(place, recorded_run(place) if run is None else run)
+
+
+def read_grid(folder: Path, shape: Sequence[int], scaling: Scaling | None) -> Grid:
+    """The grid of the model in a folder, whose items are [C, *event] = ``shape``. One that says nothing has the usual
+    axes; its data are 8-bit images if it has their scaling."""
+    file = model_folder(folder) / DATA
+    if not file.is_file():
+        return Grid.usual(shape, "uint8" if scaling == PIXELS and len(shape) == 3 else "float32")
+    try:
+        grid = Grid.from_json(read_object(file))
+        grid.check(shape)
+    except FileError:
+        raise
+    except InputError as error:
+        raise FileError(
+            f"{str(file)!r} is damaged ({first_line(error)}): copy it again from where it was saved."
+        ) from error
+    return grid
 
 
 def has_network(folder: Path) -> bool:

@@ -15,16 +15,17 @@ from nidiff.sealed import seal, unseal
 FORMAT = 1
 MANIFEST, INDEX = "manifest.json", "model_index.json"
 PARTS = ("unet", "network", "scheduler")  # the folders of a model
+DATA = "data.json"  # names, units and coordinates of its data
 SHA256 = re.compile("[0-9a-f]{64}")
 
 
 def write_manifest(folder: Path, run: Mapping[str, str] | None = None) -> None:
     """Write down what is in a model's folder. ``run`` is the identity of the run that made it."""
-    values = {"format": FORMAT, "nidiff": __version__, "files": _checksums(folder, [INDEX, *PARTS]), "run": run}
+    values = {"format": FORMAT, "nidiff": __version__, "files": _checksums(folder, [INDEX, DATA, *PARTS]), "run": run}
     replace_json(folder / MANIFEST, seal(values))
 
 
-def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, *PARTS)) -> None:
+def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, DATA, *PARTS)) -> None:
     """Refuse a model of which a file has changed, was added or is missing, or that is of another run.
 
     A folder without a manifest is accepted, for version 0.1 and diffusers write none, but not in a run that has one.

@@ -1,8 +1,9 @@
-"""Networks: the default one, and any other in a folder. A file decides its weights, never the code that is run."""
+"""Networks: those that have a name, and any other in a folder. A file decides the weights, never what code is run."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -14,9 +15,10 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from torch.nn import Module
 
-from nidiff.errors import FileError, InputError, first_line, shown
+from nidiff.errors import FileError, InputError, first_line, one_of, shown
 from nidiff.files import read_object, replacing
-from nidiff.recipe import fits
+from nidiff.notation import call, parse_call
+from nidiff.recipe import check_whole, fits
 
 UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module
 WEIGHTS = {UNET: "diffusion_pytorch_model.safetensors", OWN: "weights.safetensors"}
@@ -25,8 +27,74 @@ FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.
 AGAIN = "copy it again from where the model was saved"
 
 
+def build_network(
+    text: str,
+    shape: Sequence[int],
+    *,
+    auto: str = "unet",
+    boundary: str | Sequence[str] | None = None,
+    both: bool = False,
+    **sizes: Any,
+) -> Module:
+    """The network for data [C, *event] that ``text`` names: NAME:key=value,… with a NAME in `BUILDERS`, or "auto" for
+    the one called ``auto``.
+
+    ``boundary``, ``both`` and ``sizes`` (widths, layers, attention, dropout) are given to a builder that takes them; a
+    key in ``text`` wins. With ``both`` the network must take twice the channels.
+    """
+    name, own = parse_call("network", text)
+    if "both" in own:
+        raise InputError(f"network={shown(text)}: whether it takes both is said by sees: leave both out.")
+    name = auto if name == "auto" else name
+    parameters = signature(BUILDERS[one_of("network", name, BUILDERS)]).parameters
+    any_key = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    offered = {"boundary": boundary, "both": both or None, **sizes}
+    taken = {key: value for key, value in offered.items() if value is not None and (any_key or key in parameters)}
+    if both and "both" not in taken:
+        raise InputError(f"network={name!r} does not take twice the channels, which sees='both' needs: use x or z.")
+    net = call("network", name, taken | own, BUILDERS, tuple(shape))
+    if not isinstance(net, Module):
+        raise InputError(f"network={name!r} made a {type(net).__name__}: let it return a torch.nn.Module.")
+    return net
+
+
 def unet(
-    image_shape: Sequence[int],
+    shape: Sequence[int],
+    *,
+    widths: Sequence[int] = (32, 64),
+    layers: int = 2,
+    attention: Sequence[int] = (1,),
+    dropout: float = 0.0,
+    patch: int | Sequence[int] = 1,
+    boundary: str | Sequence[str] = "fixed",
+    factorised: bool = False,
+    num_classes: int | None = None,
+    both: bool = False,
+) -> Module:
+    """A `FieldUNet` for data [C, *event] with one, two or three event axes, which says what the arguments are.
+
+    With ``both`` it takes twice the channels, for a denoiser whose network sees "both".
+    """
+    from nidiff.model.unet import FieldUNet
+
+    channels, *size = shape
+    return FieldUNet(
+        tuple(size),
+        in_channels=2 * channels if both else channels,
+        out_channels=channels,
+        widths=widths,
+        layers=layers,
+        attention=attention,
+        patch=patch,
+        boundary=boundary,
+        dropout=dropout,
+        num_classes=num_classes,
+        factorised=factorised,
+    )
+
+
+def unet2d(
+    shape: Sequence[int],
     *,
     widths: Sequence[int] = (32, 64),
     layers: int = 2,
@@ -34,24 +102,26 @@ def unet(
     dropout: float = 0.0,
     both: bool = False,
 ) -> Module:
-    """A U-Net for images [C, H, W]: one resolution per width, each half the one before, ``layers`` blocks per
-    resolution and self-attention at the resolutions listed in ``attention`` (0 is the full one).
+    """diffusers' UNet2DModel for images [C, H, W]: one resolution per width, each half the one before, ``layers``
+    blocks per resolution and self-attention at the resolutions listed in ``attention`` (0 is the full one).
 
     widths (128, 256, 256, 256), layers 2, attention (1,) is DDPM's CIFAR-10 network (35.7M parameters). With ``both``
     it takes twice the channels, for a denoiser whose network sees "both".
     """
     from diffusers import UNet2DModel
 
-    channels, height, width = image_shape
+    from nidiff.model.unet import MOST_LAYERS, check_widths
+
+    if len(shape) != 3:
+        raise InputError(f"network='unet2d' is for images [C, H, W], not {tuple(shape)}: use network='unet'.")
+    channels, height, width = shape
+    widths, attention = check_widths(widths, attention)
+    check_whole("layers", layers, most=MOST_LAYERS)
     halvings = len(widths) - 1
     factor = 2**halvings
     if height % factor or width % factor:
         fits = " × ".join(f"{max(1, n // factor) * factor} or {-(-n // factor) * factor}" for n in (height, width))
         raise InputError(f"size={height}×{width} cannot be halved {halvings} times: use fewer widths, or {fits}.")
-    if not widths or any(w < 8 or w % 8 for w in widths):
-        raise InputError(f"widths={tuple(widths)} must be multiples of 8.")
-    if any(not 0 <= depth < len(widths) for depth in attention):
-        raise InputError(f"attention={tuple(attention)} must list resolutions from 0 to {len(widths) - 1}.")
     down = tuple("AttnDownBlock2D" if i in attention else "DownBlock2D" for i in range(len(widths)))
     up = tuple("AttnUpBlock2D" if i in attention else "UpBlock2D" for i in reversed(range(len(widths))))
     network: Any = UNet2DModel(
@@ -131,23 +201,28 @@ def _rebuild(folder: Path) -> Module:
     if unknown := [key for key in arguments if key not in parameters and not any_key]:
         raise FileError(f"{str(file)!r} has {shown(unknown[0])}, which {name} does not take: {AGAIN}.")
     weights = read_weights(folder)
-    try:
-        if isinstance(known, str):  # a class of diffusers, which can be built without memory
+    if isinstance(known, str):  # a class that can be built without memory
+        with _reading(file), torch.device("meta"):
             _check_counts(arguments, len(weights))
-            with torch.device("meta"):
-                sketch = kind(**arguments)
-            _fill(sketch, weights, folder, check_only=True)
+            sketch = kind(**arguments)
+        _fill(sketch, weights, folder, check_only=True)
+        with _reading(file):
             _try_once(sketch, arguments)
-        with torch.random.fork_rng(devices=[]):  # building draws weights
-            net: Module = kind(**arguments)
+    with _reading(file), torch.random.fork_rng(devices=[]):  # building draws weights
+        net: Module = kind(**arguments)
         if isinstance(known, str):
             net.float()  # whatever torch's default is now: it must not round the weights
-    except InputError:
-        raise
-    except Exception as error:  # whatever a class says to arguments that are not its own
-        raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
     _fill(net, weights, folder)
     return net
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Whatever a class says to arguments that are not its own is said of the file that has them."""
+    try:
+        yield
+    except Exception as error:
+        raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
 
 
 def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
@@ -161,7 +236,7 @@ def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
     """A network has no more blocks or layers than weights."""
     for key, value in arguments.items():
-        count = len(value) if isinstance(value, list) else value if key == "layers_per_block" else 0
+        count = len(value) if isinstance(value, list) else value if key in ("layers_per_block", "layers") else 0
         if fits(count, int) and count > most:
             raise ValueError(f"{key} asks for {count} layers, and there are {most} weights")
 
@@ -222,5 +297,18 @@ def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[st
         raise FileError(f"{str(folder)!r} has {differences[0]}: {AGAIN}, or pass the network that was saved.")
 
 
+def library(net: Module) -> str | None:
+    """The module that a pipeline's index names for the class of ``net``; None if a pipeline cannot open it."""
+    name, module = type(net).__name__, type(net).__module__
+    return "diffusers" if module.startswith("diffusers.") else module if NETWORKS.get(name) == module else None
+
+
 # What may be rebuilt from unet/config.json by the name of its class: the class, or the package that has it.
-NETWORKS: dict[str, Any] = {"UNet2DModel": "diffusers", "UNet1DModel": "diffusers"}
+NETWORKS: dict[str, Any] = {
+    "FieldUNet": "nidiff.model.unet",
+    "UNet2DModel": "diffusers",
+    "UNet1DModel": "diffusers",
+}
+
+# What network=NAME:key=value,… may name: build(shape, **keys) makes the network for data of shape [C, *event].
+BUILDERS: dict[str, Callable[..., Module]] = {"unet": unet, "unet2d": unet2d}

@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
-from nidiff.report.noise import drawable
-from nidiff.sampling.planning import bands
+from nidiff.covariance.spectral import radial_mean
+from nidiff.data.figures import drawable
+from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
 CELL, SIDE = (1.75, 1.3), 4.6  # inches
@@ -68,11 +69,9 @@ def _draw_logsnr(axes: Axes, one: Candidate, chosen: bool) -> object:
 
 def _draw_spectra(axes: Axes, design: Design) -> None:
     band = bands(design.gaussian)
-    count = torch.bincount(band.flatten())
 
     def mean(values: torch.Tensor) -> np.ndarray:
-        total = torch.zeros(len(count), dtype=torch.float64)
-        return (total.index_add_(0, band.flatten(), values.expand(band.shape).flatten()) / count).numpy()
+        return radial_mean(values.expand(band.shape), band).numpy()
 
     data = design.gaussian.covariance.eigenvalues
     axes.plot(mean(data / data.mean()), color="black", linewidth=2.5, label="data")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.modes import Modes, elementwise, ratio
-from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
@@ -48,7 +47,7 @@ def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int |
     top = len(process.schedule) - 1 if top is None else top
 
     def falling(row: int) -> float:
-        return -mean_angle(gaussian, process.covariance, process.schedule.level(row))
+        return -mean_angle(gaussian, gaussian.at(process.schedule.level(row), process.covariance))
 
     first = -falling(top)
     rows: list[int] = []
@@ -59,9 +58,9 @@ def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int |
     return rows
 
 
-def mean_angle(gaussian: GaussianModel, covariance: Covariance, level: Level) -> float:
+def mean_angle(gaussian: GaussianModel, wiener: Wiener) -> float:
     """One clock for all modes, from about 0 to π/2: half the mean of θ weighted by C, half the plain mean."""
-    angle = gaussian.at(level, covariance).angle
+    angle = wiener.angle
     if not isinstance(angle, Modes):
         return float(angle)
     weights = (0.0 * angle + gaussian.variance).values
@@ -74,28 +73,30 @@ def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, fini
     if one_of("finish", finish, ("turn", "denoise")) == "denoise" and last_step:
         return x0
     now, then = gaussian.at(here, covariance), gaussian.at(there, covariance)
-    residual, kappa = _residual(chain, now, x, x0, here)
+    residual, kappa = _residual(chain, gaussian, now, x, x0, here)
     turn = _turn(then.angle - now.angle, kappa)
     z = broadcast(turn.cos, x) * now.to_z(x) + broadcast(turn.sin, x) * residual
     if second_order and chain.previous is not None:
         past = chain.previous
         before = gaussian.at(past.level, covariance)
         last = _turn(now.angle - before.angle, kappa)
-        predicted = broadcast(last.cos, x) * _residual(chain, before, past.x, past.x0, past.level)[0]
+        predicted = broadcast(last.cos, x) * _residual(chain, gaussian, before, past.x, past.x0, past.level)[0]
         predicted = predicted - broadcast(kappa * last.sin, x) * before.to_z(past.x)
-        clock = [mean_angle(gaussian, covariance, level) for level in (past.level, here, there)]
+        clock = [mean_angle(gaussian, each) for each in (before, now, then)]
         stride = min(1.0, ratio(clock[2] - clock[1], clock[1] - clock[0]))
         z = z + stride * broadcast(turn.rise, x) * (residual - predicted)
     x = then.from_z(z)
     return x.clamp(-clip, clip) if last_step and clip is not None else x
 
 
-def _residual(chain: Chain, wiener: Wiener, x: Tensor, x0: Tensor, level: Level) -> tuple[Tensor, Any]:
+def _residual(
+    chain: Chain, gaussian: GaussianModel, wiener: Wiener, x: Tensor, x0: Tensor, level: Level
+) -> tuple[Tensor, Any]:
     """(F, κ) at x: F as far as it can be trusted, and κ as it was measured; else the mean of F² over the image."""
     residual, known = wiener.residual(x, x0), chain.denoiser.kappa
     if known is None:
         return residual, residual.double().square().flatten(1).mean(1).clamp(max=1.0).cpu()
-    kappa, trust = known.at(level, known_gaussian(chain.denoiser, "an angle sampler"))
+    kappa, trust = known.at(level, gaussian)
     return trust * residual, kappa
 
 
@@ -118,6 +119,6 @@ def known_gaussian(denoiser: Denoiser, what: str) -> GaussianModel:
     if denoiser.gaussian is None:
         raise InputError(
             f"{what} needs the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data), or use sampler "
-            "'dpmpp_2m' with its own spacing."
+            "'dpmpp_2m' with its own spacing and start."
         )
     return denoiser.gaussian

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.family import check_forgotten
+from nidiff.diffusion.gaussian import as_bits, check_bins
 from nidiff.errors import InputError, choose, one_of, shown
 from nidiff.extras import require
 from nidiff.memory import require_memory
 from nidiff.randomness import Generators, white_noise
-from nidiff.recipe import check_number, check_whole, is_number
+from nidiff.recipe import check_whole, is_number
 
 # (velocity, x, probes) -> div(velocity) per image, given velocity as a function of x on the autograd tape.
 Trace = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -85,10 +86,8 @@ def log_likelihood(
 def bits_per_dim(denoiser: Denoiser, x: Tensor, *, bin_width: float = 2 / 255, **options: object) -> Tensor:
     """−log₂ p per dimension of data quantised with ``bin_width`` and dequantised uniformly (8-bit images in [−1, 1]:
     2/255). ``options`` are those of `log_likelihood`."""
-    if not check_number("bin_width", bin_width) > 0:
-        raise InputError(f"bin_width={bin_width} must be positive.")
-    nats = log_likelihood(denoiser, x, **options)  # type: ignore[arg-type]
-    return -(nats / math.prod(x.shape[1:]) + math.log(bin_width)) / math.log(2)
+    check_bins(bin_width)
+    return as_bits(log_likelihood(denoiser, x, **options), math.prod(x.shape[1:]), bin_width)  # type: ignore[arg-type]
 
 
 def _exact(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:

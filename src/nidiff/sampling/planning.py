@@ -1,267 +1,40 @@
-"""What a sampler makes of Gaussian data, exactly; and from it the levels at which it makes the least error.
-
-Every step is linear in x and in its noise if the data are N(μ, C), and in a basis that C and Σ share every mode goes
-its own way. So the sampler itself is run on a small model, one number per kind of mode: from the standard deviation of
-the prior, and for every draw of noise from one impulse. The squares of the results add up to the variance of the
-samples: no Monte Carlo, and no formula per sampler.
-"""
+"""The levels at which a sampler makes the least error on Gaussian data, found with `nidiff.sampling.prediction`."""
 
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Diagonal
-from nidiff.covariance.modes import Modes
-from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.family import check_forgotten
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Level, Schedule
-from nidiff.errors import InputError, expect, one_of, shown
+from nidiff.diffusion.schedule import interpolate
+from nidiff.errors import InputError, one_of
 from nidiff.recipe import check_kinds
 from nidiff.sampling.angle import angle_rows
-from nidiff.sampling.langevin import als, cas
-from nidiff.sampling.spacing import SPACINGS, check_count, checked_rows
-from nidiff.sampling.step import Chain, Sampler, Spacing, walk
+from nidiff.sampling.prediction import LOSSES, Prediction, SmallModel, check_problem, check_start
+from nidiff.sampling.spacing import SPACINGS, check_count
+from nidiff.sampling.step import Sampler, Spacing
 from nidiff.sampling.warm import start_row
 
-MOST_KINDS = 256  # modes of the small model
-RANKS = 32  # bands where modes have no wavenumber
+PLANNED_KINDS = (96, 32)  # a plan needs fewer, a quick one fewer still
 ROUNDING = 1e-9  # an error that nothing is gained from
-
-
-class Prediction(NamedTuple):
-    """What a sampler makes of data N(μ, C). A band holds the modes of one rounded |k|, or of about the same rank in C
-    where they have no wavenumber."""
-
-    rows: tuple[float, ...]
-    variance: Tensor  # S of the samples, per mode of C
-    ratio: Tensor  # S / C, per mode
-    band: Tensor  # the band of every mode, from 0
-    errors: Tensor  # the mean of S/C − 1 in each band
-
-    @property
-    def error(self) -> float:
-        """The mean of |S/C − 1|, over the bands."""
-        return _band_mean((self.ratio - 1).abs(), self.band).mean().item()
-
-    @property
-    def log_error(self) -> float:
-        """The root mean square of log10 S/C, over the bands."""
-        return _band_mean(self.ratio, self.band).log10().square().mean().sqrt().item()
-
-    @property
-    def kl(self) -> float:
-        """KL(samples ‖ data) in nats per dimension, of the two Gaussians."""
-        return LOSSES["kl"].of(self.ratio).mean().item()
-
-    @property
-    def w2(self) -> float:
-        """The Wasserstein-2 distance of the two Gaussians over that of the data from their mean."""
-        distance, size = (
-            (self.variance.sqrt() - (self.variance / self.ratio).sqrt()).square(),
-            self.variance / self.ratio,
-        )
-        return math.sqrt(distance.sum().item() / size.sum().item())
-
-
-class Loss(NamedTuple):
-    """What a mode costs whose variance is wrong by a ratio, and the power of its mean that is the size of an error."""
-
-    of: Callable[[Tensor], Tensor]
-    power: float = 1.0
-
-
-LOSSES: dict[str, Loss] = {
-    "spectrum": Loss(lambda ratio: (ratio - 1).abs()),
-    "kl": Loss(lambda ratio: 0.5 * (ratio - 1 - ratio.log()), 0.5),
-    "w2": Loss(lambda ratio: (ratio.sqrt() - 1).square(), 0.5),
-}
-
-
-class ExactDenoiser:
-    """E[x0 | x] of Gaussian data whose modes are pixels: what `gaussian.denoiser(process)` is, without its detours.
-
-    Steps know it as the denoiser of their chain.
-    """
-
-    kappa = clip = None
-
-    def __init__(self, process: Process, gaussian: GaussianModel) -> None:
-        self.process, self.gaussian = process, gaussian
-        self._data, self._noise = gaussian.covariance.eigenvalues, process.covariance.eigenvalues
-
-    def __call__(self, x: Tensor, level: Level) -> Tensor:
-        signal, sigma = level.signal.values, level.sigma.values
-        data = signal * self._data
-        return x * (data / (signal * data + sigma**2 * self._noise))
-
-
-class SmallModel:
-    """A process, a Gaussian model of the data and a sampler, for one mode of every kind."""
-
-    def __init__(
-        self,
-        process: Process,
-        gaussian: GaussianModel,
-        sampler: Sampler,
-        options: dict[str, Any],
-        most: int = MOST_KINDS,
-    ) -> None:
-        _check_sampler(sampler)
-        self.schedule, self.sampler, self.options = process.schedule, sampler, options
-        self.gaussian, self.shape = gaussian, gaussian.covariance.event_shape
-        data = gaussian.covariance.eigenvalues.flatten()
-        event = process.covariance.event_shape
-        gaussian.noise(process.covariance)  # which refuses another basis
-        noise = process.covariance.eigenvalues.expand(self.shape).flatten()
-        column = torch.arange(process.covariance.size, device="cpu").reshape(event).expand(self.shape)
-        self.kinds = _kinds(process.schedule, data, noise, column.flatten(), most)
-        picked = self.kinds.picked
-        self.data = data[picked]
-        self.noise_deviation = noise[picked].sqrt()
-        schedule = process.schedule.of_modes(column.flatten()[picked])
-        own_process = Process(schedule, Diagonal(noise[picked], normalize=False))
-        own_gaussian = GaussianModel(
-            torch.zeros(len(picked), dtype=torch.float64, device="cpu"), Diagonal(self.data, normalize=False)
-        )
-        self.denoiser = ExactDenoiser(own_process, own_gaussian)
-        self.draws: int | None = None
-
-    def ratios(self, rows: Tensor, start: str = "prior") -> Tensor:
-        """S / C [B, kinds] of samples that visit ``rows`` [B, steps], one set of rows per item."""
-        draws = self._count_draws(rows, start)
-        count, kinds = len(rows), len(self.data)
-        repeated = rows.repeat_interleave(1 + draws, 0)
-        levels = [self.denoiser.process.schedule.level(row) for row in repeated.T.contiguous()]
-        x = torch.zeros(count, 1 + draws, kinds, dtype=torch.float64, device="cpu")
-        x[:, 0] = self._deviation(levels[0], start)[:: 1 + draws]
-        drawn = 0
-
-        def impulse() -> Tensor:
-            nonlocal drawn
-            drawn += 1
-            noise = torch.zeros_like(x)
-            noise[:, drawn] = self.noise_deviation
-            return noise.flatten(0, 1)
-
-        x = walk(Chain(cast(Denoiser, self.denoiser), impulse), x.flatten(0, 1), levels, self.sampler, self.options)
-        return x.reshape(count, 1 + draws, kinds).square().sum(1) / self.data
-
-    def errors(self, rows: Tensor, start: str = "prior") -> Tensor:
-        """The mean of |S/C − 1| over the bands [B], for each set of rows [B, steps]."""
-        return ((self.ratios(rows, start) - 1).abs() * self.weights()).sum(1)
-
-    def weights(self, objective: str = "spectrum") -> Tensor:
-        """Of every kind: each band counts the same for the spectrum, each mode for "kl", and as much as C for "w2"."""
-        band, data = bands(self.gaussian).flatten(), self.gaussian.covariance.eigenvalues.flatten()
-        each = torch.bincount(band)[band].double().reciprocal() if objective == "spectrum" else torch.ones_like(data)
-        each = data if objective == "w2" else each
-        return self.kinds.weights(each / each.sum())
-
-    def _deviation(self, first: Level, start: str) -> Tensor:
-        """The standard deviation at the first level."""
-        process = self.denoiser.process
-        if start == "gaussian":
-            return self.denoiser.gaussian.at(first, process.covariance).total.values.sqrt()
-        scale = process.schedule.prior_scale
-        scale = scale.values if isinstance(scale, Modes) else scale
-        return (scale * self.noise_deviation).expand_as(first.sigma.values)
-
-    def _count_draws(self, rows: Tensor, start: str) -> int:
-        """How often the sampler draws noise on its way."""
-        if self.draws is None:
-            levels = [self.denoiser.process.schedule.level(row) for row in rows[:1].T.contiguous()]
-            x, drawn = self._deviation(levels[0], start), 0
-
-            def count() -> Tensor:
-                nonlocal drawn
-                drawn += 1
-                return torch.zeros_like(x)
-
-            try:
-                walk(Chain(cast(Denoiser, self.denoiser), count), x, levels, self.sampler, self.options)
-            except (AttributeError, IndexError, RuntimeError, TypeError) as error:
-                name = getattr(self.sampler.step, "__name__", self.sampler.step)
-                raise InputError(
-                    f"sampler={shown(name)} cannot be planned or predicted, since its step asks for more than x, x0 "
-                    "and the levels: use another spacing."
-                ) from error
-            self.draws = drawn
-        return self.draws
-
-
-class _Kinds(NamedTuple):
-    """Which modes stand for all: exactly if there are few kinds of them, and else by interpolation between two."""
-
-    picked: Tensor  # numbers of modes
-    left: Tensor  # of every mode, between which two of the picked it lies,
-    right: Tensor
-    weight: Tensor  # and how near it is to the right one
-
-    def of_all(self, values: Tensor) -> Tensor:
-        """A function [..., kinds] of the kind, for every mode."""
-        return torch.lerp(values[..., self.left], values[..., self.right], self.weight)
-
-    def weights(self, weights: Tensor) -> Tensor:
-        """Of every kind, so that Σ weights · function is the same over the kinds as over all modes."""
-        total = torch.zeros(len(self.picked), dtype=torch.float64, device="cpu")
-        total.index_add_(0, self.left, weights * (1 - self.weight))
-        return total.index_add_(0, self.right, weights * self.weight)
-
-
-def _kinds(schedule: Schedule, data: Tensor, noise: Tensor, column: Tensor, most: int) -> _Kinds:
-    """S/C of a mode depends on C/λ alone, and on its log-SNR where every mode has its own."""
-    ratio = (data / noise).log()
-    features = ratio[:, None]
-    if schedule.event_shape:
-        table = schedule.logsnr.flatten(1)
-        some = torch.linspace(0, len(table) - 1, 5, dtype=torch.float64, device="cpu").long()
-        features = torch.cat([features, table[some][:, column].T], 1)
-    _, kind = torch.unique((features * 1e9).round(), dim=0, return_inverse=True)
-    count = int(kind.max()) + 1
-    numbers = torch.arange(len(data), device="cpu")
-    first = torch.full((count,), len(data), device="cpu").scatter_reduce_(0, kind, numbers, "amin")
-    if count <= most:
-        return _Kinds(first, kind, kind, torch.zeros_like(ratio))
-    place = features.mean(1)  # one number per mode: the log of its SNR
-    first = first[place[first].argsort()]
-    sorted_places = place[first].contiguous()
-    by_rank = torch.linspace(0, count - 1, most // 2, dtype=torch.float64, device="cpu").round().long()
-    by_value = torch.linspace(
-        sorted_places[0].item(), sorted_places[-1].item(), most // 2, dtype=torch.float64, device="cpu"
-    )
-    chosen = torch.cat([by_rank, torch.searchsorted(sorted_places, by_value).clamp(max=count - 1)]).unique()
-    picked, places = first[chosen], sorted_places[chosen].contiguous()
-    right = torch.searchsorted(places, place.contiguous()).clamp(1, len(places) - 1)
-    weight = (place - places[right - 1]) / (places[right] - places[right - 1]).clamp(min=1e-300)
-    return _Kinds(picked, right - 1, right, weight.clamp(0, 1))
-
-
-def predict(
-    process: Process,
-    gaussian: GaussianModel,
-    sampler: str | Sampler = "dpmpp_2m",
-    rows: Sequence[float] = (),
-    *,
-    start: str = "prior",
-    **options: Any,
-) -> Prediction:
-    """What ``sampler`` makes of data from ``gaussian`` if it visits these rows of the schedule: exact, and nothing is
-    drawn.
-
-    ``start`` is where it begins: at the "prior", or with the "gaussian" itself at the first row. ``options`` are the
-    sampler's. (The variance is about the samples' own mean, which lacks what the prior lacks of signal · μ.)
-    """
-    chosen, told = _checked(process, gaussian, sampler, options)
-    model = SmallModel(process, gaussian, chosen, told)
-    visited = checked_rows(process.schedule, rows)
-    return _prediction(model, gaussian, visited, _checked_start(process, start))
+MOST_PLANNED = 64  # steps; of more than that, the best of the fixed spacings is near enough
+ENDS = (0.5, 0.65, 0.8, 0.9)  # where a start in equal steps of log-SNR ends, as a share of its range
+DAMPINGS = (1e-4, 1e-2, 1.0, 100.0)
+MANY = 24  # steps for which the search is shortened; a quick one is shorter still
+# All starts for a few rounds, and the best of them to the end: usually, with many steps, and both of a quick search.
+ROUNDS, TRIAL, KEPT = (40, 12, 8, 3), (8, 3, 0, 0), (4, 1, 1, 1)
+SHIFT = 1e-5  # of a step in log-SNR, relatively, for its slope
+EVEN = 1e-4  # the weight of log(step / step before), of steps in mean angle
+STRIDES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # of the search position by position, in log-SNR
+ENOUGH = 1e-4  # of error: nobody sees less, and the search ends
+WORTH = 1e-3  # of error: by less than this, rows between the rows are not worth it
+GROWTH = 3.0  # of a step in log-SNR over the one before, at most: extrapolation magnifies errors by half of it
+_PLANS: "WeakKeyDictionary[GaussianModel, WeakKeyDictionary[Process, dict[Any, list[float]]]]" = WeakKeyDictionary()
 
 
 def plan(
@@ -284,10 +57,10 @@ def plan(
     `gaussian_loss` makes of it. ``between`` allows rows between the rows of the schedule: for networks that take
     fractional labels.
     """
-    chosen, told = _checked(process, gaussian, sampler, options)
+    chosen, told = check_problem(process, gaussian, sampler, options)
     check_kinds(plan, {"between": between})
     count, first = check_count(process.schedule, num_steps), None
-    start = _checked_start(process, chosen.start if start is None else start)
+    start = check_start(process, chosen.start if start is None else start)
     if start == "gaussian":
         limit = chosen.bound if bound is None else bound
         first = max(start_row(process, gaussian, limit, kappa), count - 1)
@@ -296,71 +69,7 @@ def plan(
     rows = planned_rows(
         process, gaussian, chosen, told, count, start=start, first=first, objective=objective, between=between
     )
-    return _prediction(SmallModel(process, gaussian, chosen, told), gaussian, rows, start)
-
-
-def _checked(
-    process: Process, gaussian: GaussianModel, sampler: str | Sampler, options: dict[str, Any]
-) -> tuple[Sampler, dict[str, Any]]:
-    from nidiff.sampling.sampler import as_sampler  # which plans
-
-    expect("process", process, Process)
-    expect("gaussian", gaussian, GaussianModel, "fit one by nidiff.fit_gaussian(data)")
-    return as_sampler(sampler, options)
-
-
-def _checked_start(process: Process, start: str) -> str:
-    if one_of("start", start, ("prior", "gaussian")) == "prior":
-        check_forgotten(process.schedule)
-    return start
-
-
-def _prediction(model: SmallModel, gaussian: GaussianModel, rows: Sequence[float], start: str) -> Prediction:
-    visited = torch.tensor([[*rows]], dtype=torch.float64, device="cpu")
-    ratio = model.kinds.of_all(model.ratios(visited, start)[0]).reshape(model.shape)
-    band = bands(gaussian)
-    errors = _band_mean(ratio - 1, band)
-    return Prediction(tuple(rows), ratio * gaussian.covariance.eigenvalues, ratio, band, errors)
-
-
-def bands(gaussian: GaussianModel) -> Tensor:
-    """The band of every mode of C: its rounded |k|, or its rank in C, from the largest."""
-    shape, index = gaussian.covariance.event_shape, gaussian.spatial.wavenumbers
-    if index is not None:
-        shell = index.round().long()
-        return torch.unique(shell, return_inverse=True)[1].expand(shape)
-    rank = gaussian.covariance.eigenvalues.flatten().argsort(descending=True, stable=True).argsort()
-    return (rank * min(RANKS, len(rank)) // len(rank)).reshape(shape)
-
-
-def _band_mean(values: Tensor, band: Tensor) -> Tensor:
-    total = torch.zeros(int(band.max()) + 1, dtype=torch.float64, device="cpu")
-    return total.index_add_(0, band.flatten(), values.flatten()) / torch.bincount(band.flatten())
-
-
-def _check_sampler(sampler: Sampler) -> None:
-    if sampler.step in (als, cas):
-        raise InputError(
-            f"sampler={sampler.step.__name__!r} is Langevin dynamics, which has no steps to plan: use another spacing."
-        )
-
-
-# Planning --------------------------------------------------------------------------------------------------------
-
-PLANNED_KINDS = (96, 32)  # a plan needs fewer, a quick one fewer still
-MOST_PLANNED = 64  # steps; of more than that, the best of the fixed spacings is near enough
-ENDS = (0.5, 0.65, 0.8, 0.9)  # where a start in equal steps of log-SNR ends, as a share of its range
-DAMPINGS = (1e-4, 1e-2, 1.0, 100.0)
-MANY = 24  # steps for which the search is shortened; a quick one is shorter still
-# All starts for a few rounds, and the best of them to the end: usually, with many steps, and both of a quick search.
-ROUNDS, TRIAL, KEPT = (40, 12, 8, 3), (8, 3, 0, 0), (4, 1, 1, 1)
-SHIFT = 1e-5  # of a step in log-SNR, relatively, for its slope
-EVEN = 1e-4  # the weight of log(step / step before), of steps in mean angle
-STRIDES = (0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3)  # of the search position by position, in log-SNR
-ENOUGH = 1e-4  # of error: nobody sees less, and the search ends
-WORTH = 1e-3  # of error: by less than this, rows between the rows are not worth it
-GROWTH = 3.0  # of a step in log-SNR over the one before, at most: extrapolation magnifies errors by half of it
-_PLANS: "WeakKeyDictionary[GaussianModel, WeakKeyDictionary[Process, dict[Any, list[float]]]]" = WeakKeyDictionary()
+    return SmallModel(process, gaussian, chosen, told).prediction(rows, start)
 
 
 def planned_rows(
@@ -468,9 +177,8 @@ class _Planner:
         goal = torch.linspace(
             self.angle[0].item(), self.angle[-1].item(), self.count + 1, dtype=torch.float64, device="cpu"
         )[:-1]
-        return torch.cat(
-            [equal.expand(-1, self.count - 1), self._steps(_interpolated(goal, self.angle, self.places)[None])]
-        )
+        even = interpolate(goal.clamp(self.angle[0], self.angle[-1]), self.angle, self.places)
+        return torch.cat([equal.expand(-1, self.count - 1), self._steps(even[None])])
 
     def _logsnr(self, rows: Tensor) -> Tensor:
         """Rows as positions in mean log-SNR."""
@@ -504,7 +212,8 @@ class _Planner:
         """log S/C, weighted; and a little of how uneven the steps are in mean angle: many plans are equally good."""
         logsnr = self._positions(steps)
         ratio = self.model.ratios(self._rows(logsnr), self.start).clamp(1e-30, 1e30)
-        angles = _interpolated(logsnr, self.places, self.angle).diff().clamp(min=1e-9).log()
+        angles = interpolate(logsnr.clamp(self.places[0], self.places[-1]), self.places, self.angle)
+        angles = angles.diff().clamp(min=1e-9).log()
         return torch.cat([self.weights.sqrt() * ratio.log(), EVEN * angles.diff()], 1)
 
     def _least_squares(self, steps: Tensor) -> Tensor:
@@ -583,13 +292,6 @@ class _Planner:
                 break
             here, cost = others[best], costs[best]
         return here
-
-
-def _interpolated(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
-    """Piecewise linear through (xs, ys), xs rising, and constant beyond."""
-    right = torch.searchsorted(xs, x.contiguous()).clamp(1, len(xs) - 1)
-    weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1]).clamp(min=1e-300)
-    return torch.lerp(ys[right - 1], ys[right], weight.clamp(0, 1))
 
 
 def _as_rows(rows: Tensor) -> list[float]:

@@ -92,8 +92,8 @@ def sample(
     if callback is not None and not callable(callback):
         raise InputError(f"callback={shown(callback)} must be a function of a Visit, or None.")
     begin = one_of("start", chosen.start if start is None else start, STARTS)
-    if begin == "gaussian" and denoiser.gaussian is None:
-        raise InputError("start='gaussian' needs the data's Gaussian: give the denoiser gaussian=fit_gaussian(data).")
+    if begin == "gaussian":
+        known_gaussian(denoiser, "start='gaussian'")
     if bound is not None and (begin == "prior" or rows is not None):
         raise InputError("bound says how low start='gaussian' begins, without rows: leave it out, or give that alone.")
     if rows is None:

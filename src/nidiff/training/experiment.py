@@ -6,7 +6,7 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -18,9 +18,10 @@ from nidiff.recipe import fits, is_number
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.nn import Module
 
     from nidiff.covariance.operator import Covariance
-    from nidiff.data.images import Images
+    from nidiff.data.dataset import Dataset
     from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.diffusion.schedule import Schedule
 
@@ -34,15 +35,32 @@ class Experiment:
     """What is trained, on what, and how. Every field is a flag of ``nidiff train``."""
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz, NetCDF or
+    HDF5 (.nc, .h5), Zarr (.zarr)."""
     data_dir: Path | None = field(default=None, metadata=FREE)
     """Where the official files of a named data set are, if they are not to be found or downloaded."""
     size: int | None = None
-    """Crop and resize images of a folder to size × size."""
+    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
     channels: int | None = None
     """1 (grey) or 3 (colour), if not as the images are."""
     skip_corrupt: bool = False
     """Leave out images of a folder that cannot be read, and list them."""
+    layout: str | None = None
+    """What the axes of an array are, in its order, such as NCHW: N for the items, C for the channels, and L, T, D, H,
+    W, X, Y or Z. For a folder, NTHWC: each subfolder has the frames of one video."""
+    variables: tuple[str, ...] = ()
+    """Of NetCDF, HDF5 and Zarr: the variables that become channels, if not all; of .npz: its array."""
+    sample_axis: str | None = None
+    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one."""
+    scaling: tuple[str, ...] = ("auto",)
+    """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
+    standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
+    standard for floats, and the range of the type for 8 and 16 bits."""
+    missing: str = "refuse"
+    """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units."""
+    held_out: str | None = None
+    """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
+    such as time=2010-01-01: or item=0:99."""
     flip: bool = False
     """Mirror half of the images at random."""
 
@@ -64,6 +82,12 @@ class Experiment:
     """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
     residual, else x."""
 
+    network: str = "auto"
+    """The network as NAME:key=value,…: unet, for one to three axes, with keys such as patch=2 (several times faster) or
+    factorised=true (video), or unet2d, diffusers' UNet2DModel; auto: unet2d for images of whole numbers, else unet."""
+    boundary: str | None = None
+    """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic).
+    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise."""
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
     layers: int = 1
@@ -132,20 +156,21 @@ class Experiment:
         one_of("precision", self.precision, PRECISIONS)
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
-    def load_data(self, **options: Any) -> "Images":
-        """The images, with ``options`` for the other arguments of `load_dataset`, such as split."""
-        from nidiff.data.dataset import load_dataset
+    def load_data(self, **options: Any) -> "Dataset":
+        """The data, with ``options`` for the other arguments of `load_dataset`, such as split."""
+        from nidiff.data.load import load_dataset
 
-        own = {name: getattr(self, name) for name in ("data_dir", "size", "channels", "skip_corrupt")}
-        return load_dataset(self.data, **own, **options)
+        return load_dataset(self.data, **{**{name: getattr(self, name) for name in READING}, **options})
 
-    def build_covariance(self, images: "Images") -> "Covariance":
-        """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
+    def build_covariance(self, images: "Dataset") -> "Covariance":
+        """Σ over the axes of an item; ``from_data`` is fitted to (at most 10,000 of) the items."""
         from nidiff.covariance.config import as_covariance
 
-        return as_covariance(self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)))
+        return as_covariance(
+            self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)), boundary=self.boundary
+        )
 
-    def build_gaussian(self, images: "Images", covariance: "Covariance") -> "GaussianModel | None":
+    def build_gaussian(self, images: "Dataset", covariance: "Covariance") -> "GaussianModel | None":
         """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the images, a few at a time."""
         from nidiff.diffusion.gaussian import fit_gaussian
         from nidiff.notation import call, parse_call
@@ -160,7 +185,7 @@ class Experiment:
         gaussian.noise(covariance)  # which refuses another basis
         return gaussian
 
-    def basis(self, covariance: "Covariance") -> "Covariance | str":
+    def basis(self, covariance: "Covariance") -> "Covariance | str | tuple[str, ...]":
         """In which C is to be diagonal: the basis of Σ. White noise has any; then it is that of the schedule."""
         from inspect import signature
 
@@ -171,10 +196,11 @@ class Experiment:
             return getattr(covariance, "spatial", covariance)  # of one that is over channels too
         name, written = parse_call("schedule", self.schedule)
         usual = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters.get("boundary")
-        boundary = written.get("boundary", None if usual is None else usual.default)
-        return boundary if isinstance(boundary, str) else "periodic"
+        own = None if usual is None else usual.default
+        boundary = written.get("boundary", self.boundary or own)
+        return boundary if isinstance(boundary, str | tuple) else "periodic"
 
-    def _fitted(self, images: "Images") -> "Iterator[Tensor]":
+    def _fitted(self, images: "Dataset") -> "Iterator[Tensor]":
         """Batches of the images that the Gaussian is fitted to; mirrored too, where training mirrors them."""
         for index in _spread(images).split(FITTED_AT_ONCE):
             batch = images.batch(index)
@@ -195,10 +221,14 @@ class Experiment:
         by_sampler = sampler.finishes or sampler.start == "gaussian" or sampler.spacing in FROM_DATA
         return by_sampler or parse_call("schedule", self.schedule)[0] == "designed"
 
-    @property
-    def network(self) -> dict[str, Any]:
-        """The arguments of `unet`."""
-        return {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+    def build_network(self, shape: Sequence[int], dtype: str = "uint8") -> "Module":
+        """The network for items of ``shape`` [C, *event] whose numbers are of that type in files."""
+        from nidiff.model.network import build_network
+
+        auto = "unet2d" if len(shape) == 3 and dtype != "float32" else "unet"
+        sizes = {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+        boundary = None if self.boundary is None else self.boundary.split("/")
+        return build_network(self.network, shape, auto=auto, boundary=boundary, both=self.sees == "both", **sizes)
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
@@ -263,7 +293,7 @@ def read_experiment(path: Path) -> Experiment:
         values.pop(key, None)
     if version == 1 and "sample_steps" in values:
         values["num_steps"] = values.pop("sample_steps")
-    if is_run:  # an earlier version fitted no Gaussian
+    if is_run:  # of an earlier version, which knew fewer settings
         values = {**BEFORE, **values}
     kinds = get_type_hints(Experiment)
     for key, value in values.items():
@@ -280,7 +310,7 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
-def _spread(images: "Images") -> "Tensor":
+def _spread(images: "Dataset") -> "Tensor":
     """The rows of some images. They are spread over the data: the first ones are often of one class."""
     import torch
 
@@ -289,11 +319,34 @@ def _spread(images: "Images") -> "Tensor":
 
 
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
-BEFORE = {"gaussian": "none", "sees": "auto"}  # what runs of earlier versions, which do not say, were trained with
+# What runs of earlier versions, which do not say, were trained with.
+BEFORE = {
+    "gaussian": "none",
+    "sees": "auto",
+    "network": "auto",
+    "boundary": None,
+    "layout": None,
+    "variables": (),
+    "sample_axis": None,
+    "scaling": ("auto",),
+    "missing": "refuse",
+    "held_out": None,
+}
+# The fields that are arguments of `load_dataset`.
+READING = (
+    *("data_dir", "size", "channels", "skip_corrupt", "layout", "variables", "sample_axis", "scaling", "missing"),
+    "held_out",
+)
 FITTED_AT_ONCE = 256
 LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20
-CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
+CONVERTED = {
+    "data_dir": Path,
+    "widths": tuple,
+    "attention": tuple,
+    "variables": tuple,
+    "scaling": tuple,
+}  # what JSON cannot say
 COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples", "size")
 SIZES = ("warmup", "cooldown", "seed", "sample_every", "keep")
 RANGES = (

@@ -8,7 +8,8 @@ import torch
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import white_in
+from nidiff.covariance.spectral import check_boundary, white_in
+from nidiff.data.dataset import WHOLE, Dataset
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
@@ -17,12 +18,11 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.errors import InputError
 from nidiff.memory import require_memory
-from nidiff.model.network import unet
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
 
 SMALL = (2, 2)
-CLIP = 1.0  # of the models we train: images are in [-1, 1]
+CLIP = 1.0  # of models whose data are whole numbers: they are in [-1, 1]
 BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
 PICTURE = 64**2  # pixels that a small image has in a grid of samples
 
@@ -33,12 +33,13 @@ def check_sampling(experiment: Experiment) -> None:
         raise InputError(
             "gaussian='none' fits no Gaussian, and this target, sees, schedule or sampler needs one: leave it out."
         )
-    white, gaussian = Identity(SMALL), None
+    boundary: Any = experiment.basis(Identity(SMALL))  # white noise has any basis
+    shape = SMALL if isinstance(boundary, str) and "/" not in boundary else (2,) * len(check_boundary(boundary))
+    white, gaussian = Identity(shape), None
     if experiment.gaussian != "none":  # any will do
-        basis: Any = experiment.basis(white)  # a boundary, for white noise has any basis
-        gaussian = GaussianModel(torch.zeros(1, *SMALL), white_in(basis, SMALL))
+        gaussian = GaussianModel(torch.zeros(1, *shape), white_in(boundary, shape))
     denoiser = make_denoiser(_nothing, experiment, white, gaussian)
-    rehearse(denoiser, (1, *SMALL), **experiment.sampling(denoiser.process.schedule))
+    rehearse(denoiser, (1, *shape), **experiment.sampling(denoiser.process.schedule))
 
 
 def make_denoiser(
@@ -47,19 +48,23 @@ def make_denoiser(
     covariance: Covariance,
     gaussian: GaussianModel | None,
     schedule: Schedule | None = None,
+    data: Dataset | None = None,
 ) -> Denoiser:
-    """The denoiser of an experiment. Its schedule is built here, where the facts are known that it may depend on,
-    unless one that was stored is given."""
+    """The denoiser of an experiment, in the units of the data. Its schedule is built here, where the facts are known
+    that it may depend on, unless one that was stored is given. Only whole numbers, whose range is known, are clipped.
+    """
     if schedule is None:
         schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
     sees = None if experiment.sees == "auto" else experiment.sees
-    options: Any = {"clip": CLIP, "scaling": PIXELS, "gaussian": gaussian, "sees": sees}
+    scaling, is_whole = (PIXELS, True) if data is None else (data.scaling, data.grid.dtype in WHOLE)
+    options: Any = {"clip": CLIP if is_whole else None, "scaling": scaling, "gaussian": gaussian, "sees": sees}
     return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
 
 
-def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> None:
-    """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an image."""
-    parameters = _parameters(experiment, shape)
+def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int, dtype: str = "uint8") -> None:
+    """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an item, whose
+    numbers are of type ``dtype`` in files."""
+    parameters = _parameters(experiment, shape, dtype)
     widths = f"widths={experiment.widths} with layers={experiment.layers}"
     require_memory(widths, BYTES * parameters, "use a smaller network")
     # The least that one image costs: itself, its noise, both together and the output, and the first activations.
@@ -71,11 +76,11 @@ def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int) -> N
     require_memory(samples, experiment.num_samples * (image + max(PICTURE, pixels)), "draw fewer samples")
 
 
-def _parameters(experiment: Experiment, shape: Sequence[int]) -> float:
+def _parameters(experiment: Experiment, shape: Sequence[int], dtype: str) -> float:
     """The number of parameters of the network, which is built without memory for them."""
     try:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in unet(shape, **experiment.network).parameters())
+            return sum(parameter.numel() for parameter in experiment.build_network(shape, dtype).parameters())
     except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
         return math.inf
 

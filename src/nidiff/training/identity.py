@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.config import Config
-from nidiff.data.images import Images
+from nidiff.data.dataset import Dataset
 from nidiff.model.config import without_kappa
 from nidiff.sealed import digest
 from nidiff.training.experiment import BEFORE, Experiment
@@ -60,13 +60,13 @@ def process_digest(config: Mapping[str, Any]) -> str:
     return digest([config, {name: _array_digest(tensor) for name, tensor in tensors.items()}])
 
 
-def data_digest(images: Images) -> str:
+def data_digest(images: Dataset) -> str:
     """The digest of all pixels if they are in memory, else of a few images spread over the data."""
-    pixels = images.pixels if isinstance(images.pixels, Tensor) else _spread(images)
+    pixels = images.values if isinstance(images.values, Tensor) else _spread(images)
     return digest([len(images), list(images.shape), _array_digest(pixels)])
 
 
-def data_checksum(images: Images) -> str:
+def data_checksum(images: Dataset) -> str:
     """The short checksum of version 0.1, of up to 64 images."""
     return hashlib.sha256(images.batch(_spread_rows(len(images))).numpy().tobytes()).hexdigest()[:16]
 
@@ -83,8 +83,8 @@ def _array_digest(tensor: Tensor) -> list[Any]:
     return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(content).hexdigest()]
 
 
-def _spread(images: Images) -> Tensor:
-    return images.pixels.index_select(0, _spread_rows(len(images)))
+def _spread(images: Dataset) -> Tensor:
+    return images.values.index_select(0, _spread_rows(len(images)))
 
 
 def _spread_rows(total: int) -> Tensor:

@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from nidiff.calibration.kappa import measure_kappa
 from nidiff.covariance.operator import Covariance
-from nidiff.data.images import Images
+from nidiff.data.dataset import Dataset
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
@@ -27,7 +27,6 @@ from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
-from nidiff.model.network import unet
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.baseline import baseline_text, gaussian_baseline
@@ -49,7 +48,7 @@ class Trainer:
 
     experiment: Experiment
     accelerator: Accelerator
-    images: Images
+    data: Dataset
     denoiser: Denoiser
     net: torch.nn.Module  # the bare U-Net; denoiser.net is the same as accelerate wraps it
     optimizer: Any
@@ -61,7 +60,7 @@ class Trainer:
     @cached_property
     def baseline(self) -> dict[str, Any]:
         """What the data's Gaussian achieves."""
-        return gaussian_baseline(self.experiment, self.images, self.denoiser.gaussian)
+        return gaussian_baseline(self.experiment, self.data, self.denoiser.gaussian)
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -69,7 +68,7 @@ class Trainer:
         return {
             "settings": settings_digest(self.experiment),
             "process": process_digest(scheduler_config(self.denoiser)),
-            "data": data_digest(self.images),
+            "data": data_digest(self.data),
             "network": network_digest(self.net),
         }
 
@@ -95,7 +94,7 @@ def build(
     if experiment.size is not None:
         check_size(experiment, (experiment.channels or 1, experiment.size, experiment.size), per_pass)
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
-    check_size(experiment, images.shape, per_pass)
+    check_size(experiment, images.shape, per_pass, images.grid.dtype)
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is not None:
@@ -103,11 +102,11 @@ def build(
     else:
         covariance = experiment.build_covariance(images) if covariance is None else covariance
         gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
-    net = unet(images.shape, both=experiment.sees == "both", **experiment.network).train()
+    net = experiment.build_network(images.shape, images.grid.dtype).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
-    denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule)
+    denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule, images)
     # What sampling or the process would refuse is refused before training.
     rehearse(denoiser, images.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
@@ -116,7 +115,7 @@ def build(
 
 
 def _fit_gaussian(
-    experiment: Experiment, images: Images, covariance: Covariance, notes: list[str]
+    experiment: Experiment, images: Dataset, covariance: Covariance, notes: list[str]
 ) -> GaussianModel | None:
     """The data's Gaussian. Where there is none, as of a single image, training can do without, and a note says so."""
     try:
@@ -171,8 +170,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
         with averaged_weights(trainer):
             denoiser = _measured(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
-                run.write_samples(trainer.step, denoiser, experiment, trainer.images.shape)
-            run.save_model(denoiser, about, trainer.identity)
+                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape, trainer.data.grid)
+            run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
     accelerator.wait_for_everyone()
 
 
@@ -184,9 +183,9 @@ def _measured(trainer: Trainer) -> Denoiser:
     denoiser, experiment = trainer.denoiser.with_net(trainer.net), trainer.experiment
     if denoiser.gaussian is None:
         return denoiser
-    count = max(1, min(KAPPA_IMAGES, len(trainer.images), experiment.steps * experiment.batch_size // KAPPA_ROWS))
-    rows = torch.linspace(0, len(trainer.images) - 1, count, dtype=torch.float64).long()
-    return measure_kappa(denoiser, trainer.images.batch(rows), num_images=count, num_rows=KAPPA_ROWS)
+    count = max(1, min(KAPPA_IMAGES, len(trainer.data), experiment.steps * experiment.batch_size // KAPPA_ROWS))
+    rows = torch.linspace(0, len(trainer.data) - 1, count, dtype=torch.float64).long()
+    return measure_kappa(denoiser, trainer.data.batch(rows), num_images=count, num_rows=KAPPA_ROWS)
 
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
@@ -221,7 +220,7 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 def draw(trainer: Trainer, run: RunDirectory) -> None:
     """Write a grid of samples of the averaged weights."""
     with averaged_weights(trainer):
-        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.images.shape)
+        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape, trainer.data.grid)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:
@@ -281,11 +280,11 @@ def step_batches(trainer: Trainer) -> Iterator[Batch]:
         for step, part in itertools.product(range(trainer.step, experiment.steps), range(experiment.accumulation)):
             start = first + part * size
             own = image_generators(experiment.seed, step, start, size, accelerator.device)
-            index = image_indices(experiment.seed, len(trainer.images), step * experiment.batch_size + start, size)
+            index = image_indices(experiment.seed, len(trainer.data), step * experiment.batch_size + start, size)
             generators.append(own)
             yield index, random_index(2, size, own, device="cpu").bool() if experiment.flip else None
 
-    for x0 in trainer.images.prefetch(draws()):
+    for x0 in trainer.data.prefetch(draws()):
         yield x0, generators.pop(0)
 
 

@@ -1,0 +1,290 @@
+"""`FieldUNet`: a U-Net for fields over one, two or three axes, whose padding follows the boundary of each axis."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.models.embeddings import get_timestep_embedding
+from diffusers.models.modeling_utils import ModelMixin
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nidiff.errors import InputError, one_of, shown
+from nidiff.recipe import check_number, check_whole, fits
+
+CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BOUNDARIES = ("periodic", "reflecting", "fixed")
+MOST_LAYERS = 100
+
+
+class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
+    """A U-Net of fields [B, C, *event] with one, two or three axes: ``net(x, label, class_labels=None)`` is a tensor.
+
+    One resolution per width, each half the one before; ``layers`` residual blocks per resolution on the way down, as
+    many on the way up, and two between. The output is 0 before training. It may be called at other sizes than
+    ``sample_size``, if they can be halved as often.
+
+    Args:
+        sample_size: The grid points along each axis.
+        in_channels: Channels of x.
+        out_channels: Channels of the output.
+        widths: Channels inside, one number per resolution, multiples of 8.
+        layers: Residual blocks per resolution and direction.
+        attention: Resolutions with self-attention over all positions, 0 the full one.
+        patch: p, or one per axis: p neighbours along an axis become channels before the first convolution and
+            neighbours again after the last.
+        boundary: "periodic" (the field continues at the other end), "reflecting" (it is mirrored at the edge) or
+            "fixed" (it is 0 outside), one word or one per axis.
+        dropout: Dropout in the blocks.
+        num_classes: Makes ``class_labels`` known, 0 … num_classes − 1; −1, like None, is no class.
+        factorised: For video, whose first axis is time: every convolution is one over space and then one over time,
+            and only space is halved.
+    """
+
+    @register_to_config  # type: ignore[untyped-decorator]
+    def __init__(
+        self,
+        sample_size: Sequence[int],
+        in_channels: int = 1,
+        out_channels: int = 1,
+        widths: Sequence[int] = (32, 64),
+        layers: int = 2,
+        attention: Sequence[int] = (1,),
+        patch: int | Sequence[int] = 1,
+        boundary: str | Sequence[str] = "fixed",
+        dropout: float = 0.0,
+        num_classes: int | None = None,
+        factorised: bool = False,
+    ) -> None:
+        super().__init__()
+        size = tuple(check_whole("sample_size", n) for n in _listed("sample_size", sample_size))
+        if not 1 <= len(size) <= 3:
+            raise InputError(f"sample_size={shown(sample_size)} has {len(size)} axes: give one, two or three.")
+        axes, rate = len(size), check_number("dropout", dropout)
+        if not 0 <= rate < 1:
+            raise InputError(f"dropout={shown(dropout)} must be at least 0 and below 1.")
+        check_whole("in_channels", in_channels)
+        check_whole("out_channels", out_channels)
+        check_whole("layers", layers, most=MOST_LAYERS)
+        if not isinstance(factorised, bool) or (factorised and axes == 1):
+            raise InputError(
+                f"factorised={shown(factorised)} is for data with an axis of time before others: leave it."
+            )
+        kinds = [one_of("boundary", kind, BOUNDARIES) for kind in _per_axis("boundary", boundary, axes)]
+        widths, attention = check_widths(widths, attention)
+        self.patch = tuple(check_whole("patch", p) for p in _per_axis("patch", patch, axes))
+        self.strides = (1 if factorised else 2, *(2,) * (axes - 1))
+        deepest = len(widths) - 1
+        self.multiples = tuple(p * s**deepest for p, s in zip(self.patch, self.strides, strict=True))
+        check_divided("sample_size", size, self.multiples)
+        groups, embedded, volume = min(32, math.gcd(*widths) // 4), 4 * widths[0], math.prod(self.patch)
+
+        def conv(inputs: int, outputs: int) -> nn.Module:
+            return _convolution(inputs, outputs, kinds, factorised)
+
+        def block(inputs: int, outputs: int, attends: bool) -> nn.Module:
+            return Block(axes, inputs, outputs, embedded, groups, rate, conv, attends)
+
+        resize = CONVOLUTIONS[axes - 1]
+        self.level: Any = nn.Sequential(nn.Linear(widths[0], embedded), nn.SiLU(), nn.Linear(embedded, embedded))
+        self.classes = None if num_classes is None else nn.Embedding(check_whole("num_classes", num_classes), embedded)
+        self.first = conv(in_channels * volume, widths[0])
+        self.down: Any = nn.ModuleList()
+        self.up: Any = nn.ModuleList()
+        self.halve, self.enlarge = nn.ModuleList(), nn.ModuleList()
+        for depth, width in enumerate(widths):
+            attends = depth in attention
+            self.down.append(nn.ModuleList([block(width, width, attends) for _ in range(layers)]))
+            self.up.append(nn.ModuleList([block(2 * width, width, attends) for _ in range(layers)]))
+        for above, below in pairwise(widths):
+            self.halve.append(resize(above, below, self.strides, self.strides))
+            self.enlarge.append(resize(below, above, 1))
+        self.middle = nn.ModuleList(
+            [block(widths[-1], widths[-1], attends) for attends in (deepest in attention, False)]
+        )
+        self.norm = nn.GroupNorm(groups, widths[0])
+        self.last = _zeroed(conv(widths[0], out_channels * volume))
+
+    def forward(self, x: Tensor, label: Tensor | float, class_labels: Tensor | None = None) -> Tensor:
+        """What the network says of the noisy fields ``x`` at the levels ``label``, one for all or one per field."""
+        if x.ndim != 2 + len(self.patch):
+            raise InputError(
+                f"x has shape {tuple(x.shape)}: give a batch [B, C, *event] of {len(self.patch)} event axes."
+            )
+        check_divided("x", x.shape[2:], self.multiples)
+        embedding = self._embedding(x, label, class_labels)
+        x = self.first(to_channels(x, self.patch))
+        skips = []
+        for depth, blocks in enumerate(self.down):
+            if depth:
+                x = self.halve[depth - 1](x)
+            for block in blocks:
+                x = block(x, embedding)
+                skips.append(x)
+        for block in self.middle:
+            x = block(x, embedding)
+        for depth in reversed(range(len(self.up))):
+            for block in self.up[depth]:
+                x = block(torch.cat([x, skips.pop()], 1), embedding)
+            if depth:
+                x = F.interpolate(self.enlarge[depth - 1](x), scale_factor=self.strides, mode="nearest")
+        return to_neighbours(self.last(F.silu(self.norm(x))), self.patch)
+
+    def _embedding(self, x: Tensor, label: Tensor | float, class_labels: Tensor | None) -> Tensor:
+        """What the blocks are told: the level, as sines and cosines as in diffusers' U-Nets, and the class."""
+        labels = torch.as_tensor(label, device=x.device).expand(len(x))
+        waves = get_timestep_embedding(labels, self.level[0].in_features, True, 0)
+        embedding: Tensor = self.level(waves.to(x.dtype))
+        if class_labels is not None:
+            if self.classes is None:
+                raise InputError(
+                    "class_labels are given to a network that knows no classes: build it with num_classes."
+                )
+            classes = torch.as_tensor(class_labels, device=x.device).expand(len(x))
+            embedding = embedding + self.classes(classes.clamp(min=0)) * (classes >= 0)[:, None]
+        return F.silu(embedding)
+
+
+class Block(nn.Module):
+    """x + conv(SiLU(norm(conv(SiLU(norm(x)))) · (1 + scale) + shift)), scale and shift from the level; then attention
+    where it is wanted."""
+
+    def __init__(
+        self,
+        axes: int,
+        inputs: int,
+        outputs: int,
+        embedded: int,
+        groups: int,
+        dropout: float,
+        conv: Callable[[int, int], nn.Module],
+        attends: bool,
+    ) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = nn.GroupNorm(groups, inputs), conv(inputs, outputs)
+        self.modulation = nn.Linear(embedded, 2 * outputs)
+        self.norm2, self.conv2 = nn.GroupNorm(groups, outputs), _zeroed(conv(outputs, outputs))
+        self.dropout = nn.Dropout(dropout)
+        self.skip = nn.Identity() if inputs == outputs else CONVOLUTIONS[axes - 1](inputs, outputs, 1)
+        self.attention = Attention(outputs, groups) if attends else nn.Identity()
+
+    def forward(self, x: Tensor, embedding: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        scale, shift = self.modulation(embedding)[(...,) + (None,) * (x.ndim - 2)].chunk(2, 1)
+        h = self.conv2(self.dropout(F.silu(torch.addcmul(shift, self.norm2(h), 1 + scale))))
+        return self.attention(self.skip(x) + h)
+
+
+class Attention(nn.Module):
+    """x + what each position takes from all: one head of softmax(q kᵀ / √width) v over the flattened axes."""
+
+    def __init__(self, width: int, groups: int) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.GroupNorm(groups, width), nn.Linear(width, 3 * width)
+        self.out = _zeroed(nn.Linear(width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.qkv(self.norm(x).flatten(2).mT).unsqueeze(1)  # four axes: with three, torch keeps all of q kᵀ
+        taken = self.out(F.scaled_dot_product_attention(*heads.chunk(3, 3))[:, 0])
+        return x + taken.mT.reshape(x.shape)
+
+
+class Padded(nn.Module):
+    """Continue x by one along each of the ``axes`` that are not fixed: from the other end, or with its own last value.
+
+    For a kernel of three the latter is the reflection at the edge, between two grid points, that the cosine basis has:
+    x[−1] = x[0]. torch's "reflect" mirrors at the grid point instead, x[−1] = x[1].
+    """
+
+    def __init__(self, axes: Mapping[int, str]) -> None:
+        super().__init__()
+        self.axes = {axis: kind for axis, kind in axes.items() if kind != "fixed"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for axis, kind in self.axes.items():  # F.pad is slower
+            start, end = x.narrow(axis, 0, 1), x.narrow(axis, -1, 1)
+            x = torch.cat([end, x, start] if kind == "periodic" else [start, x, end], axis)
+        return x
+
+
+def _convolution(inputs: int, outputs: int, kinds: Sequence[str], factorised: bool) -> nn.Module:
+    """A convolution of kernel three along all axes; ``factorised``: along all but the first, then along that one."""
+    axes = range(len(kinds))
+    steps = [[*axes][1:], [0]] if factorised else [[*axes]]
+    layers: list[nn.Module] = []
+    for along in steps:
+        kernel, zeros = [3 if a in along else 1 for a in axes], [int(a in along and kinds[a] == "fixed") for a in axes]
+        layers.append(Padded({a - len(kinds): kinds[a] for a in along}))
+        layers.append(CONVOLUTIONS[len(kinds) - 1](inputs, outputs, kernel, padding=zeros))
+        inputs = outputs
+    return nn.Sequential(*layers)
+
+
+def _zeroed(module: nn.Module) -> nn.Module:
+    """The module with a last layer that says 0: each residual, and the network itself, begins there."""
+    for parameter in [*module.modules()][-1].parameters():
+        nn.init.zeros_(parameter)
+    return module
+
+
+def to_channels(x: Tensor, patch: Sequence[int]) -> Tensor:
+    """[B, C, n₁, …] as [B, C · p₁ ⋯, n₁ / p₁, …]: the p neighbours along each axis become channels."""
+    if max(patch) == 1:
+        return x
+    axes = range(len(patch))
+    split = x.reshape(*x.shape[:2], *(part for n, p in zip(x.shape[2:], patch, strict=True) for part in (n // p, p)))
+    inner, outer = [3 + 2 * a for a in axes], [2 + 2 * a for a in axes]
+    return split.permute(0, 1, *inner, *outer).flatten(1, 1 + len(patch))
+
+
+def to_neighbours(x: Tensor, patch: Sequence[int]) -> Tensor:
+    """The inverse of `to_channels`."""
+    if max(patch) == 1:
+        return x
+    axes = range(len(patch))
+    split = x.unflatten(1, (-1, *patch))
+    pairs = [part for a in axes for part in (2 + len(patch) + a, 2 + a)]
+    sizes = [n * p for n, p in zip(x.shape[2:], patch, strict=True)]
+    return split.permute(0, 1, *pairs).reshape(len(x), -1, *sizes)
+
+
+def check_widths(widths: Any, attention: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The widths, and the resolutions with attention, as tuples; "none" are no resolutions."""
+    wide = _listed("widths", widths)
+    if not wide or any(not fits(w, int) or w < 8 or w % 8 for w in wide):
+        raise InputError(f"widths={shown(widths)} must be multiples of 8.")
+    depths = () if attention == "none" else _listed("attention", attention)
+    if any(not fits(depth, int) or not 0 <= depth < len(wide) for depth in depths):
+        raise InputError(f"attention={shown(attention)} must list resolutions from 0 to {len(wide) - 1}.")
+    return wide, depths
+
+
+def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int]) -> None:
+    """Refuse a size along some axis that patches and halvings do not divide."""
+    if any(n % m for n, m in zip(size, multiples, strict=True)):
+        shape, parts = "×".join(map(str, size)), "×".join(map(str, multiples))
+        near = (f"{max(1, n // m) * m} or {-(-n // m) * m}" for n, m in zip(size, multiples, strict=True))
+        raise InputError(
+            f"{argument}={shape} must be multiples of {parts}, to be patched and then halved for every further width: "
+            f"use fewer widths, a smaller patch, or {' × '.join(near)}."
+        )
+
+
+def _listed(argument: str, value: Any) -> tuple[Any, ...]:
+    if isinstance(value, int | float | str):
+        return (value,)
+    if not isinstance(value, Sequence):
+        raise InputError(f"{argument}={shown(value)} must be a number, or several.")
+    return tuple(value)
+
+
+def _per_axis(argument: str, value: Any, axes: int) -> tuple[Any, ...]:
+    values = _listed(argument, value)
+    if len(values) not in (1, axes):
+        raise InputError(
+            f"{argument}={shown(value)} is for {len(values)} axes: give one for all {axes}, or one for each."
+        )
+    return values * axes if len(values) == 1 else values

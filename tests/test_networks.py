@@ -1,0 +1,293 @@
+"""`FieldUNet` and the networks that can be named: shapes, boundaries, patches, and what a file may say of them."""
+
+import json
+import math
+
+import pytest
+import torch
+
+import nidiff
+from nidiff.interop import NonIsotropicPipeline
+from nidiff.model.network import BUILDERS, build_network
+from nidiff.model.unet import FieldUNet, to_channels, to_neighbours
+
+SMALL = {"widths": (8, 16), "layers": 1}
+SIZES = {1: (16,), 2: (8, 12), 3: (4, 8, 8)}
+
+
+def lively(net: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """The network with weights that are not 0 anywhere, as after training."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            scale = 1 / math.sqrt(max(1, parameter[0].numel()))
+            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+    return net.eval()
+
+
+def field(size, channels: int = 2, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, channels, *size, generator=torch.Generator().manual_seed(1))
+
+
+def network(size, channels: int = 2, **options) -> torch.nn.Module:
+    return lively(FieldUNet(size, channels, channels, **{**SMALL, **options}))
+
+
+def shifted(net: torch.nn.Module, x: torch.Tensor, by: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The network of the shifted field, and the shifted output."""
+    axes = [*range(2, x.ndim)]
+    return net(x.roll(by, axes), 3), net(x, 3).roll(by, axes)
+
+
+# Shapes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", SIZES)
+@pytest.mark.parametrize("options", [{}, {"patch": 2}, {"attention": ()}, {"boundary": "reflecting"}])
+def test_it_takes_one_two_and_three_axes_and_other_sizes_than_its_own(axes, options):
+    size = SIZES[axes]
+    net = network(size, **options)
+    larger = tuple(2 * n for n in size)
+    for each in (size, larger):
+        x = field(each)
+        out = net(x, torch.tensor([3, 700]))
+        assert out.shape == x.shape
+        assert out.isfinite().all()
+    assert net(field(size, batch=1), 2.5).shape == (1, 2, *size)  # a level between two rows
+
+
+def test_it_says_nothing_before_training_and_every_parameter_learns():
+    net = FieldUNet((8, 8), 4, 2, num_classes=3, patch=2, boundary=("periodic", "reflecting"), **SMALL)
+    x, classes = field((8, 8), channels=4), torch.tensor([0, 2])
+    assert torch.equal(net(x, 3, classes), torch.zeros(2, 2, 8, 8))
+    lively(net)(x, torch.tensor([3, 9]), classes).square().sum().backward()
+    idle = [name for name, p in net.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert idle == []
+
+
+def test_what_it_says_depends_on_the_level_as_a_number_not_on_its_type():
+    net, x = network((8, 8)), field((8, 8))
+    assert torch.equal(net(x, 3), net(x, torch.tensor([3.0, 3.0])))
+    assert (net(x, 3) - net(x, 3.5)).abs().max() > 1e-3
+    assert torch.allclose(net(x, torch.tensor([3, 8]))[1:], net(x[1:], 8), atol=1e-5)
+
+
+def test_classes_change_the_output_only_where_they_are_given():
+    net, x = network((8, 8), num_classes=3), field((8, 8))
+    without = net(x, 3)
+    with_one = net(x, 3, torch.tensor([-1, 2]))
+    assert torch.allclose(with_one[0], without[0], atol=1e-6)
+    assert (with_one[1] - without[1]).abs().max() > 1e-3
+    assert (net(x, 3, torch.tensor([1, 1])) - net(x, 3, torch.tensor([2, 2]))).abs().max() > 1e-3
+    with pytest.raises(nidiff.InputError, match="num_classes"):
+        network((8, 8))(x, 3, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize("size, patch", [((6,), (3,)), ((4, 6), (2, 3)), ((4, 4, 8), (1, 2, 4))])
+def test_patches_are_exact(size, patch):
+    x = field(size)
+    inside = to_channels(x, patch)
+    assert inside.shape == (2, 2 * math.prod(patch), *(n // p for n, p in zip(size, patch, strict=True)))
+    assert torch.equal(to_neighbours(inside, patch), x)
+    if len(size) == 2:  # each channel is one place in the patch
+        assert torch.equal(inside[:, 1], x[:, 0, ::2, 1::3])
+
+
+def test_a_factorised_network_halves_space_and_mixes_frames_one_apart():
+    """A convolution over time reaches as far as there are convolutions; without one, frames are independent."""
+    net = network((5, 8, 8), channels=1, factorised=True, attention=(), layers=1, widths=(8, 16))  # 5 cannot be halved
+    x = field((5, 8, 8), channels=1, batch=1)
+    assert net(x, 3).shape == x.shape
+    kernels = {tuple(m.kernel_size) for m in net.modules() if isinstance(m, torch.nn.Conv3d)}
+    assert kernels == {(1, 3, 3), (3, 1, 1), (1, 2, 2), (1, 1, 1)}
+    one = net.first
+    moved = x.clone()
+    moved[:, :, 0] += 1
+    changed = (one(moved) - one(x)).abs().amax((0, 1, 3, 4))
+    assert (changed[:2] > 1e-4).all()
+    assert (changed[2:] == 0).all()
+
+
+# Boundaries ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("axes", SIZES)
+@pytest.mark.parametrize("patch", [1, 2])
+def test_a_periodic_network_commutes_with_shifts(axes, patch):
+    size = tuple(2 * n for n in SIZES[axes])
+    net, x, by = network(size, patch=patch, boundary="periodic"), field(size), [2 * patch] * axes
+    inside, outside = shifted(net, x, by)
+    assert torch.allclose(inside, outside, atol=2e-5)
+    for boundary in ("fixed", "reflecting"):  # these know where the edge is
+        inside, outside = shifted(network(size, patch=patch, boundary=boundary), x, by)
+        assert (inside - outside).abs().max() > 1e-2
+
+
+def test_each_axis_has_its_own_boundary():
+    net, x = network((8, 12), boundary=("reflecting", "periodic")), field((8, 12))
+    inside, outside = shifted(net, x, [0, 2])
+    assert torch.allclose(inside, outside, atol=2e-5)
+    inside, outside = shifted(net, x, [2, 0])
+    assert (inside - outside).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("axes", SIZES)
+def test_only_a_fixed_boundary_is_seen_in_a_constant_field(axes):
+    """What is mirrored or continued at the edge shows none: a constant stays constant."""
+    for boundary, seen in (("periodic", False), ("reflecting", False), ("fixed", True)):
+        out = network(SIZES[axes], boundary=boundary)(torch.ones(1, 2, *SIZES[axes]), 3)
+        spread = out.flatten(2).std(2).max()
+        assert (spread > 1e-2) == seen
+        assert seen or spread < 1e-4
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting", "fixed"])
+def test_no_side_is_preferred(boundary):
+    """Mirroring the field and every kernel mirrors the output; diffusers' halving pads one side only."""
+    net, x = network((8, 12), boundary=boundary), field((8, 12))
+    expected = net(x, 3).flip(2, 3)
+    with torch.no_grad():
+        for module in net.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.weight.copy_(module.weight.flip(2, 3))
+    assert torch.allclose(net(x.flip(2, 3), 3), expected, atol=2e-5)
+    assert (net(x, 3) - expected.flip(2, 3)).abs().max() > 1e-2  # the kernels are not symmetric
+
+
+def test_reflecting_is_the_reflection_of_the_cosine_basis():
+    """One convolution of a mirrored field of twice the size: x[−1] = x[0], not x[1]."""
+    net = network((8,), boundary="reflecting")
+    doubled = network((16,), boundary="periodic")
+    x = field((8,))
+    whole = doubled.first(torch.cat([x, x.flip(2)], 2))
+    assert torch.allclose(net.first(x), whole[..., :8], atol=1e-6)
+
+
+# Files -----------------------------------------------------------------------------------------------------------
+
+
+def denoiser(net: torch.nn.Module, size) -> nidiff.Denoiser:
+    return nidiff.Denoiser(net, nidiff.Process(nidiff.ddpm_linear(9), nidiff.Identity(size)), "v")
+
+
+@pytest.mark.parametrize(
+    "size, options",
+    [
+        ((16,), {"boundary": "periodic", "patch": 2}),
+        ((8, 12), {"boundary": ("reflecting", "periodic"), "patch": (1, 3), "num_classes": 2, "attention": ()}),
+        ((3, 4, 8), {"factorised": True, "dropout": 0.1}),
+    ],
+)
+def test_a_saved_network_is_the_same_bit_for_bit(size, options, tmp_path):
+    first, x = denoiser(network(size, **options), size), field(size)
+    nidiff.save_model(first, tmp_path / "m")
+    level = first.process.schedule.level(4)
+    for _ in range(2):  # also of a model that was loaded
+        again = nidiff.load_model(tmp_path / "m")
+        assert isinstance(again.net, FieldUNet)
+        assert torch.equal(again(x, level), first(x, level))
+        nidiff.save_model(again, tmp_path / "m")
+    index = json.loads((tmp_path / "m" / "model_index.json").read_text())
+    assert index["unet"] == ["nidiff.model.unet", "FieldUNet"]
+
+
+def test_a_pipeline_opens_it_and_saves_it(tmp_path):
+    first = denoiser(network((8, 8), channels=1), (8, 8))
+    nidiff.save_model(first, tmp_path / "m")
+    pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
+    pipeline.set_progress_bar_config(disable=True)
+    pipeline.save_pretrained(tmp_path / "again")
+    again = NonIsotropicPipeline.from_pretrained(tmp_path / "again")
+    again.set_progress_bar_config(disable=True)
+    draws = [p(batch_size=1, num_inference_steps=3, seeds=[0], output_type="pt").images for p in (pipeline, again)]
+    assert torch.equal(*draws)
+
+
+VALUES = [None, True, 0, -1, 10**18, 1e300, "", "x" * 300, [], [[]], {}, ["a", 1], [10**18, 4], [8] * 40]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_configuration_is_refused_or_builds_the_same_weights(tmp_path):
+    nidiff.save_model(denoiser(network((4, 4), channels=1, widths=(8,), attention=(0,)), (4, 4)), tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
+    file = tmp_path / "m" / "unet" / "config.json"
+    config = json.loads(file.read_text())
+    keys = [key for key in config if not key.startswith("_")]
+    assert {"sample_size", "patch", "boundary", "layers", "num_classes"} <= {*keys}
+    refused = 0
+    for key in keys:
+        for value in VALUES:
+            file.write_text(json.dumps(config | {key: value}))
+            try:
+                nidiff.sample(nidiff.load_model(tmp_path / "m"), (1, 1, 4, 4), num_steps=2, seeds=[0])
+            except nidiff.InputError:
+                refused += 1
+    assert refused > 0.8 * len(keys) * len(VALUES)
+    file.write_text(json.dumps(config | {"widths": [9]}))
+    with pytest.raises(OSError, match="config.json"):
+        nidiff.load_model(tmp_path / "m")
+
+
+# Names -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_network_is_named_in_one_line():
+    net = build_network(
+        "unet:widths=8/16,patch=2,attention=none", (1, 8, 8), boundary="periodic", layers=1, widths=(64,)
+    )
+    assert isinstance(net, FieldUNet)
+    assert net.config["widths"] == (8, 16)  # a key of the text wins
+    assert (net.config["patch"], net.config["layers"], net.config["boundary"]) == (2, 1, "periodic")
+    assert build_network("unet:widths=8,attention=0", (1, 8, 8)).config["attention"] == 0
+    assert not [m for m in net.modules() if type(m).__name__ == "Attention"]
+    assert build_network("auto", (1, 4, 8, 8), **SMALL).config["sample_size"] == (4, 8, 8)
+    images = build_network("auto", (1, 8, 8), auto="unet2d", boundary="periodic", widths=(8,), attention=(), both=True)
+    assert (type(images).__name__, images.config["in_channels"]) == ("UNet2DModel", 2)
+    assert build_network("unet", (1, 8, 8), both=True, **SMALL).config["in_channels"] == 2
+
+
+def test_a_builder_of_your_own_is_known_everywhere(monkeypatch):
+    monkeypatch.setitem(BUILDERS, "mine", lambda shape, kernel=3: torch.nn.Conv2d(shape[0], shape[0], kernel))
+    assert build_network("mine:kernel=5", (3, 8, 8), widths=(8,), dropout=0.1).kernel_size == (5, 5)
+    for bad, named in (("mine:widths=8", "widths"), ("mine:kernel", "network"), ("your", "network")):
+        with pytest.raises(nidiff.InputError, match=named):
+            build_network(bad, (3, 8, 8))
+    with pytest.raises(nidiff.InputError, match="both"):
+        build_network("mine", (3, 8, 8), both=True)
+    monkeypatch.setitem(BUILDERS, "none", lambda shape: None)
+    with pytest.raises(nidiff.InputError, match="network"):
+        build_network("none", (3, 8, 8))
+
+
+BAD = {
+    "size": (lambda: FieldUNet((28, 28), widths=(8, 8, 8, 8)), "sample_size=28×28.*8×8.*24 or 32"),
+    "size with patch": (lambda: FieldUNet((28, 28), widths=(8, 8), patch=4), "sample_size.*patch"),
+    "axes": (lambda: FieldUNet((4, 4, 4, 4)), "sample_size"),
+    "no axes": (lambda: build_network("unet", (3,)), "sample_size"),
+    "x": (lambda: network((8, 8))(field((8, 9)), 0), "x=8×9"),
+    "axes of x": (lambda: network((8, 8))(field((8,)), 0), "x"),
+    "widths": (lambda: FieldUNet((8, 8), widths=(10,)), "widths"),
+    "word": (lambda: FieldUNet((8, 8), widths="wide"), "widths"),
+    "attention": (lambda: FieldUNet((8, 8), widths=(8,), attention=(1,)), "attention"),
+    "patch": (lambda: FieldUNet((8, 8), patch=(2, 2, 2)), "patch"),
+    "patch 0": (lambda: FieldUNet((8, 8), patch=0), "patch"),
+    "boundary": (lambda: FieldUNet((8, 8), boundary="circular"), "boundary"),
+    "boundaries": (lambda: FieldUNet((8, 8), boundary=("periodic",) * 3), "boundary"),
+    "layers": (lambda: FieldUNet((8, 8), layers=1.5), "layers"),
+    "many layers": (lambda: build_network("unet:layers=1000000000", (1, 8, 8)), "layers"),
+    "layers of unet2d": (lambda: build_network("unet2d:layers=1000000000", (1, 8, 8)), "layers"),
+    "dropout": (lambda: FieldUNet((8, 8), dropout=1.0), "dropout"),
+    "classes": (lambda: FieldUNet((8, 8), num_classes=0), "num_classes"),
+    "factorised": (lambda: FieldUNet((8,), factorised=True), "factorised"),
+    "unet2d": (lambda: build_network("unet2d", (1, 8)), "unet2d"),
+    "both": (lambda: build_network("unet:both=true", (1, 8, 8)), "both"),
+    "name": (lambda: build_network("unett", (1, 8, 8)), "network.*'unet'"),
+    "key": (lambda: build_network("unet:wide=8", (1, 8, 8)), "network.*patch"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_arguments_are_named(name):
+    act, match = BAD[name]
+    with pytest.raises(nidiff.InputError, match=match):
+        act()
