@@ -90,12 +90,9 @@ def as_stored_numbers(array: "NDArray[Any]", dtype: "np.dtype[Any]") -> "NDArray
         return np.array(array, dtype=dtype, order="C")
 
 
-def _mapped(file: Path) -> "NDArray[Any]":
+def _mapped(file: Path) -> "np.memmap[Any, Any]":
     """The array of an .npy file, on the disk: numpy compares its shape with the size of the file."""
-    array = np.load(file, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.memmap):
-        raise ValueError("it is not of the .npy format")
-    return array
+    return np.lib.format.open_memmap(file, mode="r")
 
 
 def _member_of_npz(file: Path, names: tuple[str, ...]) -> "NDArray[Any]":

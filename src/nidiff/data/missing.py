@@ -1,6 +1,8 @@
 """NaN and infinite values: refused with their place, or filled."""
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from nidiff.data.dataset import Source
 from nidiff.data.grid import Grid
 from nidiff.data.sources import blocks
 from nidiff.errors import InputError, shown
-from nidiff.recipe import is_number
+from nidiff.recipe import is_number, plain
 
 REFUSE, MEAN = "refuse", "mean"
 
@@ -62,15 +64,13 @@ def cleaned(values: Tensor | Source, cleaning: Cleaning) -> Tensor | Source:
     return values
 
 
-def as_missing(missing: object) -> str | float:
+def as_missing(missing: Any) -> str | float:
     """ "refuse", "mean", or the number to fill with."""
-    if missing in (REFUSE, MEAN):
-        return str(missing)
-    try:
-        number = float(missing) if isinstance(missing, str) else missing
-    except ValueError:
-        number = None
-    if not is_number(number):
+    if isinstance(missing, str):
+        if missing in (REFUSE, MEAN):
+            return missing
+        with contextlib.suppress(ValueError):
+            missing = float(missing)
+    if not is_number(missing := plain(missing)):
         raise InputError(f"missing={shown(missing)} must be refuse, mean or a number.")
-    assert isinstance(number, int | float)
-    return float(number)
+    return float(missing)

@@ -133,13 +133,16 @@ def _check_hdf5(path: Path, argument: str) -> int:
             raise InputError(f"{argument} is of the classic NetCDF format: convert it by nccopy -k nc4.")
     with h5py.File(path, "r") as file:
 
-        def look(name: str, link: Any) -> None:
-            entry = None if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else file[name]
+        def refers(name: str, link: Any) -> str | None:
+            if isinstance(link, h5py.ExternalLink):
+                return name
+            entry = None if isinstance(link, h5py.SoftLink) else file[name]
             is_elsewhere = isinstance(entry, h5py.Dataset) and (entry.is_virtual or entry.external)
-            if isinstance(link, h5py.ExternalLink) or is_elsewhere:
-                raise InputError(f"{argument} refers to another file for {shown(name)}: copy the values into it.")
+            return name if is_elsewhere else None
 
-        file.visititems_links(look)
+        found = file.visititems_links(refers)
+    if found is not None:
+        raise InputError(f"{argument} refers to another file for {shown(found)}: copy the values into it.")
     return path.stat().st_size
 
 

@@ -1,5 +1,6 @@
 """Which items are held out: a fixed random part, or a range of the coordinate of the sample axis."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -10,35 +11,37 @@ from torch import Tensor
 from nidiff.data.dataset import Dataset
 from nidiff.errors import InputError, shown
 from nidiff.randomness import permutation
-from nidiff.recipe import is_number
+from nidiff.recipe import is_number, plain
 
 ITEM = "item"  # the name of the sample axis where the file gives none
 EXAMPLE = "give a fraction such as 0.1, or a range such as time=2010-01-01:2010-12-31"
 
 
-def held_out_rows(data: Dataset, held_out: object) -> Tensor:
+def held_out_rows(data: Dataset, held_out: Any) -> Tensor:
     """Which items are held out, as [N] of bools."""
-    number = held_out
-    if isinstance(held_out, str) and "=" not in held_out:
-        try:
-            number = float(held_out)
-        except ValueError:
-            raise InputError(f"held_out={shown(held_out)} cannot be read: {EXAMPLE}.") from None
-    if isinstance(number, str):
-        chosen = torch.from_numpy(_in_range(data, number))
+    if isinstance(held_out, str) and "=" in held_out:
+        chosen = torch.from_numpy(_in_range(data, held_out))
     else:
-        if not is_number(number) or not 0 < number < 1:  # type: ignore[operator]
-            raise InputError(f"held_out={shown(held_out)} is not between 0 and 1: {EXAMPLE}.")
         chosen = torch.zeros(len(data), dtype=torch.bool)
         # One seed for all: runs that differ in theirs must hold out the same items.
         order = permutation(len(data), torch.Generator().manual_seed(0))
-        chosen[order[: round(number * len(data))]] = True  # type: ignore[operator]
+        chosen[order[: round(_fraction(held_out) * len(data))]] = True
     count = int(chosen.sum())
     if not 0 < count < len(data):
         raise InputError(
             f"held_out={shown(held_out)} holds out {count} of {len(data)} items: leave some on both sides."
         )
     return chosen
+
+
+def _fraction(held_out: Any) -> float:
+    number = plain(held_out)
+    if isinstance(number, str):
+        with contextlib.suppress(ValueError):
+            number = float(number)
+    if not is_number(number) or not 0 < number < 1:
+        raise InputError(f"held_out={shown(held_out)} is not a part of the data: {EXAMPLE}.")
+    return float(number)
 
 
 def _in_range(data: Dataset, text: str) -> Any:
