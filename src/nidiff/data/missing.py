@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.data.dataset import Source
+from nidiff.data.dataset import Along, Source
 from nidiff.data.grid import Grid
 from nidiff.data.sources import blocks
 from nidiff.errors import InputError, shown
@@ -22,6 +22,7 @@ class Cleaning:
 
     name: str
     grid: Grid
+    along: "Along | None" = None
     fills: tuple[float, ...] | None = None
     """One number per channel to put in their place; None: they are refused."""
 
@@ -33,7 +34,9 @@ class Cleaning:
         if self.fills is None:
             item, channel, *place = bad.nonzero()[0].tolist()
             what = "NaN" if values[item, channel][tuple(place)].isnan() else "an infinite value"
-            where = f"{self.grid.channel(channel)} of item {int(rows[item])} at {tuple(place)}"
+            row = int(rows[item])
+            known = "" if self.along is None else f" ({self.along[0]} {self.along[1][row]})"
+            where = f"{self.grid.channel(channel)} of item {row}{known} at {tuple(place)}"
             raise InputError(f"{self.name} has {what} in {where}: repair or remove it, or fill it with missing=.")
         fills = torch.tensor(self.fills, dtype=values.dtype).reshape(-1, *[1] * (values.ndim - 2))
         return torch.where(bad, fills, values, out=values)

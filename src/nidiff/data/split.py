@@ -45,32 +45,29 @@ def _fraction(held_out: Any) -> float:
 
 
 def _in_range(data: Dataset, text: str) -> Any:
-    """NAME=first:last, both included, where either may be left out."""
+    """NAME=first:last, both included, where either may be left out; NAME is that of the sample axis, or item."""
     name, _, ends = text.partition("=")
-    own, values = (ITEM, np.arange(len(data))) if data.along is None else data.along
+    own, values = (ITEM, np.arange(len(data))) if data.along is None or name == ITEM else data.along
     if name != own:
-        raise InputError(
-            f"held_out={shown(text)} names {name!r}, but the items lie along {own!r}: give {own}=first:last."
-        )
-    is_time = values.dtype.kind == "M"
+        problem = f"held_out={shown(text)} names {name!r}, but the items lie along {own!r}"
+        raise InputError(f"{problem}: give {own}=first:last.")
     for colon in re.finditer(":", ends):  # a time of day has colons too
-        first, last = ends[: colon.start()], ends[colon.end() :]
         try:
-            low, high = (_end(one, is_time) for one in (first, last))
+            low, high = (_end(one, values.dtype.kind) for one in (ends[: colon.start()], ends[colon.end() :]))
         except ValueError:
             continue
         # An end that is a day stands for all of that day.
         after = np.ones(len(values), bool) if low is None else _like(values, low) >= low
         before = np.ones(len(values), bool) if high is None else _like(values, high) <= high
         return after & before
-    kind = "times such as 2010-01-31" if is_time else "numbers"
+    kind = {"M": "times such as 2010-01-31", "U": "words"}.get(values.dtype.kind, "numbers")
     raise InputError(f"held_out={shown(text)} is not a range of {kind}: give {own}=first:last, either of them or both.")
 
 
-def _end(text: str, is_time: bool) -> Any:
-    if not text:
-        return None
-    if not is_time:
+def _end(text: str, kind: str) -> Any:
+    if not text or kind == "U":
+        return text or None
+    if kind != "M":
         return float(text)
     if not re.match(r"-?\d{4}", text):
         raise ValueError
