@@ -116,7 +116,7 @@ def test_packed_numbers_are_unpacked(tmp_path):
     table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=packed)
     data = load(tmp_path / "a.nc", missing="mean")
     assert np.nanmax(abs(data.values[:, 0].numpy() - table.t2m.values)) < 0.006
-    refuse(tmp_path / "a.nc", "NaN", "t2m (K) of item 3", "(1, 2)")
+    refuse(tmp_path / "a.nc", "NaN", "t2m (K) of item 3 (time 2010-01-02T12:00", "(1, 2)")
 
 
 def test_a_plain_hdf5_file_needs_no_names(tmp_path):
@@ -164,7 +164,13 @@ def test_sounds_of_floats_are_read_as_they_are(tmp_path):
     values = numbers(2, 1, 20)
     for i, one in enumerate(values):
         wav(tmp_path / f"{i}.wav", one)
-    assert np.array_equal(load(tmp_path).values.numpy(), values)
+    data = load(tmp_path)
+    assert np.array_equal(data.values.numpy(), values)
+    assert data.along[1].tolist() == ["0.wav", "1.wav"]
+    assert np.array_equal(load(tmp_path, split="test", held_out="file=1.wav:").values.numpy(), values[1:])
+    values[1, 0, 5] = np.nan
+    wav(tmp_path / "1.wav", values[1])
+    refuse(tmp_path, "NaN", "1.wav", "(5,)")
 
 
 def test_unlike_or_broken_sounds_are_refused_by_name(tmp_path):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from nidiff.data.arrays import as_stored_numbers, stored_type
-from nidiff.data.dataset import Dataset
+from nidiff.data.dataset import Along, Dataset
 from nidiff.data.encoded import Reading
 from nidiff.data.grid import MOST_COORDINATES, USUAL, Grid
 from nidiff.data.layout import Layout
-from nidiff.data.sources import Watched, gather, settled
+from nidiff.data.sources import Watched, gather, runs, settled
 from nidiff.errors import InputError, first_line, one_of, shown
 from nidiff.extras import require
 from nidiff.files import read_json
@@ -67,8 +67,11 @@ def open_science(path: Path, reading: Reading) -> Dataset:
             raise InputError(f"{argument} has no values along {dim!r}: give at least one item.")
     source = Fields(path, table, names, sample, channel, event)
     grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
+    along = _along(table, sample)
     values = settled(source, argument, reading.memory_limit, progress=reading.progress)
-    return Dataset(values, grid=grid, along=_along(table, sample))
+    if values is not source:
+        table.close()
+    return Dataset(values, grid=grid, along=along)
 
 
 class Fields:
@@ -94,8 +97,9 @@ class Fields:
         with self._watched.reading():
             return gather(index, len(self), self._read)
 
-    def _read(self, start: int, stop: int) -> "NDArray[Any]":
-        part = {self._sample: slice(start, stop)}
+    def _read(self, rows: "NDArray[Any]") -> "NDArray[Any]":
+        together = runs(rows)
+        part = {self._sample: together[0] if len(together) == 1 else rows}
         arrays = [self._table[name].isel(part).transpose(*self._order).values for name in self._names]
         return as_stored_numbers(arrays[0] if self._has_channels else np.stack(arrays, 1), self._stored)
 
@@ -133,13 +137,16 @@ def _check_hdf5(path: Path, argument: str) -> int:
             raise InputError(f"{argument} is of the classic NetCDF format: convert it by nccopy -k nc4.")
     with h5py.File(path, "r") as file:
 
-        def look(name: str, link: Any) -> None:
-            entry = None if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else file[name]
+        def refers(name: str, link: Any) -> str | None:
+            if isinstance(link, h5py.ExternalLink):
+                return name
+            entry = None if isinstance(link, h5py.SoftLink) else file[name]
             is_elsewhere = isinstance(entry, h5py.Dataset) and (entry.is_virtual or entry.external)
-            if isinstance(link, h5py.ExternalLink) or is_elsewhere:
-                raise InputError(f"{argument} refers to another file for {shown(name)}: copy the values into it.")
+            return name if is_elsewhere else None
 
-        file.visititems_links(look)
+        found = file.visititems_links(refers)
+    if found is not None:
+        raise InputError(f"{argument} refers to another file for {shown(found)}: copy the values into it.")
     return path.stat().st_size
 
 
@@ -236,8 +243,8 @@ def _text(variable: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _along(table: Any, sample: str) -> "tuple[str, NDArray[Any]] | None":
-    """The coordinate of the items: times where it says since when they count, else numbers."""
+def _along(table: Any, sample: str) -> Along:
+    """The coordinate of the items: times where it says since when they count, else its numbers or words."""
     if sample not in table.coords or table[sample].dims != (sample,):
         return sample, np.arange(table.sizes[sample])
     values, xarray = table[sample], require("xarray")
@@ -247,4 +254,4 @@ def _along(table: Any, sample: str) -> "tuple[str, NDArray[Any]] | None":
         except Exception:  # a calendar that is not ours: its numbers are left
             values = table[sample]
     numbers = values.values
-    return sample, numbers if numbers.dtype.kind in "iufM" else np.arange(len(numbers))
+    return sample, numbers if numbers.dtype.kind in "iufMU" else np.arange(len(numbers))
