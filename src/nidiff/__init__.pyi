@@ -51,6 +51,12 @@ from .diffusion.schedule import ve as ve
 from .diffusion.schedule import vp as vp
 from .diffusion.target import Target as Target
 from .errors import InputError as InputError
+from .evaluation.field_metrics import compare_fields as compare_fields
+from .evaluation.field_spectrum import compare_cross_spectra as compare_cross_spectra
+from .evaluation.field_spectrum import compare_spectra as compare_spectra
+from .evaluation.field_spectrum import field_spectrum as field_spectrum
+from .evaluation.field_values import structure_function as structure_function
+from .evaluation.field_values import wasserstein as wasserstein
 from .evaluation.frechet import frechet_distance as frechet_distance
 from .evaluation.kernel_distance import kernel_distance as kernel_distance
 from .evaluation.precision_recall import precision_recall as precision_recall
@@ -61,6 +67,7 @@ from .interop.whitened import Whitened as Whitened
 from .interop.whitened import whitened as whitened
 from .model.folder import load_model as load_model
 from .model.folder import save_model as save_model
+from .model.unet import FieldUNet as FieldUNet
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.planning import plan as plan

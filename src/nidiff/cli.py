@@ -19,6 +19,7 @@ from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
 from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
+from nidiff.commands.likelihood import Likelihood
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
 from nidiff.commands.sample import Sample
@@ -42,7 +43,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Calibrate, Demo, Design, Evaluate, Noise, Report, Sample, Table, Train, Verify)
+    for command in (Calibrate, Demo, Design, Evaluate, Likelihood, Noise, Report, Sample, Table, Train, Verify)
 }
 
 

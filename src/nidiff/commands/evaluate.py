@@ -1,4 +1,4 @@
-"""``nidiff evaluate``: how good the images of one model are."""
+"""``nidiff evaluate``: how good the samples of one model are."""
 
 import json
 import sys
@@ -15,7 +15,11 @@ from nidiff.recipe import fits
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Compare images of a model, or images you have, with real ones: Fréchet distance, KID, precision and recall."""
+    """Compare samples of a model, or images you have, with real ones.
+
+    8-bit images: Fréchet distance, KID, precision, recall and spectrum. All other data: spectra by channel and axis,
+    coherence of channels, distributions of values and increments, structure functions and spread, in their own units.
+    """
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
     """A run directory or a model folder (only missing images are drawn); or images: a folder, .npy or .npz file."""
@@ -32,6 +36,7 @@ class Evaluate:
         from nidiff.data.encoded import Reading
         from nidiff.data.images import open_images
         from nidiff.evaluation.cell import evaluate_cell, evaluate_images
+        from nidiff.evaluation.field_text import field_text
         from nidiff.evaluation.table import text
         from nidiff.generation.opened import run_folder
         from nidiff.report.html import write_report
@@ -49,6 +54,11 @@ class Evaluate:
             images = open_images(file if file.exists() else path, Reading(memory_limit=None, progress=True))
             result = evaluate_images(images, name=path.name, **vars(self.comparing))
         if result is not None:
-            print(json.dumps(result.to_json(), indent=2) if self.json else text([result]))
-            if not self.json and fits(bits := result.provenance.get("gaussian_bits_per_dim"), float):
-                print(f"Gaussian baseline: {bits:.4g} bits per dimension of the real images under the fitted N(mu, C).")
+            words = field_text(result) if result.details else text([result])
+            print(json.dumps(result.to_json(), indent=2) if self.json else words)
+            for unit in () if self.json else ("bits", "nats"):
+                if fits(cost := result.provenance.get(f"gaussian_{unit}_per_dim"), float):
+                    what = "real images" if unit == "bits" else "real data, in their units,"
+                    print(
+                        f"Gaussian baseline: {cost:.4g} {unit} per dimension of the {what} under the fitted N(mu, C)."
+                    )

@@ -36,7 +36,8 @@ class Table:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from nidiff.evaluation.cell import evaluate_cell, open_bench
+        from nidiff.evaluation.bench import open_bench
+        from nidiff.evaluation.cell import evaluate_cell
         from nidiff.evaluation.table import csv_text, latex, markdown, text
         from nidiff.generation.opened import open_model, plan_job, process_state
         from nidiff.report.html import write_report
@@ -53,7 +54,7 @@ class Table:
         cells, results, data = [], [], ""
         drawing = vars(self.drawing) | {"seeds": seeds}
         for model in models:  # all of them are checked before the first takes hours
-            bench = open_bench(model.path, **vars(self.comparing))
+            bench = open_bench(model.path, model=model, **vars(self.comparing))
             bench.check(model.shape, len(seeds))
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
                 job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile)

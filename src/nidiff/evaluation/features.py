@@ -1,5 +1,6 @@
 """Feature networks: what turns uint8 images into the points [N, D] that the metrics compare."""
 
+import math
 import os
 import warnings
 import zipfile
@@ -7,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load
@@ -47,11 +48,14 @@ class FeatureNetwork:
     device: torch.device
     forward: Callable[[Tensor], Tensor] = field(repr=False)  # uint8 [N, C, H, W] on the device to [N, D]
     grey: bool = False  # whether ``forward`` takes one channel; if not, the channel is given to it three times
+    floats: bool = False  # whether ``forward`` takes floats [N, C, *event] in the units of the model instead
 
     @torch.inference_mode()
     def __call__(self, pixels: Tensor) -> Tensor:
         """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
         expect("pixels", pixels, Tensor, TENSOR)
+        if self.floats:
+            return self._checked(self.forward(pixels.to(self.device)), len(pixels))
         if pixels.ndim != 4 or pixels.numel() == 0:
             raise InputError(f"pixels of shape {tuple(pixels.shape)} are no images: give images [N, C, H, W].")
         if pixels.dtype != torch.uint8:
@@ -60,13 +64,17 @@ class FeatureNetwork:
             raise InputError(f"pixels has {channels} channels: give grey or RGB images, such as with channels=3.")
         on_device = pixels.to(self.device)
         features = self.forward(on_device if channels == 3 or self.grey else on_device.expand(-1, 3, -1, -1))
+        return self._checked(features, len(pixels))
+
+    def _checked(self, features: Any, count: int) -> Tensor:
+        """What ``forward`` gave, if it is features of so many items."""
         shape = tuple(features.shape) if isinstance(features, Tensor) else ()
-        if len(shape) != 2 or shape[0] != len(pixels):
-            found = f"{shape or type(features).__name__} for {len(pixels)} images"
+        if len(shape) != 2 or shape[0] != count:
+            found = f"{shape or type(features).__name__} for {count} images"
             raise InputError(f"features {self.name!r} gave {found}: give a module that returns [N, D].")
         if not bool(torch.isfinite(features).all()):
             raise InputError(f"features {self.name!r} gave NaN or infinite numbers: give another feature network.")
-        return features.float().cpu()
+        return torch.as_tensor(features).float().cpu()
 
 
 def load_features(
@@ -82,10 +90,7 @@ def load_features(
     folder once, or of "efficientnet-lite0", which are else those of its Python package; both are pinned by their
     checksums. The network runs on ``device``, by default a GPU if there is one.
     """
-    try:
-        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={shown(device)} is not known to torch: give 'cpu' or 'cuda'.") from error
+    place = _device(device)
     path = as_path("features", name)
     if str(name) in FEATURES:
         return FEATURES[str(name)](None if file is None else as_path("features_file", file), place)
@@ -98,11 +103,38 @@ def load_features(
         raise InputError(f"features={str(path)!r} has the name of a built-in network: rename the file.")
     if suffix == WEIGHTS:
         return _weights(path, place)
-    if not trust:
-        what = f"features={str(path)!r} is a program, which can do anything on this computer when it is opened"
-        remedy = f"give a file of weights ({WEIGHTS}), or trust_features if you trust who wrote it"
-        raise InputError(f"{what}: {remedy}.")
+    _check_trust(path, trust)
     return _module(path, place)
+
+
+def load_field_features(
+    name: str | Path, shape: tuple[int, ...], *, device: torch.device | str | None = None, trust: bool = False
+) -> FeatureNetwork:
+    """Features of data that are no pictures: a module of your own, or "pixels", the numbers themselves.
+
+    It maps floats [N, C, *event] in the units of the model to [N, D] for any N, where [C, *event] is ``shape``. It is a
+    program, see `load_features`.
+    """
+    place = _device(device)
+    path, about = as_path("features", name), "in the units of the model"
+    if str(name) == "pixels":
+        return FeatureNetwork("pixels", "none", f"{about}, flattened", place, lambda x: x.flatten(1), floats=True)
+    if path.suffix.lower() not in PROGRAMS:
+        raise InputError(
+            f"features={str(name)!r} are of pictures, and these data are none: give 'pixels' or a program "
+            f"({', '.join(PROGRAMS)}) for floats {list(shape)}."
+        )
+    _check_trust(path, trust)
+    network = FeatureNetwork(
+        path.stem,
+        file_sha256(path),
+        f"{about}; the rest is inside {path.name}",
+        place,
+        _program(path, place),
+        floats=True,
+    )
+    network(torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape))
+    return network
 
 
 def compute_features(
@@ -186,19 +218,40 @@ def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
 
 
 def _module(path: Path, device: torch.device) -> FeatureNetwork:
-    digest, module = file_sha256(path), _load(path, device)
+    text = f"{GREY}; the rest is inside {path.name}"
+    network = FeatureNetwork(path.stem, file_sha256(path), text, device, _program(path, device))
+    network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
+    return network
+
+
+def _program(path: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+    module = _load(path, device)
 
     def forward(pixels: Tensor) -> Tensor:
         try:
             return module(pixels)
         except Exception as error:  # whatever a user's code raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            failed = f"features={str(path)!r} failed on uint8 {list(pixels.shape)} ({reason})"
-            raise InputError(f"{failed}: give a module for any N, H and W.") from error
+            kind = str(pixels.dtype).removeprefix("torch.")
+            failed = f"features={str(path)!r} failed on {kind} {list(pixels.shape)} ({reason})"
+            sizes = "N, H and W" if kind == "uint8" else "N"
+            raise InputError(f"{failed}: give a module for any {sizes}.") from error
 
-    network = FeatureNetwork(path.stem, digest, f"{GREY}; the rest is inside {path.name}", device, forward)
-    network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
-    return network
+    return forward
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    try:
+        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"device={shown(device)} is not known to torch: give 'cpu' or 'cuda'.") from error
+
+
+def _check_trust(path: Path, trust: bool) -> None:
+    if not trust:
+        what = f"features={str(path)!r} is a program, which can do anything on this computer when it is opened"
+        remedy = f"give a file of weights ({WEIGHTS}), or trust_features if you trust who wrote it"
+        raise InputError(f"{what}: {remedy}.")
 
 
 def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:

@@ -61,14 +61,15 @@ class ImageSet:
 class Metric:
     """One number about generated images; an entry of `METRICS`.
 
-    ``function(real, generated)`` is given two `ImageSet` and returns the number, or the number and its error where that
-    has a formula. A number alone gets the bootstrap error: its standard deviation over resamples of the generated
-    images. Return (number, None) where neither makes sense.
+    ``function(real, generated)`` is given two `ImageSet` (in `FIELD_METRICS`, two `FieldSet`) and returns the number,
+    or the number and its error where that has a formula. A number alone gets the bootstrap error: its standard
+    deviation over resamples of what was generated. Return (number, None) where neither makes sense.
     """
 
-    function: Callable[[ImageSet, ImageSet], Answer]
+    function: Callable[[Any, Any], Answer]
     higher_is_better: bool = False
     label: Callable[[str], str] | None = None  # its name, from that of the network; default: its key in `METRICS`
+    applies: Callable[[Any], bool] = lambda real: True  # whether it says anything about such data
 
 
 def by_label(features: str) -> dict[str, Metric]:
@@ -78,8 +79,13 @@ def by_label(features: str) -> dict[str, Metric]:
 
 def measure(real: ImageSet, generated: ImageSet, features: str, *, bootstrap: int = 20) -> dict[str, Measured]:
     """Every metric by its label with the network ``features``; 0 resamples (``bootstrap``) give no bootstrap errors."""
+    return measure_each(by_label(features), real, generated, bootstrap=bootstrap)
+
+
+def measure_each(metrics: dict[str, Metric], real: Any, generated: Any, *, bootstrap: int) -> dict[str, Measured]:
+    """The ``metrics`` of two `ImageSet`, or of what these metrics are of."""
     measured = {}
-    for label, metric in by_label(features).items():
+    for label, metric in metrics.items():
         found: Any = metric.function(real, generated)
         has_error = isinstance(found, tuple) and len(found) == 2
         value, error = found if has_error else (found, None)
@@ -93,7 +99,7 @@ def measure(real: ImageSet, generated: ImageSet, features: str, *, bootstrap: in
     return measured
 
 
-def _bootstrap_error(metric: Metric, real: ImageSet, generated: ImageSet, count: int) -> float:
+def _bootstrap_error(metric: Metric, real: Any, generated: Any, count: int) -> float:
     """The standard deviation over sets of as many generated images, drawn with replacement."""
     generator, total, values = torch.Generator().manual_seed(0), len(generated), []
     with progress_bar("bootstrap", "resamples") as progress:

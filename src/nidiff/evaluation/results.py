@@ -17,18 +17,20 @@ from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sealed import SEAL, seal, unseal
 
 # A newer version is no reason to compute a result again, and the baseline is none of the model's.
-VERSIONS = ("nidiff", "commit", "torch", "gaussian_bits_per_dim")
+VERSIONS = ("nidiff", "commit", "torch", "gaussian_bits_per_dim", "gaussian_nats_per_dim")
 # What must be the same if two numbers are to be compared, and how a note says it.
 COMPARED = {
     "features": "Features {}",
     "features_sha256": " (sha256 {:.8})",
     "preprocessing": ", preprocessing {}",
     "num_real": "; {} real images",
+    "num_items": "; {} real items",
     "real": " of {}",
     "real_sha256": " (sha256 {:.8})",
     "num_generated": "; {} generated",
     "seeds": " (seeds {})",
     "quantisation": ", rounded to {}",
+    "boundary": "; boundary {}",
     "k": "; k = {}",
 }
 
@@ -48,6 +50,13 @@ class Measured(NamedTuple):
 
 def finite(number: float | None) -> float | None:
     return None if isinstance(number, float) and not math.isfinite(number) else number
+
+
+def _finite(values: Any) -> Any:
+    """The same with None for every number, at any depth, that is not finite."""
+    if isinstance(values, Mapping):
+        return {key: _finite(value) for key, value in values.items()}
+    return [_finite(value) for value in values] if isinstance(values, list) else finite(values)
 
 
 def _measured(name: str, values: Any) -> Measured:
@@ -78,6 +87,8 @@ class Result:
     clip: float | None = 1.0
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Of fields: "floor", the metrics of real data against real data, and "bands", the tables of the spectra."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON with its own checksum; a number that is not finite is null."""
@@ -85,7 +96,10 @@ class Result:
             name: {"value": one.finite, "error": finite(one.error), "higher_is_better": one.higher_is_better}
             for name, one in self.metrics.items()
         }
-        return seal(asdict(self) | {"metrics": metrics})
+        values = asdict(self) | {"metrics": metrics, "details": _finite(self.details)}
+        if not self.details:
+            del values["details"]
+        return seal(values)
 
     @classmethod
     def from_json(cls, values: Any) -> "Result":
@@ -105,13 +119,14 @@ class Result:
             raise TypeError(f"{shown(sorted(unknown)[0])} is not part of one")
         given["metrics"] = {name: _measured(name, one) for name, one in given["metrics"].items()}
         given["provenance"], given["options"] = dict(given["provenance"]), dict(given.get("options") or {})
+        given["details"] = dict(given.get("details") or {})
         return cls(**given)
 
     @property
     def question(self) -> dict[str, Any]:
         """All that decides the numbers, without the name of the run and the versions: it is answered only once."""
         provenance = {key: value for key, value in self.provenance.items() if key not in VERSIONS}
-        return asdict(self) | {"provenance": provenance, "metrics": None, "run": None}
+        return asdict(self) | {"provenance": provenance, "metrics": None, "run": None, "details": None}
 
     @property
     def source(self) -> str:
@@ -140,6 +155,7 @@ KINDS: dict[str, Any] = {
     "clip": int | float | None,
     "metrics": dict,
     "provenance": dict,
+    "details": dict | None,
 }
 
 

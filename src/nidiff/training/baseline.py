@@ -2,55 +2,60 @@
 
 import contextlib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from nidiff.data.dataset import Dataset
-from nidiff.data.named import DATASETS
+from nidiff.data.dataset import LARGEST, Dataset
 from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import InputError
 from nidiff.recipe import fits
 from nidiff.training.experiment import Experiment
 
-KEYS = ("bits_per_dim", "images", "split")
-MOST, BLOCK = 2048, 256  # images, and so many at a time
+BITS, NATS = "bits_per_dim", "nats_per_dim"
+WORDS = {
+    BITS: "{:.4g} bits per dimension of {:,} {} images under N(μ, C)",
+    NATS: "{:.4g} nats per dimension of {:,} {} items under N(μ, C), in the units of the data",
+}
+MOST, BLOCK = 2048, 256  # items, and so many at a time
 
 
 def gaussian_baseline(experiment: Experiment, images: Dataset, gaussian: GaussianModel | None) -> dict[str, Any]:
-    """Bits per dimension under N(μ, C) of (at most 2,048) held-out images, or of the training ``images`` if there are
-    none; nothing without a Gaussian."""
+    """−log N(x; μ, C) per dimension of (at most 2,048) held-out items, or of the training ``images`` if there are none;
+    nothing without a Gaussian. In bits for whole numbers, and in nats for floats."""
     if gaussian is None:
         return {}
     split = "train"
-    if experiment.data in DATASETS:
+    if not experiment.data.startswith("hf:"):
         with contextlib.suppress(InputError, OSError):
             held_out = experiment.load_data(split="test", progress=False)
-            if held_out.shape == images.shape:
+            if held_out.shape == images.shape and len(held_out):
                 images, split = held_out, "test"
-    return dict(zip(KEYS, (*mean_bits(gaussian, len(images), images.batch), split), strict=True))
+    key, value, count = mean_cost(gaussian, images)
+    return {key: value, "images": count, "split": split}
 
 
-def mean_bits(
-    gaussian: GaussianModel, total: int, batch: Callable[[Tensor], Tensor], scaling: Scaling = PIXELS
-) -> tuple[float, int]:
-    """Bits per dimension under N(μ, C) of (at most 2,048 of) ``total`` images, and of how many; ``batch`` gives some
-    rows of them as the model sees them, and ``scaling`` says how wide a step of their 8 bits is there."""
-    scales = scaling.scale if isinstance(scaling.scale, tuple) else (scaling.scale,)
-    width = 1 / math.prod(abs(scale) for scale in scales) ** (1 / len(scales))
-    count = min(total, MOST)
-    chosen = torch.linspace(0, total - 1, count, dtype=torch.float64).long()
-    bits = [gaussian.bits_per_dim(batch(rows).double(), bin_width=width) for rows in chosen.split(BLOCK)]
-    return float(f"{torch.cat(bits).mean().item():.4g}"), count
+def mean_cost(gaussian: GaussianModel, data: Dataset) -> tuple[str, float, int]:
+    """−log of the density under N(μ, C) of (at most 2,048 of) the data in their own units, per dimension: its key, the
+    mean, and of how many.
+
+    A step of whole numbers is 1 in their units, so their density is the probability of a value.
+    """
+    rows = torch.linspace(0, len(data) - 1, min(len(data), MOST), dtype=torch.float64).long()
+    costs = []
+    for block in rows.split(BLOCK):
+        log_prob = gaussian.log_prob(data.batch(block).double()) + data.scaling.log_volume(data.stored(block))
+        costs.append(-log_prob / math.prod(data.shape))
+    nats = torch.cat(costs).mean().item()
+    is_whole = data.grid.dtype in LARGEST
+    return BITS if is_whole else NATS, float(f"{nats / math.log(2) if is_whole else nats:.4g}"), len(rows)
 
 
 def baseline_text(found: Any) -> str | None:
     """What `gaussian_baseline` found, in words; None if it is nothing, or is not what it wrote."""
-    bits, count, split = (found.get(key) if isinstance(found, dict) else None for key in KEYS)
-    if not (fits(bits, float) and fits(count, int)):
-        return None
-    kind = "held-out" if split == "test" else "training"
-    return f"{bits:.4g} bits per dimension of {count:,} {kind} images under N(μ, C)"
+    known = found if isinstance(found, dict) else {}
+    kind = "held-out" if known.get("split") == "test" else "training"
+    for key, words in WORDS.items():
+        if fits(known.get(key), float) and fits(known.get("images"), int):
+            return words.format(known[key], known["images"], kind)
+    return None

@@ -1,0 +1,110 @@
+"""``nidiff likelihood``: what data cost under a model, in nats and bits per dimension."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import Positional, arg
+
+if TYPE_CHECKING:
+    from nidiff.evaluation.results import Measured
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """Nats and bits per dimension of held-out data under a model and under their Gaussian N(mu, C), with errors."""
+
+    run_or_model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
+    """A run directory or a model folder."""
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
+    """The data, as in nidiff train."""
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
+    split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: test if there is one)")] = None
+    """train or test, the held-out part."""
+    num_images: int = 64
+    """Items at most, spread over the data."""
+    trace: str = "hutchinson"
+    """How the divergence of the flow is found: hutchinson (random probes) or exact (a pass for each dimension)."""
+    num_probes: int = 1
+    """Probes of hutchinson for each item; their noise is part of the errors."""
+    rtol: float = 1e-4
+    """Relative tolerance of the solver."""
+    atol: float = 1e-4
+    """Absolute tolerance of the solver."""
+    batch: int = 16
+    """Items at a time."""
+    seed: int = 0
+    """Decides the probes and the noise that is added to whole numbers."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON."""
+
+    def run(self) -> None:
+        from nidiff.errors import InputError
+        from nidiff.evaluation.likelihood import measure_likelihood
+        from nidiff.evaluation.real import data_source, load_held_out, load_real
+        from nidiff.extras import require
+        from nidiff.generation.opened import open_model, process_state
+        from nidiff.progress import progress_bar
+
+        require("torchdiffeq")
+        model = open_model(self.run_or_model, process_state())
+        source = data_source(model.path, self.data, self.data_dir)
+        real = load_held_out(source) if self.split is None else load_real(source, self.split)
+        if real.data.shape != model.shape:
+            raise InputError(f"data are of items {real.data.shape}, and the model makes {model.shape}: give its own.")
+        solving = {"trace": self.trace, "num_probes": self.num_probes, "rtol": self.rtol, "atol": self.atol}
+        amount = {"num_images": self.num_images, "batch": self.batch, "seed": self.seed}
+        with progress_bar(f"likelihood of {real.name}", "items") as progress:
+            found = measure_likelihood(model.denoiser, real.data, **amount, **solving, progress=progress)  # type: ignore[arg-type]
+        about = {
+            "run": model.name,
+            "model_sha256": model.sha256,
+            "data": real.name,
+            "split": real.split,
+            "num_images": len(found.log_prob),
+            "dimensions": found.dimensions,
+            "dequantised": found.is_whole,
+            "seed": self.seed,
+            **solving,
+        }
+        summary = found.summary()
+        if self.json:
+            costs = {
+                of: {name: {"value": one.finite, "error": one.error} for name, one in row.items()}
+                for of, row in summary.items()
+            }
+            print(json.dumps({**about, **costs}, indent=2))
+        else:
+            print(_text(about, summary))
+
+
+COLUMNS = {
+    "bits_per_dim": "bits/dim",
+    "nats_per_dim": "nats/dim",
+    "nats_per_dim_of_model": "nats/dim (units of the model)",
+}
+NAMES = {"model": "model", "gaussian": "Gaussian N(mu, C)", "difference": "model - Gaussian"}
+
+
+def _text(about: dict[str, object], summary: dict[str, dict[str, "Measured"]]) -> str:
+    from nidiff.aligned import aligned
+    from nidiff.evaluation.table import PLAIN, number
+
+    rows = [["", *COLUMNS.values()]]
+    rows += [[NAMES[of], *(number(row[key], PLAIN) for key in COLUMNS)] for of, row in summary.items()]
+    part = "training data" if about["split"] == "train" else "held-out data"
+    units = (
+        "whole numbers with uniform noise, a step is 1"
+        if about["dequantised"]
+        else "the density in the units of the data"
+    )
+    lines = [
+        f"-log p per dimension of {about['num_images']} items of {about['data']} ({part}), less is better",
+        aligned(rows),
+        f"Of {about['dimensions']} dimensions; {units}; +- is the standard error over items.",
+    ]
+    if "gaussian" not in summary:
+        lines.append("The model has no Gaussian of its data (--gaussian none), so there is no baseline.")
+    return "\n".join(lines)

@@ -1,0 +1,303 @@
+"""What generated data are compared with, and how: real pictures and their features, or real fields."""
+
+import hashlib
+import shutil
+import subprocess
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import nidiff
+from nidiff.covariance.spectral import Boundary, boundary_per_axis
+from nidiff.data.dataset import Dataset, quantise
+from nidiff.data.grid import Grid
+from nidiff.diffusion.gaussian import GaussianModel
+from nidiff.diffusion.scaling import PIXELS, Scaling
+from nidiff.errors import InputError
+from nidiff.evaluation.cache import pixels_sha256, reference_features
+from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, load_field_features
+from nidiff.evaluation.field_metrics import FieldSet, band_tables, field_metrics, measure_fields
+from nidiff.evaluation.field_spectrum import as_fields
+from nidiff.evaluation.metrics import ImageSet, by_label, measure
+from nidiff.evaluation.points import as_tensor
+from nidiff.evaluation.real import Real, data_source, load_held_out, load_real
+from nidiff.evaluation.results import Measured, Result
+from nidiff.generation.opened import Model
+from nidiff.recipe import check_whole
+from nidiff.training.baseline import mean_cost
+
+CHUNK = 256  # items at a time
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Real images (uint8 [N, C, H, W]) called ``name``, and the settings of the metrics."""
+
+    pixels: Tensor
+    name: str
+    network: FeatureNetwork
+    k: int = 3
+    bootstrap: int = 20
+
+    def check(self, shape: tuple[int, ...], num_generated: int) -> None:
+        """Refuse images that cannot be compared, before they are drawn."""
+        mine, other = (" × ".join(map(str, one)) for one in (self.pixels.shape[1:], shape))
+        if mine != other:
+            raise InputError(f"the images to compare are {other} and those of {self.name} {mine}: use the same shape.")
+        check_bootstrap(self.bootstrap)
+        check_whole("k", self.k)
+        for which, count in (("real", len(self.pixels)), ("generated", num_generated)):
+            if count <= self.k:
+                raise InputError(f"there are {count} {which} images, and k={self.k} needs k + 1: add some, or lower k.")
+
+    @property
+    def labels(self) -> set[str]:
+        """The names of the metrics."""
+        return {*by_label(self.network.name)}
+
+    def prepare(self) -> None:
+        """Compute what is needed of the real images, and refuse them if that cannot be."""
+        _ = self.real
+
+    @cached_property
+    def real(self) -> ImageSet:
+        return self._images(self.pixels, self.name)
+
+    @cached_property
+    def _data_sha256(self) -> str:
+        return pixels_sha256(self.pixels)
+
+    def provenance(self, num_generated: int) -> dict[str, Any]:
+        return {
+            "features": self.network.name,
+            "features_sha256": self.network.sha256,
+            "preprocessing": self.network.preprocessing,
+            "real": self.name,
+            "real_sha256": self._data_sha256,
+            "num_real": len(self.pixels),
+            "num_generated": num_generated,
+            "k": self.k,
+            "bootstrap": self.bootstrap,
+            "quantisation": "uint8",
+            **_versions(),
+        }
+
+    def baseline(self, gaussian: GaussianModel, scaling: Scaling | None) -> dict[str, float]:
+        """What (at most 2,048 of) the real images cost under the data's Gaussian, in the units of a model."""
+        key, value, _ = mean_cost(gaussian, Dataset(self.pixels, scaling=scaling or PIXELS))
+        return {f"gaussian_{key}": value}
+
+    def measured(self, asked: Result, generated: Tensor, features: Path | None = None) -> Result:
+        """``asked`` with the metrics of what was generated; its features are kept in the folder ``features``."""
+        return replace(asked, metrics=self.measure(generated, features))
+
+    def measure(self, generated: Tensor, features: Path | None = None) -> dict[str, Measured]:
+        """The metrics of uint8 images; their features are kept in the folder ``features``."""
+        images = self._images(generated, "generated", features)
+        return measure(self.real, images, self.network.name, bootstrap=self.bootstrap)
+
+    def _images(self, pixels: Tensor, name: str, cache: Path | None = None) -> ImageSet:
+        features = reference_features(pixels, self.network, name=name, cache=cache).features
+        if bool((features == features[0]).all()):
+            raise InputError(f"the features of the {name} images are constant: give images that differ.")
+        return ImageSet(pixels, features, self.k)
+
+
+@dataclass(frozen=True, eq=False)
+class FieldBench:
+    """Real data [N, C, *event] in their own units that are no 8-bit pictures, and the settings of the metrics."""
+
+    values: Tensor
+    name: str
+    split: str
+    grid: Grid
+    scaling: Scaling
+    boundary: tuple[str, ...]
+    network: FeatureNetwork | None = None
+    bootstrap: int = 20
+    train: Dataset | None = None
+    """What the model was trained on, if the real data are others."""
+    _floors: dict[int, dict[str, Measured]] = field(default_factory=dict, repr=False)
+
+    @property
+    def labels(self) -> set[str]:
+        return {*field_metrics(self.real)}
+
+    def check(self, shape: tuple[int, ...], num_generated: int) -> None:
+        if tuple(self.values.shape[1:]) != shape:
+            mine, other = (" × ".join(map(str, one)) for one in (self.values.shape[1:], shape))
+            raise InputError(f"the items to compare are {other} and those of {self.name} {mine}: use the same shape.")
+        check_bootstrap(self.bootstrap)
+        for which, count in (("real", len(self.values)), ("generated", num_generated)):
+            if count < 2:
+                raise InputError(f"there is {count} {which} item, and metrics need 2 or more: add some.")
+
+    def prepare(self) -> None:
+        _ = self.real
+
+    @cached_property
+    def real(self) -> FieldSet:
+        return self._set(self.values)
+
+    @cached_property
+    def _data_sha256(self) -> str:
+        return _values_sha256(self.values)
+
+    def provenance(self, num_generated: int) -> dict[str, Any]:
+        features = {}
+        if self.network is not None:
+            features = {
+                "features": self.network.name,
+                "features_sha256": self.network.sha256,
+                "preprocessing": self.network.preprocessing,
+            }
+        return {
+            **features,
+            "real": self.name,
+            "split": self.split,
+            "real_sha256": self._data_sha256,
+            "num_items": len(self.values),
+            "num_generated": num_generated,
+            "boundary": "/".join(self.boundary),
+            "bootstrap": self.bootstrap,
+            **_versions(),
+        }
+
+    def baseline(self, gaussian: GaussianModel, scaling: Scaling | None) -> dict[str, float]:
+        data = Dataset(self.values, scaling=scaling or self.scaling, grid=self.grid)
+        key, value, _ = mean_cost(gaussian, data)
+        return {f"gaussian_{key}": value}
+
+    def measured(self, asked: Result, generated: Tensor, features: Path | None = None) -> Result:
+        found = self._set(generated)
+        against = "the other half of the real data" if self.train is None else "training data"
+        floor = {"floor": self.floor(len(generated)), "floor_of": against}
+        details = floor | {"bands": band_tables(self.real, found)}
+        return replace(asked, metrics=measure_fields(self.real, found, bootstrap=self.bootstrap), details=details)
+
+    def floor(self, count: int) -> dict[str, Any]:
+        """The metrics of real data against real data: ``count`` items of what the model was trained on, or of the
+        real data one half against the other."""
+        if count not in self._floors:
+            if self.train is not None:
+                pair = self.real, self._set(all_values(self.train, min(count, len(self.train))))
+            else:
+                pair = self._set(self.values[::2]), self._set(self.values[1::2])
+            enough = min(map(len, pair)) > 1
+            self._floors[count] = measure_fields(*pair, bootstrap=self.bootstrap) if enough else {}
+        return {name: {"value": one.finite, "error": one.error} for name, one in self._floors[count].items()}
+
+    def _set(self, values: Tensor) -> FieldSet:
+        numbers, features = values.float(), None
+        if self.network is not None:
+            x = self.scaling.to_model(numbers.double()).float()
+            features = compute_features(self.network, x)
+        return FieldSet(numbers, self.grid, self.boundary, features, self.network.name if self.network else "")
+
+
+def open_bench(
+    run: Path,
+    data: str | Dataset | Tensor | None = None,
+    *,
+    model: Model | None = None,
+    data_dir: Path | None = None,
+    split: str | None = None,
+    num_real: int | None = None,
+    features: str | Path | None = None,
+    features_file: Path | None = None,
+    trust_features: bool = False,
+    k: int = 3,
+    bootstrap: int = 20,
+    boundary: Boundary | None = None,
+) -> Bench | FieldBench:
+    """What to compare the samples of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
+
+    ``data`` may also be the data themselves; what it names is read as the data of the run. They are compared as
+    pictures if the ``model`` makes 8-bit pictures, or without a model, if they are 8-bit pictures or a tensor
+    [N, C, H, W] of uint8 or of floats in [-1, 1]; all others are compared as fields.
+    """
+    source = data_source(run, data, data_dir) if data is None or isinstance(data, str) else None
+    train = None if source is None else load_real(source, split or "train")
+    given: Any = data if train is None else train.data
+    if are_pictures(given, model):
+        network = load_features(features or "efficientnet-lite0", file=features_file, trust=trust_features)
+        pixels = all_pixels(given)
+        return Bench(pixels[_rows(len(pixels), num_real)], train.name if train else "images", network, k, bootstrap)
+    real = train or Real(given if isinstance(given, Dataset) else Dataset(as_fields(given, "data")), "data", "given")
+    if source is not None and split is None:
+        real = load_held_out(source, train)
+    shape, scaling = real.data.shape, None if model is None else model.denoiser.scaling
+    return FieldBench(
+        all_values(real.data, num_real),
+        real.name,
+        real.split,
+        real.data.grid if model is None else model.grid,
+        real.data.scaling if scaling is None else scaling,
+        boundary_per_axis(boundary or (source and source.boundary) or "periodic", len(shape) - 1),
+        None if features is None else load_field_features(features, shape, trust=trust_features),
+        bootstrap,
+        train.data if train is not None and real is not train else None,
+    )
+
+
+def are_pictures(data: Any, model: Model | None = None) -> bool:
+    """Whether data are compared as 8-bit pictures."""
+    grid = model.grid if model is not None else data.grid if isinstance(data, Dataset) else None
+    if grid is None:
+        return getattr(data, "ndim", 4) == 4  # anything else than an array is refused there
+    return grid.kind == "picture" and grid.dtype == "uint8"
+
+
+def check_bootstrap(bootstrap: int) -> None:
+    if check_whole("bootstrap", bootstrap, 0) == 1:
+        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
+
+
+def all_pixels(images: Any) -> Tensor:
+    """Images as uint8 [N, C, H, W], as if they were saved."""
+    pixels = as_tensor(images.stored(torch.arange(len(images))) if isinstance(images, Dataset) else images, "images")
+    if pixels.ndim != 4 or pixels.numel() == 0:
+        raise InputError(f"images has shape {tuple(pixels.shape)}: give images [N, C, H, W].")
+    return quantise(pixels)
+
+
+def all_values(data: Any, count: int | None = None) -> Tensor:
+    """Fields [N, C, *event] as floats in the units of the data; ``count`` of them, spread over all."""
+    if isinstance(data, Dataset):
+        data = data.stored(_rows(len(data), count))
+        count = None
+    values = as_fields(data, "data")
+    return values[_rows(len(values), count)].float()
+
+
+def _rows(total: int, count: int | None) -> Tensor:
+    """All of so many rows, or ``count`` of them, spread."""
+    if count is None:
+        return torch.arange(total)
+    count = check_whole("num_real", count, 1, total)
+    return torch.linspace(0, total - 1, count, dtype=torch.float64).long()
+
+
+def _values_sha256(values: Tensor) -> str:
+    """The checksum of the shape and of all values."""
+    digest = hashlib.sha256(repr(tuple(values.shape)).encode())
+    for part in values.split(CHUNK):
+        digest.update(part.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, Any]:
+    return {"nidiff": nidiff.__version__, "commit": _commit(), "torch": torch.__version__}
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that nidiff runs from, marked where it was changed; None where it was installed."""
+    root = Path(nidiff.__file__).parents[2]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None

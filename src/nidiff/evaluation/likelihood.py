@@ -1,0 +1,109 @@
+"""The likelihood of data under a model and under the data's Gaussian, in the units of the data."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.data.dataset import LARGEST, Dataset
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.errors import InputError, expect
+from nidiff.evaluation.results import Measured
+from nidiff.progress import Progress
+from nidiff.randomness import generators_from_seeds, white_noise
+from nidiff.recipe import check_whole
+from nidiff.sampling.likelihood import log_likelihood
+
+MOST_SEEDS = 2**31
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What `measure_likelihood` found, for each of n items: float64 [n]."""
+
+    log_prob: Tensor
+    """log p(x) in nats, x in the units of the model."""
+    log_volume: Tensor
+    """log |dx / d data|: what is added for a density in the units of the data."""
+    gaussian: Tensor | None
+    """log N(x; μ, C) of the same items; None for a model without a Gaussian."""
+    dimensions: int
+    """Numbers in an item."""
+    is_whole: bool
+    """Whether the data are whole numbers, to which noise from −½ to ½ was added."""
+
+    def cost(self, log_prob: Tensor, *, of_data: bool = True, unit: float = 1.0) -> Measured:
+        """−log p per dimension and ``unit`` (nats), its mean over items and the standard error of that."""
+        nats = -(log_prob + self.log_volume if of_data else log_prob) / self.dimensions / unit
+        error = nats.std().item() / len(nats) ** 0.5 if len(nats) > 1 else None
+        return Measured(nats.mean().item(), error)
+
+    def summary(self) -> dict[str, dict[str, Measured]]:
+        """Costs per dimension by name, of the model, the Gaussian, and of the one minus the other, item by item."""
+        rows = {"model": self.log_prob}
+        if self.gaussian is not None:
+            rows |= {"gaussian": self.gaussian}
+        found = {name: self._costs(row) for name, row in rows.items()}
+        if self.gaussian is not None:
+            # The volume is the same for both, so the difference has none, and is the same in all units.
+            nats, bits = (self.cost(self.log_prob - self.gaussian, of_data=False, unit=u) for u in (1.0, math.log(2)))
+            found["difference"] = {"nats_per_dim": nats, "bits_per_dim": bits, "nats_per_dim_of_model": nats}
+        return found
+
+    def _costs(self, log_prob: Tensor) -> dict[str, Measured]:
+        return {
+            "nats_per_dim": self.cost(log_prob),
+            "bits_per_dim": self.cost(log_prob, unit=math.log(2)),
+            "nats_per_dim_of_model": self.cost(log_prob, of_data=False),
+        }
+
+
+def measure_likelihood(
+    denoiser: Denoiser,
+    data: Dataset,
+    *,
+    num_images: int = 64,
+    batch: int = 16,
+    seed: int = 0,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Likelihood:
+    """log p of (at most ``num_images`` of) the data, spread over them, under the probability-flow ODE of a model.
+
+    x̂0 is not clipped, or the flow would have kinks. To whole numbers v, noise uniform on [−½, ½] is added, so that
+    −log₂ p bounds the bits that v costs. ``seed`` decides that noise and the probes; ``options`` are those of
+    `nidiff.log_likelihood`.
+    """
+    check_denoiser(denoiser)
+    expect("data", data, Dataset, "give what nidiff.load_dataset returns")
+    num_images, batch = check_whole("num_images", num_images), check_whole("batch", batch)
+    seed = check_whole("seed", seed, 0, MOST_SEEDS)
+    if len(data) == 0:
+        raise InputError("data has no items: give some.")
+    scaling = data.scaling if denoiser.scaling is None else denoiser.scaling
+    smooth, gaussian = denoiser.clipped(None), denoiser.gaussian
+    rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
+    is_whole = data.grid.dtype in LARGEST
+    found = []  # of each part: log p, log volume, and log N
+    for part in rows.split(batch):
+        values = data.stored(part).double()
+        generators = generators_from_seeds([seed * MOST_SEEDS + row for row in part.tolist()])
+        if is_whole:
+            values = values + torch.special.ndtr(white_noise(values.shape, generators, dtype=torch.float64)) - 0.5
+        x = scaling.to_model(values)
+        normal = x.new_zeros(len(x)) if gaussian is None else gaussian.log_prob(x)
+        found.append((_log_prob(smooth, x, generators, options).double(), scaling.log_volume(values), normal))
+        if progress is not None:
+            progress(min(len(found) * batch, len(rows)), len(rows))
+    model, volume, normal = (torch.cat(each) for each in zip(*found, strict=True))
+    return Likelihood(model, volume, None if gaussian is None else normal, math.prod(data.shape), is_whole)
+
+
+def _log_prob(denoiser: Denoiser, x: Tensor, generators: list[torch.Generator], options: Mapping[str, Any]) -> Tensor:
+    net = getattr(denoiser, "net", None)
+    weight = next(net.parameters(), None) if isinstance(net, torch.nn.Module) else None
+    like = x if weight is None else x.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
+    return log_likelihood(denoiser, like, generator=generators, **options).detach().cpu()
