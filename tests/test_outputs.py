@@ -12,6 +12,7 @@ import pytest
 import torch
 import xarray
 from PIL import Image
+from problems import untrained_model
 from test_sample_command import KILLED
 
 import nidiff
@@ -278,6 +279,18 @@ def test_a_signal_without_a_rate_needs_one(tmp_path):
     SampleFolder(tmp_path / "s", job, (1, 8), "wav", replace(grid, rate=8000)).check()
 
 
+def test_what_is_written_can_be_read_as_data(sample, tmp_path):
+    assert sample("field", tmp_path / "f", "--format", "netcdf")[0] == 0
+    data = nidiff.load_dataset(tmp_path / "f" / "samples.nc", progress=False)
+    assert data.grid == CLIMATE
+    assert np.array_equal(data.stored(torch.arange(4)).movedim(1, -1), stored(tmp_path / "f")["arr_0"])
+    assert sample("signal", tmp_path / "s", "--format", "wav")[0] == 0
+    sounds = nidiff.load_dataset(tmp_path / "s" / "wav", progress=False)
+    assert sounds.grid.rate == 8000
+    difference = sounds.stored(torch.arange(4)).movedim(1, -1).numpy() - stored(tmp_path / "s")["arr_0"]
+    assert np.abs(difference).max() <= 0.5 / 2**15
+
+
 # Again, more, and killed -----------------------------------------------------------------------------------------
 
 
@@ -331,6 +344,30 @@ def test_coordinates_of_another_grid_lie_over_the_same_domain():
     assert np.allclose(back.coordinates["latitude"], LATITUDE)
     assert resized(Grid(("time",), rate=8000), (32,), (64,), ("periodic",)).rate == 16000
     assert resized(Grid(("x",), coordinates={"x": (3.0,)}), (1,), (2,), ("fixed",)).coordinates["x"] == (3.0, 3.0)
+
+
+def test_a_model_is_sampled_on_another_grid(models, sample, tmp_path):
+    assert sample("field", tmp_path / "s", "--format", "netcdf", "--shape", "16", "32")[0] == 0
+    denoiser, scaling = nidiff.load_model(models("field")).at((16, 32)), KINDS["field"][1]
+    x = nidiff.sample(denoiser, (4, 2, 16, 32), num_steps=3, seeds=range(3, 7), tile=4)
+    found = stored(tmp_path / "s")["arr_0"]
+    assert np.array_equal(found, as_stored(x, scaling, "float32").movedim(1, -1).numpy())
+    with xarray.open_dataset(tmp_path / "s" / "samples.nc", engine="h5netcdf") as data:
+        assert np.allclose(data.longitude, np.arange(32) * 11.25)  # the noise is periodic
+    code, log = sample("field", tmp_path / "s")
+    assert code == 2
+    assert "shape: [16, 32], not None" in log
+    assert sample("field", tmp_path / "t", "--shape", "8", "16")[0] == 0  # the model's own
+    assert "shape" not in json.loads((tmp_path / "t" / "job.json").read_text())["job"]
+
+
+def test_a_grid_that_the_network_cannot_take_is_refused(tmp_path, capsys):
+    model = untrained_model(tmp_path / "m")  # which halves each axis once
+    arguments = ["sample", str(model), "--out", str(tmp_path / "x"), "--seeds", "0", "--num-steps", "2"]
+    assert main([*arguments, "--shape", "9", "8"]) == 2
+    assert "shape=(9, 8)" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    assert main([*arguments, "--shape", "16", "8"]) == 0
 
 
 def test_the_digest_of_a_job_knows_of_a_shape_only_if_there_is_one(tmp_path):
