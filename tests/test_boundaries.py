@@ -10,7 +10,7 @@ import nidiff
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.spectral import boundary_per_axis, frequencies, wavenumber
 from nidiff.report.spectrum import RadialModes
-from nidiff.sampling.planning import bands
+from nidiff.sampling.prediction import bands
 from nidiff.testing.problems import normal
 
 MIXED = ("reflecting", "periodic")

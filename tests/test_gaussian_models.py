@@ -18,7 +18,7 @@ from nidiff.model.network import unet2d
 from nidiff.sealed import digest
 from nidiff.testing.problems import normal
 from nidiff.training.baseline import baseline_text
-from nidiff.training.experiment import Experiment, read_experiment
+from nidiff.training.experiment import BEFORE, Experiment, read_experiment
 from nidiff.training.identity import process_digest, settings_digest
 from nidiff.training.run import RunDirectory
 
@@ -235,14 +235,14 @@ def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_ea
     # As an earlier version wrote it: without the settings that it did not have.
     file = tmp_path / "none" / "experiment.json"
     written = json.loads(file.read_text())
-    for key in ("gaussian", "sees"):
+    for key in BEFORE:
         del written[key]
     del written["resolved"]["gaussian"]
     file.write_text(json.dumps(written))
     before = read_experiment(tmp_path / "none")
     assert (before.gaussian, before.sees) == ("none", "auto")
     assert settings_digest(before) == written["identity"]["settings"]
-    had = {key: value for key, value in before.resolved().fixed().items() if key not in ("gaussian", "sees")}
+    had = {key: value for key, value in before.resolved().fixed().items() if key not in BEFORE}
     assert settings_digest(before) == digest(had)  # as those versions computed it
     assert settings_digest(dataclasses.replace(before, gaussian="modes")) != written["identity"]["settings"]
     assert main(["train", "--resume", "--out", str(tmp_path / "none"), "--steps", "3"]) == 0

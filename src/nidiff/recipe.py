@@ -91,8 +91,8 @@ def fits(value: Any, kind: Any) -> bool:
         return any(fits(value, part) for part in get_args(kind))
     if get_origin(kind) is Callable:
         return callable(value)
-    if kind == tuple[int, ...]:
-        return isinstance(value, list) and all(fits(entry, int) for entry in value)
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(fits(entry, get_args(kind)[0]) for entry in value)
     if kind in (int, float):
         return not isinstance(value, bool) and isinstance(value, int if kind is int else int | float)
     kind = str if kind is Path else kind

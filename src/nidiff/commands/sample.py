@@ -1,14 +1,15 @@
-"""``nidiff sample``: images of a trained model, by their seeds."""
+"""``nidiff sample``: samples of a trained model, by their seeds."""
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import Drawing, parse_seeds
+from nidiff.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -28,25 +29,37 @@ class Sample:
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the images go."""
-    format: Annotated[str, arg(metavar="{npz,png,both}")] = "npz"
-    """One samples.npz (arr_0 [N, H, W, C] and seeds), a PNG per seed, or both."""
+    format: Annotated[str, arg(metavar="{npz,png,both,npy,netcdf,zarr,wav,gif}")] = "npz"
+    """In the units of the data: one samples.npz (arr_0 [N, *event, C] and seeds), a PNG per seed, or both; or the npz
+    and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for signals, or
+    a GIF per seed, for video. What is no picture is drawn in a PNG."""
+    shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: the model's)")] = None
+    """Sample on another grid over the same domain, of so many points along each axis."""
+    rate: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: that of the data)")] = None
+    """Samples per second in a WAV file."""
     floats: bool = False
-    """Keep float32 in [-1, 1] in the npz instead of uint8."""
+    """Keep whole numbers as float32 in [-1, 1], not rounded."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
 
     def run(self) -> None:
-        from nidiff.generation.folder import SampleFolder
+        from nidiff.covariance.operator import check_shape
+        from nidiff.generation.folder import GRID, SampleFolder
         from nidiff.generation.job import run_job
         from nidiff.generation.opened import cell_name, open_model, plan_job, process_state, seeds_text
 
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
+        if self.rate is not None and self.format != "wav":
+            raise InputError("rate has no meaning without format='wav': leave it out.")
         model = open_model(self.model, state)
+        model = model if self.shape is None else model.at(check_shape(self.shape))
+        grid = model.grid if self.rate is None else replace(model.grid, rate=self.rate)
         job = plan_job(model, self.sampler, self.num_steps, clip=drawing.clip, tile=drawing.tile, floats=self.floats)
         out = self.out or model.path / "generated" / cell_name(job)
-        folder = SampleFolder(out, job, model.shape, self.format)
+        folder = SampleFolder(out, job, model.shape, self.format, grid)
         run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)
         if state.is_main_process:
-            print(f"wrote {folder.path / 'grid.png'}", file=sys.stderr)
+            if (folder.path / GRID).is_file():  # which needs matplotlib, for what is no picture
+                print(f"wrote {folder.path / GRID}", file=sys.stderr)
             found = {"out": str(folder.path), "images": len(seeds), "seeds": seeds_text(seeds), "shape": model.shape}
             print(json.dumps(found) if self.json else folder.path)

@@ -32,7 +32,7 @@ from nidiff.recipe import call_arguments, check_kinds, fits, is_number, plain, r
 P = ParamSpec("P")
 MOST_LEVELS, MOST_DISCOUNT = 100, 10.0  # of a pyramid: 2 and 0.9 are usual, with 10 levels at most
 LARGEST_FOLDED = 2**24  # numbers in a table of the folded spectrum
-LARGEST_GRAPH = 5000  # nodes: its eigenvectors are 200 MB
+LARGEST_DENSE = 5000  # steps in time, or nodes of a graph: the eigenvectors are 200 MB
 SMOOTHEST = 1e4  # a Matérn field, if its spectrum is folded: that of ν = 100 is a Gaussian already
 
 
@@ -117,8 +117,8 @@ def matern(
     and ℓ = 2, neighbours have correlation 0.715. With ``aliased`` the frequencies above are folded back, and Σ is the
     kernel itself, sampled at the pixels and summed over its periodic (or reflected) images: 0.607 = exp(−½).
     """
-    lengths = _per_axis("length_scale", length_scale, len(shape))
-    lengths = [length / step for length, step in zip(lengths, _per_axis("spacing", spacing, len(shape)), strict=True)]
+    lengths = per_axis("length_scale", length_scale, len(shape))
+    lengths = [length / step for length, step in zip(lengths, per_axis("spacing", spacing, len(shape)), strict=True)]
     _check_positive("smoothness", smoothness)
     boundary_per_axis(boundary, len(shape))
     if aliased and not 1 / SMOOTHEST <= smoothness <= SMOOTHEST:
@@ -319,7 +319,7 @@ def _power_law(
     argument: str,
 ) -> Covariance:
     one_of("zero_mode", zero_mode, ("one", "zero"))
-    index = wavenumber(shape, boundary, _per_axis("spacing", spacing, len(shape)))
+    index = wavenumber(shape, boundary, per_axis("spacing", spacing, len(shape)))
     zero = index == 0
     index[zero] = 1.0
     spectrum = index.pow(-float(exponent))
@@ -378,8 +378,8 @@ def _as_full(laplacian: Any) -> Tensor:
     shape = getattr(laplacian, "shape", None)
     if isinstance(laplacian, list | tuple):
         shape = (len(laplacian),)
-    if shape is not None and max(shape, default=0) > LARGEST_GRAPH:
-        raise InputError(f"laplacian has {max(shape)} nodes, and the limit is {LARGEST_GRAPH}: use a coarser mesh.")
+    if shape is not None and max(shape, default=0) > LARGEST_DENSE:
+        raise InputError(f"laplacian has {max(shape)} nodes, and the limit is {LARGEST_DENSE}: use a coarser mesh.")
     if isinstance(laplacian, Tensor):
         return laplacian if laplacian.layout == torch.strided else laplacian.to_dense()
     return as_numbers(laplacian.toarray() if hasattr(laplacian, "toarray") else laplacian, "laplacian")
@@ -402,6 +402,7 @@ def one_axis(field: str, shape: int | Sequence[int]) -> int:
             f"shape={shown(shape)} has {1 + len(others)} axes, and {field} is over one: write '{field} x gff' for the "
             "others, or Kronecker."
         )
+    _check_steps("shape", n)
     return n
 
 
@@ -409,11 +410,16 @@ def _check_times(times: Any) -> tuple[float, ...]:
     values = as_numbers(times, "times")
     if values.ndim != 1 or not values.numel() or not bool(torch.isfinite(values).all() & (values.diff() > 0).all()):
         raise InputError(f"times={shown(times)} must be finite numbers that rise, such as (0, 1, 2.5).")
-    check_shape(values.shape, "times")
+    _check_steps("times", len(values))
     return tuple(values.tolist())
 
 
-def _per_axis(argument: str, value: Any, axes: int) -> list[float]:
+def _check_steps(argument: str, count: int) -> None:
+    if count > LARGEST_DENSE:
+        raise InputError(f"{argument} has {count} steps, and the limit is {LARGEST_DENSE}: use matern for more.")
+
+
+def per_axis(argument: str, value: Any, axes: int) -> list[float]:
     """Positive numbers, one per axis, of one for all or of as many."""
     value = value.tolist() if hasattr(value, "tolist") else value
     numbers = [value] * axes if is_number(value) else value

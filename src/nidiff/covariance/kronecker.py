@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.operator import Covariance, check_shape
 from nidiff.covariance.spectral import white_in
 from nidiff.errors import InputError, expect
 
@@ -24,6 +24,7 @@ class Kronecker(Covariance):
             expect(name, factor, Covariance)
             if factor.in_real_basis().white_shape != factor.event_shape:
                 raise InputError(f"{name} has coefficients in a layout of its own: give it a method in_real_basis().")
+        check_shape((*a.event_shape, *b.event_shape), "a ⊗ b")
         self.a, self.b = a, b
         self._a, self._b = a.in_real_basis(), b.in_real_basis()
         super().__init__(
@@ -33,6 +34,11 @@ class Kronecker(Covariance):
             normalize=False,
             allow_singular=a.is_singular or b.is_singular,
         )
+
+    @property
+    def is_product(self) -> bool:
+        """Whether the eigenvalues are still the products of those of ``a`` and ``b``."""
+        return not self._changed
 
     def to_basis(self, x: Tensor) -> Tensor:
         return self._over_a(self._a.to_basis, self._b.to_basis(x))

@@ -185,6 +185,11 @@ class Channels(Covariance):
         """The eigenvectors of the covariance between channels, as columns."""
         return self._vectors
 
+    @property
+    def matrix(self) -> Tensor:
+        """The covariance between channels that it was built from."""
+        return as_numbers(self._built_with["matrix"], "matrix")
+
     @cached_property
     def basis(self) -> Hashable | None:
         own = hashlib.sha256(self._vectors.contiguous().numpy().tobytes()).digest()

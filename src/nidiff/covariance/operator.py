@@ -293,6 +293,21 @@ class Covariance(ABC):
         identity = torch.eye(self.size, dtype=torch.float64, device="cpu").reshape(self.size, *self.event_shape)
         return self.matmul(identity).reshape(self.size, self.size)
 
+    def at(self, shape: Sequence[int]) -> "Covariance":
+        """The same field on a grid of another ``shape`` over the same domain: its modes keep their law.
+
+        An orthonormal mode of N' pixels in place of N has λ' = (N'/N) λ, so that at every mode which both grids have
+        the noise is to the data what it was. A coarser grid leaves modes out. A finer one has new modes: those of the
+        formula for `gaussian_free_field`, `power_law` and `matern` (with ``aliased``, whose modes hold those beyond
+        Nyquist, it is the kernel at the new pixels), and for any other spectrum those of the power law of its upper
+        octave. So the variance changes a little, and converges if λ falls fast enough (gamma > d/2 in d dimensions).
+        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` is that of the
+        event alone; a `Kronecker` product goes by its factors.
+        """
+        from nidiff.covariance.grids import on_grid
+
+        return on_grid(self, shape)
+
     def distribution(self, channels: int | None = None) -> "GaussianField":
         """N(0, Σ) over [channels, *event_shape] as a `torch.distributions.Distribution`: a base for flows and VAEs."""
         from nidiff.covariance.distribution import GaussianField

@@ -1,7 +1,7 @@
 """Arrays of numpy, .npy and .npz, as values [N, C, *event]."""
 
-import warnings
 import zipfile
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,61 +9,108 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, first_line
+from nidiff.data.dataset import Dataset
+from nidiff.data.encoded import Reading
+from nidiff.data.grid import Grid
+from nidiff.data.layout import Layout, as_layout
+from nidiff.data.sources import Watched, gather, settled
+from nidiff.errors import InputError, first_line, one_of
 from nidiff.files import check_member
 from nidiff.memory import require_memory
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import DTypeLike, NDArray
 
 
-def read_array(file: Path) -> Tensor:
-    """The N×H×W or N×H×W×C numbers of a file as [N, C, H, W], uint8 or float32."""
-    path = f"path={str(file)!r}"
+def open_array(file: Path, reading: Reading) -> Dataset:
+    """The numbers of an .npy or .npz file. An .npy of more bytes than the memory limit is read batch by batch."""
+    argument, is_npz = f"path={str(file)!r}", file.suffix.lower() == ".npz"
+    if reading.variables and not is_npz:
+        raise InputError(f"variables={reading.variables} has no meaning with {argument}, one array: leave it out.")
     try:
-        array = _images_of_npz(file) if file.suffix.lower() == ".npz" else _mapped(file)
+        array = _member_of_npz(file, reading.variables) if is_npz else _mapped(file)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
-        raise InputError(f"{path} cannot be read as arrays ({first_line(error)}): write it with numpy.save.") from error
-    array = array if array.ndim != 3 else array[..., None]
-    if array.ndim != 4 or array.size == 0 or array.shape[-1] > 4:
-        raise InputError(f"{path} has shape {array.shape}: give N×H×W or N×H×W×C, with 1 to 4 channels, last.")
-    if array.dtype != np.uint8 and not np.issubdtype(array.dtype, np.floating):
-        raise InputError(f"{path} has dtype {array.dtype}: give uint8, or floats in [-1, 1].")
-    dtype = np.uint8 if array.dtype == np.uint8 else np.float32
-    require_memory(f"{path} of shape {array.shape}", 2.0 * array.size * np.dtype(dtype).itemsize, "give fewer images")
-    pixels = torch.from_numpy(np.array(np.moveaxis(array, -1, 1), dtype=dtype, order="C"))
-    if pixels.dtype == torch.uint8:
-        return pixels
-    low, high = (end.item() for end in pixels.aminmax())
-    if not np.isfinite([low, high]).all():
-        raise InputError(f"{path} has NaN or infinite values: remove those images.")
-    found = f"{path} has floats from {low:g} to {high:g}"
-    if low < -1 or high > 1:
-        remedy = "divide by 127.5 and subtract 1" if low >= 0 and high <= 255 else "scale them to it"
-        raise InputError(f"{found}, outside [-1, 1]: {remedy}.")
-    if low >= 0 and high > 0:
-        hint = "if they are in [0, 1], multiply by 2 and subtract 1"
-        warnings.warn(f"{found}, taken to be in [-1, 1]: {hint}.", stacklevel=2)
-    return pixels
+        problem = f"{argument} cannot be read as arrays ({first_line(error)})"
+        raise InputError(f"{problem}: write it with numpy.save.") from error
+    if array.size == 0:
+        raise InputError(f"{argument} has shape {array.shape}: give at least one item.")
+    dtype, layout = stored_type(argument, array.dtype), as_layout(reading.layout, argument, array.shape)
+    layout.order(argument, array.shape)  # which refuses another number of axes
+    values: Any
+    if isinstance(array, np.memmap) and array.flags.c_contiguous and layout.letters[0] == "N":
+        values = settled(Npy(file, array, layout), argument, reading.memory_limit, progress=reading.progress)
+    else:
+        require_memory(f"{argument} of shape {array.shape}", 2.0 * array.size * dtype.itemsize, "give fewer items")
+        values = torch.from_numpy(as_stored_numbers(layout.arrange(argument, array), dtype))
+    return Dataset(values, grid=Grid(layout.axes, dtype=dtype.name))
+
+
+class Npy:
+    """An .npy file whose items come first, one after the other. It is read, not mapped: a mapped file that is cut
+    short ends the process."""
+
+    def __init__(self, file: Path, array: "np.memmap[Any, Any]", layout: Layout) -> None:
+        stored = stored_type(str(file), array.dtype)
+        self.dtype: torch.dtype = getattr(torch, stored.name)
+        self.shape = layout.arrange(str(file), array).shape
+        self._watched, self._layout, self._stored = Watched.now(file), layout, stored
+        self._offset, self._item, self._as_is = array.offset, array.shape[1:], array.dtype
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        with self._watched.reading():
+            return gather(index, len(self), self._read)
+
+    def _read(self, start: int, stop: int) -> "NDArray[Any]":
+        size = prod(self._item)
+        with self._watched.path.open("rb") as file:
+            file.seek(self._offset + start * size * self._as_is.itemsize)
+            numbers = np.fromfile(file, self._as_is, (stop - start) * size)
+        items = numbers.reshape(stop - start, *self._item)
+        return as_stored_numbers(self._layout.arrange("", items), self._stored)
+
+
+def stored_type(argument: str, dtype: "DTypeLike") -> "np.dtype[Any]":
+    """How numbers of a file are kept: uint8, uint16 or float32."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "u" and dtype.itemsize <= 2:
+        return dtype.newbyteorder("=")
+    if not np.issubdtype(dtype, np.floating):
+        raise InputError(f"{argument} has dtype {dtype}: give uint8, uint16 or floats.")
+    return np.dtype(np.float32)
+
+
+def as_stored_numbers(array: "NDArray[Any]", dtype: "np.dtype[Any]") -> "NDArray[Any]":
+    """A copy as ``dtype``; what float32 cannot hold becomes infinite, which is refused or filled later."""
+    with np.errstate(over="ignore"):
+        return np.array(array, dtype=dtype, order="C")
 
 
 def _mapped(file: Path) -> "NDArray[Any]":
     """The array of an .npy file, on the disk: numpy compares its shape with the size of the file."""
-    return np.load(file, mmap_mode="r", allow_pickle=False)
+    array = np.load(file, mmap_mode="r", allow_pickle=False)
+    if not isinstance(array, np.memmap):
+        raise ValueError("it is not of the .npy format")
+    return array
 
 
-def _images_of_npz(file: Path) -> "NDArray[Any]":
-    """The only array of an .npz file, or ``arr_0``."""
+def _member_of_npz(file: Path, names: tuple[str, ...]) -> "NDArray[Any]":
+    """The array of an .npz file that is named, the only one, or ``arr_0``."""
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        name = next(iter(members)) if len(members) == 1 else "arr_0"
+        if len(names) > 1:
+            raise InputError(f"variables={names} must be the name of one array of path={str(file)!r}.")
+        only = next(iter(members)) if len(members) == 1 else "arr_0"
+        name = one_of("variables", names[0], members) if names else only
         if name not in members:
             raise InputError(
-                f"path={str(file)!r} has the arrays {sorted(members)}: keep one, or name the images arr_0."
+                f"path={str(file)!r} has the arrays {sorted(members)}: call one arr_0, or name it with variables=."
             )
-        require_memory(f"path={str(file)!r}", 2.0 * members[name].file_size, "give fewer images")
+        require_memory(f"path={str(file)!r}", 2.0 * members[name].file_size, "give fewer items")
         check_member(archive, members[name], file.stat().st_size)
         with archive.open(members[name]) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)

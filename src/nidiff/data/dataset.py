@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from nidiff.data.grid import Grid
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import TENSOR, InputError, expect
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 LARGEST = {"uint8": 255, "uint16": 65535}
 WHOLE = {"uint8": PIXELS, "uint16": Scaling(32767.5, 32767.5)}  # the range of the type is [−1, 1]
@@ -46,6 +49,8 @@ class Dataset:
     the model's units already."""
     grid: Grid = None  # type: ignore[assignment]
     """Names, units and coordinates."""
+    along: "tuple[str, NDArray[Any]] | None" = None
+    """The name and the coordinates [N] of the sample axis, where the file has them, such as the times."""
 
     def __post_init__(self) -> None:
         dtype = str(self.values.dtype).removeprefix("torch.")
@@ -72,15 +77,17 @@ class Dataset:
 
     def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """The items of ``index`` [B] as the model sees them; where ``flip`` [B] is true, the last axis is mirrored."""
+        if flip is not None and (flip.dtype != torch.bool or flip.shape != index.shape):
+            raise InputError(f"flip is {flip.dtype} {tuple(flip.shape)}: give {len(index)} bools, one per image.")
         values = self.stored(index)
-        if flip is not None:
-            if flip.dtype != torch.bool or flip.shape != index.shape:
-                raise InputError(f"flip is {flip.dtype} {tuple(flip.shape)}: give {len(index)} bools, one per image.")
-            flip = flip.cpu()
-            values[flip] = values[flip].flip(-1)
         if self.scaling == Scaling(1.0):
-            return values.float()
-        return self.scaling.to_model(values if values.dtype == torch.uint8 else values.double()).float()
+            x = values.float()
+        else:
+            x = self.scaling.to_model(values if values.dtype == torch.uint8 else values.double()).float()
+        if flip is not None:
+            flip = flip.cpu()
+            x[flip] = x[flip].flip(-1)
+        return x
 
     def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
         """``batch(index, flip)`` of each of ``draws``; a thread makes the next one while the last one is in use."""

@@ -1,4 +1,4 @@
-"""Images in files (PNG, JPEG, …) as uint8 pixels: decoded at once, or batch by batch if memory is short."""
+"""Images in files (PNG, JPEG, …) as uint8 or uint16 pixels: decoded at once, or batch by batch if memory is short."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +17,14 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
+from nidiff.data.layout import Layout
 from nidiff.errors import InputError, shown
 from nidiff.memory import require_memory
 from nidiff.recipe import check_number, fits
 
-# What each kind of 8-bit image is read as; others (16 bits, floats) have no agreed range.
+# What each kind of 8-bit image is read as. Pillow reads 16 bits only of grey ones; floats have no agreed range.
 MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
+DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
 # The decoders that Pillow may use: some of the others run programs (PostScript) or are rarely looked at.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 MOST_PIXELS = 2**27  # of one image: a file of a few kilobytes can claim any number
@@ -33,6 +35,7 @@ MEMORY_LIMIT = 4 * 2**30
 
 Size = int | tuple[int, int] | None
 Shape = tuple[int, int, int]
+Kind = tuple[Shape, torch.dtype]
 Result = TypeVar("Result")
 
 
@@ -45,8 +48,17 @@ class Reading:
     skip_corrupt: bool = False
     memory_limit: int | None = MEMORY_LIMIT
     progress: bool = False
+    layout: str | None = None
+    variables: tuple[str, ...] = ()
+    sample_axis: str | None = None
 
     def __post_init__(self) -> None:
+        if self.layout is not None:
+            Layout(self.layout)
+        if not isinstance(self.variables, tuple) or not all(isinstance(name, str) for name in self.variables):
+            raise InputError(f"variables={shown(self.variables)} must be names.")
+        if not isinstance(self.sample_axis, str | None):
+            raise InputError(f"sample_axis={shown(self.sample_axis)} must be a name.")
         pair = self.pair
         if pair is not None and not (len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)):
             raise InputError(f"size={shown(self.size)} is not a size: give one positive integer, or height and width.")
@@ -77,10 +89,8 @@ class CorruptImage(InputError):
 class Stream:
     """A stand-in for the tensor of all pixels [N, C, H, W]: each image is decoded when it is asked for."""
 
-    dtype = torch.uint8
-
-    def __init__(self, images: Sequence[Encoded], shape: Shape, reading: Reading) -> None:
-        self.shape = (len(images), *shape)
+    def __init__(self, images: Sequence[Encoded], kind: Kind, reading: Reading) -> None:
+        self.shape, self.dtype = (len(images), *kind[0]), kind[1]
         self._images, self._reading = images, reading
 
     def __len__(self) -> int:
@@ -89,7 +99,7 @@ class Stream:
     def index_select(self, dim: int, index: Tensor) -> Tensor:
         """The images of ``index``, as `torch.Tensor.index_select` along ``dim`` = 0; threads decode them."""
         assert dim == 0
-        pixels = torch.empty((len(index), *self.shape[1:]), dtype=torch.uint8)
+        pixels = torch.empty((len(index), *self.shape[1:]), dtype=self.dtype)
         images = [self._images[row] for row in index.tolist()]
         with ThreadPoolExecutor() as pool:  # Pillow lets go of the interpreter's lock while it decodes
             list(pool.map(partial(_decode, self._reading), images, pixels.numpy()))
@@ -105,25 +115,33 @@ def read_encoded(images: Sequence[Encoded], reading: Reading) -> tuple[Tensor | 
     beforehand, because the number of images must be known at the start.
     """
     Image.init()  # two threads that do this at once can miss a format
-    shapes = _each(partial(_shape, reading), reading, "looking at images", images)
-    rows, good = list(compress(range(len(images)), shapes)), list(compress(images, shapes))
-    shape = next(filter(None, shapes))
-    for image, other in zip(good, filter(None, shapes), strict=True):
-        if other != shape:
-            mine, first = ((*each[1:], each[0]) for each in (other, shape))
-            remedy = f"make all images alike, or give {'channels' if other[1:] == shape[1:] else 'size'}="
-            raise InputError(f"{image.name!r} has size (H, W, C) {mine}, but {good[0].name!r} has {first}: {remedy}.")
-    decode = partial(_decode, reading)
-    if reading.memory_limit is not None and len(good) * prod(shape) > reading.memory_limit:
+    kinds = _each(partial(_kind, reading), reading, "looking at images", images)
+    rows, good = list(compress(range(len(images)), kinds)), list(compress(images, kinds))
+    kind = next(filter(None, kinds))
+    for image, other in zip(good, filter(None, kinds), strict=True):
+        _expect_alike(image.name, other, good[0].name, kind)
+    decode, (shape, dtype) = partial(_decode, reading), kind
+    size = len(good) * prod(shape) * dtype.itemsize
+    if reading.memory_limit is not None and size > reading.memory_limit:
         kept = _each(decode, reading, "checking images", good) if reading.skip_corrupt else [True] * len(good)
-        pixels: Tensor | Stream = Stream(list(compress(good, kept)), shape, reading)
+        pixels: Tensor | Stream = Stream(list(compress(good, kept)), kind, reading)
     else:
-        require_memory(f"{len(good)} images of shape {shape}", len(good) * prod(shape), "give a smaller size")
-        memory = torch.empty((len(good), *shape), dtype=torch.uint8)
+        require_memory(f"{len(good)} images of shape {shape}", size, "give a smaller size")
+        memory = torch.empty((len(good), *shape), dtype=dtype)
         kept = _each(decode, reading, "reading images", good, memory.numpy())
         pixels = memory if all(kept) else memory[torch.tensor(list(map(bool, kept)))]
     rows = list(compress(rows, kept))
     return pixels, rows, [images[row].name for row in sorted({*range(len(images))} - {*rows})]
+
+
+def _expect_alike(name: str, kind: Kind, first_name: str, first: Kind) -> None:
+    if kind[1] != first[1]:
+        bits, others = (f"{8 * one[1].itemsize} bits" for one in (kind, first))
+        raise InputError(f"{name!r} has {bits} per pixel, but {first_name!r} has {others}: make all images alike.")
+    if kind[0] != first[0]:
+        mine, its = ((*shape[1:], shape[0]) for shape in (kind[0], first[0]))
+        remedy = f"make all images alike, or give {'channels' if kind[0][1:] == first[0][1:] else 'size'}="
+        raise InputError(f"{name!r} has size (H, W, C) {mine}, but {first_name!r} has {its}: {remedy}.")
 
 
 def _each(
@@ -160,8 +178,8 @@ def _opened(encoded: Encoded) -> Iterator[Image.Image]:
                 raise CorruptImage(
                     f"{encoded.name!r} has {count:,} pixels, more than {MOST_PIXELS:,}: make it smaller."
                 )
-            if image.mode not in MODES:
-                raise InputError(f"{encoded.name!r} has mode {image.mode}: convert it to 8 bits per channel.")
+            if image.mode not in MODES and not _is_deep(image):
+                raise InputError(f"{encoded.name!r} has mode {image.mode}: convert it to 8 bits, or 16 bits of grey.")
             yield image
     except (InputError, MemoryError):
         raise
@@ -171,26 +189,50 @@ def _opened(encoded: Encoded) -> Iterator[Image.Image]:
         raise CorruptImage(f"{encoded.name!r} cannot be read as an image ({reason}): {remedy}.") from error
 
 
-def _shape(reading: Reading, encoded: Encoded) -> Shape:
-    """The shape of what `_decode` gives, without decoding."""
+def _is_deep(image: Image.Image) -> bool:
+    """Whether it has 16 bits of grey; older versions of Pillow open such a PNG with 32."""
+    return image.mode in DEEP or (image.mode == "I" and image.format == "PNG")
+
+
+def _kind(reading: Reading, encoded: Encoded) -> Kind:
+    """The shape and the type of what `_decode` gives, without decoding."""
     with _opened(encoded) as image:
         turned = image.format in CAMERA and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
         height, width = reading.pair or (image.size if turned else image.size[::-1])
-        return reading.channels or Image.getmodebands(MODES[image.mode]), height, width
+        if _is_deep(image):
+            if reading.channels not in (None, 1):
+                name = f"{encoded.name!r} has 16 bits of grey"
+                raise InputError(f"channels={reading.channels}: {name}, which cannot become colours: leave it out.")
+            return (1, height, width), torch.uint16
+        return (reading.channels or Image.getmodebands(MODES[image.mode]), height, width), torch.uint8
 
 
 def _decode(reading: Reading, encoded: Encoded, out: np.ndarray[Any, Any] | None = None) -> bool:
     """Decode an image, into ``out`` [C, H, W] if it is given."""
     with _opened(encoded) as image:
         upright = ImageOps.exif_transpose(image) if image.format in CAMERA else image
-        pixels = fit(upright.convert(MODES[upright.mode]), reading)
+        if _is_deep(upright):
+            pixels = _fit_deep(upright, reading)
+        else:
+            pixels = fit(upright.convert(MODES[upright.mode]), reading)
     if out is not None:
+        if pixels.shape != out.shape or pixels.dtype != out.dtype:
+            raise CorruptImage(f"{encoded.name!r} has changed since it was opened: leave it as it is until the end.")
         out[:] = pixels
     return True
 
 
+def _fit_deep(image: Image.Image, reading: Reading) -> np.ndarray[Any, Any]:
+    """`fit` of 16 bits of grey, as uint16 [1, H, W]; resized as floats, since Pillow cannot resize them."""
+    pixels = np.asarray(image)
+    if reading.pair not in (None, pixels.shape):
+        floats = Image.fromarray(pixels.astype(np.float32))
+        pixels = fit(floats, Reading(reading.pair))[0].round().clip(0, 65535)
+    return pixels.astype(np.uint16)[None]
+
+
 def fit(image: Image.Image, reading: Reading) -> np.ndarray[Any, Any]:
-    """``image`` as uint8 [C, H, W].
+    """``image`` as [C, H, W].
 
     With a size, the largest centred rectangle of that aspect is resized to it (Lanczos over the whole area of a
     pixel). With a number of channels, grey is 0.299 R + 0.587 G + 0.114 B, and transparency is dropped.

@@ -1,5 +1,7 @@
-"""Images by name: a dataset we know, a path, or a dataset of the Hugging Face Hub."""
+"""Data sets by name: one that we know, a path, or one of the Hugging Face Hub."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -8,9 +10,17 @@ import torch
 
 from nidiff.data.dataset import Dataset
 from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
-from nidiff.data.images import fit_pixels, open_images
+from nidiff.data.images import files_of, fit_pixels, open_images
+from nidiff.data.missing import MEAN, REFUSE, Cleaning, as_missing, cleaned
 from nidiff.data.named import DATASETS
-from nidiff.errors import InputError, first_line, shown
+from nidiff.data.science import is_science, open_science
+from nidiff.data.sounds import SUFFIXES as SOUNDS
+from nidiff.data.sounds import open_sounds
+from nidiff.data.sources import take
+from nidiff.data.split import held_out_rows
+from nidiff.data.units import FITTED, LOG, as_rules, fit_scaling, measure
+from nidiff.diffusion.scaling import Scaling
+from nidiff.errors import InputError, first_line, one_of, shown
 from nidiff.extras import require
 from nidiff.files import as_path
 from nidiff.recipe import check_kinds
@@ -24,21 +34,42 @@ def load_dataset(
     size: Size = None,
     channels: int | None = None,
     skip_corrupt: bool = False,
+    layout: str | None = None,
+    variables: Sequence[str] = (),
+    sample_axis: str | None = None,
+    scaling: str | Sequence[str] | Scaling = "auto",
+    missing: str | float = "refuse",
+    held_out: str | float | None = None,
     memory_limit: int | None = MEMORY_LIMIT,
     progress: bool = True,
 ) -> Dataset:
-    """The images of ``name``: one of `DATASETS`, the path of a folder or an .npy or .npz file, or hf:NAME.
+    """The data set ``name``: one of `DATASETS`, hf:NAME, or the path of a folder of images, of videos or of WAV files,
+    of an .npy or .npz file, of NetCDF or HDF5 (.nc, .h5), or of Zarr (.zarr).
 
     Args:
-        split: "train" or "test", or any split that hf:NAME has. A path has no splits: all of it is "train".
+        split: "train" or "test", or any split that hf:NAME has. A path has a "test" part if ``held_out`` says which.
         data_dir: where the official files of a named dataset are. Default: they are found or downloaded.
-        size: one number, or height and width: images are cropped about the centre and resized.
+        size: one number, or height and width: images are cropped about the centre and resized. Of sounds: the number
+            of samples, from the middle.
         channels: 1 (grey) or 3 (RGB). Default: as stored.
         skip_corrupt: leave out images that cannot be read, and list them in ``.skipped``.
-        memory_limit: a folder or hf:NAME with more bytes of pixels is decoded batch by batch. None: no limit.
+        layout: what the axes of an array are, such as NCHW, in the order of the file: N for the items, C for the
+            channels, and L, T, D, H, W, X, Y or Z. With T, each subfolder of a folder has the frames of one video.
+        variables: of NetCDF, HDF5 and Zarr, those that become channels; of .npz, its array. Default: all that fit.
+        sample_axis: of NetCDF, HDF5 and Zarr, the axis of the items. Default: the first one.
+        scaling: between the units of the data and those of the model, fitted to the training part: standard (mean 0,
+            standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), none, or
+            linear:scale=…,shift=…; one for all channels, or one for each; or a `Scaling`. auto: standard of floats;
+            uint8 and uint16 go from the range of the type to [-1, 1].
+        missing: what to do with NaN and infinite values: "refuse" them, fill in the "mean" of their channel, or a
+            number in the units of the data.
+        held_out: the fraction of the items, or the range of their coordinate, such as time=2010-01-01:, that is the
+            "test" part.
+        memory_limit: more bytes than this are read batch by batch. None: no limit.
         progress: show bars on a terminal.
     """
-    reading = Reading(size, channels, skip_corrupt, memory_limit, progress)
+    given = tuple(variables) if isinstance(variables, list | tuple) else variables
+    reading = Reading(size, channels, skip_corrupt, memory_limit, progress, layout, given, sample_axis)  # type: ignore[arg-type]
     check_kinds(load_dataset, {"skip_corrupt": skip_corrupt, "progress": progress})
     if not isinstance(split, str):
         raise InputError(f"split={shown(split)} must be a name, such as 'train'.")
@@ -46,13 +77,29 @@ def load_dataset(
         data_dir = as_path("data_dir", data_dir)
     if not (isinstance(name, str) and (name in DATASETS or name.startswith("hf:"))):
         name = str(as_path("name", name))
+    data = _open(name, split, data_dir, reading, held_out is not None)
+    return _finished(data, name, split, held_out, scaling, as_missing(missing), progress)
+
+
+def _open(name: str, split: str, data_dir: Path | None, reading: Reading, is_split: bool) -> Dataset:
+    """All of a data set with its numbers as they are stored."""
+    if name in DATASETS or name.startswith("hf:"):
+        for argument in ("layout", "variables", "sample_axis"):
+            if getattr(reading, argument):
+                raise InputError(
+                    f"{argument}={getattr(reading, argument)!r} has no meaning with {name!r}: leave it out."
+                )
+        if is_split:
+            raise InputError(f"held_out has no meaning with {name!r}, which has splits of its own: leave it out.")
     if name in DATASETS:
-        pixels, labels = DATASETS[name](split, data_dir, progress)
+        pixels, labels = DATASETS[name](split, data_dir, reading.progress)
         return Dataset(fit_pixels(pixels, reading), labels)
     if not name.startswith("hf:") and not Path(name).exists():
         near = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""
-        known = f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy or .npz file, or hf:NAME"
+        known = (
+            f"{', '.join(map(repr, sorted(DATASETS)))}, the path of a folder, .npy, .npz, .nc, .h5 or .zarr, or hf:NAME"
+        )
         raise InputError(
             f"the data set {name!r} is neither a known name nor an existing path{hint}: give one of {known}."
         )
@@ -60,9 +107,50 @@ def load_dataset(
         raise InputError(f"data_dir={str(data_dir)!r} has no meaning with {name!r}: leave it out.")
     if name.startswith("hf:"):
         return _load_hub(name, split, reading)
-    if split != "train":
-        raise InputError(f"split={split!r}: {name!r} has no splits; give the path of the images you want instead.")
-    return open_images(name, reading)
+    if not is_split and split != "train":
+        remedy = "say with held_out= which part that is, or give the path of the data you want"
+        raise InputError(f"split={split!r}: {name!r} has no splits: {remedy}.")
+    if is_split:
+        one_of("split", split, ("train", "test"))
+    return _open_path(Path(name), reading)
+
+
+def _open_path(path: Path, reading: Reading) -> Dataset:
+    if is_science(path):
+        if reading.size is not None or reading.channels is not None:
+            raise InputError(f"size and channels have no meaning with path={str(path)!r}: leave them out.")
+        return open_science(path, reading)
+    if reading.sample_axis is not None or (reading.variables and path.suffix.lower() != ".npz"):
+        which = "sample_axis" if reading.sample_axis is not None else "variables"
+        raise InputError(f"{which} has no meaning with path={str(path)!r}: leave it out.")
+    if path.is_dir() and (sounds := files_of(path, SOUNDS)):
+        return open_sounds(path, sounds, reading)
+    return open_images(path, reading)
+
+
+def _finished(
+    data: Dataset, name: str, split: str, held_out: object, scaling: object, missing: str | float, progress: bool
+) -> Dataset:
+    """The part that is asked for, without missing values, and with the scaling of the training part."""
+    every = torch.arange(len(data))
+    is_held_out = torch.zeros(len(data), dtype=torch.bool) if held_out is None else held_out_rows(data, held_out)
+    train = every[~is_held_out]
+    rules = [] if isinstance(scaling, Scaling) else as_rules(scaling, data)
+    values, found = data.values, None
+    cleaning = Cleaning(f"path={name!r}", data.grid)
+    if missing != MEAN:
+        values = cleaned(
+            values, replace(cleaning, fills=None if missing == REFUSE else (float(missing),) * data.shape[0])
+        )
+    fills_mean = missing == MEAN and values.dtype.is_floating_point
+    if fills_mean or any(rule.kind in FITTED for rule in rules):
+        found = measure(values, train, [rule.kind == LOG for rule in rules], progress=progress)
+    if fills_mean:
+        assert found is not None
+        values = cleaned(values, replace(cleaning, fills=found.means(data.grid)))
+    made = scaling if isinstance(scaling, Scaling) else fit_scaling(rules, data, found)
+    whole = replace(data, values=values, scaling=made)
+    return whole if held_out is None else take(whole, train if split == "train" else every[is_held_out])
 
 
 def _load_hub(name: str, split: str, reading: Reading) -> Dataset:

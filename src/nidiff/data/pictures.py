@@ -14,14 +14,14 @@ from nidiff.files import replacing
 
 
 def save_grid(images: Tensor, path: Path) -> None:
-    """Write [N, C, H, W] in [-1, 1] as one picture, nearest-neighbour enlarged so that small images can be seen."""
+    """Write [N, C, H, W], whole numbers or in [-1, 1], as one picture, nearest-neighbour enlarged if it is small."""
     shown = as_grey_or_rgb(images)
     factor = max(1, 64 // shown.shape[-1])
     save_png(grid_pixels(shown).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
 
 
 def save_png(pixels: Tensor, path: Path, about: Mapping[str, str] | None = None) -> None:
-    """Write uint8 [H, W, 1 or 3]; ``about`` is text that the file carries."""
+    """Write uint8 [H, W, 1 or 3] or uint16 [H, W, 1]; ``about`` is text that the file carries."""
     info = PngInfo()
     for key, text in (about or {}).items():
         info.add_text(key, text)
@@ -30,10 +30,10 @@ def save_png(pixels: Tensor, path: Path, about: Mapping[str, str] | None = None)
 
 
 def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:
-    """[N, C, H, W] in [-1, 1] as one uint8 picture [rows · (H + 1), columns · (W + 1), 1 or 3], white lines between."""
+    """[N, C, H, W] as one uint8 picture [rows · (H + 1), columns · (W + 1), 1 or 3], white lines between."""
     # A picture of images that went wrong should show it, not fail: NaN is black.
     seen = images.nan_to_num(nan=-1, posinf=1, neginf=-1) if images.is_floating_point() else images
-    shown = as_grey_or_rgb(quantise(seen).cpu())
+    shown = as_grey_or_rgb(eight_bits(seen).cpu())
     count, channels, height, width = shown.shape
     columns = math.ceil(math.sqrt(count)) if columns is None else columns
     rows = math.ceil(count / columns)
@@ -43,9 +43,15 @@ def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:
     return picture.reshape(rows * (height + 1), columns * (width + 1), channels)[:-1, :-1]
 
 
+def eight_bits(images: Tensor) -> Tensor:
+    """Whole numbers, or floats in [-1, 1], as uint8."""
+    return (images.int() // 257).byte() if images.dtype == torch.uint16 else quantise(images)
+
+
 def as_grey_or_rgb(images: Tensor) -> Tensor:
     """[N, C, H, W] as grey or RGB: unless C is 1 or 3, its channels become grey images side by side, [N, 1, H, C · W].
 
-    A PNG of two or four channels would show the last one as transparency.
+    A PNG of two or four channels would show the last one as transparency. Pillow writes 16 bits in grey only.
     """
-    return images if images.shape[1] in (1, 3) else images.transpose(1, 2).flatten(2).unsqueeze(1)
+    is_shown = images.shape[1] == 1 or (images.shape[1] == 3 and images.dtype != torch.uint16)
+    return images if is_shown else images.transpose(1, 2).flatten(2).unsqueeze(1)

@@ -126,6 +126,15 @@ class Denoiser(torch.nn.Module):
         """The same with another κ."""
         return self._with(kappa=kappa)
 
+    def at(self, shape: Sequence[int]) -> "Denoiser":
+        """The same on a grid of another ``shape`` of the event: the noise has the same law at the modes that both grids
+        have (`Covariance.at`), and so has the data's Gaussian. The network must take such x; κ is left out."""
+        if self.process.schedule.event_shape:
+            raise InputError("schedule has levels of its own for every mode, which another grid has not: train there.")
+        process = Process(self.process.schedule, self.process.covariance.at(shape))
+        gaussian = None if self.gaussian is None else self.gaussian.on_grid(shape)
+        return self._with(process=process, gaussian=gaussian, kappa=None)
+
     def silenced(self) -> "Denoiser":
         """The same with a network that says 0."""
         return self._with(net=silent, sees="x")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nidiff.covariance.config import Config, build, describe
 from nidiff.covariance.cross import CrossSpectral
+from nidiff.covariance.grids import resampled
 from nidiff.covariance.matrix import Channels
 from nidiff.covariance.modes import Coefficient, Modes, elementwise
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape, check_sizes
@@ -190,6 +191,11 @@ class GaussianModel:
         """
         spectrum = self.spectrum(self.spatial) ** check_number("exponent", exponent)
         return self.spatial.with_eigenvalues(spectrum / spectrum.mean())
+
+    def on_grid(self, shape: Sequence[int]) -> "GaussianModel":
+        """The model of the same data on a grid of another ``shape`` of the event: see `Covariance.at`."""
+        covariance = self.covariance.at(shape)
+        return GaussianModel(resampled(self.mean, self.covariance, shape), covariance)
 
     def _check_items(self, argument: str, x: Tensor) -> None:
         expect(argument, x, Tensor, TENSOR)
@@ -374,7 +380,8 @@ def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, even
         if spatial is None:
             item = tuple(batch.shape[1:])
             spatial = _basis(basis, item, event_axes)
-        x = batch.detach().double().cpu().reshape(len(batch), -1, *spatial.event_shape)
+        channels = math.prod(batch.shape[1 : batch.ndim - len(spatial.event_shape)])
+        x = batch.detach().double().cpu().reshape(len(batch), channels, *spatial.event_shape)
         own_total, own_cross = x.sum(0), _cross_spectrum(x, spatial)
         total = own_total if total is None else total + own_total
         cross = own_cross if cross is None else cross + own_cross

@@ -65,7 +65,7 @@ def evaluate_cell(
             return replace(known, run=model.name) if state.is_main_process else None
     if state.is_main_process:
         bench.prepare()  # unusable real data or features are refused before hours of drawing
-    folder = SampleFolder(model.path / "generated" / cell_name(job), job, model.shape)
+    folder = SampleFolder(model.path / "generated" / cell_name(job), job, model.shape, grid=model.grid)
     title = f"{model.name}, {job.sampler} {job.num_steps}"
     run_job(model.denoiser, folder, seeds, batch=batch, state=state, title=title)
     result = None

@@ -1,19 +1,19 @@
-"""A folder of samples, an image per seed:
+"""A folder of samples, one per seed:
 
-job.json       what decides the pixels of a seed; the samples of another job are refused
+job.json       what decides the numbers of a seed; the samples of another job are refused
 parts/         finished batches, while the job runs
-samples.npz    arr_0 [N, H, W, C], uint8 or floats in [-1, 1], seeds [N], and the digest of the job
-png/           SEED.png; unless there are 1 or 3 channels, they are grey images side by side
+samples.npz    arr_0 [N, *event, C] in the units of the data, seeds [N], and the digest of the job
+png/           SEED.png: pictures themselves (unless there are 1 or 3 channels, in grey side by side), others drawn
 grid.png       the first of them
+samples.npy, samples.nc, samples.zarr, wav/, gif/  the same in other formats (`nidiff.generation.export`)
 
-Every file carries the digest of its job, and only whole files of this job count as drawn.
+Every file that is read again carries the digest of its job, and only whole files of this job count as drawn.
 """
 
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,22 @@ from torch import Tensor
 
 from nidiff import __version__
 from nidiff.data.dataset import quantise
-from nidiff.data.pictures import as_grey_or_rgb, save_grid, save_png
+from nidiff.data.figures import samples_figure, save_drawn, save_samples_figure
+from nidiff.data.grid import Grid
+from nidiff.data.pictures import as_grey_or_rgb, save_png
 from nidiff.errors import FileError, InputError, one_of, shown
-from nidiff.files import ASIDE, as_path, read_npz, read_object, replace_json, replace_npz, writing
+from nidiff.extras import require
+from nidiff.files import (
+    ASIDE,
+    as_path,
+    read_npz,
+    read_object,
+    recover_folder,
+    replace_json,
+    replace_npz,
+    writing,
+)
+from nidiff.generation.export import BY_SEED, WHOLE_FILES, Samples, check_export
 from nidiff.locks import LOCK, claimed
 from nidiff.sealed import SEAL, digest, seal, unseal
 
@@ -35,23 +48,30 @@ if TYPE_CHECKING:
 
     from nidiff.generation.job import Job
 
-FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}}
-JOB, ARCHIVE = "job.json", "samples.npz"
+FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}} | {
+    kind: {"npz", kind} for kind in (*WHOLE_FILES, *BY_SEED)
+}
+JOB, ARCHIVE, GRID = "job.json", "samples.npz", "grid.png"
 SHOWN = 64  # in grid.png
 REMEDY = "delete it, so that its images are drawn again"
 
 
 class SampleFolder:
-    """The images [C, H, W] = ``shape`` of a job, by seed, at ``path``; ``kind`` is a name in `FORMATS`.
+    """The samples [C, *event] = ``shape`` of a job, by seed, at ``path``; ``kind`` is a name in `FORMATS`.
 
-    The processes of one launch may `add` at once.
+    ``grid`` says what the numbers are; by default they are 8-bit images. The processes of one launch may `add` at once.
     """
 
-    def __init__(self, path: Path, job: "Job", shape: Sequence[int], kind: str = "npz") -> None:
+    def __init__(
+        self, path: Path, job: "Job", shape: Sequence[int], kind: str = "npz", grid: Grid | None = None
+    ) -> None:
         self.path, self.job, self.shape = as_path("out", path), job, tuple(shape)
+        self.grid = Grid.usual(shape, "uint8") if grid is None else grid
         self.kinds = FORMATS[one_of("format", kind, FORMATS)]
+        if self.grid.kind != "picture":
+            self.kinds = self.kinds | {"npz"}  # a figure cannot be read again
         self.archive, self.parts, self.png = self.path / ARCHIVE, self.path / "parts", self.path / "png"
-        self._digest = digest(asdict(job))
+        self._digest = digest(job.to_json())
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
@@ -65,9 +85,13 @@ class SampleFolder:
         out, again = f"out={str(self.path)!r}", "choose another directory, or delete that one"
         if self.job.floats and "npz" not in self.kinds:
             raise InputError("floats cannot be kept as png: use the format npz or both.")
+        for kind in self.kinds:
+            check_export(kind, self.grid)
+        if "png" in self.kinds and self.grid.kind != "picture":
+            require("matplotlib")
         if self.path.exists() and not self.path.is_dir():
             raise InputError(f"{out} is a file: choose another directory.")
-        for part in (self.parts, self.png):
+        for part in (self.parts, *self._folders()):
             if part.is_symlink():  # of a stranger's folder, it could lead to anybody's pictures
                 raise InputError(f"{out} has a link {part.name!r}, which could lead to other files: {again}.")
         # Listed before job.json is read: another job may be writing it now, which comes before its other files.
@@ -76,9 +100,10 @@ class SampleFolder:
             if any(name != LOCK and not name.startswith(ASIDE) for name in names):
                 raise InputError(f"{out} holds other files: choose an empty or new directory.")
             return
-        found, mine = read_job(self.path, again), asdict(self.job)
+        found, mine = read_job(self.path, again), self.job.to_json()
+        keys = [*mine, *({"shape"} & found.keys() - mine.keys())]
         different = "; ".join(
-            f"{key}: {shown(found.get(key))}, not {mine[key]!r}" for key in mine if found.get(key) != mine[key]
+            f"{key}: {shown(found.get(key))}, not {mine.get(key)!r}" for key in keys if found.get(key) != mine.get(key)
         )
         if different:
             raise InputError(f"{out} holds the samples of another job ({different}): {again}.")
@@ -93,10 +118,10 @@ class SampleFolder:
 
     def begin(self) -> None:
         with self._writing():
-            replace_json(self.path / JOB, seal({"job": asdict(self.job), "nidiff": __version__}))
+            replace_json(self.path / JOB, seal({"job": self.job.to_json(), "nidiff": __version__}))
 
     def add(self, seeds: Sequence[int], images: Tensor) -> None:
-        """Keep images [N, C, H, W], uint8 or floats."""
+        """Keep samples [N, C, *event] in the units of the data."""
         with self._writing():
             if "npz" in self.kinds:
                 file = self.parts / f"{seeds[0]}-{len(seeds)}.npz"
@@ -105,7 +130,7 @@ class SampleFolder:
                 self._save_pictures(seeds, images)
 
     def finish(self, seeds: Sequence[int]) -> None:
-        """Merge the parts, write the pictures of ``seeds``, and remove what is no longer needed."""
+        """Merge the parts, write the pictures and other files of ``seeds``, and remove what is no longer needed."""
         with self._writing():
             if "npz" in self.kinds:
                 self._merge()
@@ -116,12 +141,34 @@ class SampleFolder:
             else:
                 pictures = [self._picture(seed) for seed in seeds[:SHOWN]]
                 shown = torch.stack([picture for picture in pictures if picture is not None])
-            save_grid(shown, self.path / "grid.png")
-            for left in [*self.path.glob(f"{ASIDE}*"), *self.png.glob(f"{ASIDE}*")]:  # by a kill
+            save_samples_figure(shown, self.grid, self.path / GRID)
+            self._export(seeds)
+            self._clean()
+
+    def _export(self, seeds: Sequence[int]) -> None:
+        """The samples in the other formats that are asked for. A file of all samples that is there already is kept up
+        to date."""
+        about = {"source": f"nidiff {__version__}", "job": self._digest}
+        for kind, (name, write) in WHOLE_FILES.items():
+            if kind in self.kinds or (self.path / name).exists():
+                stored = self._stored(self.archive)
+                write(Samples(np.moveaxis(stored["arr_0"], -1, 1), stored["seeds"], self.grid, about), self.path / name)
+        for kind, write in BY_SEED.items():
+            if kind in self.kinds:
+                write(Samples(self.read(seeds).numpy(), np.array(seeds), self.grid, about), self.path / kind)
+
+    def _clean(self) -> None:
+        """Remove what a kill left."""
+        recover_folder(self.path / WHOLE_FILES["zarr"][0])
+        for folder in (self.path, *self._folders()):
+            for left in folder.glob(f"{ASIDE}*"):
                 left.unlink(missing_ok=True)
 
+    def _folders(self) -> list[Path]:
+        return [self.png, *(self.path / kind for kind in BY_SEED), self.path / WHOLE_FILES["zarr"][0]]
+
     def read(self, seeds: Sequence[int]) -> Tensor:
-        """The images [N, C, H, W] of ``seeds``, as they are stored in samples.npz."""
+        """The samples [N, C, *event] of ``seeds``, as they are stored in samples.npz."""
         stored = self._stored(self.archive)
         places = np.searchsorted(stored["seeds"], seeds).clip(max=len(stored["seeds"]) - 1)
         if not np.array_equal(stored["seeds"][places], seeds):
@@ -150,7 +197,7 @@ class SampleFolder:
         found = read_npz(file, ["arr_0", "seeds"], REMEDY, optional=["job"])
         images, seeds = found["arr_0"], found["seeds"]
         expected = (len(seeds) if seeds.ndim else 0, *self.shape[1:], self.shape[0])
-        kind = np.dtype(np.float32 if self.job.floats else np.uint8)
+        kind = np.dtype(np.float32 if self.job.floats else self.grid.dtype)
         if seeds.dtype != np.int64 or seeds.ndim != 1 or (np.diff(seeds) <= 0).any() or not len(seeds):
             raise FileError(f"{str(file)!r} does not hold rising seeds: {REMEDY}.")
         if images.dtype != kind or images.shape != expected:
@@ -165,8 +212,10 @@ class SampleFolder:
 
     def _picture(self, seed: int) -> Tensor | None:
         """The pixels [C, H, W] of a picture that is whole and of this job, else None."""
-        like = as_grey_or_rgb(torch.empty(1, *self.shape, device="meta"))[0]
-        mode, size = "RGB" if len(like) == 3 else "L", (like.shape[2], like.shape[1])
+        dtype = getattr(torch, self.grid.dtype)
+        like = as_grey_or_rgb(torch.empty(1, *self.shape, device="meta", dtype=dtype))[0]
+        mode = "RGB" if len(like) == 3 else "I;16" if dtype == torch.uint16 else "L"
+        size = (like.shape[2], like.shape[1])
         try:
             for step in (
                 Image.Image.verify,
@@ -186,10 +235,28 @@ class SampleFolder:
         return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).movedim(-1, 0)
 
     def _save_pictures(self, seeds: Sequence[int], images: Tensor) -> None:
-        for seed, image in zip(seeds, as_grey_or_rgb(quantise(images)), strict=True):
+        if self.grid.kind != "picture":
+            self._save_figures(seeds, images)
+            return
+        pixels = images if images.dtype == torch.uint16 else quantise(images)
+        for seed, image in zip(seeds, as_grey_or_rgb(pixels), strict=True):
             known = self._picture(seed)
             if known is None or not torch.equal(known, image):
                 save_png(image.movedim(0, -1), self._picture_file(seed), self._about(seed))
+
+    def _save_figures(self, seeds: Sequence[int], images: Tensor) -> None:
+        for seed, image in zip(seeds, images, strict=True):
+            if not self._is_figure(seed):
+                save_drawn(samples_figure(image[None], self.grid), self._picture_file(seed), self._about(seed))
+
+    def _is_figure(self, seed: int) -> bool:
+        """Whether the figure of a seed is there, whole and of this job."""
+        try:
+            with Image.open(self._picture_file(seed), formats=["PNG"]) as picture:
+                picture.verify()
+                return self._about(seed).items() <= picture.info.items()
+        except Exception:  # Pillow raises nearly anything when a file is broken
+            return False
 
     def _about(self, seed: int) -> dict[str, str]:
         return {"job": self._digest, "seed": str(seed)}

@@ -2,11 +2,12 @@
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from nidiff.data.dataset import quantise
+from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, Interrupted
 from nidiff.generation.folder import SampleFolder
 from nidiff.progress import progress_bar
@@ -16,6 +17,7 @@ from nidiff.sampling.spacing import FROM_DATA, SPACINGS
 
 if TYPE_CHECKING:
     from accelerate import PartialState
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,14 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)  # the sampler's own, such as eta
     clip: float | None = 1.0  # x̂0 is clipped to [−clip, clip]; None: it is not
     tile: int = 0  # images in one call of the network, whatever the batch; 0: the batch
-    floats: bool = False  # keep float32 instead of uint8
+    floats: bool = False  # keep float32 in [−1, 1] instead of whole numbers
+    shape: tuple[int, ...] = ()  # of the event, if it is not the model's own
+
+    def to_json(self) -> dict[str, Any]:
+        """The job as it is stored, and as its digest is made of; a shape only if there is one."""
+        values = asdict(self)
+        shape = list(values.pop("shape"))
+        return values | ({"shape": shape} if shape else {})
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -91,6 +100,16 @@ def _draw(
                     if not bool(image.isfinite().all()):
                         problem = f"the image of seed {seed} has NaN or infinite pixels"
                         raise InputError(f"{problem}: use more steps, or train the model again.")
-                folder.add(block, images.clamp(-1, 1) if job.floats else quantise(images))
+                folder.add(block, kept(images, denoiser.scaling, folder.grid.dtype, job.floats))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
+
+
+def kept(x: "Tensor", scaling: Scaling | None, dtype: str, floats: bool = False) -> "Tensor":
+    """What the model made as it is kept: in the units of the data and the type of its files. With ``floats``, whole
+    numbers are not rounded, and their range is [−1, 1]."""
+    if not (floats and dtype in WHOLE):
+        return as_stored(x, scaling, dtype)
+    if scaling in (None, WHOLE[dtype]):
+        return x.clamp(-1, 1)
+    return WHOLE[dtype].to_model(as_stored(x, scaling, "float32")).clamp(-1, 1)

@@ -3,12 +3,14 @@
 import math
 import operator
 import re
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nidiff.covariance.operator import Covariance
+from nidiff.data.dataset import WHOLE
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, shown
@@ -38,10 +40,22 @@ class Model(NamedTuple):
     shape: tuple[int, ...]
     sha256: str
     grid: Grid
+    event: tuple[int, ...] = ()  # the event shape, if it is not the one the model was trained on
 
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    def at(self, event: Sequence[int]) -> "Model":
+        """The same model on another grid over the same domain; ``event`` is how many points each axis has there."""
+        if tuple(event) == self.shape[1:]:
+            return self
+        if len(event) != len(self.shape) - 1:
+            axes = " × ".join(map(str, self.shape[1:]))
+            raise InputError(f"shape={shown(tuple(event))} must have as many numbers as the model's own, {axes}.")
+        denoiser, before = self.denoiser.at(tuple(event)), self.denoiser.process.covariance
+        grid = resized(self.grid, self.shape[1:], event, boundaries(before, len(event)))
+        return self._replace(denoiser=denoiser, shape=(self.shape[0], *event), grid=grid, event=tuple(event))
 
 
 def process_state() -> "PartialState":
@@ -94,8 +108,9 @@ def plan_job(
         spacing=chosen.spacing if isinstance(chosen.spacing, str) else own,
         options=options | _warm(chosen),
         clip=model.denoiser.clip if clip is None else clip or None,
-        tile=tile_size(*model.shape[-2:]) if tile is None else tile,
-        floats=floats,
+        tile=tile_size(*model.shape[1:]) if tile is None else tile,
+        floats=floats and model.grid.dtype in WHOLE,
+        shape=model.event,
     )
 
 
@@ -111,7 +126,7 @@ def cell_name(job: Job) -> str:
     options = ({} if usual else {"spacing": job.spacing}) | job.options
     words = [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps)]
     readable = re.sub(r"[^\w.=+-]", "_", "-".join(words))[:100]  # a name that every file system takes
-    return f"{readable}-{digest(asdict(job))[:8]}"
+    return f"{readable}-{digest(job.to_json())[:8]}"
 
 
 def checked_seeds(seeds: Any) -> list[int]:
@@ -130,3 +145,34 @@ def seeds_text(seeds: Sequence[int]) -> str:
     known = set(seeds)
     first, last = ([seed for seed in seeds if seed + side not in known] for side in (-1, 1))
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
+
+
+def boundaries(covariance: Covariance, axes: int) -> tuple[str, ...]:
+    """The boundary of each axis of the event; reflecting where Σ does not say."""
+    return (covariance.boundary or ("reflecting",) * axes)[-axes:]
+
+
+def resized(grid: Grid, before: Sequence[int], after: Sequence[int], words: Sequence[str]) -> Grid:
+    """The grid of other points over the same domain: coordinates are interpolated linearly between the points."""
+    coordinates = {
+        axis: tuple(_between(grid.coordinates[axis], _places(old, new, boundary)))
+        for axis, old, new, boundary in zip(grid.axes, before, after, words, strict=True)
+        if axis in grid.coordinates
+    }
+    rate = None if grid.rate is None else max(1, round(grid.rate * after[-1] / before[-1]))
+    return replace(grid, coordinates=coordinates, rate=rate)
+
+
+def _places(old: int, new: int, boundary: str) -> Iterator[float]:
+    """Where the points of the new grid lie among the numbers 0, 1, … of the old ones: a periodic axis of n points has
+    them at i / n of its length, any other at (i + ½) / n."""
+    first = 0.0 if boundary == "periodic" else 0.5
+    return ((index + first) * old / new - first for index in range(new))
+
+
+def _between(values: Sequence[float], places: Iterable[float]) -> Iterator[float]:
+    """The values at places between their numbers; at the ends the line is continued."""
+    for place in places:
+        low = min(max(math.floor(place), 0), max(len(values) - 2, 0))
+        high = min(low + 1, len(values) - 1)
+        yield values[low] + (place - low) * (values[high] - values[low])

@@ -9,7 +9,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
 from nidiff.covariance.spectral import radial_mean
-from nidiff.report.noise import drawable
+from nidiff.data.figures import drawable
 from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour

@@ -20,15 +20,21 @@ import nidiff
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.summary import summary
+from nidiff.data.dataset import as_stored
+from nidiff.data.figures import samples_figure, thumbnail
+from nidiff.data.grid import Grid
 from nidiff.data.load import load_dataset
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import InputError
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
-from nidiff.model.folder import image_shape, load_model
+from nidiff.generation.job import kept
+from nidiff.model.folder import image_shape, load_model, read_grid
 from nidiff.randomness import generators_from_seeds
+from nidiff.recipe import fits
 from nidiff.report.denoising import denoise_levels
 from nidiff.report.loss import LOGGED, loss_figure, read_log
 from nidiff.report.noise import noise_figure
@@ -41,6 +47,7 @@ from nidiff.training.run import RunDirectory
 
 MOST_GRIDS, MOST_PIXELS, MOST_AXES = 12, 2**25, 8  # of samples, of one of them, of an image
 MOST_DRAWS = 36
+MOST_FIGURES, FIGURE_SIZE = 4, (1100, 200_000)  # of samples that are no pictures: a figure may have more letters
 GRID_SIDE, GRID_LIMIT = 480, 80_000  # a grid of samples that is written in more letters is made smaller
 TILE_SIDE, TILE_LIMIT = 192, 27_000  # the same for one denoised image
 ABOUT_BASELINE = """<p>N(μ, C) with the mean and the spectrum of the data, beside the model: what is better in the model
@@ -48,14 +55,15 @@ is what it learnt beyond the spectrum.</p>
 """
 DENOISING = "Denoising one image"
 ABOUT_DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
-√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, pixels from −1 to 1.</p>"""
+√(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, {units}.</p>"""
+OF_PICTURES, OF_OTHERS = "pixels from −1 to 1", "in the units of the model; of volumes and video the middle is shown"
 
 
 def write_report(run_folder: Path, x0: Tensor | None = None) -> Path:
     """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole.
 
-    ``x0`` [C, H, W] in [-1, 1] is the image to denoise, such as the first of the training data. Nothing outside the
-    run directory is read: the run may be a stranger's, and its experiment.json can name any folder.
+    ``x0`` [C, *event] in the units of the model is the item to denoise, such as the first of the training data. Nothing
+    outside the run directory is read: the run may be a stranger's, and its experiment.json can name any folder.
     """
     run_folder = as_path("run", run_folder)
     run, out = RunDirectory.open(run_folder), run_folder / "report.html"
@@ -74,12 +82,10 @@ def write_report(run_folder: Path, x0: Tensor | None = None) -> Path:
 def _experiment(run: RunDirectory) -> str:
     experiment, facts, default = run.experiment, run.facts, Experiment()
     done = max(_log(run)["step"], default=0)
-    shape = facts.get("image_shape")
-    shape = " × ".join(map(_count, shape)) if isinstance(shape, list) and len(shape) <= MOST_AXES else ""
     about = {
         "data": experiment.data,
         "images": _count(facts.get("images")),
-        "image": f"{shape} (channels, height, width)" if shape else "not recorded",
+        "image": _shape(run),
         "parameters": _count(facts.get("parameters")),
         "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if run.has_model else ", not ended"),
     }
@@ -89,6 +95,31 @@ def _experiment(run: RunDirectory) -> str:
     others = table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n"
     usual = f"<summary>The {len(same)} other settings</summary>\n{table(('setting', 'value'), same)}"
     return f"{_facts(about)}<h3>Settings that are not the default</h3>\n{others}<details>\n{usual}</details>"
+
+
+def _shape(run: RunDirectory) -> str:
+    """The shape of an item and the names of its axes."""
+    shape, grid = run.facts.get("image_shape"), _described(run)
+    if not isinstance(shape, list) or len(shape) > MOST_AXES:
+        return "not recorded"
+    words = " × ".join(map(_count, shape))
+    return words if grid is None else f"{words} ({', '.join(('channels', *grid.axes))})"
+
+
+def _described(run: RunDirectory) -> Grid | None:
+    """What the numbers of the data are, as the run has it; None if that cannot be said."""
+    shape = run.facts.get("image_shape")
+    if not (isinstance(shape, list) and len(shape) in (2, 3, 4) and all(fits(size, int) for size in shape)):
+        return None
+    try:
+        stored = run.stored()
+        return read_grid(run.folder, shape, PIXELS if stored is None else stored.scaling)  # version 0.1 had only pixels
+    except InputError:
+        return None
+
+
+def _is_picture(grid: Grid | None) -> bool:
+    return grid is None or grid.kind == "picture"
 
 
 def _covariance(run: RunDirectory) -> str:
@@ -132,28 +163,45 @@ def _samples(run: RunDirectory) -> str:
     grids = _grids(run)
     if not grids:
         raise InputError("samples/ has no pictures yet.")
-    chosen = np.linspace(0, len(grids) - 1, min(MOST_GRIDS, len(grids))).round().astype(int)
-    shown = "".join(_grid(*grids[index]) for index in chosen)
+    wide = not _is_picture(_described(run))
+    most = MOST_FIGURES if wide else MOST_GRIDS
+    chosen = np.linspace(0, len(grids) - 1, min(most, len(grids))).round().astype(int)
+    shown = "".join(_grid(*grids[index], wide=wide) for index in chosen)
     steps = "" if run.experiment.num_steps is None else f", {run.experiment.num_steps} steps"
     settings = f"{run.experiment.sampler}{steps}, the same seeds in every grid."
-    return f'<p>{escape(settings)}</p>\n<div class="grids">\n{shown}</div>'
+    return f"<p>{escape(settings)}</p>\n{_in_columns(shown, wide)}"
 
 
 def _baseline(run: RunDirectory) -> str:
     stored = run.stored()
     gaussian = None if stored is None else stored.gaussian
-    if gaussian is None or len(gaussian.shape) != 3:
+    if stored is None or gaussian is None or not 2 <= len(gaussian.shape) <= 4:
         return "<p>This run did not fit a Gaussian to its data.</p>"
     count = min(run.experiment.num_samples, MOST_DRAWS)
     if count * math.prod(gaussian.shape) > MOST_PIXELS:
         raise InputError("its images are too large to be drawn here.")
+    grid = read_grid(run.folder, gaussian.shape, stored.scaling)
     drawn = gaussian.sample((count, *gaussian.shape), generators_from_seeds(range(count)))
-    pixels = Image.fromarray(grid_pixels(drawn).squeeze(-1).numpy())
+    data, alt, caption = (
+        as_stored(drawn, stored.scaling, grid.dtype),
+        "Grid of draws from the data's Gaussian",
+        "draws of N(μ, C)",
+    )
+    wide = not _is_picture(grid)
+    if wide:
+        shown = plot(samples_figure(data, grid), alt, caption)
+    else:
+        pixels = Image.fromarray(grid_pixels(data).squeeze(-1).numpy())
+        shown = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), alt, caption)
     said = baseline_text(run.facts.get("gaussian")) or "not recorded"
-    shown = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), "Grid of draws from the data's Gaussian", "draws of N(μ, C)")
     grids = _grids(run)
-    shown += _grid(*grids[-1]).replace("Grid of samples after", "The model after") if grids else ""
-    return f'{ABOUT_BASELINE}<p>{escape(said)}.</p>\n<div class="grids">\n{shown}</div>'
+    shown += _grid(*grids[-1], wide=wide).replace("Grid of samples after", "The model after") if grids else ""
+    return f"{ABOUT_BASELINE}<p>{escape(said)}.</p>\n{_in_columns(shown, wide)}"
+
+
+def _in_columns(figures: str, wide: bool) -> str:
+    """Grids of small pictures side by side; figures with axes have the whole width."""
+    return figures if wide else f'<div class="grids">\n{figures}</div>'
 
 
 def _is_inside(folder: Path, file: Path) -> bool:
@@ -162,7 +210,7 @@ def _is_inside(folder: Path, file: Path) -> bool:
     return real.is_file() and real.is_relative_to(os.path.realpath(folder))
 
 
-def _grid(step: int, file: Path) -> str:
+def _grid(step: int, file: Path, *, wide: bool = False) -> str:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow warns of a picture that is far too large
@@ -170,7 +218,8 @@ def _grid(step: int, file: Path) -> str:
         with grid:
             if grid.width * grid.height > MOST_PIXELS:
                 raise ValueError("it is too large")
-            return figure(picture(grid, GRID_SIDE, GRID_LIMIT), f"Grid of samples after step {step}", f"step {step:,}")
+            source = picture(grid, *(FIGURE_SIZE if wide else (GRID_SIDE, GRID_LIMIT)))
+            return figure(source, f"Grid of samples after step {step}", f"step {step:,}", "wide" if wide else "")
     except Exception:  # Pillow raises nearly anything when a file is broken; it may still be being written
         return f'<p class="missing">Not shown: {escape(file.name)} cannot be read.</p>\n'
 
@@ -182,13 +231,16 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
         x0, origin = _image_to_denoise(run, denoiser, shape)
     if tuple(x0.shape) != shape:
         raise InputError(f"the image to denoise has shape {tuple(x0.shape)}, and those of the model {shape}.")
+    grid = read_grid(run.folder, shape, denoiser.scaling)
+    tile = partial(_tile, x0, grid, denoiser.scaling)
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):
         at = f"signal {_number(step.level.signal)}, sigma {_number(step.level.sigma)}"
-        tiles = _tile(step.noisy, f"Noisy image at {at}"), _tile(step.denoised, f"Denoised image at {at}")
+        tiles = tile(step.noisy, f"Noisy image at {at}"), tile(step.denoised, f"Denoised image at {at}")
         columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
-    return f"<p>{_tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{ABOUT_DENOISING}"
+    about = ABOUT_DENOISING.format(units=OF_PICTURES if _is_picture(grid) else OF_OTHERS)
+    return f"<p>{tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{about}"
 
 
 def _image_to_denoise(run: RunDirectory, denoiser: Denoiser, shape: tuple[int, ...]) -> tuple[Tensor, str]:
@@ -232,8 +284,13 @@ def _number(coefficient: Any) -> str:
     return f"{coefficient.values.min().item():.2g} … {coefficient.values.max().item():.2g}"
 
 
-def _tile(x: Tensor, alt: str) -> str:
-    shown = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
+def _tile(x0: Tensor, grid: Grid, scaling: Scaling | None, x: Tensor, alt: str) -> str:
+    """x in the units of the model, on the scale of x0."""
+    if _is_picture(grid):
+        pixels = kept(x[None].cpu(), scaling, grid.dtype, floats=True)
+        shown = Image.fromarray(grid_pixels(pixels).squeeze(-1).numpy())
+    else:
+        shown = thumbnail(x, x0, grid)
     return image(picture(shown, TILE_SIDE, TILE_LIMIT), alt, "tile")
 
 

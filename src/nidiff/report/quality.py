@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
+from nidiff.data.figures import drawable
 from nidiff.errors import InputError
 from nidiff.evaluation.results import NOT_MEASURED, Measured, Result
 from nidiff.evaluation.table import find_metrics, group_lines
 from nidiff.report.loss import LARGEST
-from nidiff.report.noise import drawable
 
 MOST_METRICS, MOST_LINES, MOST_TICKS = 24, 96, 40
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito

@@ -4,6 +4,7 @@ How a convolution or a matrix product rounds depends on the size of the batch, n
 images. So the network is always called on the same number of images.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,12 @@ PIXELS, MOST = 2**15, 64
 LARGEST = 4096
 
 
-def tile_size(height: int, width: int) -> int:
-    """A power of two that keeps a processor busy and wastes little of a short batch.
+def tile_size(*event: int) -> int:
+    """A power of two that keeps a processor busy and wastes little of a short batch, for items of one to three axes.
 
-    64 at 8×8, 32 at 32×32, 8 at 64×64, 1 from 256×256 on.
+    64 at 8×8, 32 at 32×32 and for signals of 1024, 8 at 64×64, 1 from 256×256 and 32×32×32 on.
     """
-    return 1 << (min(max(PIXELS // (height * width), 1), MOST).bit_length() - 1)
+    return 1 << (min(max(PIXELS // math.prod(event), 1), MOST).bit_length() - 1)
 
 
 class Tiled(torch.nn.Module):

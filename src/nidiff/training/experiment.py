@@ -35,15 +35,32 @@ class Experiment:
     """What is trained, on what, and how. Every field is a flag of ``nidiff train``."""
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
+    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz, NetCDF or
+    HDF5 (.nc, .h5), Zarr (.zarr)."""
     data_dir: Path | None = field(default=None, metadata=FREE)
     """Where the official files of a named data set are, if they are not to be found or downloaded."""
     size: int | None = None
-    """Crop and resize images of a folder to size × size."""
+    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
     channels: int | None = None
     """1 (grey) or 3 (colour), if not as the images are."""
     skip_corrupt: bool = False
     """Leave out images of a folder that cannot be read, and list them."""
+    layout: str | None = None
+    """What the axes of an array are, in its order, such as NCHW: N for the items, C for the channels, and L, T, D, H,
+    W, X, Y or Z. For a folder, NTHWC: each subfolder has the frames of one video."""
+    variables: tuple[str, ...] = ()
+    """Of NetCDF, HDF5 and Zarr: the variables that become channels, if not all; of .npz: its array."""
+    sample_axis: str | None = None
+    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one."""
+    scaling: tuple[str, ...] = ("auto",)
+    """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
+    standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
+    standard for floats, and the range of the type for 8 and 16 bits."""
+    missing: str = "refuse"
+    """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units."""
+    held_out: str | None = None
+    """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
+    such as time=2010-01-01: or item=0:99."""
     flip: bool = False
     """Mirror half of the images at random."""
 
@@ -140,14 +157,13 @@ class Experiment:
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
     def load_data(self, **options: Any) -> "Dataset":
-        """The images, with ``options`` for the other arguments of `load_dataset`, such as split."""
+        """The data, with ``options`` for the other arguments of `load_dataset`, such as split."""
         from nidiff.data.load import load_dataset
 
-        own = {name: getattr(self, name) for name in ("data_dir", "size", "channels", "skip_corrupt")}
-        return load_dataset(self.data, **own, **options)
+        return load_dataset(self.data, **{**{name: getattr(self, name) for name in READING}, **options})
 
     def build_covariance(self, images: "Dataset") -> "Covariance":
-        """Σ over the height and width of the images; ``from_data`` is fitted to (at most 10,000 of) them."""
+        """Σ over the axes of an item; ``from_data`` is fitted to (at most 10,000 of) the items."""
         from nidiff.covariance.config import as_covariance
 
         return as_covariance(
@@ -277,7 +293,7 @@ def read_experiment(path: Path) -> Experiment:
         values.pop(key, None)
     if version == 1 and "sample_steps" in values:
         values["num_steps"] = values.pop("sample_steps")
-    if is_run:  # an earlier version fitted no Gaussian
+    if is_run:  # of an earlier version, which knew fewer settings
         values = {**BEFORE, **values}
     kinds = get_type_hints(Experiment)
     for key, value in values.items():
@@ -303,16 +319,34 @@ def _spread(images: "Dataset") -> "Tensor":
 
 
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
+# What runs of earlier versions, which do not say, were trained with.
 BEFORE = {
     "gaussian": "none",
     "sees": "auto",
     "network": "auto",
     "boundary": None,
-}  # what runs of earlier versions, which do not say, were trained with
+    "layout": None,
+    "variables": (),
+    "sample_axis": None,
+    "scaling": ("auto",),
+    "missing": "refuse",
+    "held_out": None,
+}
+# The fields that are arguments of `load_dataset`.
+READING = (
+    *("data_dir", "size", "channels", "skip_corrupt", "layout", "variables", "sample_axis", "scaling", "missing"),
+    "held_out",
+)
 FITTED_AT_ONCE = 256
 LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20
-CONVERTED = {"data_dir": Path, "widths": tuple, "attention": tuple}  # what JSON cannot say
+CONVERTED = {
+    "data_dir": Path,
+    "widths": tuple,
+    "attention": tuple,
+    "variables": tuple,
+    "scaling": tuple,
+}  # what JSON cannot say
 COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples", "size")
 SIZES = ("warmup", "cooldown", "seed", "sample_every", "keep")
 RANGES = (

@@ -170,7 +170,7 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
         with averaged_weights(trainer):
             denoiser = _measured(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
-                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape)
+                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape, trainer.data.grid)
             run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
     accelerator.wait_for_everyone()
 
@@ -220,7 +220,7 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 def draw(trainer: Trainer, run: RunDirectory) -> None:
     """Write a grid of samples of the averaged weights."""
     with averaged_weights(trainer):
-        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape)
+        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape, trainer.data.grid)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:

@@ -17,8 +17,9 @@ import torch
 
 from nidiff.covariance.config import PLACES, load
 from nidiff.covariance.operator import Covariance
+from nidiff.data.dataset import WHOLE, as_stored
+from nidiff.data.figures import save_samples_figure
 from nidiff.data.grid import Grid
-from nidiff.data.pictures import save_grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError
 from nidiff.files import (
@@ -289,12 +290,16 @@ class RunDirectory:
     def samples_file(self, step: int) -> Path:
         return self.folder / "samples" / f"{step:06d}.png"
 
-    def write_samples(self, step: int, denoiser: Denoiser, experiment: Experiment, shape: Sequence[int]) -> None:
-        """Write a grid of images of the seeds 0, 1, … to samples/STEP.png."""
+    def write_samples(
+        self, step: int, denoiser: Denoiser, experiment: Experiment, shape: Sequence[int], grid: Grid
+    ) -> None:
+        """Draw samples [C, *event] = ``shape`` of the seeds 0, 1, … to samples/STEP.png, in the units of the data."""
         count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
-        images = sample(denoiser, (count, *shape), seeds=range(count), **drawing)
+        x = sample(denoiser, (count, *shape), seeds=range(count), **drawing).cpu()
+        if grid.dtype in WHOLE:  # which cannot show what went wrong: NaN is black
+            x = x.nan_to_num(nan=-1, posinf=1, neginf=-1)
         with self.writing():
-            save_grid(images, self.samples_file(step))
+            save_samples_figure(as_stored(x, denoiser.scaling, grid.dtype), grid, self.samples_file(step))
 
 
 def _described(experiment: Experiment, facts: Mapping[str, Any], identity: Identity) -> dict[str, Any]:

@@ -1,0 +1,318 @@
+"""Figures that fit what the numbers are: lines for signals, a colour map and its bar for each channel of fields, three
+slices through volumes, frames side by side for video. Values are in the units of the data."""
+
+import io
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+from torch import Tensor
+
+from nidiff.data.dataset import WHOLE
+from nidiff.data.grid import Grid
+from nidiff.data.pictures import eight_bits, save_grid
+from nidiff.errors import InputError
+from nidiff.extras import require
+from nidiff.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_VOLUMES, MOST_VIDEOS, MOST_FRAMES = 4, 5, 9, 3, 5, 8
+MOST_POINTS = 512  # along an axis of a panel; of more, every second, third, … is drawn
+BLUE = "#0072b2"
+SMALL, USUAL = 8, 10  # points, of letters
+OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
+WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
+
+
+def save_samples_figure(data: Tensor, grid: Grid, path: Path) -> None:
+    """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, anything else as a figure.
+
+    Without matplotlib there is no figure, which is said.
+    """
+    if grid.kind == "picture":
+        save_grid(data, path)
+        return
+    try:
+        require("matplotlib")
+    except InputError as error:
+        print(f"{path.name} is not drawn: {error}", file=sys.stderr)
+        return
+    save_drawn(samples_figure(data, grid), path)
+
+
+def save_drawn(figure: "Figure", path: Path, about: Mapping[str, str] | None = None) -> None:
+    """Write a figure as a PNG; ``about`` is text that the file carries."""
+    with replacing(path) as file:
+        figure.savefig(file, format="png", metadata=dict(about or {}))
+
+
+def samples_figure(data: Tensor, grid: Grid) -> "Figure":
+    """The first of the samples [N, C, *event] as ``grid`` describes them, and the first of many channels."""
+    kinds = {"signal": _draw_signals, "volume": _draw_volumes, "video": _draw_videos}
+    require("matplotlib")
+    figure: Figure = require("matplotlib.figure").Figure(dpi=120, layout="constrained")
+    channels = data.shape[1]
+    kinds.get(grid.kind, _draw_fields)(figure, data, grid)
+    if channels > MOST_CHANNELS and not _is_colour(data, grid):
+        figure.suptitle(f"the first {MOST_CHANNELS} of {channels} channels", fontsize=USUAL)
+    return figure
+
+
+def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
+    """One item [C, *event] in a small picture without axes, on the scale of the item ``like``: a signal as lines, of a
+    volume the middle slice, of video the middle frame, channels side by side."""
+    values, scale = _numbers(x[:MOST_CHANNELS]), _numbers(like[:MOST_CHANNELS])
+    if grid.kind == "signal":
+        return _thumbnail_of_lines(values, scale)
+    if values.ndim == 4:
+        values = values[:, values.shape[1] // 2]
+    if np.diff(grid.coordinates.get(grid.axes[-2], (0.0, 0.0)))[0] > 0:
+        values = values[:, ::-1]
+    colour_maps, tiles = require("matplotlib").colormaps, []
+    for plane, one in zip(values, scale, strict=True):
+        look = _colours(one)
+        tiles.append(colour_maps[look["cmap"]](look["norm"](plane), bytes=True)[..., :3])
+    film, _ = _mosaic(np.stack(tiles)[None] / 255.0)
+    return Image.fromarray((255 * film).round().astype(np.uint8))
+
+
+def _thumbnail_of_lines(values: "NDArray[Any]", scale: "NDArray[Any]") -> Image.Image:
+    figure = require("matplotlib.figure").Figure((2.0, 1.2), dpi=96)
+    panels = figure.subplots(len(values), 1, squeeze=False).flat
+    figure.subplots_adjust(0, 0.02, 1, 0.98)
+    for panel, line, one in zip(panels, values, scale, strict=True):
+        low, high = _ends(one)
+        panel.plot(line, color=BLUE, linewidth=0.7)
+        panel.set(xlim=(0, max(1, len(line) - 1)), ylim=(low - 0.3 * (high - low), high + 0.3 * (high - low)))
+        panel.set_axis_off()
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return Image.open(content)
+
+
+def drawable(label: str, longest: int) -> str:
+    """A name that matplotlib can write: not too long, in letters that UTF-8 has; a dollar would begin a formula."""
+    return label[:longest].encode(errors="replace").decode().replace("$", r"\$")
+
+
+# Each kind ----------------------------------------------------------------------------------------------------------
+
+
+def _draw_signals(figure: "Figure", data: Tensor, grid: Grid) -> None:
+    """A row for each signal, a column for each channel, with one scale per column."""
+    values = _numbers(data[:MOST_LINES, :MOST_CHANNELS])
+    rows, columns, _ = values.shape
+    figure.set_size_inches(9.0 if columns < 3 else 3.2 * columns, 1.1 * rows + 0.9)
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="col")
+    along, label = _along(grid, 0, values.shape[-1])
+    for row, panel in enumerate(panels.flat):
+        place, channel = divmod(row, columns)
+        panel.plot(along, values[place, channel], color=BLUE, linewidth=0.8)
+        panel.margins(x=0.0)
+        panel.grid(color="0.9")
+        panel.tick_params(labelsize=SMALL)
+        panel.spines[["top", "right"]].set_visible(False)
+    for channel, panel in enumerate(panels[0]):
+        panel.set_title(_channel(grid, channel), fontsize=USUAL)
+    figure.supxlabel(label, fontsize=USUAL)
+
+
+def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
+    """A block of fields for each channel, with its own colour bar."""
+    channels = min(data.shape[1], MOST_CHANNELS)
+    count = min(len(data), MOST_FIELDS if channels == 1 else MOST_FIELDS // 2)
+    ratio = _ratio(grid, 0, 1, data.shape[-2:])
+    columns = min(count, max(1, round(math.sqrt(count * ratio))))
+    rows = count // columns
+    values = _numbers(data[: rows * columns, :channels])
+    width = (4.2 if count == 1 else 1.9) / math.sqrt(ratio)
+    figure.set_size_inches((width * columns + 1.3) * channels, width * ratio * rows + 0.9)
+    for channel, block in enumerate(_blocks(figure, 1, channels)):
+        panels = block.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+        look = _colours(values[:, channel])
+        for panel, field in zip(panels.flat, values[:, channel], strict=True):
+            mesh = _draw_plane(panel, field, grid, (0, 1), look)
+        _label_axes(block, grid, (0, 1), values.shape[-2:])
+        _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
+
+
+def _draw_volumes(figure: "Figure", data: Tensor, grid: Grid) -> None:
+    """Three slices through the middle of each volume."""
+    values = _numbers(data[:MOST_VOLUMES, :MOST_CHANNELS])
+    count, channels, *shape = values.shape
+    side = 3.0 if count == 1 else 2.1
+    figure.set_size_inches((3 * side + 1.2) * channels, side * count + 0.8)
+    for channel, block in enumerate(_blocks(figure, 1, channels)):
+        panels = block.subplots(count, 3, squeeze=False)
+        look = _colours(values[:, channel])
+        for (row, across), panel in np.ndenumerate(panels):
+            up, along = (axis for axis in range(3) if axis != across)
+            middle = np.take(values[row, channel], shape[across] // 2, axis=across)
+            mesh = _draw_plane(panel, middle, grid, (up, along), look)
+            panel.set_ylabel(_along(grid, up, shape[up])[1], fontsize=SMALL)
+            if row == 0:
+                panel.set_title(_place(grid, across, shape[across] // 2, shape[across]), fontsize=USUAL)
+            if row == count - 1:
+                panel.set_xlabel(_along(grid, along, shape[along])[1], fontsize=SMALL)
+        _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
+
+
+def _draw_videos(figure: "Figure", data: Tensor, grid: Grid) -> None:
+    """A row for each video: frames from the first to the last. Numbers have a block and a colour bar per channel."""
+    frames, *size = data.shape[2:]
+    shown = np.unique(np.linspace(0, frames - 1, min(frames, MOST_FRAMES)).round().astype(int))
+    films = _pixels(data[:MOST_VIDEOS]) if _is_colour(data, grid) else _numbers(data[:MOST_VIDEOS, :MOST_CHANNELS])
+    count, channels = films.shape[:2]
+    ratio = _ratio(grid, 1, 2, size)
+    width = 1.25 / math.sqrt(ratio)
+    figure.set_size_inches(width * len(shown) + 1.4, (width * ratio * count + 0.7) * channels)
+    (times, label), rising = _along(grid, 0, frames), np.diff(_coordinates(grid, 1, size[0]))
+    for channel, block in enumerate(_blocks(figure, channels, 1)):
+        panel, film = block.subplots(), films[:, channel, shown]
+        if rising.size and rising[0] > 0:
+            film = film[:, :, ::-1]  # so that coordinates rise upwards
+        look = {"cmap": "gray", "vmin": 0, "vmax": 1} if _is_colour(data, grid) else _colours(film)
+        mosaic, (tall, wide) = _mosaic(film)
+        mesh = panel.imshow(mosaic, interpolation="nearest", aspect=ratio * size[1] / size[0], **look)
+        panel.set_xticks((np.arange(len(shown)) + 0.5) * wide - 1, [f"{times[frame]:.4g}" for frame in shown])
+        panel.set_yticks((np.arange(count) + 0.5) * tall - 1, range(count) if count > 1 else [""])
+        panel.tick_params(length=0, labelsize=SMALL)
+        panel.spines[:].set_visible(False)
+        panel.set_xlabel(label, fontsize=USUAL)
+        panel.set_ylabel("sample" if count > 1 else "", fontsize=USUAL)
+        if not _is_colour(data, grid):
+            _draw_bar(block, mesh, panel, _channel(grid, channel), film)
+
+
+def _mosaic(film: "NDArray[Any]") -> tuple["NDArray[Any]", tuple[int, int]]:
+    """[rows, columns, H, W, …] as one picture with blank lines between, and the size of a tile with its line."""
+    gap = max(1, min(film.shape[2:4]) // 16)
+    lines = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * (film.ndim - 4)
+    tiles = np.pad(film, lines, constant_values=np.nan if film.ndim == 4 else 1.0)
+    rows, columns, tall, wide, *rest = tiles.shape
+    return tiles.swapaxes(1, 2).reshape(rows * tall, columns * wide, *rest)[:-gap, :-gap], (tall, wide)
+
+
+def _pixels(data: Tensor) -> "NDArray[Any]":
+    """Video of pixels as grey or colours from 0 to 1, [N, 1, T, H, W] or [N, 1, T, H, W, 3]."""
+    values = eight_bits(data).double().numpy() / 255
+    return values if data.shape[1] == 1 else np.moveaxis(values, 1, -1)[:, None]
+
+
+# Their parts --------------------------------------------------------------------------------------------------------
+
+
+def _draw_plane(
+    panel: "Axes", values: "NDArray[Any]", grid: Grid, axes: tuple[int, int], look: Mapping[str, Any]
+) -> Any:
+    """A plane [rows, columns] over two axes of the grid. With coordinates they rise upwards and to the right; without
+    any, rows go down, as in a picture."""
+    shape = values.shape
+    panel.set_box_aspect(_ratio(grid, *axes, shape))
+    panel.tick_params(labelsize=SMALL)
+    panel.locator_params(nbins=4)
+    steps = [math.ceil(size / MOST_POINTS) for size in shape]
+    (up, _), (across, _) = (_along(grid, axis, size) for axis, size in zip(axes, shape, strict=True))
+    thin = values[:: steps[0], :: steps[1]]
+    mesh = panel.pcolormesh(across[:: steps[1]], up[:: steps[0]], thin, shading="nearest", rasterized=True, **look)
+    if not any(_coordinates(grid, axis, size) for axis, size in zip(axes, shape, strict=True)):
+        panel.set_ylim(shape[0] - 0.5, -0.5)
+    return mesh
+
+
+def _colours(values: "NDArray[Any]") -> dict[str, Any]:
+    """A colour map and its ends: blue to red about 0 for values on both sides of it, else viridis, by the logarithm if
+    positive values differ by more than `WIDE`."""
+    colours = require("matplotlib.colors")
+    low, high = _ends(values)
+    if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
+        limit = max(-low, high)
+        return {"cmap": "RdBu_r", "norm": colours.Normalize(-limit, limit)}
+    if low > 0 and high > WIDE * low:
+        return {"cmap": "viridis", "norm": colours.LogNorm(low, high)}
+    return {"cmap": "viridis", "norm": colours.Normalize(low, high)}
+
+
+def _ends(values: "NDArray[Any]") -> tuple[float, float]:
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = np.quantile(finite, (OUTSIDE, 1 - OUTSIDE))
+    return (float(low), float(high)) if low < high else (float(low) - 0.5, float(high) + 0.5)
+
+
+def _draw_bar(block: Any, mesh: Any, panels: Any, label: str, values: "NDArray[Any]") -> None:
+    """The colour bar of a block, with points where values lie beyond its ends."""
+    finite, (low, high) = values[np.isfinite(values)], mesh.get_clim()
+    beyond = (bool((finite < low).any()), bool((finite > high).any()))
+    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
+    bar = block.colorbar(mesh, ax=panels, shrink=0.8, extend=ends, pad=0.02)
+    bar.set_label(label, fontsize=USUAL)
+    bar.ax.tick_params(labelsize=SMALL)
+
+
+def _blocks(figure: "Figure", rows: int, columns: int) -> list[Any]:
+    return list(figure.subfigures(rows, columns, squeeze=False).flat)
+
+
+def _label_axes(block: Any, grid: Grid, axes: tuple[int, int], shape: Sequence[int]) -> None:
+    up, across = (_along(grid, axis, size)[1] for axis, size in zip(axes, shape, strict=True))
+    block.supylabel(up, fontsize=USUAL)
+    block.supxlabel(across, fontsize=USUAL)
+
+
+def _channel(grid: Grid, index: int) -> str:
+    """The name and unit of a channel; nothing of an only one that has none."""
+    return drawable(grid.channel(index), 40) if grid.channels or grid.units or index else ""
+
+
+def _along(grid: Grid, axis: int, size: int) -> tuple["NDArray[Any]", str]:
+    """Numbers along an axis and their label: its coordinates, the seconds of a sound, or 0, 1, …"""
+    name = grid.axes[axis]
+    if known := _coordinates(grid, axis, size):
+        unit = grid.axis_units.get(name, "")
+        return np.array(known), drawable(f"{name} ({unit})" if unit else name, 40)
+    if grid.rate is not None and grid.kind == "signal":
+        return np.arange(size) / grid.rate, "time (s)"
+    return np.arange(size), drawable(name, 40)
+
+
+def _coordinates(grid: Grid, axis: int, size: int) -> tuple[float, ...]:
+    """The coordinates of an axis, if something can be drawn over them."""
+    known = grid.coordinates.get(grid.axes[axis], ())
+    rising = np.diff(known)
+    return known if len(known) == size and bool((rising > 0).all() or (rising < 0).all()) else ()
+
+
+def _place(grid: Grid, axis: int, index: int, size: int) -> str:
+    name, known = grid.axes[axis], _coordinates(grid, axis, size)
+    unit = grid.axis_units.get(name, "") if known else ""
+    return drawable(f"{name} = {known[index] if known else index:.4g} {unit}".strip(), 40)
+
+
+def _ratio(grid: Grid, up: int, across: int, shape: Sequence[int]) -> float:
+    """Height by width of a panel: true where both axes have one unit, else that of the number of points."""
+    units = [grid.axis_units.get(grid.axes[axis]) for axis in (up, across)]
+    known = [_coordinates(grid, axis, size) for axis, size in zip((up, across), shape, strict=True)]
+    ratio = shape[0] / shape[1]
+    if all(map(len, known)) and units[0] is not None and units[0] == units[1] and min(shape) > 1:
+        spans = [abs(values[-1] - values[0]) * size / (size - 1) for values, size in zip(known, shape, strict=True)]
+        ratio = spans[0] / spans[1]
+    return min(4.0, max(0.25, ratio))
+
+
+def _is_colour(data: Tensor, grid: Grid) -> bool:
+    """Whether video is of pixels: whole numbers of one channel or three."""
+    return grid.kind == "video" and grid.dtype in WHOLE and data.shape[1] in (1, 3)
+
+
+def _numbers(data: Tensor) -> "NDArray[Any]":
+    return data.detach().cpu().double().numpy()

@@ -1,0 +1,250 @@
+"""NetCDF, HDF5 and Zarr by xarray: variables become channels, and units and coordinates are kept."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nidiff.data.arrays import as_stored_numbers, stored_type
+from nidiff.data.dataset import Dataset
+from nidiff.data.encoded import Reading
+from nidiff.data.grid import MOST_COORDINATES, USUAL, Grid
+from nidiff.data.layout import Layout
+from nidiff.data.sources import Watched, gather, settled
+from nidiff.errors import InputError, first_line, one_of, shown
+from nidiff.extras import require
+from nidiff.files import read_json
+from nidiff.memory import require_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5", ".zarr")
+# Axes that belong to an item: the first axis of a variable is that of the items only if it is none of them.
+INSIDE = ("lat", "latitude", "lon", "longitude", "level", "height", "width", "depth", "channel", "x", "y", "z")
+NAMELESS = "phony_dim"  # how h5netcdf calls the axes of plain HDF5
+METADATA = ("zarr.json", ".zarray", ".zmetadata")
+# Of Zarr. Others are left alone: one of them, pickle, would run programs.
+CODECS = (
+    *("blosc", "bz2", "gzip", "lz4", "lzma", "zlib", "zstd", "crc32", "crc32c", "adler32", "shuffle", "bitround"),
+    *("delta", "fixedscaleoffset", "quantize", "packbits", "astype", "cast_value", "scale_offset"),
+    *("bytes", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes"),
+)
+EMPTY_CLAIM, RATIO = 2**28, 10_000  # bytes that a file may claim without holding any; how well numbers compress
+
+
+def is_science(path: Path) -> bool:
+    return path.suffix.lower() in SUFFIXES
+
+
+def open_science(path: Path, reading: Reading) -> Dataset:
+    """The variables of a file as channels [N, C, *event].
+
+    Without ``variables``, all that hold uint8, uint16 or floats, which must share their axes. The axis of the items is
+    ``sample_axis``, by default the first one. A ``layout`` gives the axes of one variable by letters instead; its C
+    makes channels of one axis.
+    """
+    argument = f"path={str(path)!r}"
+    table = _opened(path, argument)
+    names = _variables(table, argument, reading.variables)
+    dims, sample, channel = _axes(table[names[0]], argument, reading)
+    if channel is not None and len(names) > 1:
+        raise InputError(f"layout={reading.layout!r} has C, and so has one variable: name one with variables=.")
+    for name in names:
+        if {*table[name].dims} != {*dims}:
+            found = f"{names[0]!r} over {table[names[0]].dims}, {name!r} over {table[name].dims}"
+            raise InputError(
+                f"{argument} has variables over different axes ({found}): choose some that are alike with variables=."
+            )
+    event = tuple(dim for dim in dims if dim not in (sample, channel))
+    for dim in dims:
+        if table.sizes[dim] == 0:
+            raise InputError(f"{argument} has no values along {dim!r}: give at least one item.")
+    source = Fields(path, table, names, sample, channel, event)
+    grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
+    values = settled(source, argument, reading.memory_limit, progress=reading.progress)
+    return Dataset(values, grid=grid, along=_along(table, sample))
+
+
+class Fields:
+    """Variables of an open file, of which items are read when they are asked for."""
+
+    def __init__(
+        self, path: Path, table: Any, names: Sequence[str], sample: str, channel: str | None, event: tuple[str, ...]
+    ) -> None:
+        self._table, self._names, self._sample = table, names, sample
+        self._order = (sample, *([] if channel is None else [channel]), *event)
+        self._has_channels = channel is not None
+        self._watched = Watched.now(_watched_file(path))
+        types = {stored_type(f"the variable {name!r}", table[name].dtype) for name in names}
+        self._stored = types.pop() if len(types) == 1 else np.dtype(np.float32)
+        self.dtype: torch.dtype = getattr(torch, self._stored.name)
+        channels = len(names) if channel is None else table.sizes[channel]
+        self.shape = (table.sizes[sample], channels, *(table.sizes[dim] for dim in event))
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        with self._watched.reading():
+            return gather(index, len(self), self._read)
+
+    def _read(self, start: int, stop: int) -> "NDArray[Any]":
+        part = {self._sample: slice(start, stop)}
+        arrays = [self._table[name].isel(part).transpose(*self._order).values for name in self._names]
+        return as_stored_numbers(arrays[0] if self._has_channels else np.stack(arrays, 1), self._stored)
+
+
+def _opened(path: Path, argument: str) -> Any:
+    """The table of variables, of which nothing is read yet."""
+    xarray, is_zarr = require("xarray"), path.is_dir()
+    options: dict[str, Any] = {"engine": "zarr"} if is_zarr else {"engine": "h5netcdf", "phony_dims": "sort"}
+    require(options["engine"])
+    try:
+        stored = _check_zarr(path, argument) if is_zarr else _check_hdf5(path, argument)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of metadata that is in several places
+            table = xarray.open_dataset(path, decode_times=False, decode_coords="all", cache=False, **options)
+        claimed = sum(float(prod(one.shape)) * one.dtype.itemsize for one in table.variables.values())
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # each library has many of its own
+        kind = "Zarr" if is_zarr else "NetCDF or HDF5"
+        raise InputError(f"{argument} cannot be read as {kind} ({first_line(error)}): write it with xarray.") from error
+    if claimed > max(EMPTY_CLAIM, RATIO * stored):
+        raise InputError(f"{argument} claims {claimed:,.0f} bytes and holds {stored:,}: give one that is complete.")
+    for name, variable in table.variables.items():
+        chunk = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or ()
+        size = float(prod(chunk)) * variable.dtype.itemsize
+        require_memory(f"{argument} with chunks {tuple(chunk)} of {name!r}", 2 * size, "write it with smaller chunks")
+    return table
+
+
+def _check_hdf5(path: Path, argument: str) -> int:
+    """Refuse a file that would have us read other files; return the bytes it holds."""
+    h5py = require("h5py")
+    with path.open("rb") as file:
+        if file.read(3) == b"CDF":
+            raise InputError(f"{argument} is of the classic NetCDF format: convert it by nccopy -k nc4.")
+    with h5py.File(path, "r") as file:
+
+        def look(name: str, link: Any) -> None:
+            entry = None if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else file[name]
+            is_elsewhere = isinstance(entry, h5py.Dataset) and (entry.is_virtual or entry.external)
+            if isinstance(link, h5py.ExternalLink) or is_elsewhere:
+                raise InputError(f"{argument} refers to another file for {shown(name)}: copy the values into it.")
+
+        file.visititems_links(look)
+    return path.stat().st_size
+
+
+def _check_zarr(path: Path, argument: str) -> int:
+    """Refuse codecs that we do not know; return the bytes the folder holds."""
+    size = 0
+    for file in path.rglob("*"):
+        size += file.stat().st_size if file.is_file() else 0
+        if file.name in METADATA and file.is_file():
+            for codec in _codecs(read_json(file)):
+                if codec.removeprefix("numcodecs.") not in CODECS:
+                    raise InputError(f"{argument} has the codec {shown(codec)}: write it with zstd, gzip or blosc.")
+    return size
+
+
+def _codecs(values: Any, *, inside: bool = False) -> list[str]:
+    """The names of the codecs in the metadata of Zarr."""
+    if isinstance(values, list):
+        return [name for value in values for name in _codecs(value, inside=inside)]
+    if isinstance(values, str):
+        return [values] if inside else []
+    if not isinstance(values, Mapping):
+        return []
+    found = [str(values[key]) for key in ("id", "name") if inside and key in values]
+    for key, value in values.items():
+        is_codec = key in ("compressor", "filters", "codecs", "index_codecs")
+        found += _codecs(value, inside=is_codec) if is_codec or isinstance(value, Mapping) else []
+    return found
+
+
+def _watched_file(path: Path) -> Path:
+    return next((path / name for name in ("zarr.json", ".zmetadata", ".zgroup") if (path / name).exists()), path)
+
+
+def _is_numbers(dtype: Any) -> bool:
+    return dtype.kind == "f" or (dtype.kind == "u" and dtype.itemsize <= 2)
+
+
+def _variables(table: Any, argument: str, asked: tuple[str, ...]) -> list[str]:
+    if asked:
+        if len({*asked}) < len(asked):
+            raise InputError(f"variables={asked} names one twice: leave one out.")
+        return [one_of("variables", name, map(str, table.data_vars)) for name in asked]
+    found = [str(name) for name, one in table.data_vars.items() if _is_numbers(one.dtype) and one.ndim >= 2]
+    if not found:
+        held = {str(name): f"{one.dtype} {one.shape}" for name, one in table.data_vars.items()}
+        raise InputError(
+            f"{argument} has no variable of floats, uint8 or uint16 with two axes or more: it has {shown(held)}."
+        )
+    return found
+
+
+def _axes(variable: Any, argument: str, reading: Reading) -> tuple[tuple[str, ...], str, str | None]:
+    """The axes of a variable, that of the items, and that of the channels if it has one."""
+    dims = tuple(map(str, variable.dims))
+    if reading.layout is not None:
+        letters = Layout(reading.layout).letters
+        Layout(letters).order(f"{variable.name!r} of {argument}", variable.shape)
+        sample = dims[letters.index("N")]
+        if reading.sample_axis not in (None, sample):
+            raise InputError(f"sample_axis={reading.sample_axis!r} is not N of layout={letters!r}: give one of them.")
+        return dims, sample, dims[letters.index("C")] if "C" in letters else None
+    if reading.sample_axis is not None:
+        sample = one_of("sample_axis", reading.sample_axis, dims)
+    elif dims[0].lower() in INSIDE:
+        raise InputError(
+            f"{argument} has {variable.name!r} over {dims}, which seem to be axes of one item: give sample_axis=, the "
+            "axis of the items."
+        )
+    else:
+        sample = dims[0]
+    if not 2 <= len(dims) <= 4:
+        given = f"{variable.name!r} over {dims}"
+        raise InputError(f"{argument} has {given}: give variables with one axis of items and one to three others.")
+    return dims, sample, None
+
+
+def _grid(table: Any, names: Sequence[str], event: tuple[str, ...], channel: str | None, dtype: str) -> Grid:
+    """What the file says of its channels and axes."""
+    units = () if channel else tuple(_text(table[name], "units") for name in names)
+    coordinates: dict[str, tuple[float, ...]] = {}
+    for dim in event:
+        values = table[dim].values if dim in table.coords and table.sizes[dim] <= MOST_COORDINATES else None
+        if values is not None and values.ndim == 1 and values.dtype.kind in "iuf" and np.isfinite(values).all():
+            coordinates[dim] = tuple(map(float, values))
+    axis_units = {dim: unit for dim in event if dim in table.coords and (unit := _text(table[dim], "units"))}
+    if any(dim.startswith(NAMELESS) for dim in event):
+        event, coordinates, axis_units = USUAL[len(event)], {}, {}
+    return Grid(event, () if channel else tuple(names), units if any(units) else (), coordinates, axis_units, dtype)
+
+
+def _text(variable: Any, name: str) -> str:
+    value = variable.attrs.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _along(table: Any, sample: str) -> "tuple[str, NDArray[Any]] | None":
+    """The coordinate of the items: times where it says since when they count, else numbers."""
+    if sample not in table.coords or table[sample].dims != (sample,):
+        return sample, np.arange(table.sizes[sample])
+    values, xarray = table[sample], require("xarray")
+    if " since " in _text(values, "units"):
+        try:
+            values = xarray.decode_cf(xarray.Dataset(coords={sample: values}))[sample]
+        except Exception:  # a calendar that is not ours: its numbers are left
+            values = table[sample]
+    numbers = values.values
+    return sample, numbers if numbers.dtype.kind in "iufM" else np.arange(len(numbers))

@@ -1,0 +1,112 @@
+"""Values that are read when they are asked for: some rows of them, and files that must not change meanwhile."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nidiff.data.dataset import Dataset, Source
+from nidiff.errors import InputError, first_line
+from nidiff.memory import require_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BLOCK = 2**23  # numbers that are read at once
+
+
+class Rows:
+    """Some rows of a source."""
+
+    def __init__(self, values: Source, rows: Tensor) -> None:
+        self.shape, self.dtype = (len(rows), *values.shape[1:]), values.dtype
+        self._values, self._rows = values, rows
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def index_select(self, dim: int, index: Tensor) -> Tensor:
+        return self._values.index_select(dim, self._rows[index])
+
+
+def take(data: Dataset, rows: Tensor) -> Dataset:
+    """The data set of some rows."""
+    values = data.values[rows] if isinstance(data.values, Tensor) else Rows(data.values, rows)
+    along = None if data.along is None else (data.along[0], data.along[1][rows.numpy()])
+    return replace(data, values=values, labels=None if data.labels is None else data.labels[rows], along=along)
+
+
+def blocks(rows: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
+    """The rows of items of ``shape``, as many at a time as can be read at once."""
+    yield from rows.split(max(1, BLOCK // max(1, prod(shape))))
+
+
+def settled(source: Source, argument: str, limit: int | None, *, progress: bool = False) -> Tensor | Source:
+    """All values of a source, in memory if they take at most ``limit`` bytes (None: no limit); else the source."""
+    size = prod(source.shape) * source.dtype.itemsize
+    if limit is not None and size > limit:
+        require_memory(f"{argument} with items {source.shape[1:]}", 4.0 * size / len(source), "give smaller items")
+        return source
+    require_memory(f"{argument} of shape {source.shape}", 1.1 * size, "give fewer items, or a memory_limit")
+    values = torch.empty(source.shape, dtype=source.dtype)
+    bar = tqdm(total=len(source), desc="reading", delay=1, leave=False, disable=None if progress else True)
+    with bar:
+        for rows in blocks(torch.arange(len(source)), source.shape[1:]):
+            values[rows[0] : rows[-1] + 1] = source.index_select(0, rows)
+            bar.update(len(rows))
+    return values
+
+
+def gather(index: Tensor, total: int, read: "Callable[[int, int], NDArray[Any]]") -> Tensor:
+    """The rows of ``index``, in any order and perhaps twice; ``read(start, stop)`` gives neighbours in a file."""
+    rows, back = np.unique(index.numpy(), return_inverse=True)
+    if len(rows) == 0 or rows[0] < 0 or rows[-1] >= total:
+        raise IndexError(f"index has rows out of 0 to {total - 1}")
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    found = np.concatenate([read(int(run[0]), int(run[-1]) + 1) for run in runs])
+    return torch.from_numpy(found if np.array_equal(back, np.arange(len(rows))) else found[back])
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A file as it was when it was opened."""
+
+    path: Path
+    state: tuple[int, int, int]
+
+    @classmethod
+    def now(cls, path: Path) -> "Watched":
+        return cls(path, _state(path))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Refuse, in one sentence, what cannot be read, and what has changed by the time it has been read."""
+        try:
+            yield
+        except (InputError, MemoryError, IndexError):
+            raise
+        except Exception as error:  # each format has many of its own
+            problem = f"{str(self.path)!r} cannot be read any more ({first_line(error)})"
+            raise InputError(
+                f"{problem}: leave it as it is until the end, and copy it again if it is damaged."
+            ) from error
+        if _state(self.path) != self.state:
+            raise InputError(
+                f"{str(self.path)!r} has changed since it was opened: leave it as it is until the end, and start again."
+            )
+
+
+def _state(path: Path) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0, 0)
+    return found.st_size, found.st_mtime_ns, found.st_ino

@@ -1,0 +1,160 @@
+"""Samples in the formats of other programs, with the names, units and coordinates that each format has room for.
+
+A file is written aside and renamed, and the same samples give the same bytes.
+"""
+
+import sys
+import wave
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from nidiff.data.dataset import WHOLE
+from nidiff.data.grid import Grid
+from nidiff.data.pictures import as_grey_or_rgb, eight_bits
+from nidiff.errors import InputError
+from nidiff.extras import require
+from nidiff.files import replacing, replacing_folder
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KEPT = "all of them are in samples.npz"
+LOUDEST, FEW = 2**15, 0.01  # of 16 bits; the share of a sound that may be cut
+SMALLEST_FRAME, FRAME_TIME = 128, 100  # pixels, milliseconds
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """What is to be written: ``data`` [N, C, *event] in its own units, a seed for each, and what to say about them."""
+
+    data: "NDArray[Any]"
+    seeds: "NDArray[Any]"
+    grid: Grid
+    about: Mapping[str, str]
+
+
+def check_export(kind: str, grid: Grid) -> None:
+    """Refuse a format that cannot hold what ``grid`` describes, or whose packages are missing."""
+    other = "use --format npy, or netcdf"
+    if kind == "wav" and grid.kind != "signal":
+        raise InputError(f"format='wav' is for signals, and these samples are {_plural(grid)}: {other}.")
+    if kind == "wav" and grid.rate is None:
+        raise InputError("format='wav' needs the samples per second, which the model does not know: give --rate.")
+    if kind == "gif" and grid.kind != "video":
+        raise InputError(f"format='gif' is for video, and these samples are {_plural(grid)}: {other}.")
+    for module in {"netcdf": ("xarray", "h5netcdf"), "zarr": ("xarray", "zarr")}.get(kind, ()):
+        require(module)
+
+
+def _plural(grid: Grid) -> str:
+    return grid.kind if grid.kind == "video" else f"{grid.kind}s"
+
+
+def write_npy(samples: Samples, path: Path) -> None:
+    """[N, *event, C], as in samples.npz; numpy.load(path, mmap_mode="r") reads only what is looked at."""
+    with replacing(path) as file:
+        np.lib.format.write_array(file, np.ascontiguousarray(np.moveaxis(samples.data, 1, -1)), allow_pickle=False)
+
+
+def write_netcdf(samples: Samples, path: Path) -> None:
+    """A variable [sample, *axes] for each channel; sample is the seed."""
+    dataset = as_xarray(samples)
+    with replacing(path) as file:
+        dataset.to_netcdf(file.name, engine="h5netcdf", encoding=_unfilled(dataset))
+
+
+def write_zarr(samples: Samples, path: Path) -> None:
+    """The same as `write_netcdf` as a folder of Zarr, format 2, which every version reads."""
+    dataset = as_xarray(samples)
+    with replacing_folder(path) as aside:
+        dataset.to_zarr(aside, mode="w", zarr_format=2, consolidated=True, encoding=_unfilled(dataset))
+
+
+def as_xarray(samples: Samples) -> Any:
+    """The samples as an `xarray.Dataset`."""
+    xarray, grid, data = require("xarray"), samples.grid, samples.data
+    item = next(name for name in ("sample", "seed", "item", "number") if name not in grid.axes)
+    names = _variables(grid, data.shape[1])
+    units = grid.units or ("",) * len(names)
+    variables = {
+        name: ((item, *grid.axes), data[:, channel], {"units": unit} if unit else {})
+        for channel, (name, unit) in enumerate(zip(names, units, strict=True))
+    }
+    coordinates = {
+        axis: (axis, np.array(values), {"units": grid.axis_units[axis]} if axis in grid.axis_units else {})
+        for axis, values in grid.coordinates.items()
+    }
+    rate = {} if grid.rate is None else {"rate": grid.rate}
+    seeds = {item: (item, samples.seeds, {"long_name": "seed"})}
+    return xarray.Dataset(variables, seeds | coordinates, {**samples.about, **rate})
+
+
+def _variables(grid: Grid, channels: int) -> list[str]:
+    """A name for the variable of each channel, different from one another and from the axes."""
+    names = [name.replace("/", "_") for name in grid.channels] or [f"channel_{index}" for index in range(channels)]
+    return [
+        f"{name or 'channel'}_{index}" if not name or names.count(name) > 1 or name in grid.axes else name
+        for index, name in enumerate(names)
+    ]
+
+
+def _unfilled(dataset: Any) -> dict[str, dict[str, None]]:
+    """Samples have no missing values, so none is given a number."""
+    return {name: {"_FillValue": None} for name in dataset.variables}
+
+
+def write_wav(samples: Samples, folder: Path) -> None:
+    """SEED.wav, 16 bits: −1 … 1 is the whole range. The little that goes beyond it is cut, which is said."""
+    data, dtype = samples.data, samples.grid.dtype
+    if dtype in WHOLE and data.dtype != np.float32:
+        data = WHOLE[dtype].to_model(torch.from_numpy(data).double()).numpy()
+    beyond = np.abs(data) > 1
+    if beyond.mean() > FEW:
+        span = f"{data.min():.3g} to {data.max():.3g}"
+        raise InputError(f"format='wav' holds -1 to 1, and the samples go from {span}: use --format npy; {KEPT}.")
+    if cut := int(beyond.any(axis=tuple(range(1, data.ndim))).sum()):
+        print(f"{cut} of the sounds go beyond [-1, 1] and are cut there in wav/; {KEPT} as they are", file=sys.stderr)
+    pulses = (data * LOUDEST).round().clip(-LOUDEST, LOUDEST - 1).astype("<i2")
+    for seed, sound in zip(samples.seeds, pulses, strict=True):
+        with replacing(folder / f"{seed:06d}.wav") as file, wave.open(file, "wb") as out:
+            out.setparams((len(sound), 2, samples.grid.rate, 0, "NONE", ""))  # type: ignore[arg-type]
+            out.writeframes(np.ascontiguousarray(sound.T).tobytes())
+
+
+def write_gif(samples: Samples, folder: Path) -> None:
+    """SEED.gif, 10 frames per second. Of 8-bit video the values are those of the pixels. Other numbers are shown in
+    grey, from the smallest to the largest of each channel; unless colours, channels stand side by side."""
+    for seed, video in zip(samples.seeds, samples.data, strict=True):
+        frames = as_grey_or_rgb(torch.from_numpy(_eight_bits(video, samples.grid.dtype)).movedim(1, 0))
+        factor = max(1, SMALLEST_FRAME // min(video.shape[2:]))
+        frames = frames.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
+        pictures = [Image.fromarray(frame.movedim(0, -1).squeeze(-1).numpy()) for frame in frames]
+        words = ", ".join(f"{key} {text}" for key, text in {**samples.about, "seed": str(seed)}.items())
+        options: dict[str, Any] = {"duration": FRAME_TIME, "loop": 0, "comment": words.encode()}
+        with replacing(folder / f"{seed:06d}.gif") as file:
+            pictures[0].save(file, format="gif", save_all=True, append_images=pictures[1:], **options)
+
+
+def _eight_bits(video: "NDArray[Any]", dtype: str) -> "NDArray[np.uint8]":
+    """[C, *event] as uint8."""
+    if dtype in WHOLE:
+        return eight_bits(torch.from_numpy(video)).numpy()
+    values = video.astype(np.float64)
+    low, high = (end(values, axis=(1, 2, 3), keepdims=True) for end in (np.min, np.max))
+    return (255 * (values - low) / np.maximum(high - low, 1e-300)).round().astype(np.uint8)
+
+
+WHOLE_FILES: dict[str, tuple[str, Callable[[Samples, Path], None]]] = {
+    "npy": ("samples.npy", write_npy),
+    "netcdf": ("samples.nc", write_netcdf),
+    "zarr": ("samples.zarr", write_zarr),
+}
+"""One file or folder with all samples, its name and who writes it."""
+BY_SEED: dict[str, Callable[[Samples, Path], None]] = {"wav": write_wav, "gif": write_gif}
+"""A folder of that name with a file for each seed, and who writes it."""

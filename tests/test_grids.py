@@ -1,0 +1,291 @@
+"""The same field on another grid: shared modes keep their law, and a process its signal-to-noise ratio in them."""
+
+import math
+
+import pytest
+import torch
+
+import nidiff
+from nidiff.covariance.spectral import wavenumber
+from nidiff.testing.problems import normal, random_matrix
+
+MIXED = ("reflecting", "periodic")
+FIELDS = {
+    "gff": lambda shape=(8, 8): nidiff.gaussian_free_field(shape, 1.5),
+    "gff without its mean": lambda shape=(8, 8): nidiff.gaussian_free_field(shape, 1.5, zero_mode="zero"),
+    "gff reflecting": lambda shape=(8, 8): nidiff.gaussian_free_field(shape, 1.5, boundary="reflecting"),
+    "pink, mixed": lambda shape=(8, 8): nidiff.power_law(shape, 1.0, boundary=MIXED),
+    "matern fixed": lambda shape=(8, 8): nidiff.matern(shape, 2.0, boundary="fixed"),
+    "scaled": lambda shape=(8, 8): 3.0 * nidiff.matern(shape, 2.0),
+    "from data": lambda shape=(8, 8): nidiff.from_data(
+        nidiff.matern(shape, 2.0).sample((50, 1, *shape)), shrinkage=0.1
+    ),
+    "spaced": lambda shape=(8, 8): nidiff.gaussian_free_field(shape, spacing=(2, 1)),
+}
+every_field = pytest.mark.parametrize("make", FIELDS.values(), ids=FIELDS)
+
+
+def shared(own, boundary, shape):
+    """Masks of the modes that both grids have, below the Nyquist frequency of both."""
+    masks = []
+    for grid in (own, shape):
+        mask = torch.ones(grid, dtype=torch.bool)
+        for axis, (n, m, name) in enumerate(zip(own, shape, boundary, strict=True)):
+            few = min(n, m)
+            k = (torch.fft.fftfreq(grid[axis]) * grid[axis]).round().abs()
+            here = 2 * k < few if name == "periodic" else torch.arange(grid[axis]) < few
+            mask &= here.reshape([-1 if i == axis else 1 for i in range(len(own))])
+        masks.append(mask)
+    return masks
+
+
+# The theorem -----------------------------------------------------------------------------------------------------
+
+
+@every_field
+@pytest.mark.parametrize("shape", [(16, 16), (4, 4), (12, 9), (5, 7), (16, 8)])
+def test_shared_modes_keep_their_law(make, shape):
+    """λ' = (N'/N) λ: with orthonormal modes the same function has coefficients √(N'/N) as large."""
+    cov = make()
+    other = cov.at(shape)
+    assert other.event_shape == shape
+    assert other.boundary == cov.boundary
+    mine, its = shared((8, 8), cov.boundary, shape)
+    ratio = math.prod(shape) / 64
+    assert torch.allclose(other.eigenvalues[its], ratio * cov.eigenvalues[mine], rtol=1e-9)
+    assert not torch.allclose(make(shape).eigenvalues[its], ratio * cov.eigenvalues[mine], rtol=1e-3)
+    assert nidiff.testing.check_covariance(other, 1e-8).passed
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting", MIXED])
+def test_draws_restricted_to_the_shared_modes_have_the_law_of_the_coarse_grid(boundary):
+    """Pixel by pixel: resampled to the coarse grid, the fine field has the coarse Σ without what is at Nyquist."""
+    from nidiff.covariance.grids import resampled
+
+    coarse = nidiff.gaussian_free_field((6, 8), 1.5, boundary=boundary)
+    fine = coarse.at((12, 16))
+    draws = fine.sample((20000, 12, 16), torch.Generator().manual_seed(0))
+    coarser = resampled(draws, fine, (6, 8)).double()
+    mine, _ = shared((6, 8), coarse.boundary, (12, 16))
+    expected = coarse.with_eigenvalues(torch.where(mine, coarse.eigenvalues, 0.0))
+    power = coarse.periodogram(coarser).mean(0)
+    assert torch.allclose(power[mine], expected.eigenvalues[mine], rtol=0.08)
+    assert (power[~mine] < 0.5 * coarse.eigenvalues[~mine]).all()
+
+
+def test_a_table_of_a_power_law_goes_on_by_it():
+    """The formula is forgotten by scaling; the upper octave remembers it."""
+    for boundary in ("periodic", "fixed", MIXED):
+        field = nidiff.power_law((12, 12), 2.5, boundary=boundary)
+        assert torch.allclose((2 * field).at((20, 16)).eigenvalues, 2 * field.at((20, 16)).eigenvalues, rtol=1e-9)
+
+
+def test_a_field_that_is_no_power_law_goes_on_by_its_upper_octave():
+    cov = 1.0 * nidiff.matern((16, 16), 2.0, smoothness=0.5)
+    exact, table = nidiff.matern((16, 16), 2.0, smoothness=0.5).at((32, 32)), cov.at((32, 32))
+    error = (table.eigenvalues / exact.eigenvalues).log().abs()
+    assert error.max() < 0.3  # λ falls by a factor of 20 over the new modes
+    assert exact.eigenvalues.max() / exact.eigenvalues.min() > 100
+
+
+def test_there_and_back_changes_nothing():
+    for make in FIELDS.values():
+        cov = make()
+        again = (1.0 * cov).at((16, 12)).at((8, 8))
+        assert torch.allclose(again.eigenvalues, cov.eigenvalues, rtol=1e-12)
+        assert cov.at((8, 8)) is cov
+
+
+def test_a_length_in_pixels_grows_with_their_number():
+    cov = nidiff.matern((8, 8), 2.0, boundary="reflecting")
+    finer = nidiff.matern((16, 16), 4.0, boundary="reflecting")
+    ratio = cov.at((16, 16)).eigenvalues / finer.eigenvalues
+    assert torch.allclose(ratio, ratio[0, 0], rtol=1e-9)
+    stretched = cov.at((16, 8)).eigenvalues / nidiff.matern((16, 8), (4.0, 2.0), boundary="reflecting").eigenvalues
+    assert torch.allclose(stretched, stretched[0, 0], rtol=1e-9)
+    kernel = nidiff.matern((32, 32), 4.0, 0.5, aliased=True)
+    assert kernel.at((64, 64)).marginal_variance.mean() == pytest.approx(1.0)
+    impulse = torch.zeros(64, 64, dtype=torch.float64)
+    impulse[0, 0] = 1
+    assert kernel.at((64, 64)).matmul(impulse)[0, 2] == pytest.approx(math.exp(-1 / 4), abs=1e-2)
+
+
+# What it means ---------------------------------------------------------------------------------------------------
+
+
+def test_the_variance_of_a_trace_class_field_converges_and_of_others_does_not():
+    """Σ |k|^-2γ over the plane is finite for γ > 1. What is added falls by 2^(2γ − 2) per halving of the pixels."""
+    sides = (16, 32, 64, 128, 256)
+
+    def variances(gamma):
+        field = nidiff.gaussian_free_field((16, 16), gamma)
+        return torch.tensor([field.at((n, n)).eigenvalues.mean().item() for n in sides])
+
+    smooth, border, rough = (variances(gamma).diff() for gamma in (1.5, 1.0, 0.5))
+    assert torch.allclose(smooth[1:] / smooth[:-1], torch.tensor(0.5), atol=0.03)
+    assert torch.allclose(border[1:] / border[:-1], torch.tensor(1.0), atol=0.03)
+    assert torch.allclose(rough[1:] / rough[:-1], torch.tensor(2.0), atol=0.1)
+
+
+def test_with_white_noise_the_signal_stands_out_more_by_the_square_of_the_ratio():
+    """The data's C grows by (N'/N), coloured noise too, white noise not: SNR per mode is off by r² in the plane."""
+    data = nidiff.power_law((16, 16), 3.0)
+    for r in (2, 4):
+        shape = (16 * r, 16 * r)
+        mine, its = shared((16, 16), data.boundary, shape)
+        for noise, factor in ((nidiff.gaussian_free_field((16, 16)), 1), (nidiff.Identity((16, 16)), r**2)):
+            before = (data.eigenvalues / noise.eigenvalues)[mine]
+            after = (data.at(shape).eigenvalues / noise.at(shape).eigenvalues)[its]
+            assert torch.allclose(after / before, torch.tensor(float(factor), dtype=torch.float64), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nidiff.Identity((4, 4)),
+        lambda: 2.0 * nidiff.Identity((4, 4)),
+        lambda: nidiff.gaussian_free_field((4, 4), 0.0),
+        lambda: nidiff.gaussian_free_field((4, 4), 0.0, boundary=MIXED),
+    ],
+)
+def test_white_stays_white(make):
+    cov, other = make(), make().at((8, 6))
+    assert other.is_constant
+    assert other.eigenvalues[0, 0] == cov.eigenvalues[0, 0]
+    assert type(other) is type(cov)
+
+
+def test_offset_noise_keeps_its_recipe():
+    for normalize in (True, False):
+        cov = nidiff.offset((4, 4), 0.5, normalize=normalize)
+        assert torch.equal(cov.at((8, 6)).dense(), nidiff.offset((8, 6), 0.5, normalize=normalize).dense())
+
+
+# Products and channels -------------------------------------------------------------------------------------------
+
+
+def test_a_product_goes_by_its_factors():
+    frames, field = nidiff.ar1(3, 0.8), nidiff.gaussian_free_field((4, 6))
+    product = nidiff.Kronecker(frames, field)
+    expected = nidiff.Kronecker(frames, field.at((8, 12)))
+    assert torch.allclose(product.at((3, 8, 12)).dense(), expected.dense(), atol=1e-12)
+    assert torch.allclose((0.5 * product).at((3, 8, 12)).dense(), 0.5 * expected.dense(), atol=1e-9)
+    with pytest.raises(nidiff.InputError, match="ar1"):
+        product.at((6, 8, 12))
+    with pytest.raises(nidiff.InputError, match="ar1"):
+        (0.5 * product).at((6, 8, 12))
+    both = nidiff.Kronecker(nidiff.power_law((4,), 1.0, boundary="reflecting"), field)
+    table = both.with_eigenvalues(both.eigenvalues**1.5).at((8, 8, 12))
+    mine, its = shared((4, 4, 6), both.boundary, (8, 8, 12))
+    assert torch.allclose(table.eigenvalues[its], 8 * both.eigenvalues[mine] ** 1.5, rtol=1e-9)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_channels_go_with_their_grid(changed):
+    cov = nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 6), 1.5))
+    if changed:
+        cov = cov.with_eigenvalues(cov.eigenvalues * wavenumber((4, 6)).clamp(min=1) ** -1)
+    other = cov.at((8, 12))
+    mine, its = shared((4, 6), ("periodic",) * 2, (8, 12))
+    assert other.event_shape == (2, 8, 12)
+    assert torch.allclose(other.eigenvalues[:, its], 4 * cov.eigenvalues[:, mine], rtol=1e-9)
+    assert torch.equal(other.rotation, cov.rotation)
+    assert other.eigenvalues.min() > 0
+
+
+@pytest.mark.parametrize("shape", [(8, 12), (3, 4)])
+def test_cross_spectra_keep_their_correlation(shape):
+    each = [nidiff.power_law((6, 8), p, boundary=MIXED) for p in (1.0, 2.0)]
+    cov = nidiff.correlated(each, [[1.0, -0.7], [-0.7, 1.0]], normalize=False)
+    expected = nidiff.correlated([c.at(shape) for c in each], [[1.0, -0.7], [-0.7, 1.0]], normalize=False)
+    assert torch.allclose(cov.at(shape).matrices, expected.matrices, rtol=1e-6)
+
+
+# The data's Gaussian, and a denoiser -----------------------------------------------------------------------------
+
+
+def pixels(n):
+    return (torch.arange(n, dtype=torch.float64) + 0.5) / n
+
+
+SMOOTH = {
+    "periodic": lambda n: 2 + torch.sin(2 * torch.pi * pixels(n)) - torch.cos(4 * torch.pi * pixels(n)),
+    "reflecting": lambda n: 2 + torch.cos(torch.pi * pixels(n)) - torch.cos(3 * torch.pi * pixels(n)),
+    "fixed": lambda n: torch.sin(torch.pi * pixels(n)) - torch.sin(2 * torch.pi * pixels(n)),
+}
+
+
+@pytest.mark.parametrize("boundary", SMOOTH)
+@pytest.mark.parametrize(("n", "new"), [(8, 16), (16, 8), (9, 15), (8, 7)])
+def test_a_mean_that_both_grids_resolve_is_that_function_on_both(boundary, n, new):
+    model = nidiff.GaussianModel(SMOOTH[boundary](n).expand(2, 1, n), nidiff.power_law((n,), 2.0, boundary=boundary))
+    finer = model.on_grid((new,))
+    assert finer.shape == (2, 1, new)
+    assert torch.allclose(finer.mean[1, 0], SMOOTH[boundary](new), atol=1e-10)
+    assert finer.covariance.eigenvalues[1] == pytest.approx(new / n * model.covariance.eigenvalues[1].item())
+
+
+@pytest.mark.parametrize("channels", ["each", "shared", "joint", "cross"])
+def test_a_fitted_gaussian_goes_to_another_grid(channels):
+    data = nidiff.gaussian_free_field((6, 8), 1.5).sample((200, 2, 6, 8), torch.Generator().manual_seed(0)) + 1.0
+    model = nidiff.fit_gaussian(data, channels=channels)
+    finer = model.on_grid((12, 16))
+    assert finer.shape == (2, 12, 16)
+    mine, its = shared((6, 8), ("periodic",) * 2, (12, 16))
+    sigma = nidiff.gaussian_free_field((6, 8))
+    for level in (nidiff.ddpm_linear(100).level(row) for row in (5, 50, 95)):
+        one, other = model.at(level, sigma), finer.at(level, sigma.at((12, 16)))
+        assert torch.allclose(other.gain.values[..., its], one.gain.values[..., mine], rtol=1e-8)
+        white = finer.at(level, nidiff.Identity((12, 16)))
+        assert not torch.allclose(
+            white.gain.values[..., its], model.at(level, nidiff.Identity((6, 8))).gain.values[..., mine], rtol=1e-2
+        )
+
+
+def net(x, label):
+    """One that takes any size, as convolutions do."""
+    return torch.tanh(x)
+
+
+def test_a_denoiser_goes_to_another_grid_with_its_process():
+    sigma = nidiff.gaussian_free_field((6, 8), 1.5)
+    process = nidiff.Process(nidiff.ddpm_linear(100), sigma)
+    model = nidiff.GaussianModel(0.3 * normal(2, 6, 8), 0.5 * nidiff.power_law((6, 8), 2.0))
+    measured = nidiff.measure_kappa(model.denoiser(process), model.sample((8, 2, 6, 8)), num_images=4, num_rows=3)
+    denoiser = nidiff.Denoiser(net, process, "residual", clip=2.0, gaussian=model, kappa=measured.kappa)
+    finer = denoiser.at((12, 16))
+    assert finer.process.covariance.event_shape == (12, 16)
+    assert finer.process.schedule is process.schedule
+    assert (finer.clip, finer.sees, finer.target_name, finer.kappa) == (2.0, "z", "residual", None)
+    exact = model.on_grid((12, 16)).denoiser(nidiff.Process(process.schedule, sigma.at((12, 16))))
+    x, level = normal(3, 2, 12, 16), process.schedule.level(40)
+    assert torch.equal(finer.silenced()(x, level), exact.silenced()(x, level).clamp(-2, 2))
+    plain = nidiff.Denoiser(net, process).at((12, 16))
+    drawn = nidiff.sample(plain, (2, 2, 12, 16), sampler="ddim", num_steps=3)
+    assert drawn.shape == (2, 2, 12, 16)
+    table = nidiff.Process(nidiff.soft_conditioning((6, 8), num_levels=20), sigma)
+    with pytest.raises(nidiff.InputError, match="schedule"):
+        nidiff.Denoiser(net, table).at((12, 16))
+
+
+BAD = {
+    "too few axes": (lambda: nidiff.gaussian_free_field((4, 4)).at((8,)), "shape=.8,. has 1 axes"),
+    "no shape": (lambda: nidiff.gaussian_free_field((4, 4)).at("large"), "shape="),
+    "negative": (lambda: nidiff.gaussian_free_field((4, 4)).at((8, -8)), "shape="),
+    "dense": (lambda: nidiff.Dense(random_matrix(4)).at((8,)), "Dense.*another grid"),
+    "diagonal": (lambda: nidiff.Diagonal([1.0, 2.0]).at((4,)), "Diagonal.*another grid"),
+    "pyramid": (lambda: nidiff.pyramid((4, 4)).at((8, 8)), "pyramid.*another grid"),
+    "frames": (lambda: nidiff.ar1(4, 0.5).at((8,)), "ar1.*another grid"),
+    "channels": (lambda: nidiff.Channels(random_matrix(2), nidiff.ar1(4, 0.5)).at((8,)), "ar1.*another grid"),
+    "gaussian": (
+        lambda: nidiff.GaussianModel(torch.zeros(4), nidiff.Dense(random_matrix(4))).on_grid((8,)),
+        "Dense.*another grid",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_bad_input_is_named_in_one_sentence(call, message):
+    with pytest.raises(nidiff.InputError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
