@@ -22,7 +22,7 @@ from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, load_field_features
 from nidiff.evaluation.field_metrics import FieldSet, band_tables, field_metrics, measure_fields
 from nidiff.evaluation.field_spectrum import as_fields
-from nidiff.evaluation.metrics import ImageSet, by_label, measure
+from nidiff.evaluation.metrics import ImageSet, by_label, check_bootstrap, measure
 from nidiff.evaluation.points import as_tensor
 from nidiff.evaluation.real import Real, real_data
 from nidiff.evaluation.results import Measured, Result
@@ -253,11 +253,6 @@ def are_pictures(data: Any, model: Model | None = None) -> bool:
     if grid is None:
         return getattr(data, "ndim", 4) == 4  # anything else than an array is refused there
     return grid.kind == "picture" and grid.dtype == "uint8"
-
-
-def check_bootstrap(bootstrap: int) -> None:
-    if check_whole("bootstrap", bootstrap, 0) == 1:
-        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
 
 
 def all_pixels(images: Any) -> Tensor:

@@ -93,7 +93,7 @@ def measure_likelihood(
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
     found = []  # of each part: log p, log volume, and log N
-    for part in rows.split(batch):
+    for part in rows.split(min(batch, len(rows))):
         values = data.stored(part).double()
         generators = generators_from_seeds([seed * MOST_SEEDS + row for row in part.tolist()])
         if is_whole:
