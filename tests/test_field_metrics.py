@@ -334,8 +334,16 @@ def test_refusals_name_the_argument(call, words):
 QUICK = ("--seeds", "0-7", "--num-steps", "2", "--bootstrap", "2")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_report():
+    """Its figures, which other tests look at, take longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nidiff.report.html.write_report", lambda run, *_: run / "report.html")
+        yield
+
+
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run(tmp_path_factory, no_report):
     """A run on temperatures and winds, of which a third is held out."""
     base = tmp_path_factory.mktemp("fields")
     one, other = coloured(24, (8, 12), seed=1), coloured(24, (8, 12), seed=2)
