@@ -41,6 +41,10 @@ class Design:
         tuple[str, ...] | None, arg(metavar="SCHEDULE ...", help_behavior_hint="(default: six of them)")
     ] = None
     """Each as NAME:key=value,…; by default linear, cosine, flow, designed, designed per mode, and equal_snr."""
+    boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: periodic)")] = None
+    """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic)."""
+    gaussian: str = "modes:shrinkage=0.02"
+    """The data's Gaussian, as in nidiff train: modes:channels=cross knows how channels go together."""
     num_steps: int = 10
     """The number of steps whose errors the table shows: 5, 10, 20 or 50. --json has all."""
     out: Path = Path("out/design.png")
@@ -63,7 +67,13 @@ class Design:
             raise InputError("DATA is missing: name a data set, a folder, or a file.")
         for text in self.schedules or ():
             one_of("schedules", text.partition(":")[0], SCHEDULES)
-        experiment = Experiment(data=self.data, covariance="white", **self.loading.given)
+        experiment = Experiment(
+            data=self.data,
+            covariance="white",
+            boundary=self.boundary,
+            gaussian=self.gaussian,
+            **self.loading.given,
+        )
         images = experiment.load_data()
         texts = NOISES if self.covariances is None else self.covariances
         noises = {text: replace(experiment, covariance=text).build_covariance(images) for text in texts}
@@ -98,7 +108,10 @@ class Design:
         assert self.data is not None
         preset = PRESETS.get(self.data)
         words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
-        words += [*self.loading.words(), "--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
+        words += self.loading.words()
+        words += [] if self.boundary is None else ["--boundary", self.boundary]
+        words += [] if self.gaussian == Design.gaussian else ["--gaussian", self.gaussian]
+        words += ["--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
         return [*words, "--out", "runs/designed"]
 
     def _report(self, found: "designs.Design", command: str) -> dict[str, Any]:
