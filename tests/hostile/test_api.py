@@ -27,13 +27,14 @@ from nidiff.calibration import distance
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.fields import FAMILIES, FIELDS
 from nidiff.covariance.summary import summary
-from nidiff.data.dataset import quantise
+from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.encoded import Reading
 from nidiff.data.images import open_images
 from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule, from_diffusers
 from nidiff.diffusion.target import TARGETS
+from nidiff.evaluation.likelihood import measure_likelihood
 from nidiff.randomness import generators_from_seeds
 from nidiff.sampling.annealing import langevin_epsilon, variance_ratio
 from nidiff.sampling.sampler import SAMPLERS, as_sampler, rehearse
@@ -228,6 +229,36 @@ def schedule_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         parameters = inspect.signature(function).parameters
         calls[name] = (function, {k: given.get(k, p.default) for k, p in parameters.items()})
     return calls
+
+
+def field_metric_calls(images: Tensor) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """What is infinitely far is no error: fields without power, or real ones that are all the same."""
+
+    def bands(**given: Any) -> Tensor:
+        found = nidiff.compare_spectra(**given)
+        return torch.cat([found.real, found.generated, found.difference, found.z]).nan_to_num(
+            nan=math.nan, posinf=0, neginf=0
+        )
+
+    def values(**given: Any) -> list[float]:
+        found = nidiff.compare_fields(**given).values()
+        return [0.0 if math.isinf(one.value) else one.value for one in found]
+
+    def distance_of(**given: Any) -> Tensor:
+        return nidiff.wasserstein(**given).nan_to_num(nan=math.nan, posinf=0)
+
+    pair, waves = {"real": images, "generated": X}, {"axes": (0, 1), "boundary": "periodic"}
+    data = Dataset(X)
+    few = {"num_images": 2, "batch": 2, "seed": 0, "rtol": 1e-2, "atol": 1e-2}
+    return {
+        "field_spectrum": (nidiff.field_spectrum, {"fields": X, **waves}),
+        "compare_spectra": (bands, pair | waves),
+        "compare_cross_spectra": (lambda **given: nidiff.compare_cross_spectra(**given).error, pair | waves),
+        "compare_fields": (values, pair | {"grid": None, "boundary": ("fixed", "periodic"), "bootstrap": 2}),
+        "wasserstein": (distance_of, pair),
+        "structure_function": (nidiff.structure_function, {"fields": X, "order": 2, "axis": 0, "lags": (1, 2)}),
+        "measure_likelihood": (measure_likelihood, {"denoiser": DENOISER, "data": data, **few}),
+    }
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
@@ -444,6 +475,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             lambda **given: variance_ratio(**given).nan_to_num(posinf=0),
             {"covariance": COV, "ratio": 1.5, "epsilon": 1e-5, "sigma_min": 0.01, "steps": 5},
         ),
+        **field_metric_calls(images),
         "generators_from_seeds": (generators_from_seeds, {"seeds": [1, 2]}),
         "load_dataset": (
             nidiff.load_dataset,

@@ -87,6 +87,8 @@ class Comparing:
     bootstrap: int = 20
     """Resamples of the generated items for the errors of the Fréchet distance, the spectrum and all metrics of fields;
     0: no errors."""
+    layout: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or the usual)")] = None
+    """What the axes of arrays are, such as NCHW, as in nidiff train."""
     boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or periodic)")] = None
     """For the spectra of data that are no 8-bit images: periodic, reflecting or fixed, or one for each axis, such as
     reflecting/periodic."""

@@ -28,11 +28,10 @@ from nidiff.evaluation.field_values import (
     structure_function,
 )
 from nidiff.evaluation.frechet import moments, moments_distance
-from nidiff.evaluation.metrics import Metric, measure_each
+from nidiff.evaluation.metrics import Metric, check_bootstrap, measure_each
 from nidiff.evaluation.points import Array
 from nidiff.evaluation.results import Measured
 from nidiff.randomness import permutation
-from nidiff.recipe import check_whole
 
 VALUES = 1024  # pixels of an item, at most, whose values the distributions are made of
 
@@ -156,8 +155,7 @@ def compare_fields(
     first, second = as_pair_of_fields(real, generated)
     if grid is not None:
         expect("grid", grid, Grid, "give a nidiff.data.grid.Grid, or None")
-    if check_whole("bootstrap", bootstrap, 0) == 1:
-        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
+    check_bootstrap(bootstrap)
     sets = [FieldSet(x, grid, boundary) for x in (first, second)]
     return measure_fields(*sets, bootstrap=bootstrap)
 

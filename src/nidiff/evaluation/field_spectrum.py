@@ -170,9 +170,9 @@ class Waves:
 
     def __init__(self, event: tuple[int, ...], axes: Axes, boundary: Boundary) -> None:
         self.event, names = event, boundary_per_axis(boundary, len(event))
-        given = range(len(event)) if axes is None else axes
-        known = [axis for axis in range(len(event)) if isinstance(given, Sequence) and axis in given]
-        if not known or not all(fits(axis, int) for axis in given) or len(known) != len(given):
+        given = [*axes] if isinstance(axes, list | tuple | range) else [*range(len(event))] if axes is None else []
+        known = sorted(given) if all(fits(axis, int) for axis in given) else []
+        if not known or not {*known} <= {*range(len(event))} or len({*known}) < len(known):
             raise InputError(f"axes={shown(axes)} must be some of {[*range(len(event))]}, the axes of the event.")
         self.axes = known
         self.names = {axis: names[axis] for axis in known}
@@ -340,8 +340,8 @@ def log_ratio(generated: Tensor, real: Tensor) -> Tensor:
 
 
 def _over(difference: Tensor, error: Tensor) -> Tensor:
-    """difference / error, and 0 where there is no difference."""
-    return torch.where(difference == 0, 0.0, difference / error)
+    """difference / error; 0 where there is no difference, and ∞ where it is that large."""
+    return torch.where((difference == 0) | difference.isinf(), difference, difference / error)
 
 
 def _rows(columns: dict[str, Tensor]) -> list[dict[str, Any]]:
