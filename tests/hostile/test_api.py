@@ -184,13 +184,17 @@ def bad_values() -> list[Any]:
 
 
 def field_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    good = {"shape": SHAPE, "exponent": 1.0, "length_scale": 2.0}
+    good = {"shape": SHAPE, "exponent": 1.0, "length_scale": 2.0, "rho": 0.5, "times": (0.0, 1.0, 3.0), "scale": 2.0}
     family = {
         "shape": SHAPE,
         "spectrum": torch.ones(SHAPE),
         "variances": torch.ones(SHAPE),
         "matrix": random_matrix(24),
         "spatial": nidiff.Identity((2,)),
+        "boundary": ("reflecting", "periodic"),
+        "matrices": torch.eye(3).expand(2, 3, 3),
+        "a": nidiff.ar1(2, 0.5),
+        "b": COV,
     }
     calls = {}
     for known, given in ((FIELDS, good), (FAMILIES, family)):
@@ -198,6 +202,11 @@ def field_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             parameters = inspect.signature(function).parameters
             calls[name] = (function, {k: given.get(k, p.default) for k, p in parameters.items()})
     calls["Channels"][1]["matrix"] = random_matrix(3)
+    calls["ar1"][1]["shape"] = 5
+    laplacian = torch.tensor([[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]])
+    calls["graph"] = (nidiff.graph, {"laplacian": laplacian, "gamma": 1.0, "zero_mode": "one", "normalize": True})
+    pair = {"covariances": [COV, COV], "correlation": [[1.0, 0.5], [0.5, 1.0]], "normalize": True}
+    calls["correlated"] = (nidiff.correlated, pair)
     calls["gaussian_free_field reflecting"] = (nidiff.gaussian_free_field, {"shape": SHAPE, "boundary": "reflecting"})
     calls["matern aliased"] = (nidiff.matern, {"shape": SHAPE, "length_scale": 2.0, "smoothness": 0.5, "aliased": True})
     return calls
@@ -251,6 +260,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "times": (lambda factor: COV * factor, {"factor": 2.0}),
         "plus": (lambda other: COV + other if isinstance(other, nidiff.Covariance) else COV, {"other": COV}),
+        "Covariance.at": (COV.at, {"shape": (8, 12)}),
+        "GaussianModel.on_grid": (GAUSSIAN.on_grid, {"shape": (8, 12)}),
+        "Denoiser.at": (DENOISER.at, {"shape": (8, 12)}),
+        "with_eigenvalues of Kronecker": (
+            nidiff.Kronecker(nidiff.ar1(2, 0.5), COV).with_eigenvalues,
+            {"eigenvalues": torch.ones(2, *SHAPE)},
+        ),
         "with_eigenvalues": (COV.with_eigenvalues, {"eigenvalues": torch.ones(SHAPE)}),
         "distribution": (
             lambda channels, value: value if has_nan(value) else COV.distribution(channels).log_prob(value),
@@ -707,7 +723,9 @@ def test_noise_beyond_float32_is_refused(schedule):
 def random_covariance(rng: random.Random) -> nidiff.Covariance:
     shape = tuple(rng.randrange(1, 7) for _ in range(rng.randrange(1, 4)))
     seed, size = rng.randrange(10**6), math.prod(shape)
-    boundary = rng.choice(["periodic", "reflecting"])
+    boundary = rng.choice(["periodic", "reflecting", "fixed"])
+    if rng.random() < 0.5:
+        boundary = tuple(rng.choice(["periodic", "reflecting", "fixed"]) for _ in shape)
     spectrum = normal(*shape, seed=seed).square() + 0.1
     return rng.choice(
         [
@@ -727,6 +745,20 @@ def random_covariance(rng: random.Random) -> nidiff.Covariance:
             ),
             lambda: rng.uniform(0.1, 3) * nidiff.matern(shape, 1.5) + nidiff.Identity(shape),
             lambda: nidiff.from_data(normal(9, 1, *shape, seed=seed), len(shape), boundary=boundary),
+            lambda: nidiff.Kronecker(
+                nidiff.ar1(rng.randrange(1, 5), rng.uniform(-0.9, 0.9)), nidiff.matern(shape, 1.0, boundary=boundary)
+            ),
+            lambda: nidiff.Kronecker(
+                nidiff.matern(shape[:1], 1.0, boundary=boundary if isinstance(boundary, str) else boundary[:1]),
+                nidiff.Channels(random_matrix(2, seed), nidiff.gaussian_free_field(shape[:2])),
+            ),
+            lambda: nidiff.correlated(
+                [nidiff.power_law(shape, rng.uniform(-1, 3), boundary=boundary) for _ in range(2)],
+                [[1.0, 0.4], [0.4, 1.0]],
+            ),
+            lambda: nidiff.matern(shape, 1.5, boundary=boundary).at([rng.randrange(1, 7) for _ in shape]),
+            lambda: nidiff.ou(sorted(rng.sample(range(100), rng.randrange(1, 9))), rng.uniform(0.5, 20)),
+            lambda: nidiff.brownian_bridge(sorted(rng.sample(range(100), rng.randrange(1, 9)))),
         ]
     )()
 

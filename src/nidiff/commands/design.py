@@ -3,13 +3,14 @@
 import json
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
+from nidiff.commands.flags import Loading
 from nidiff.errors import InputError
 from nidiff.progress import progress_bar
 
@@ -30,11 +31,8 @@ class Design:
     """Compare Σ and schedules for a data set by its Gaussian, without training, and recommend one."""
 
     data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
-    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
-    """Where the official files of a named data set are."""
-    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
-    """Crop and resize the images to size × size."""
+    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, videos or WAV files; .npy, .npz, .nc, .h5, .zarr."""
+    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
     covariances: Annotated[
         tuple[str, ...] | None, arg(metavar="SIGMA ...", help_behavior_hint="(default: six of them)")
     ] = None
@@ -62,10 +60,10 @@ class Design:
         if self.num_steps not in STEPS:
             raise InputError(f"num_steps={self.num_steps} must be one of {', '.join(map(str, STEPS))}.")
         if self.data is None:
-            raise InputError("DATA is missing: name a data set, a folder of images, or an .npy or .npz file.")
+            raise InputError("DATA is missing: name a data set, a folder, or a file.")
         for text in self.schedules or ():
             one_of("schedules", text.partition(":")[0], SCHEDULES)
-        experiment = Experiment(data=self.data, data_dir=self.data_dir, size=self.size, covariance="white")
+        experiment = Experiment(data=self.data, covariance="white", **self.loading.given)
         images = experiment.load_data()
         texts = NOISES if self.covariances is None else self.covariances
         noises = {text: replace(experiment, covariance=text).build_covariance(images) for text in texts}
@@ -100,9 +98,7 @@ class Design:
         assert self.data is not None
         preset = PRESETS.get(self.data)
         words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
-        words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
-        words += [] if self.size is None else ["--size", str(self.size)]
-        words += ["--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
+        words += [*self.loading.words(), "--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
         return [*words, "--out", "runs/designed"]
 
     def _report(self, found: "designs.Design", command: str) -> dict[str, Any]:

@@ -380,7 +380,8 @@ def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, even
         if spatial is None:
             item = tuple(batch.shape[1:])
             spatial = _basis(basis, item, event_axes)
-        x = batch.detach().double().cpu().reshape(len(batch), -1, *spatial.event_shape)
+        channels = math.prod(batch.shape[1 : batch.ndim - len(spatial.event_shape)])
+        x = batch.detach().double().cpu().reshape(len(batch), channels, *spatial.event_shape)
         own_total, own_cross = x.sum(0), _cross_spectrum(x, spatial)
         total = own_total if total is None else total + own_total
         cross = own_cross if cross is None else cross + own_cross

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.covariance.spectral import Boundary, boundary_per_axis
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.grid import Grid
 from nidiff.diffusion.gaussian import GaussianModel
@@ -20,7 +21,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, load_field_features
 from nidiff.evaluation.field_metrics import FieldSet, band_tables, field_metrics, measure_fields
-from nidiff.evaluation.field_spectrum import Boundary, as_boundary, as_fields
+from nidiff.evaluation.field_spectrum import as_fields
 from nidiff.evaluation.metrics import ImageSet, by_label, measure
 from nidiff.evaluation.points import as_tensor
 from nidiff.evaluation.real import Real, data_source, load_held_out, load_real
@@ -211,7 +212,7 @@ def open_bench(
     trust_features: bool = False,
     k: int = 3,
     bootstrap: int = 20,
-    boundary: Boundary = "periodic",
+    boundary: Boundary | None = None,
 ) -> Bench | FieldBench:
     """What to compare the samples of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
 
@@ -236,7 +237,7 @@ def open_bench(
         real.split,
         real.data.grid if model is None else model.grid,
         real.data.scaling if scaling is None else scaling,
-        as_boundary(boundary, len(shape) - 1),
+        boundary_per_axis(boundary or (source and source.boundary) or "periodic", len(shape) - 1),
         None if features is None else load_field_features(features, shape, trust=trust_features),
         bootstrap,
         train.data if train is not None and real is not train else None,

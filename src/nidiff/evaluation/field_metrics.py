@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.spectral import Boundary, boundary_per_axis
 from nidiff.data.grid import Grid
 from nidiff.errors import InputError, expect
 from nidiff.evaluation.field_spectrum import (
-    Boundary,
     CrossBands,
     SpectrumBands,
     Waves,
-    as_boundary,
     as_pair_of_fields,
     coherency,
     cross_bands,
@@ -56,7 +55,7 @@ class FieldSet:
         self.num_channels, self.event = fields.shape[1], tuple(fields.shape[2:])
         self.grid = grid or Grid.usual(fields.shape[1:])
         self.grid.check(fields.shape[1:])
-        self.boundary = as_boundary(boundary, len(self.event))
+        self.boundary = boundary_per_axis(boundary, len(self.event))
         self._all, self._rows = fields, torch.arange(len(fields))
         self._of_each: dict[Any, Tensor] = {}  # of all fields, also of those that a resample has not
         self._of_set: dict[Any, Any] = {}
