@@ -33,6 +33,9 @@ class Design:
     data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
     """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, videos or WAV files; .npy, .npz, .nc, .h5, .zarr."""
     loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
+    boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: periodic)")] = None
+    """What the data do at their edges, for all Σ: periodic, reflecting or fixed, one word or one per axis
+    (reflecting/periodic)."""
     covariances: Annotated[
         tuple[str, ...] | None, arg(metavar="SIGMA ...", help_behavior_hint="(default: six of them)")
     ] = None
@@ -63,7 +66,7 @@ class Design:
             raise InputError("DATA is missing: name a data set, a folder, or a file.")
         for text in self.schedules or ():
             one_of("schedules", text.partition(":")[0], SCHEDULES)
-        experiment = Experiment(data=self.data, covariance="white", **self.loading.given)
+        experiment = Experiment(data=self.data, covariance="white", boundary=self.boundary, **self.loading.given)
         images = experiment.load_data()
         texts = NOISES if self.covariances is None else self.covariances
         noises = {text: replace(experiment, covariance=text).build_covariance(images) for text in texts}
@@ -98,6 +101,7 @@ class Design:
         assert self.data is not None
         preset = PRESETS.get(self.data)
         words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
+        words += [] if self.boundary is None else ["--boundary", self.boundary]
         words += [*self.loading.words(), "--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
         return [*words, "--out", "runs/designed"]
 
