@@ -100,6 +100,9 @@ def test_variables_and_the_sample_axis_can_be_named(tmp_path):
     refuse(file, "variables='u11'", "did you mean 'u10'", variables=("u11",))
     refuse(file, "sample_axis='tim'", sample_axis="tim")
     refuse(file, "variables", "twice", variables=("u10", "u10"), sample_axis="time")
+    refuse(file, "'crs' over ()", variables=("crs",))
+    counts = store(climate(n=(("time", "lat"), np.ones((12, 4), int))), tmp_path / "b.nc")
+    refuse(counts, "'n'", "int64", variables=("n",))
 
 
 def test_variables_over_different_axes_are_refused(tmp_path):
