@@ -100,6 +100,9 @@ def test_variables_and_the_sample_axis_can_be_named(tmp_path):
     refuse(file, "variables='u11'", "did you mean 'u10'", variables=("u11",))
     refuse(file, "sample_axis='tim'", sample_axis="tim")
     refuse(file, "variables", "twice", variables=("u10", "u10"), sample_axis="time")
+    refuse(file, "'crs' over ()", variables=("crs",))
+    counts = store(climate(n=(("time", "lat"), np.ones((12, 4), int))), tmp_path / "b.nc")
+    refuse(counts, "'n'", "int64", variables=("n",))
 
 
 def test_variables_over_different_axes_are_refused(tmp_path):
@@ -632,3 +635,68 @@ def test_a_data_set_of_your_own_source_is_used_like_a_tensor():
             return index[:, None, None] + torch.zeros(1, 3)
 
     assert Dataset(Ramp()).batch(torch.tensor([4, 1]))[:, 0, 0].tolist() == [4, 1]
+
+
+# Commands
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["noise", "--missing", "mean"], "missing has no meaning without data"),
+        (["noise", "--data", "a.nc", "--layout", "NCHW"], "--layout='NCHW' has 4 letters"),
+        (["noise", "--data", "a.nc", "--variables", "q"], "--variables='q' is unknown"),
+        (["design", "a.nc", "--scaling", "range", "log"], "--scaling='log' of u10 (m/s)"),
+        (["calibrate", "a.nc", "--sample-axis", "day"], "--sample-axis='day'"),
+        (["calibrate", "a.nc", "--range", "unit"], "--range='unit'"),
+        (["train", "--data", "a.nc", "--held-out", "lat=0:1", "--dry-run"], "--held-out='lat=0:1'"),
+        (["train", "--data", "bad.nc", "--dry-run"], "t2m (K) of item 2 (time 2010-01-02T00:00:00"),
+        (["train", "--data", "bad.nc", "--missing", "x", "--dry-run"], "--missing='x'"),
+    ],
+)
+def test_a_command_says_in_one_line_what_is_wrong(tmp_path, words, message, monkeypatch, capsys):
+    pytest.importorskip("accelerate")
+    from nidiff.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    table = climate()
+    store(table, tmp_path / "a.nc")
+    table.t2m[2, 0, 0] = np.nan
+    store(table, tmp_path / "bad.nc")
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_design_names_the_flags_that_read_the_same_data(tmp_path, monkeypatch, capsys):
+    import json
+
+    from nidiff.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    store(climate(), tmp_path / "a.nc")
+    flags = ["--variables", "t2m", "u10", "--scaling", "standard", "range", "--held-out", "time=2010-01-05:"]
+    quick = ["--covariances", "white", "--schedules", "ddpm_linear:num_levels=50", "--json"]
+    assert main(["design", "a.nc", *flags, *quick]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert " ".join(["--data", "a.nc", *flags]) in found["recommended"]["command"]
+    assert found["shape"] == [2, 4, 6]
+
+
+def test_calibrate_sees_floats_as_the_model_does(tmp_path, monkeypatch, capsys):
+    """Distances do not depend on the units of the data: standard scaling takes them out."""
+    import json
+
+    from nidiff.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    values = numbers(30, 1, 8)
+    found = []
+    for scale, shift in ((1, 0), (40, 300)):
+        np.save("a.npy", values * np.float32(scale) + np.float32(shift))
+        assert main(["calibrate", "a.npy", "--layout", "NCL", "--covariance", "white", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out)["sigma_max"])
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    wanted = torch.pdist(torch.from_numpy(values[:, 0] / values.std())).max().item()
+    assert found[0] == pytest.approx(wanted, rel=1e-4)

@@ -218,6 +218,18 @@ def test_a_zarr_folder_that_claims_more_than_it_has_is_refused(tmp_path, changes
     assert good.all().tolist() == np.full((6, 1, 4, 4), 3.0).tolist()  # what was never written is missing
 
 
+def test_a_coordinate_that_claims_more_than_it_has_is_refused(tmp_path):
+    """They are read as soon as a file is opened."""
+    pytest.importorskip("zarr")
+    for name, changes in (("a", {"shape": [10**13], "chunks": [10]}), ("b", {"shape": [6], "chunks": [10**13]})):
+        store = zarr_of(tmp_path / name)
+        array = json.loads((store / "field" / ".zarray").read_text()) | changes
+        (store / "time").mkdir()
+        (store / "time" / ".zarray").write_text(json.dumps(array))
+        (store / "time" / ".zattrs").write_text('{"_ARRAY_DIMENSIONS": ["time"]}')
+        refuse(store, "a.zarr", "claims" if name == "a" else "chunks")
+
+
 @pytest.mark.parametrize("shape, chunks", [((10**9, 400, 400), (1, 400, 400)), ((6, 10**6, 10**6), (1, 10**6, 10**4))])
 def test_an_hdf5_file_that_claims_more_than_it_has_is_refused(tmp_path, shape, chunks):
     h5py = pytest.importorskip("h5py")
