@@ -50,7 +50,9 @@ class Evaluate:
             if (self.drawing, self.sampler, self.num_steps) != (Drawing(), Evaluate.sampler, None):
                 raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
             file = path / "samples.npz"
-            source = file if file.exists() else path
+            if not path.exists():  # nor may it be the name of a data set
+                raise InputError(f"path={str(path)!r} does not exist: give a run, a model, or samples.")
+            source = (file if file.exists() else path).absolute()
             images = load_dataset(source, scaling="none", layout=self.comparing.layout, memory_limit=None)
             result = evaluate_images(images, name=path.name, **vars(self.comparing))
         if result is not None:
