@@ -44,11 +44,6 @@ class Design:
         tuple[str, ...] | None, arg(metavar="SCHEDULE ...", help_behavior_hint="(default: six of them)")
     ] = None
     """Each as NAME:key=value,…; by default linear, cosine, flow, designed, designed per mode, and equal_snr."""
-<<<<<<< HEAD
-=======
-    boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: periodic)")] = None
-    """What the data do at their edges: periodic, reflecting or fixed, a word or one per axis (reflecting/periodic)."""
->>>>>>> h-met
     gaussian: str = "modes:shrinkage=0.02"
     """The data's Gaussian, as in nidiff train: modes:channels=cross knows how channels go together."""
     num_steps: int = 10
