@@ -1,47 +1,61 @@
-"""Fields to train on at 32×32, and what the networks make of them at 64×64 and 128×128 (docs/resolution.md).
+"""Train at 32×32, sample at 64×64 and 128×128: docs/resolution.md has the commands."""
 
-python examples/resolution.py fields.npy       writes the data
-python examples/resolution.py runs/a runs/b …  samples what nidiff train made of them, and draws resolution.png
-"""
-
+import itertools
 import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
 
 import nidiff
+from nidiff.report.panels import save_panels
 
 
-def on_grid(x: torch.Tensor, n: int) -> torch.Tensor:
+def on_grid(x, n):
     """x [..., m, m] on n × n points: the waves that both have. Of ±n/2, which n points cannot tell, half the power."""
-    for axis in (-2, -1):
-        m, half, waves = x.shape[axis], min(n, x.shape[axis]) // 2, torch.fft.fft(x, dim=axis, norm="forward")
-        edges = waves.narrow(axis, half, 1) / 2**0.5, waves.narrow(axis, m - half, 1) / 2**0.5
-        none = torch.zeros_like(edges[0]).repeat_interleave(max(n - m - 1, 0), axis)
-        between = [edges[0] + edges[1]] if n < m else [edges[0], none, edges[1]]
-        waves = [waves.narrow(axis, 0, half), *between, waves.narrow(axis, m - half + 1, half - 1)]
-        x = torch.fft.ifft(torch.cat(waves, axis), dim=axis, norm="forward").real
-    return x
+    m, half = x.shape[-1], min(n, x.shape[-1]) // 2
+    new, old = (2 * math.pi / side * torch.arange(side, dtype=torch.float64) for side in (n, m))
+    waves = 1 + 2 * ((new[:, None] - old).unsqueeze(-1) * torch.arange(1, half)).cos().sum(-1)
+    matrix = (waves + 2**0.5 * torch.outer((half * new).cos(), (half * old).cos())).to(x) / m
+    return x if n == m else matrix @ x @ matrix.T
 
 
-def fields(count: int, n: int, seed: int = 0, finest: int = 256) -> torch.Tensor:
-    """g + 0.3 (g² − 1) of a Gaussian field g with spectrum |k|^-3, on a grid that is finer than all that follow."""
+def fields(count, n, seed=0, finest=256):
+    """g + 0.3 (g² − 1) of a Gaussian field g with spectrum |k|^-3, made on a grid finer than all we look at."""
     law, rng = nidiff.power_law((finest, finest), 3.0), torch.Generator().manual_seed(seed)
-    gaussian = (law.sample((1, 1, finest, finest), rng) for _ in range(count))
-    return torch.cat([on_grid(g + 0.3 * (g.square() - 1), n) for g in gaussian])
+    draws = (law.sample((1, 1, finest, finest), rng) for _ in range(count))
+    return torch.cat([on_grid(g + 0.3 * (g * g - 1), n) for g in draws])
 
 
-def own_grid(denoiser: nidiff.Denoiser, n: int, shift: float = 0.0) -> nidiff.Denoiser:
-    """The model on n × n: its network for the waves of its own grid, told a log-SNR that is higher by ``shift``, and
-    the data's Gaussian for those beyond."""
+def own_grid(denoiser, n, shift=0.0):
+    """On n × n: the network at its own size for the waves it knows, the data's Gaussian for those beyond."""
     fine, m, schedule = denoiser.at((n, n)), denoiser.process.covariance.event_shape[0], denoiser.process.schedule
     gaussian = fine.gaussian.denoiser(fine.process)
 
-    def net(x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    def net(x, label):
         level = schedule.level(label[0].item())
         own = schedule.level_at(2 * math.log(level.signal / level.sigma) + shift)
         known, beyond = denoiser(own.signal / level.signal * on_grid(x, m), own), gaussian(x, level)
         return beyond + on_grid(known - on_grid(beyond, m), n)
 
     return nidiff.Denoiser(net, fine.process, "x0", scaling=fine.scaling)
+
+
+def main(runs, sides=(32, 64, 128), count=64, out="out"):
+    """The spectra of samples against those of new data, for every run, way to use it, and grid."""
+    found, ways = {}, {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
+    for n in sides:
+        real, panels = fields(4 * count, n, seed=1), {}
+        for run, way in itertools.product(runs, ways):
+            model = nidiff.load_model(run)
+            x = nidiff.sample(ways[way](model, n), (count, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(count))
+            bands = nidiff.compare_spectra(real, model.scaling.to_data(x))
+            found[run, way, n], panels[f"{run}, {way}"] = bands, x / 3
+            print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {bands.error:.3f} on average")
+        save_panels(Path(out, f"resolution_{n}.png"), {"data": real / 3, **panels}, side=2)
+    return found
+
+
+if __name__ == "__main__":
+    np.save(sys.argv[1], fields(4096, 32)) if sys.argv[1].endswith(".npy") else main(sys.argv[1:])

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 import torch
+from test_examples import load
 
 import nidiff
 from nidiff.covariance.spectral import wavenumber
-from test_examples import load
 
 story = load("resolution")
 N, SIDES = 8, (16, 32)
@@ -158,3 +158,46 @@ def test_on_its_own_grid_a_network_samples_the_coarse_waves_as_it_would_there(n,
     }
     assert torch.allclose(found["own grid"], expected, atol=1e-6)
     assert not torch.allclose(found["pixels"], expected, atol=0.05)
+
+
+@finer
+def test_in_white_noise_samples_lack_the_square_of_the_ratio_unless_the_level_is_shifted(n):
+    """On its own grid the network sees r² less noise than its level says: S = C / r². It needs a log-SNR 2 log r up."""
+    _, its = shared(n)
+    power = {}
+    for shift in (0.0, 2 * math.log(n / N)):
+        denoiser = story.own_grid(model(nidiff.Identity((N, N))), n, shift)
+        x = nidiff.sample(denoiser, (400, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(400))
+        ratio = LAW.at((n, n)).periodogram(x.double()).mean((0, 1)) / LAW.at((n, n)).eigenvalues
+        power[shift] = ratio.flatten()[its].mean().item()
+        assert ratio[N // 2 + 1 : n // 2].mean().item() == pytest.approx(1, abs=0.05)  # the Gaussian's own
+    unshifted, mended = power.values()
+    assert unshifted == pytest.approx((N / n) ** 2, rel=0.1)
+    assert mended == pytest.approx(1, abs=0.1)
+
+
+# The story, in small ----------------------------------------------------------------------------------------------
+
+
+def test_the_story_in_small(tmp_path):
+    """Trained for a few steps, the residual leaves the Gaussian part right on every grid, and white noise does not."""
+    from nidiff.cli import main
+
+    data = tmp_path / "fields.npy"
+    np.save(data, story.fields(64, 16, finest=64))
+    for name, settings in {
+        "coloured": ("power_law:exponent=3", "residual", "target"),
+        "white": ("white", "v", "eps"),
+    }.items():
+        covariance, target, weighting = settings
+        main(
+            f"train --data {data} --layout NCHW --boundary periodic --covariance {covariance} --target {target} "
+            f"--weighting {weighting} --network unet:widths=8,layers=1,patch=2,attention=none --steps 30 --warmup 5 "
+            f"--cooldown 0 --batch-size 8 --num-samples 1 --num-steps 2 --out {tmp_path / name}".split()
+        )
+    runs = [str(tmp_path / name) for name in ("coloured", "white")]
+    found = story.main(runs, sides=(16, 32), count=8, out=tmp_path)
+    assert found[runs[0], "pixels", 32].error < 0.15
+    assert found[runs[0], "own grid", 32].error < 0.15
+    assert found[runs[1], "pixels", 32].error > 0.3
+    assert (tmp_path / "resolution_32.png").exists()
