@@ -76,7 +76,7 @@ def test_climate(tmp_path, monkeypatch, capsys):
     assert found["provenance"]["boundary"] == "reflecting/periodic"
     assert found["provenance"]["split"] == "test"
     first, second, both = found["details"]["bands"][:3]
-    assert (first["channel"], second["channel"], both["channels"]) == ("t2m", "u10", "t2m and u10")
+    assert (first["channel"], second["channel"], both["channels"]) == ("t2m (K)", "u10 (m/s)", "t2m (K) and u10 (m/s)")
     # After three steps the network says nothing yet, so that samples are the data's Gaussian: it knows both spectra and
     # the coherence. Under another boundary they are not those of the data.
     for table in (first, second, both):
@@ -94,7 +94,7 @@ def test_volumes(tmp_path, monkeypatch, capsys):
     table = next(line for line in lines if line[1] == "table")
     table = [word for word in table if word not in ("50", "5")]
     run(table, capsys)
-    found = {row["run"]: row for row in json.loads(Path("out/volumes/table.json").read_text())["results"]}
+    found = {row["run"]: row for row in json.loads(Path("out/volumes/table.json").read_text())}
     assert found.keys() == {"matern", "white", "own"}
     (file,) = tmp_path.glob("runs/matern/generated/angle_2m-10-*/samples.nc")
     with xarray.open_dataset(make[2]) as data, xarray.open_dataset(file) as samples:
