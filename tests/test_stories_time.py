@@ -99,7 +99,8 @@ def test_every_command_of_the_video_page_runs_and_frames_drawn_from_coherent_noi
     printed = run_page("video.md", 20, capsys)
     folder = Path(by_command(printed, "sample")[0].strip())
     for file in (folder / "gif").glob("*.gif"):
-        assert Image.open(file).n_frames == 8
+        with Image.open(file) as picture:
+            assert picture.n_frames == 8
     moved = {}
     for name in ("coherent", "white"):
         (file,) = [f for f in Path(f"runs/video-{name}/generated").glob("dpmpp_2m-20-*/samples.npz")]
@@ -139,7 +140,9 @@ def test_frames_of_turbulence_follow_the_flow(tmp_path):
     for sign in (1, -1):
         moved = waves
         for _ in range(steps):
-            moved = moved + sign * 0.25 / steps * example["slope"](moved + sign * 0.125 / steps * example["slope"](moved))
+            moved = moved + sign * 0.25 / steps * example["slope"](
+                moved + sign * 0.125 / steps * example["slope"](moved)
+            )
         errors[sign] = np.abs(np.fft.irfft2(moved) - video[:, 1:]).mean()
     still = np.abs(np.diff(video, axis=1)).mean()
     assert errors[1] < 0.6 * still < still < errors[-1]
