@@ -60,6 +60,8 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
         torch.stack([random_matrix(2, seed) for seed in range(12)]).reshape(4, 3, 2, 2),
         nidiff.gaussian_free_field((4, 3), boundary=("reflecting", "fixed")),
     ),
+    "lagging channels": lambda: lagging((5, 6), 1),
+    "lagging channels, mixed edges": lambda: lagging((3, 5), 2, boundary=("fixed", "periodic")),
     "matern": lambda: nidiff.matern((8, 6), length_scale=1.5, smoothness=0.5),
     "matern aliased": lambda: nidiff.matern((5, 6), length_scale=2.0, smoothness=0.5, aliased=True),
     "matern 3-D reflecting": lambda: nidiff.matern((4, 3, 5), length_scale=1.0, boundary="reflecting"),
@@ -96,6 +98,21 @@ SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
     ("euler_maruyama", {}),
     ("pc", {"eta": 0.2}),
 ]
+
+
+def lagging(shape: tuple[int, int], pixels: int, boundary="periodic") -> nidiff.Covariance:
+    """Two channels: a field, and the same so many pixels to the right, with 0.3 of white noise."""
+    spatial = nidiff.matern(shape, 1.5, boundary=boundary)
+    turn = 2 * torch.pi * pixels * torch.fft.fftfreq(shape[1], dtype=torch.float64, device="cpu")
+    both = torch.stack([turn.cos(), turn.sin()], -1) * spatial.eigenvalues.unsqueeze(-1)  # λ e^(iφ) between them
+    matrices = torch.zeros(*shape, 2, 2, dtype=torch.float64, device="cpu")
+    quadrature = torch.zeros_like(matrices)
+    matrices[..., 0, 0], matrices[..., 1, 1] = spatial.eigenvalues, spatial.eigenvalues + 0.3
+    matrices[..., 0, 1] = matrices[..., 1, 0] = both[..., 0]
+    quadrature[..., 0, 1] = both[..., 1]
+    if shape[1] % 2 == 0:  # the wave of two pixels stands still
+        quadrature[..., shape[1] // 2, :, :] = 0
+    return nidiff.CrossSpectral(matrices, spatial, quadrature=quadrature - quadrature.mT, normalize=False)
 
 
 def path_laplacian(n: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Metrics of fields: closed forms, invariances, errors that are errors, and what is far off must be."""
 
+import json
 import math
 
 import numpy as np
@@ -8,11 +9,15 @@ import torch
 
 import nidiff
 from nidiff import InputError
+from nidiff.cli import main
+from nidiff.data.dataset import Dataset
 from nidiff.data.grid import Grid
+from nidiff.evaluation.cell import evaluate_cell, evaluate_images
 from nidiff.evaluation.field_metrics import FIELD_METRICS, FieldSet, band_tables, measure_fields, over_seeds
 from nidiff.evaluation.field_spectrum import Waves
 from nidiff.evaluation.field_values import spread, tail_errors
 from nidiff.evaluation.metrics import Metric
+from nidiff.evaluation.results import Result
 
 
 def draws(*shape, seed=0):
@@ -322,3 +327,135 @@ def test_fields_without_power_are_infinitely_far_and_not_nan():
 def test_refusals_name_the_argument(call, words):
     with pytest.raises(InputError, match=words):
         call(draws(4, 2, 6, 8))
+
+
+# The commands -------------------------------------------------------------------------------------------------------
+
+QUICK = ("--seeds", "0-7", "--num-steps", "2", "--bootstrap", "2")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_report():
+    """Its figures, which other tests look at, take longer than all the rest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nidiff.report.html.write_report", lambda run, *_: run / "report.html")
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, no_report):
+    """A run on temperatures and winds, of which a third is held out."""
+    base = tmp_path_factory.mktemp("fields")
+    one, other = coloured(24, (8, 12), seed=1), coloured(24, (8, 12), seed=2)
+    both = torch.cat([280 + 5 * one, 10 * (0.8 * one + 0.6 * other)], 1)
+    np.save(base / "weather.npy", both.float().numpy())
+    data = ["--data", str(base / "weather.npy"), "--layout", "NCHW", "--held-out", "0.34", "--boundary", "periodic"]
+    size = [
+        "--steps",
+        "1",
+        "--cooldown",
+        "0",
+        "--widths",
+        "8",
+        "--attention",
+        "--batch-size",
+        "4",
+        "--num-samples",
+        "1",
+    ]
+    drawn = ["--num-steps", "1", "--target", "v", "--precision", "fp32", "--out", str(base / "run")]
+    assert main(["train", *data, *size, *drawn]) == 0
+    return base / "run"
+
+
+def asked(capsys, *words):
+    code = main([str(word) for word in words])
+    return code, *capsys.readouterr()
+
+
+def test_a_run_on_fields_is_compared_with_what_was_held_out(run, capsys):
+    code, out, _ = asked(capsys, "evaluate", run, *QUICK, "--json")
+    found = json.loads(out)
+    assert code == 0
+    about, details = found["provenance"], found["details"]
+    assert (about["split"], about["num_items"], about["num_generated"]) == ("test", 8, 8)
+    assert about["boundary"] == "periodic/periodic"
+    assert "features" not in about
+    assert isinstance(about["gaussian_nats_per_dim"], float)
+    # In kelvins: the spectrum of the real data in the table is that of the file.
+    weather = torch.from_numpy(np.load(run.parent / "weather.npy")).double()
+    expected = nidiff.compare_spectra(weather, weather).real[0, -1].item()
+    table = next(one for one in details["bands"] if one.get("spectrum") == "height, width")
+    assert table["bands"][-1]["real"] == pytest.approx(expected, rel=0.3)
+    assert details["floor"].keys() == found["metrics"].keys()
+    assert found["metrics"]["coherence"]["value"] > 2 * details["floor"]["coherence"]["value"]  # it is untrained
+    # What was measured is not measured again, and is what Python says.
+    file = run / "metrics.json"
+    before = file.read_bytes()
+    code, out, _ = asked(capsys, "evaluate", run, *QUICK, "--json")
+    assert (code, json.loads(out), file.read_bytes()) == (0, found, before)
+    result = evaluate_cell(run, seeds=range(8), num_steps=2, bootstrap=2)
+    assert result.metrics["spectrum"].value == found["metrics"]["spectrum"]["value"]
+
+
+def test_the_page_says_one_line_per_metric_and_the_bands(run, capsys):
+    code, out, _ = asked(capsys, "evaluate", run, *QUICK)
+    assert code == 0
+    for words in ("\nspectrum ", "\ncoherence ", "\nspread ", "Spectrum over height, width of", "nats per dimension"):
+        assert words in out
+    assert "training data in place of samples" in out
+    assert "hold a part out" not in out
+    code, out, _ = asked(capsys, "evaluate", run, *QUICK, "--split", "train")
+    assert (code, "hold a part out" in out) == (0, True)
+
+
+def test_a_table_of_fields_and_features_of_ones_own(run, capsys, tmp_path):
+    class Means(torch.nn.Module):
+        def forward(self, x):
+            return x.mean((2, 3))  # of what the model sees, which has a mean of 0
+
+    torch.jit.script(Means()).save(tmp_path / "means.pt")
+    own = ["--features", tmp_path / "means.pt", "--trust-features"]
+    flags = ["--seeds", "0-7", "--num-steps", "2", "1", "--bootstrap", "0", "--samplers", "ddim"]
+    code, out, _ = asked(capsys, "table", run, *flags, *own, "--out", tmp_path / "table")
+    assert code == 0
+    assert "FD-means" in out
+    assert "structure 4" in out
+    assert (tmp_path / "table" / "table.png").exists()
+    rows = json.loads((tmp_path / "table" / "table.json").read_text())
+    assert all(row["metrics"]["FD-means"]["value"] < 10 for row in rows)  # in kelvins it would be 80,000
+    code, _, err = asked(capsys, "evaluate", run, *QUICK, *own[:2])
+    assert (code, "--trust-features" in err) == (2, True)
+
+
+def test_fields_of_ones_own_are_compared_without_a_model(run, capsys, tmp_path):
+    weather = np.load(run.parent / "weather.npy")
+    np.save(tmp_path / "mine.npy", weather[:10])
+    flags = ["--data", run.parent / "weather.npy", "--layout", "NCHW", "--bootstrap", "0"]
+    code, out, _ = asked(capsys, "evaluate", tmp_path / "mine.npy", *flags, "--json")
+    found = json.loads(out)
+    assert (code, found["provenance"]["split"], found["provenance"]["num_items"]) == (0, "given", 24)
+    same = evaluate_images(weather[:10], Dataset(torch.from_numpy(weather)), bootstrap=0)
+    assert same.metrics["values"].value == pytest.approx(found["metrics"]["values"]["value"], rel=1e-6)
+    assert Result.from_json(same.to_json()).details["floor"] == same.to_json()["details"]["floor"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--boundary", "open"], "--boundary"),
+        (["--boundary", "fixed/fixed/fixed"], "--boundary"),
+        (["--features", "inception"], "--features"),
+        (["--features", "nowhere.pt", "--trust-features"], "nowhere"),
+        (["--bootstrap", "1"], "--bootstrap"),
+        (["--num-real", "99"], "--num-real"),
+        (["--seeds", "3"], "generated"),
+        (["--data", "digits"], "digits"),
+    ],
+)
+def test_bad_flags_are_refused_before_anything_is_drawn(run, capsys, flags, words):
+    before = sorted(run.rglob("*"))
+    code, out, err = asked(capsys, "evaluate", run, "--num-steps", "3", *flags)
+    assert (code, out) == (2, "")
+    assert words in err
+    assert sorted(run.rglob("*")) == before

@@ -22,15 +22,26 @@ def per_channel() -> nidiff.Covariance:
     return nidiff.Channels(torch.tensor([1.0, 2.0, 3.0]).diag(), STEEP).with_eigenvalues(values)
 
 
+def per_mode() -> nidiff.Covariance:
+    """A spectrum of its own for every channel, and correlation between them."""
+    each = [nidiff.power_law(SHAPE, p) for p in (1.0, 2.0, 3.0)]
+    return nidiff.correlated(each, [[1.0, 0.6, 0.2], [0.6, 1.0, -0.4], [0.2, -0.4, 1.0]])
+
+
 MODELS = {
     "shared": lambda: nidiff.GaussianModel(MEAN, STEEP),
     "each channel": lambda: nidiff.GaussianModel(MEAN, per_channel()),
     "between channels": lambda: nidiff.GaussianModel(MEAN, nidiff.Channels(COLOURS, STEEP, normalize=False)),
+    "a matrix per mode": lambda: nidiff.GaussianModel(MEAN, per_mode()),
+    "mixed edges": lambda: nidiff.GaussianModel(
+        MEAN, nidiff.power_law(SHAPE, 2.0, boundary=("fixed", "periodic"), normalize=False)
+    ),
     "cosine": lambda: nidiff.GaussianModel(MEAN, nidiff.power_law(SHAPE, 2.0, boundary="reflecting", normalize=False)),
     "white": lambda: nidiff.GaussianModel(MEAN, 0.3 * nidiff.Identity(SHAPE)),
 }
 every_model = pytest.mark.parametrize("model", [pytest.param(make(), id=name) for name, make in MODELS.items()])
 FITTED = {"shared": "shared", "each channel": "each", "between channels": "joint", "cosine": "shared"}
+FITTED |= {"a matrix per mode": "cross", "mixed edges": "shared"}
 
 
 def steeper(base: nidiff.Schedule, shape: tuple[int, ...]) -> nidiff.Schedule:

@@ -193,6 +193,14 @@ def test_channels_go_with_their_grid(changed):
     assert other.eigenvalues.min() > 0
 
 
+def test_channels_in_a_product_stay_as_they_are():
+    channels = nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 6), 1.5))
+    assert channels.at((2, 8, 12)).event_shape == channels.at((8, 12)).event_shape == (2, 8, 12)
+    finer = nidiff.Kronecker(nidiff.ar1(3, 0.5), channels).at((3, 2, 8, 12))
+    expected = nidiff.Kronecker(nidiff.ar1(3, 0.5), channels.at((8, 12)))
+    assert torch.equal(finer.eigenvalues, expected.eigenvalues)
+
+
 @pytest.mark.parametrize("shape", [(8, 12), (3, 4)])
 def test_cross_spectra_keep_their_correlation(shape):
     each = [nidiff.power_law((6, 8), p, boundary=MIXED) for p in (1.0, 2.0)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from problems import path_laplacian
+from problems import lagging, path_laplacian
 
 import nidiff
 from nidiff.covariance.config import as_covariance
@@ -242,6 +242,50 @@ def test_a_fit_of_cross_spectra_finds_them(boundary):
     assert torch.allclose(own, shrunk[1].eigenvalues, rtol=1e-6)
 
 
+@pytest.mark.parametrize("boundary", ["periodic", ("fixed", "periodic"), ("periodic", "reflecting")])
+@pytest.mark.parametrize("shape", [(3, 5), (4, 6)])
+def test_a_channel_may_lag_behind_another(boundary, shape):
+    """The second channel is the first, shifted: Cov(x, shifted x) = C Sᵀ, which is not symmetric."""
+    if boundary[1] == "reflecting":
+        cov, truth = lagging_down(shape, boundary)
+    else:
+        cov = lagging(shape, 1, boundary)
+        field = nidiff.matern(shape, 1.5, boundary=boundary).dense()
+        shift = torch.eye(field.shape[0], dtype=torch.float64).reshape(-1, *shape).roll(1, -1).reshape(field.shape)
+        truth = torch.cat([torch.eye(len(field), dtype=torch.float64), shift.T])
+        truth = truth @ field @ truth.T
+        truth[len(field) :, len(field) :] += 0.3 * torch.eye(len(field), dtype=torch.float64)
+    if shape[1] % 2 or boundary[1] == "reflecting":
+        assert torch.allclose(cov.dense(), truth, atol=1e-10)
+    between = cov.dense()[: cov.size // 2, cov.size // 2 :]
+    assert not torch.allclose(between, between.T, atol=1e-2)
+    data = cov.sample((8000, 2, *shape), torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0
+    found = nidiff.fit_gaussian(data, basis=boundary, channels="cross", shrinkage=0.0).covariance
+    joint = nidiff.fit_gaussian(data, basis=boundary, channels="joint", shrinkage=0.0).covariance
+    error = [(fit.dense() - cov.dense()).norm() / cov.dense().norm() for fit in (found, joint)]
+    assert error[0] < 0.05
+    assert error[1] > 0.1
+    assert (found.quadrature - cov.quadrature).norm() < 0.1 * cov.quadrature.norm()
+    loaded = nidiff.Covariance.from_config(found.to_config(), found.tensors())
+    assert torch.allclose(loaded.dense(), found.dense(), atol=1e-12)
+    finer = found.at([2 * n for n in shape])
+    assert torch.allclose(finer.quadrature[1, 1], 4 * found.quadrature[1, 1], rtol=1e-6, atol=1e-9)
+    assert nidiff.testing.check_covariance(finer, 1e-8).passed
+
+
+def lagging_down(shape, boundary):
+    """The same along the first axis, by turning the event."""
+    cov = lagging(shape[::-1], 1, boundary[::-1])
+    turned = nidiff.CrossSpectral(
+        cov.matrices.transpose(0, 1),
+        nidiff.matern(shape, 1.5, boundary=boundary),
+        quadrature=cov.quadrature.transpose(0, 1),
+        normalize=False,
+    )
+    matrix = cov.dense().reshape(2, *shape[::-1], 2, *shape[::-1])
+    return turned, matrix.permute(0, 2, 1, 3, 5, 4).reshape(turned.size, turned.size)
+
+
 def test_data_with_fewer_items_than_channels_have_a_gaussian_all_the_same():
     data = normal(3, 5, 4, 4)
     cov = nidiff.fit_gaussian(data, channels="cross", shrinkage=0.0, floor=1e-6).covariance
@@ -324,6 +368,17 @@ BAD = {
     "odd matrices": (
         lambda: nidiff.CrossSpectral(EYES * torch.tensor([1.0, 2, 3, 4])[:, None, None], SPATIAL),
         "matrices is not even",
+    ),
+    "odd quadrature": (lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES), "quadrature.*antisymmetric"),
+    "even quadrature": (
+        lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES * 0 + torch.tensor([[0, 0.1], [-0.1, 0]])),
+        "quadrature is not odd",
+    ),
+    "quadrature of another shape": (
+        lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES[:, :1, :1]), "quadrature has shape"
+    ),
+    "quadrature of pixels": (
+        lambda: nidiff.CrossSpectral(EYES, nidiff.Identity((4,)), quadrature=0 * EYES), "quadrature is between waves"
     ),
     "no covariances": (lambda: nidiff.correlated([], [[1.0]]), "covariances="),
     "covariances of two shapes": (

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import xarray
 from PIL import Image
 
+import nidiff
 from nidiff.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -55,6 +58,11 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
     smooth = np.random.default_rng(0).uniform(0, 255, (40, 4, 4)).repeat(4, 1).repeat(4, 2)
     for number, pixels in enumerate(smooth + np.random.default_rng(1).normal(0, 9, smooth.shape)):
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(f"my_images/{number}.png")
+    field = nidiff.gaussian_free_field((16, 32), boundary=("reflecting", "periodic"))
+    maps = field.sample((2, 40, 16, 32), torch.Generator().manual_seed(0)).numpy()
+    axes = ("time", "lat", "lon")
+    fields = {"t2m": (axes, 280 + 9 * maps[0], {"units": "K"}), "u10": (axes, 4 * maps[1], {"units": "m/s"})}
+    xarray.Dataset(fields, {"lat": np.linspace(-60, 60, 16)}).to_netcdf("fields.nc", engine="h5netcdf")
     lines = [line for block in page_blocks("README.md", "sh") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines]
     assert {command[1] for command in commands} >= {"noise", "train", "calibrate", "sample", "evaluate", "table"}
@@ -62,6 +70,12 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
         assert program == "nidiff"
         assert main(arguments) == 0, capfd.readouterr().err
     written = ["out/noise.png", "out/fitted.png", "out/calibration.png", "out/table/table.tex", "runs/try/report.html"]
+    written += [
+        "runs/fields/report.html",
+        "out/video.png",
+        *map(str, Path("runs/fields/generated").glob("*/samples.nc")),
+    ]
+    assert len(written) == 8
     assert all(Path(name).stat().st_size > 100 for name in written)
     assert len(list(Path("runs/try/generated").glob("dpmpp_2m-10-*/png/*"))) == 64
 

@@ -667,3 +667,45 @@ def test_the_command_can_be_listed_without_importing_torch():
     probe = "import sys, nidiff.commands.report; print(*{'torch', 'matplotlib', 'tyro'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert done.stdout.split() == ["tyro"]
+
+
+# Signals, fields, volumes and video ------------------------------------------------------------------------------
+
+KINDS = {  # layout, shape of the data, whether they are pixels, and the axes that the page names
+    "signal": ("NL", (8, 16), False, "channels, position"),
+    "field": ("NCHW", (8, 2, 4, 8), False, "channels, height, width"),
+    "video": ("NTHW", (8, 2, 4, 4), True, "channels, time, height, width"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:clip=None")
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_of_every_kind_are_trained_on_sampled_and_shown(tmp_path, kind):
+    layout, shape, is_pixels, axes = KINDS[kind]
+    values = np.random.default_rng(0).normal(280, 12, shape)
+    np.save(tmp_path / "data.npy", values.clip(0, 255).astype(np.uint8) if is_pixels else values.astype(np.float32))
+    out = tmp_path / "run"
+    tiny = (
+        "--network",
+        "unet",
+        "--widths",
+        "8",
+        "--layers",
+        "1",
+        "--attention",
+        "--batch-size",
+        "4",
+        "--cooldown",
+        "0",
+    )
+    often = ("--steps", "2", "--log-every", "1", "--num-samples", "2", "--num-steps", "2", "--target", "v")
+    data = ("--data", str(tmp_path / "data.npy"), "--layout", layout)
+    assert main(["train", "--out", str(out), *tiny, *often, *data, "--schedule", "ddpm_linear:num_levels=20"]) == 0
+    with Image.open(out / "samples" / "000002.png") as drawn:
+        assert drawn.width > 200
+    page = Page(out / "report.html")
+    assert page.words.count("Not shown") == 1  # its quality, which nobody has measured
+    assert f"({axes})" in page.words
+    assert {"Grid of samples after step 2", "The clean image"} <= {*page.alts}
+    assert sum("Denoised image" in alt for alt in page.alts) >= 4
+    assert out.joinpath("report.html").stat().st_size < 1_000_000

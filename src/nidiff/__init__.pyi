@@ -67,6 +67,7 @@ from .interop.whitened import Whitened as Whitened
 from .interop.whitened import whitened as whitened
 from .model.folder import load_model as load_model
 from .model.folder import save_model as save_model
+from .model.unet import FieldUNet as FieldUNet
 from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.planning import plan as plan

@@ -27,13 +27,14 @@ from nidiff.calibration import distance
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.fields import FAMILIES, FIELDS
 from nidiff.covariance.summary import summary
-from nidiff.data.dataset import quantise
+from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.encoded import Reading
 from nidiff.data.images import open_images
 from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import SCHEDULES, as_schedule, from_diffusers
 from nidiff.diffusion.target import TARGETS
+from nidiff.evaluation.likelihood import measure_likelihood
 from nidiff.randomness import generators_from_seeds
 from nidiff.sampling.annealing import langevin_epsilon, variance_ratio
 from nidiff.sampling.sampler import SAMPLERS, as_sampler, rehearse
@@ -184,13 +185,17 @@ def bad_values() -> list[Any]:
 
 
 def field_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    good = {"shape": SHAPE, "exponent": 1.0, "length_scale": 2.0}
+    good = {"shape": SHAPE, "exponent": 1.0, "length_scale": 2.0, "rho": 0.5, "times": (0.0, 1.0, 3.0), "scale": 2.0}
     family = {
         "shape": SHAPE,
         "spectrum": torch.ones(SHAPE),
         "variances": torch.ones(SHAPE),
         "matrix": random_matrix(24),
         "spatial": nidiff.Identity((2,)),
+        "boundary": ("reflecting", "periodic"),
+        "matrices": torch.eye(3).expand(2, 3, 3),
+        "a": nidiff.ar1(2, 0.5),
+        "b": COV,
     }
     calls = {}
     for known, given in ((FIELDS, good), (FAMILIES, family)):
@@ -198,6 +203,11 @@ def field_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             parameters = inspect.signature(function).parameters
             calls[name] = (function, {k: given.get(k, p.default) for k, p in parameters.items()})
     calls["Channels"][1]["matrix"] = random_matrix(3)
+    calls["ar1"][1]["shape"] = 5
+    laplacian = torch.tensor([[1.0, -1, 0], [-1, 2, -1], [0, -1, 1]])
+    calls["graph"] = (nidiff.graph, {"laplacian": laplacian, "gamma": 1.0, "zero_mode": "one", "normalize": True})
+    pair = {"covariances": [COV, COV], "correlation": [[1.0, 0.5], [0.5, 1.0]], "normalize": True}
+    calls["correlated"] = (nidiff.correlated, pair)
     calls["gaussian_free_field reflecting"] = (nidiff.gaussian_free_field, {"shape": SHAPE, "boundary": "reflecting"})
     calls["matern aliased"] = (nidiff.matern, {"shape": SHAPE, "length_scale": 2.0, "smoothness": 0.5, "aliased": True})
     return calls
@@ -219,6 +229,36 @@ def schedule_calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         parameters = inspect.signature(function).parameters
         calls[name] = (function, {k: given.get(k, p.default) for k, p in parameters.items()})
     return calls
+
+
+def field_metric_calls(images: Tensor) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """What is infinitely far is no error: fields without power, or real ones that are all the same."""
+
+    def bands(**given: Any) -> Tensor:
+        found = nidiff.compare_spectra(**given)
+        return torch.cat([found.real, found.generated, found.difference, found.z]).nan_to_num(
+            nan=math.nan, posinf=0, neginf=0
+        )
+
+    def values(**given: Any) -> list[float]:
+        found = nidiff.compare_fields(**given).values()
+        return [0.0 if math.isinf(one.value) else one.value for one in found]
+
+    def distance_of(**given: Any) -> Tensor:
+        return nidiff.wasserstein(**given).nan_to_num(nan=math.nan, posinf=0)
+
+    pair, waves = {"real": images, "generated": X}, {"axes": (0, 1), "boundary": "periodic"}
+    data = Dataset(X)
+    few = {"num_images": 2, "batch": 2, "seed": 0, "rtol": 1e-2, "atol": 1e-2}
+    return {
+        "field_spectrum": (nidiff.field_spectrum, {"fields": X, **waves}),
+        "compare_spectra": (bands, pair | waves),
+        "compare_cross_spectra": (lambda **given: nidiff.compare_cross_spectra(**given).error, pair | waves),
+        "compare_fields": (values, pair | {"grid": None, "boundary": ("fixed", "periodic"), "bootstrap": 2}),
+        "wasserstein": (distance_of, pair),
+        "structure_function": (nidiff.structure_function, {"fields": X, "order": 2, "axis": 0, "lags": (1, 2)}),
+        "measure_likelihood": (measure_likelihood, {"denoiser": DENOISER, "data": data, **few}),
+    }
 
 
 def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
@@ -251,6 +291,13 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         ),
         "times": (lambda factor: COV * factor, {"factor": 2.0}),
         "plus": (lambda other: COV + other if isinstance(other, nidiff.Covariance) else COV, {"other": COV}),
+        "Covariance.at": (COV.at, {"shape": (8, 12)}),
+        "GaussianModel.on_grid": (GAUSSIAN.on_grid, {"shape": (8, 12)}),
+        "Denoiser.at": (DENOISER.at, {"shape": (8, 12)}),
+        "with_eigenvalues of Kronecker": (
+            nidiff.Kronecker(nidiff.ar1(2, 0.5), COV).with_eigenvalues,
+            {"eigenvalues": torch.ones(2, *SHAPE)},
+        ),
         "with_eigenvalues": (COV.with_eigenvalues, {"eigenvalues": torch.ones(SHAPE)}),
         "distribution": (
             lambda channels, value: value if has_nan(value) else COV.distribution(channels).log_prob(value),
@@ -428,6 +475,7 @@ def calls() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
             lambda **given: variance_ratio(**given).nan_to_num(posinf=0),
             {"covariance": COV, "ratio": 1.5, "epsilon": 1e-5, "sigma_min": 0.01, "steps": 5},
         ),
+        **field_metric_calls(images),
         "generators_from_seeds": (generators_from_seeds, {"seeds": [1, 2]}),
         "load_dataset": (
             nidiff.load_dataset,
@@ -707,7 +755,9 @@ def test_noise_beyond_float32_is_refused(schedule):
 def random_covariance(rng: random.Random) -> nidiff.Covariance:
     shape = tuple(rng.randrange(1, 7) for _ in range(rng.randrange(1, 4)))
     seed, size = rng.randrange(10**6), math.prod(shape)
-    boundary = rng.choice(["periodic", "reflecting"])
+    boundary = rng.choice(["periodic", "reflecting", "fixed"])
+    if rng.random() < 0.5:
+        boundary = tuple(rng.choice(["periodic", "reflecting", "fixed"]) for _ in shape)
     spectrum = normal(*shape, seed=seed).square() + 0.1
     return rng.choice(
         [
@@ -727,6 +777,20 @@ def random_covariance(rng: random.Random) -> nidiff.Covariance:
             ),
             lambda: rng.uniform(0.1, 3) * nidiff.matern(shape, 1.5) + nidiff.Identity(shape),
             lambda: nidiff.from_data(normal(9, 1, *shape, seed=seed), len(shape), boundary=boundary),
+            lambda: nidiff.Kronecker(
+                nidiff.ar1(rng.randrange(1, 5), rng.uniform(-0.9, 0.9)), nidiff.matern(shape, 1.0, boundary=boundary)
+            ),
+            lambda: nidiff.Kronecker(
+                nidiff.matern(shape[:1], 1.0, boundary=boundary if isinstance(boundary, str) else boundary[:1]),
+                nidiff.Channels(random_matrix(2, seed), nidiff.gaussian_free_field(shape[:2])),
+            ),
+            lambda: nidiff.correlated(
+                [nidiff.power_law(shape, rng.uniform(-1, 3), boundary=boundary) for _ in range(2)],
+                [[1.0, 0.4], [0.4, 1.0]],
+            ),
+            lambda: nidiff.matern(shape, 1.5, boundary=boundary).at([rng.randrange(1, 7) for _ in shape]),
+            lambda: nidiff.ou(sorted(rng.sample(range(100), rng.randrange(1, 9))), rng.uniform(0.5, 20)),
+            lambda: nidiff.brownian_bridge(sorted(rng.sample(range(100), rng.randrange(1, 9)))),
         ]
     )()
 
@@ -860,6 +924,9 @@ def test_damaged_covariances_are_read_or_refused(tmp_path, tally):
         lambda: nidiff.Channels(random_matrix(2), COV),
         lambda: nidiff.matern(SHAPE, 2.0),
         lambda: COV + nidiff.Identity(SHAPE),
+        lambda: nidiff.Kronecker(nidiff.ou((0.0, 1.0, 3.0), 2.0), COV) * 2.0,
+        lambda: nidiff.correlated([COV, COV], [[1.0, 0.5], [0.5, 1.0]]),
+        lambda: nidiff.matern(SHAPE, (1.0, 2.0), boundary=("fixed", "periodic")).at((2, 3)),
     ]
     for case in range(tried):
         folder = tmp_path / str(case)

@@ -35,12 +35,14 @@ QUICKLY = {
     "sample": [FEW],
     "evaluate": [[*FEW, *COMPARED], COMPARED],
     "table": [[*FEW, *COMPARED, "--samplers", "ddim"]],
+    "likelihood": [["--num-images", "1", "--rtol", "0.1", "--atol", "0.1"]],
     "noise": [["--shape", "4", "4"], []],
 }
 POSITIONALS = {
     "sample": [["out/run"], ["out/run/model"]],
     "evaluate": [["out/run"], ["images.npz"]],
     "table": [["out/run"]],
+    "likelihood": [["out/run"], ["out/run/model"]],
     "report": [["out/run"], ["out/run", "out/run"]],
     "verify": [["out/run"], ["out/run/model"]],
     "noise": [[], ["white"], ["gff:gamma=1", "sigma"]],
@@ -125,6 +127,12 @@ OF_FLAG = {
     "--split": ["train", "test", "x"],
     # What takes as long as it is asked to is not asked for much.
     "--steps": ["0", "2", "-1", "abc", "nan", "9" * 30],
+    "--boundary": ["periodic", "reflecting/periodic", "open", "/", "fixed/fixed/fixed"],
+    "--trace": ["exact", "hutchinson", "guess"],
+    "--num-probes": ["0", "1", "2", "-1", "abc", "9" * 30],
+    "--num-images": ["0", "1", "2", "-1", "abc", "nan"],
+    "--rtol": ["0", "-1", "0.1", "nan", "inf", "abc"],
+    "--atol": ["0", "-1", "0.1", "nan", "inf", "abc"],
     "--bootstrap": ["0", "1", "2", "-1", "abc", "9" * 30],
 }
 NETWORK = {"hf:x", "inception", "cifar10", "fashion-mnist"}  # nothing here may ask the network

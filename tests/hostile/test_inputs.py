@@ -1,7 +1,9 @@
-"""Images from strangers: what they claim is compared with what they are before memory is asked for."""
+"""Data from strangers: what they claim is compared with what they are before memory is asked for."""
 
 import gzip
+import json
 import os
+import pickle
 import struct
 import zlib
 from pathlib import Path
@@ -130,3 +132,129 @@ def test_a_name_that_is_not_utf8_is_one(tmp_path):
     assert len(nidiff.load_dataset(folder)) == 1
     nidiff.Identity((2,)).save(folder)
     assert nidiff.Covariance.load(folder).size == 2
+
+
+# NetCDF, HDF5 and Zarr
+
+
+def refuse(path: Path, *words: str, **options: object) -> None:
+    with pytest.raises(nidiff.InputError) as error:
+        nidiff.load_dataset(path, progress=False, **options).all()
+    for word in words:
+        assert word in str(error.value), str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["link", "a link behind another", "external", "virtual"])
+def test_an_hdf5_file_reads_no_other_file(tmp_path, kind):
+    h5py = pytest.importorskip("h5py")
+    secret = np.random.default_rng(0).normal(size=(6, 4, 4)).astype("f4")
+    with h5py.File(tmp_path / "secret.h5", "w") as file:
+        file["x"] = secret
+    (tmp_path / "secret.bin").write_bytes(secret.tobytes())
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        if kind == "link":
+            file["x"] = h5py.ExternalLink("secret.h5", "/x")
+        elif kind == "a link behind another":
+            file.create_group("g")["there"] = h5py.ExternalLink("secret.h5", "/")
+            file["x"] = h5py.SoftLink("/g/there/x")
+        elif kind == "external":
+            file.create_dataset("x", secret.shape, "f4", external=[(str(tmp_path / "secret.bin"), 0, secret.nbytes)])
+        else:
+            layout = h5py.VirtualLayout(secret.shape, "f4")
+            layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "x", shape=secret.shape)
+            file.create_virtual_dataset("x", layout)
+    refuse(tmp_path / "a.h5", "another file")
+    assert nidiff.load_dataset(tmp_path / "secret.h5").shape == (1, 4, 4)  # which is a good file by itself
+
+
+def zarr_of(folder: Path, **changes: object) -> Path:
+    """A Zarr array by hand, of which only the metadata are there."""
+    store = folder / "a.zarr"
+    (store / "field").mkdir(parents=True)
+    array = {"zarr_format": 2, "shape": [6, 4, 4], "chunks": [1, 4, 4], "dtype": "<f4", "fill_value": 1.0, "order": "C"}
+    array |= {"compressor": None, "filters": None, **changes}
+    (store / ".zgroup").write_text('{"zarr_format": 2}')
+    (store / "field" / ".zarray").write_text(json.dumps(array))
+    (store / "field" / ".zattrs").write_text('{"_ARRAY_DIMENSIONS": ["time", "y", "x"]}')
+    return store
+
+
+class Planted:
+    def __reduce__(self):
+        return os.mkdir, ("planted",)
+
+
+@pytest.mark.parametrize("where", ["compressor", "filters"])
+def test_a_zarr_codec_that_runs_programs_is_refused(tmp_path, where, monkeypatch):
+    pytest.importorskip("zarr")
+    monkeypatch.chdir(tmp_path)
+    codec = {"id": "pickle"}
+    store = zarr_of(tmp_path, **{where: codec if where == "compressor" else [codec]})
+    for row in range(6):
+        (store / "field" / f"{row}.0.0").write_bytes(pickle.dumps(Planted()))
+    refuse(store, "codec 'pickle'")
+    assert not Path("planted").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        ({"shape": [10**12, 400, 400], "chunks": [1, 400, 400]}, "claims"),
+        ({"shape": [10**12, 400, 400], "chunks": [10**9, 400, 400]}, "claims"),
+        ({"chunks": [10**9, 400, 400]}, "chunks"),
+        ({"dtype": "|O"}, "a.zarr"),
+        ({"dtype": "<U4"}, "a.zarr"),
+        ({"shape": [0, 4, 4]}, "at least one item"),
+        ({"shape": [6, -4, 4]}, "a.zarr"),
+        ({"shape": "all"}, "a.zarr"),
+    ],
+)
+@pytest.mark.parametrize("memory_limit", [None, 0])
+def test_a_zarr_folder_that_claims_more_than_it_has_is_refused(tmp_path, changes, word, memory_limit):
+    pytest.importorskip("zarr")
+    refuse(zarr_of(tmp_path / "bad", **changes), word, memory_limit=memory_limit)
+    good = nidiff.load_dataset(zarr_of(tmp_path / "good"), memory_limit=memory_limit, scaling="none", missing=3)
+    assert good.all().tolist() == np.full((6, 1, 4, 4), 3.0).tolist()  # what was never written is missing
+
+
+def test_a_coordinate_that_claims_more_than_it_has_is_refused(tmp_path):
+    """They are read as soon as a file is opened."""
+    pytest.importorskip("zarr")
+    for name, changes in (("a", {"shape": [10**13], "chunks": [10]}), ("b", {"shape": [6], "chunks": [10**13]})):
+        store = zarr_of(tmp_path / name)
+        array = json.loads((store / "field" / ".zarray").read_text()) | changes
+        (store / "time").mkdir()
+        (store / "time" / ".zarray").write_text(json.dumps(array))
+        (store / "time" / ".zattrs").write_text('{"_ARRAY_DIMENSIONS": ["time"]}')
+        refuse(store, "a.zarr", "claims" if name == "a" else "chunks")
+
+
+@pytest.mark.parametrize("shape, chunks", [((10**9, 400, 400), (1, 400, 400)), ((6, 10**6, 10**6), (1, 10**6, 10**4))])
+def test_an_hdf5_file_that_claims_more_than_it_has_is_refused(tmp_path, shape, chunks):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape, "f4", chunks=chunks)
+    for memory_limit in (None, 0):
+        refuse(tmp_path / "a.h5", "claims", memory_limit=memory_limit)
+
+
+@pytest.mark.parametrize("name", ["a.nc", "a.h5", "a.zarr", "a.npy", "a.npz"])
+def test_another_format_under_a_name_of_ours_is_refused(tmp_path, name):
+    pytest.importorskip("xarray")
+    for content in (b"", b"text", b"CDF\x01" + bytes(40), b"\x89HDF\r\n\x1a\n" + bytes(60), b"PK\x03\x04" + bytes(40)):
+        (tmp_path / name).write_bytes(content)
+        refuse(tmp_path / name, name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    refuse(tmp_path / name, name)
+
+
+@pytest.mark.parametrize("length", [2**32 - 1, 2**31, 10**6])
+def test_a_sound_that_claims_more_than_its_file_is_refused(tmp_path, length):
+    form = struct.pack("<HHIIHH", 1, 1, 8000, 16000, 2, 16)
+    parts = b"WAVEfmt " + struct.pack("<I", 16) + form + b"data" + struct.pack("<I", length) + bytes(100)
+    (tmp_path / "a.wav").write_bytes(b"RIFF" + struct.pack("<I", len(parts)) + parts)
+    refuse(tmp_path, "a.wav")
+    (tmp_path / "a.wav").write_bytes(b"RIFF" + bytes(4) + b"WAVE" + b"fmt " + struct.pack("<I", length) + form)
+    refuse(tmp_path, "a.wav")

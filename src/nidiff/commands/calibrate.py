@@ -2,13 +2,14 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
+from nidiff.commands.flags import Loading
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.progress import progress_bar
@@ -26,15 +27,12 @@ class Calibrate:
     """Find the noise scales of SMLD for a data set and a Σ: sigma_max, the levels, and the Langevin epsilon."""
 
     data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """cifar10, fashion-mnist or digits; a folder of images, .npy or .npz; or hf:NAME."""
-    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
-    """Where the official files of a named data set are."""
-    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
-    """Crop and resize the images to size × size."""
+    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, videos or WAV files; .npy, .npz, .nc, .h5, .zarr."""
+    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
     covariance: str = "gff:gamma=1"
     """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     range: Annotated[str, arg(metavar="{symmetric,unit}")] = "symmetric"
-    """The range of the pixels: [-1, 1], in which nidiff trains, or [0, 1], the paper's."""
+    """The range of 8-bit pixels: [-1, 1], in which nidiff trains, or [0, 1], the paper's."""
     distance: Annotated[str, arg(metavar="{max,batch,quantile}")] = "max"
     """sigma_max is the largest distance of all pairs, or within mini-batches (batch:batch_size=128), or a quantile."""
     sigma_min: float = 0.01
@@ -80,6 +78,8 @@ class Calibrate:
         options |= {"steps_per_level": self.steps_per_level, "preconditioned": not self.printed}
         images, generator = self._load(), torch.Generator().manual_seed(self.seed)
         if self.range == "unit":
+            if images.dtype != torch.uint8:
+                raise InputError("range='unit' is for images of 8 bits: leave it out.")
             images = as_pixels(images).add(1).div_(2)
         covariance = as_covariance(self.covariance, tuple(images.shape[2:]), lambda: as_pixels(images))
         with progress_bar("distances", "pairs") as progress:
@@ -93,13 +93,17 @@ class Calibrate:
             about = {"data": self.data, "range": self.range, "out": str(self.out), "covariance": config}
             print(json.dumps({**about, **asdict(found), "formulas": formulas}, indent=2))
         else:
-            print(f"pixels in {RANGES[self.range]}, noise {covariance!r}\n")
+            numbers = (
+                f"pixels in {RANGES[self.range]}" if images.dtype == torch.uint8 else "numbers as the model sees them"
+            )
+            print(f"{numbers}, noise {covariance!r}\n")
             print(aligned([(name, _cell(value), formulas[name]) for name, value in asdict(found).items()]))
 
     def _print_paper(self) -> None:
         from nidiff.calibration.paper import initial_scales, paper_constants
 
-        if self != Calibrate(self.data, self.data_dir, json=self.json, paper=True):
+        loading = Loading(self.loading.data_dir)
+        if self != Calibrate(self.data, loading, json=self.json, paper=True):
             raise InputError("paper has settings of its own: give it no flags but --data-dir and --json.")
         constants = paper_constants()
         if self.data is not None:
@@ -114,15 +118,16 @@ class Calibrate:
             print(aligned(rows))
 
     def _load(self) -> "Tensor":
+        """8-bit images as they are, which need less memory; all else as floats in the model's units."""
         import torch
 
         from nidiff.data.load import load_dataset
+        from nidiff.diffusion.scaling import PIXELS
 
         if self.data is None:
-            raise InputError("DATA is missing: name a data set, a folder of images, or an .npy or .npz file.")
-        pixels = load_dataset(self.data, data_dir=self.data_dir, size=self.size, memory_limit=None).values
-        assert isinstance(pixels, torch.Tensor)  # without a limit
-        return pixels
+            raise InputError("DATA is missing: name a data set, a folder, or a file.")
+        data = load_dataset(self.data, memory_limit=None, **self.loading.given)
+        return data.stored(torch.arange(len(data))) if data.scaling == PIXELS else data.all()
 
 
 def _cell(value: Any) -> str:

@@ -3,13 +3,14 @@
 import json
 import shlex
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
+from nidiff.commands.flags import Loading
 from nidiff.errors import InputError
 from nidiff.progress import progress_bar
 
@@ -30,11 +31,11 @@ class Design:
     """Compare Σ and schedules for a data set by its Gaussian, without training, and recommend one."""
 
     data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """digits, fashion-mnist, cifar10, a folder of images, an .npy or .npz file, or hf:NAME."""
-    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
-    """Where the official files of a named data set are."""
-    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
-    """Crop and resize the images to size × size."""
+    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, videos or WAV files; .npy, .npz, .nc, .h5, .zarr."""
+    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
+    boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: periodic)")] = None
+    """What the data do at their edges, for all Σ: periodic, reflecting or fixed, one word or one per axis
+    (reflecting/periodic)."""
     covariances: Annotated[
         tuple[str, ...] | None, arg(metavar="SIGMA ...", help_behavior_hint="(default: six of them)")
     ] = None
@@ -43,6 +44,8 @@ class Design:
         tuple[str, ...] | None, arg(metavar="SCHEDULE ...", help_behavior_hint="(default: six of them)")
     ] = None
     """Each as NAME:key=value,…; by default linear, cosine, flow, designed, designed per mode, and equal_snr."""
+    gaussian: str = "modes:shrinkage=0.02"
+    """The data's Gaussian, as in nidiff train: modes:channels=cross knows how channels go together."""
     num_steps: int = 10
     """The number of steps whose errors the table shows: 5, 10, 20 or 50. --json has all."""
     out: Path = Path("out/design.png")
@@ -62,10 +65,16 @@ class Design:
         if self.num_steps not in STEPS:
             raise InputError(f"num_steps={self.num_steps} must be one of {', '.join(map(str, STEPS))}.")
         if self.data is None:
-            raise InputError("DATA is missing: name a data set, a folder of images, or an .npy or .npz file.")
+            raise InputError("DATA is missing: name a data set, a folder, or a file.")
         for text in self.schedules or ():
             one_of("schedules", text.partition(":")[0], SCHEDULES)
-        experiment = Experiment(data=self.data, data_dir=self.data_dir, size=self.size, covariance="white")
+        experiment = Experiment(
+            data=self.data,
+            covariance="white",
+            boundary=self.boundary,
+            gaussian=self.gaussian,
+            **self.loading.given,
+        )
         images = experiment.load_data()
         texts = NOISES if self.covariances is None else self.covariances
         noises = {text: replace(experiment, covariance=text).build_covariance(images) for text in texts}
@@ -82,7 +91,7 @@ class Design:
             print(f"left out {text}, which keeps signal at its last level: it needs start=gaussian", file=sys.stderr)
         save_figure(design_figure(found), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
-        command = shlex.join(self._command(found.recommended))
+        command = shlex.join(self._command(found.recommended, images))
         if self.json:
             print(json.dumps(self._report(found, command), indent=2))
             return
@@ -95,13 +104,15 @@ class Design:
                 print(aligned([("steps", *map(str, STEPS)), *lines]))
         print(f"\nbecause {found.reason}.\n\n    {command}")
 
-    def _command(self, chosen: "designs.Candidate") -> list[str]:
+    def _command(self, chosen: "designs.Candidate", images: "Dataset") -> list[str]:
         """How to train with it."""
         assert self.data is not None
         preset = PRESETS.get(self.data)
         words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
-        words += [] if self.data_dir is None else ["--data-dir", str(self.data_dir)]
-        words += [] if self.size is None else ["--size", str(self.size)]
+        words += [] if images.has_known_range else ["--preset", "fields"]
+        words += self.loading.words()
+        words += [] if self.boundary is None else ["--boundary", self.boundary]
+        words += [] if self.gaussian == Design.gaussian else ["--gaussian", self.gaussian]
         words += ["--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
         return [*words, "--out", "runs/designed"]
 

@@ -33,8 +33,7 @@ class Evaluate:
     """Print JSON, with all that the numbers depend on."""
 
     def run(self) -> None:
-        from nidiff.data.encoded import Reading
-        from nidiff.data.images import open_images
+        from nidiff.data.load import load_dataset
         from nidiff.evaluation.cell import evaluate_cell, evaluate_images
         from nidiff.evaluation.field_text import field_text
         from nidiff.evaluation.table import text
@@ -51,7 +50,10 @@ class Evaluate:
             if (self.drawing, self.sampler, self.num_steps) != (Drawing(), Evaluate.sampler, None):
                 raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
             file = path / "samples.npz"
-            images = open_images(file if file.exists() else path, Reading(memory_limit=None, progress=True))
+            if not path.exists():  # nor may it be the name of a data set
+                raise InputError(f"path={str(path)!r} does not exist: give a run, a model, or samples.")
+            source = (file if file.exists() else path).absolute()
+            images = load_dataset(source, scaling="none", layout=self.comparing.layout, memory_limit=None)
             result = evaluate_images(images, name=path.name, **vars(self.comparing))
         if result is not None:
             words = field_text(result) if result.details else text([result])

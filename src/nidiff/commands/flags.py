@@ -1,15 +1,49 @@
 """The flags that several commands share."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import arg
 
 from nidiff.errors import InputError
 
 MOST_SEEDS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How the data are read: arguments of `load_dataset`, the same as in nidiff train."""
+
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
+    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
+    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
+    layout: Annotated[str | None, arg(metavar="LETTERS", help_behavior_hint="(default: NL, NHW or NHWC)")] = None
+    """What the axes of an array are, such as NCHW; for a folder, NTHWC: each subfolder has the frames of one video."""
+    variables: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: all that fit)")] = ()
+    """Of NetCDF, HDF5 and Zarr: the variables that become channels; of .npz: its array."""
+    sample_axis: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the first one)")] = None
+    """Of NetCDF, HDF5 and Zarr: the axis of the items."""
+    scaling: tuple[str, ...] = ("auto",)
+    """To the units of the model, for all channels or for each: standard, range, log, none, linear:scale=…,shift=…."""
+    missing: str = "refuse"
+    """NaN and infinite values: refuse, mean, or a number to fill in."""
+    held_out: Annotated[str | None, arg(metavar="PART", help_behavior_hint="(default: nothing)")] = None
+    """What is left out, for testing: a fraction such as 0.1, or a range such as time=2010-01-01:."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is not as by default."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+
+    def words(self) -> list[str]:
+        """The flags that say the same."""
+        found: list[str] = []
+        for name, value in self.given.items():
+            found += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+        return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +87,9 @@ class Comparing:
     bootstrap: int = 20
     """Resamples of the generated items for the errors of the Fréchet distance, the spectrum and all metrics of fields;
     0: no errors."""
-    boundary: str = "periodic"
+    layout: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or the usual)")] = None
+    """What the axes of arrays are, such as NCHW, as in nidiff train."""
+    boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or periodic)")] = None
     """For the spectra of data that are no 8-bit images: periodic, reflecting or fixed, or one for each axis, such as
     reflecting/periodic."""
 

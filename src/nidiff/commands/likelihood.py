@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -43,21 +43,27 @@ class Likelihood:
     def run(self) -> None:
         from nidiff.errors import InputError
         from nidiff.evaluation.likelihood import measure_likelihood
-        from nidiff.evaluation.real import data_source, load_held_out, load_real
+        from nidiff.evaluation.real import real_data
         from nidiff.extras import require
         from nidiff.generation.opened import open_model, process_state
         from nidiff.progress import progress_bar
 
         require("torchdiffeq")
         model = open_model(self.run_or_model, process_state())
-        source = data_source(model.path, self.data, self.data_dir)
-        real = load_held_out(source) if self.split is None else load_real(source, self.split)
+        source = real_data(model.path, self.data, self.data_dir, split=self.split)
+        units: dict[str, Any] = {} if model.denoiser.scaling is None else {"scaling": model.denoiser.scaling}
+        real = source.held_out(**units) if self.split is None else source.load(self.split, **units)
         if real.data.shape != model.shape:
             raise InputError(f"data are of items {real.data.shape}, and the model makes {model.shape}: give its own.")
-        solving = {"trace": self.trace, "num_probes": self.num_probes, "rtol": self.rtol, "atol": self.atol}
+        solving: dict[str, Any] = {
+            "trace": self.trace,
+            "num_probes": self.num_probes,
+            "rtol": self.rtol,
+            "atol": self.atol,
+        }
         amount = {"num_images": self.num_images, "batch": self.batch, "seed": self.seed}
         with progress_bar(f"likelihood of {real.name}", "items") as progress:
-            found = measure_likelihood(model.denoiser, real.data, **amount, **solving, progress=progress)  # type: ignore[arg-type]
+            found = measure_likelihood(model.denoiser, real.data, **amount, **solving, progress=progress)
         about = {
             "run": model.name,
             "model_sha256": model.sha256,
@@ -94,7 +100,7 @@ def _text(about: dict[str, object], summary: dict[str, dict[str, "Measured"]]) -
 
     rows = [["", *COLUMNS.values()]]
     rows += [[NAMES[of], *(number(row[key], PLAIN) for key in COLUMNS)] for of, row in summary.items()]
-    part = "training data" if about["split"] == "train" else "held-out data"
+    part = {"train": "training data", "given": "not a part of the run"}.get(str(about["split"]), "held-out data")
     units = (
         "whole numbers with uniform noise, a step is 1"
         if about["dequantised"]

@@ -2,13 +2,14 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
+from nidiff.commands.flags import Loading
 from nidiff.errors import InputError
 
 SHOWN = tuple(f"gff:gamma={gamma:g}" for gamma in (0, 0.5, 1, 1.5, 2))
@@ -27,9 +28,8 @@ class Noise:
     shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: 32 32)")] = None
     """The size of an image: one, two or three numbers."""
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(optional)")] = None
-    """Also show the Σ fitted to these images (from_data): a data set, a folder, an .npy or .npz file, or hf:NAME."""
-    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
-    """Crop and resize the images of --data to size × size."""
+    """Also show the Σ fitted to these data (from_data): the same as in nidiff train."""
+    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
     seed: int = 0
     """The seed of the first image; the next image has the next seed, and every row has the same seeds."""
     num_images: int = 10
@@ -49,12 +49,14 @@ class Noise:
         names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None
         check_out(self.out)
         check_noise(check_shape(shape), len(names), self.num_images, self.seed)
-        if self.data is None and self.size is not None:
-            raise InputError("size has no meaning without data: give --data, or leave it out.")
+        if self.data is None and self.loading.given:
+            raise InputError(
+                f"{next(iter(self.loading.given))} has no meaning without data: give --data, or leave it out."
+            )
         if self.data is not None:
             if self.shape is not None:
                 raise InputError("shape has no meaning with data, whose images have a shape: leave it out.")
-            images = load_dataset(self.data, size=self.size).all()
+            images = load_dataset(self.data, **self.loading.given).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
             check_noise(shape, len(names), self.num_images, self.seed)

@@ -21,7 +21,7 @@ class Report:
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
     """The run directories; a run may still be training."""
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: the digits, or a sample)")] = None
-    """Denoise the first of these images: digits, fashion-mnist, cifar10, a folder, an .npy or .npz file, or hf:NAME."""
+    """Denoise the first of these items, read as those of the run: a data set, a folder, a file, or hf:NAME."""
 
     def run(self) -> None:
         from nidiff.report.html import write_report
@@ -34,10 +34,13 @@ class Report:
             print(write_report(run.folder, self._first_image(run)))
 
     def _first_image(self, run: "RunDirectory") -> "Tensor | None":
-        """The first image of --data, read as the run reads its own."""
+        """The first item of --data, read as the run reads its own, and scaled as its model has it."""
         if self.data is None:
             return None
         import torch
 
-        experiment = replace(run.experiment, data=self.data, data_dir=None)
-        return experiment.load_data(memory_limit=0, progress=False).batch(torch.tensor([0]))[0]  # do not decode all
+        experiment = replace(run.experiment, data=self.data, data_dir=None, held_out=None)
+        stored = run.stored()
+        scaling = experiment.scaling if stored is None or stored.scaling is None else stored.scaling
+        data = experiment.load_data(memory_limit=0, progress=False, scaling=scaling)  # do not decode all
+        return data.batch(torch.tensor([0]))[0]

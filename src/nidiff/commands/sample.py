@@ -14,7 +14,7 @@ from nidiff.errors import InputError
 
 @dataclass(frozen=True)
 class Sample:
-    """Draw images: alone, under torchrun or under accelerate launch. Repeat it to continue where it stopped."""
+    """Draw samples: alone, under torchrun or under accelerate launch. Repeat it to continue where it stopped."""
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, or its model folder."""
@@ -28,7 +28,7 @@ class Sample:
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
-    """Where the images go."""
+    """Where the samples go."""
     format: Annotated[str, arg(metavar="{npz,png,both,npy,netcdf,zarr,wav,gif}")] = "npz"
     """In the units of the data: one samples.npz (arr_0 [N, *event, C] and seeds), a PNG per seed, or both; or the npz
     and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for signals, or

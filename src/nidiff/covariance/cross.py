@@ -9,31 +9,47 @@ from torch import Tensor
 
 from nidiff.covariance.matrix import symmetric_eigen
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape
+from nidiff.covariance.spectral import Spectral
 from nidiff.errors import InputError, expect, shown
 
 
 class CrossSpectral(Covariance):
-    """Σ over [C, *event]: mode k of the event has the covariance ``matrices`` [*event, C, C] between channels.
+    """Σ over [C, *event]: mode k of the event has the covariance M(k) = ``matrices`` [*event, C, C] between channels.
 
-    ``spatial`` gives the modes, by its basis alone. `Channels` is the case matrix · λ_k. The matrices are real: of the
-    cross spectrum between two channels they hold the part in phase. A lag of one channel behind the other along a
-    periodic axis, the imaginary part, is not in this family.
+    ``spatial`` gives the modes, by its basis alone. `Channels` is the case matrix · λ_k. Between waves, along periodic
+    axes, a channel may lag behind another: then M(k) = matrices + i · ``quadrature`` is Hermitian, M(−k) its conjugate,
+    and quadrature is antisymmetric and odd in k.
     """
 
     def __init__(
-        self, matrices: Tensor, spatial: Covariance, *, normalize: bool = True, allow_singular: bool = False
+        self,
+        matrices: Tensor,
+        spatial: Covariance,
+        *,
+        quadrature: Tensor | None = None,
+        normalize: bool = True,
+        allow_singular: bool = False,
     ) -> None:
         expect("spatial", spatial, Covariance)
-        matrices = _check_matrices(matrices, spatial)
+        real = _check_matrices("matrices", matrices, spatial)
         self._spatial, self._real = spatial, spatial.in_real_basis()
-        values, vectors = torch.linalg.eigh(matrices)
-        rounding = matrices.shape[-1] * torch.finfo(torch.float64).eps * values[..., -1:].abs()
+        imaginary = torch.zeros_like(real)
+        if quadrature is not None:
+            if not isinstance(self._real, Spectral):
+                raise InputError("quadrature is between waves: use a spatial with a boundary, or leave it out.")
+            imaginary = _check_matrices("quadrature", quadrature, spatial, real)
+        values, vectors = _eigen(real, imaginary, self._real)
+        rounding = real.shape[-1] * torch.finfo(torch.float64).eps * values[..., -1:].abs()
         if bool((values < -rounding).any()):
             mode = tuple((values < -rounding).any(-1).nonzero()[0].tolist())
             raise InputError(f"matrices is not positive definite at mode {mode}: add a small multiple of the identity.")
-        self._vectors = vectors.movedim((-2, -1), (0, 1)).contiguous()  # [channel, its number, *event]
+        # [channel, its number, *event]
+        self._vectors, self._lagging = (
+            part.movedim((-2, -1), (0, 1)).contiguous() for part in (vectors.real, vectors.imag)
+        )
+        self._lags = bool((self._lagging != 0).any())
         super().__init__(
-            (matrices.shape[-1], *spatial.event_shape),
+            (real.shape[-1], *spatial.event_shape),
             torch.where(values <= rounding, 0.0, values).movedim(-1, 0),
             argument="matrices",
             normalize=normalize,
@@ -46,37 +62,50 @@ class CrossSpectral(Covariance):
 
     @property
     def matrices(self) -> Tensor:
-        """The covariance between channels of every mode, float64 [*event, C, C]."""
-        vectors = self._vectors.movedim((0, 1), (-2, -1))
-        return (vectors * self.eigenvalues.movedim(0, -1).unsqueeze(-2)) @ vectors.mT
+        """The covariance between channels of every mode, the part in phase: float64 [*event, C, C]."""
+        return self._spectrum.real
+
+    @property
+    def quadrature(self) -> Tensor:
+        """The part a quarter of a turn out of phase, the same."""
+        return self._spectrum.imag
+
+    @property
+    def _spectrum(self) -> Tensor:
+        vectors = torch.complex(self._vectors, self._lagging).movedim((0, 1), (-2, -1))
+        return (vectors * self.eigenvalues.movedim(0, -1).unsqueeze(-2)) @ vectors.mH
 
     def to_basis(self, x: Tensor) -> Tensor:
-        return self._turned(self._real.to_basis(x), self._rotation(x))
+        return self._turned(self._real.to_basis(x), 1)
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
-        return self._real.from_basis(self._turned(coefficients, self._rotation(coefficients).transpose(0, 1)))
+        return self._real.from_basis(self._turned(coefficients, -1))
 
-    def _turned(self, x: Tensor, vectors: Tensor) -> Tensor:
+    def _turned(self, x: Tensor, sign: int) -> Tensor:
+        """The numbers of the eigenvectors out of those of the channels, or (−1) back.
+
+        With V = P + iQ, and F(k) the coefficient of a wave, V^H F has the real coefficients Pᵀ x(k) + Qᵀ x(−k).
+        """
+        rotation = self.table("eigenvectors", x, lambda: self._vectors)
+        total = self._mixed(x, rotation if sign > 0 else rotation.transpose(0, 1))
+        if not self._lags:
+            return total
+        lagging = self.table("lagging", x, lambda: self._lagging)
+        lag = self._mixed(self._real.mirrored(x), lagging if sign > 0 else lagging.transpose(0, 1))
+        return total + lag if sign > 0 else total - lag
+
+    def _mixed(self, x: Tensor, vectors: Tensor) -> Tensor:
         """Σ_c vectors[c] x_c, term by term: numbers that stand alone round alike."""
         axis = -len(self.event_shape)
         first, *others = (v * part.unsqueeze(axis) for v, part in zip(vectors.unbind(), x.unbind(axis), strict=True))
         return sum(others, first)
 
-    def _rotation(self, like: Tensor) -> Tensor:
-        return self.table("eigenvectors", like, lambda: self._vectors)
-
-    def periodogram(self, x: Tensor) -> Tensor:
-        return self.evened(self.to_basis(x).square())
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
-
     def diagonal_of(self, values: Tensor) -> Tensor:
-        return self.spatial.diagonal_of(self._turned(values, self._vectors.square().transpose(0, 1)))
+        share = self._vectors.square() + self._lagging.square()
+        return self.spatial.diagonal_of(self._mixed(values, share.transpose(0, 1)))
 
     def rotate_white(self, numbers: Tensor) -> Tensor:
-        return self._turned(self._real.rotate_white(numbers), self._rotation(numbers))
+        return self._turned(self._real.rotate_white(numbers), 1)
 
     def check_modes(self, argument: str, values: Tensor) -> None:
         self.spatial.check_modes(argument, values)
@@ -86,7 +115,7 @@ class CrossSpectral(Covariance):
 
     @cached_property
     def basis(self) -> Hashable | None:
-        own = hashlib.sha256(self._vectors.numpy().tobytes()).digest()
+        own = hashlib.sha256(self._vectors.numpy().tobytes() + self._lagging.numpy().tobytes()).digest()
         return None if self.spatial.basis is None else (own, self.spatial.basis)
 
 
@@ -121,21 +150,48 @@ def correlated(covariances: Sequence[Covariance], correlation: Tensor, *, normal
     )
 
 
-def _check_matrices(matrices: Tensor, spatial: Covariance) -> Tensor:
-    matrices, event = as_numbers(matrices, "matrices").detach(), spatial.event_shape
+def _check_matrices(argument: str, matrices: Tensor, spatial: Covariance, real: Tensor | None = None) -> Tensor:
+    """Symmetric and even in k, or beside the ``real`` part antisymmetric and odd; what rounding adds is removed."""
+    matrices, event = as_numbers(matrices, argument).detach(), spatial.event_shape
+    sign = 1 if real is None else -1
+    if real is not None and matrices.shape != real.shape:
+        raise InputError(
+            f"{argument} has shape {tuple(matrices.shape)}, and matrices {tuple(real.shape)}: make it equal."
+        )
     if tuple(matrices.shape[:-2]) != event or matrices.shape[-1] != matrices.shape[-2] or not matrices.numel():
         raise InputError(
-            f"matrices has shape {tuple(matrices.shape)}: give a C×C matrix for every mode of spatial, which is over "
+            f"{argument} has shape {tuple(matrices.shape)}: give a C×C matrix for every mode of spatial, which is over "
             f"{event}."
         )
-    check_shape((matrices.shape[-1], *event), "matrices")
+    check_shape((matrices.shape[-1], *event), argument)
     if not bool(torch.isfinite(matrices).all()):
-        raise InputError("matrices has NaN or infinite entries.")
-    if bool(((matrices - matrices.mT).abs() > 1e-8 * matrices.abs().amax((-2, -1), keepdim=True)).any()):
-        raise InputError(
-            "matrices has a matrix that is not symmetric: use (m + m.mT) / 2 if the difference is rounding."
-        )
-    pairs = ((matrices + matrices.mT) / 2).movedim((-2, -1), (0, 1))
-    if not torch.allclose(pairs, spatial.evened(pairs), rtol=1e-5, atol=1e-9 * pairs.abs().max().item()):
-        raise InputError("matrices is not even, M(k) = M(−k), and Σ not a real matrix: use the mean of both.")
-    return spatial.evened(pairs).movedim((0, 1), (-2, -1)).contiguous()
+        raise InputError(f"{argument} has NaN or infinite entries.")
+    scale = (matrices if real is None else real).abs()
+    limit = 1e-8 * scale.amax((-2, -1), keepdim=True)
+    if bool(((matrices - sign * matrices.mT).abs() > limit).any()):
+        kind = "symmetric" if sign > 0 else "antisymmetric"
+        raise InputError(f"{argument} has a matrix that is not {kind}: remove the rest if it is rounding.")
+    pairs = ((matrices + sign * matrices.mT) / 2).movedim((-2, -1), (0, 1))
+    even = spatial.evened(pairs) if sign > 0 else (pairs - spatial.mirrored(pairs)) / 2
+    if not torch.allclose(pairs, even, rtol=1e-5, atol=1e-9 * scale.max().item()):
+        kind = "even, M(k) = M(−k)" if sign > 0 else "odd, Q(k) = −Q(−k)"
+        raise InputError(f"{argument} is not {kind}, and Σ not a real matrix: average both.")
+    return even.movedim((0, 1), (-2, -1)).contiguous()
+
+
+def _eigen(real: Tensor, imaginary: Tensor, spatial: Covariance) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of real + i · imaginary [*event, C, C], those of −k the conjugates of those of k."""
+    values, vectors = torch.linalg.eigh(real)
+    vectors = vectors.to(torch.complex128)
+    if not bool((imaginary != 0).any()):
+        return values, vectors
+    own = torch.arange(spatial.size, dtype=torch.float64, device="cpu").reshape(spatial.event_shape)
+    mirror = spatial.mirrored(own)
+    own_values, own_vectors = torch.linalg.eigh(torch.complex(real, imaginary))
+    its_values, its_vectors = (
+        part.flatten(0, own.ndim - 1)[mirror.long()] for part in (own_values, own_vectors.conj())
+    )
+    first, second = (mask.unsqueeze(-1) for mask in (own < mirror, own > mirror))  # the rest are their own mirrors
+    values = torch.where(first, own_values, torch.where(second, its_values, values))
+    first, second = first.unsqueeze(-1), second.unsqueeze(-1)
+    return values, torch.where(first, own_vectors, torch.where(second, its_vectors, vectors))

@@ -25,6 +25,9 @@ FORMULAS = ("gaussian_free_field", "power_law", "matern")  # of |k|, with a spac
 def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
     """`Covariance.at`."""
     shape, own = check_shape(shape), covariance.spatial.event_shape
+    channels = covariance.event_shape[: len(covariance.event_shape) - len(own)]
+    if channels and shape[: len(channels)] == channels and len(shape) == len(covariance.event_shape):
+        shape = shape[len(channels) :]
     if len(shape) != len(own):
         raise InputError(f"shape={shape} has {len(shape)} axes, and Σ is over {own}: give as many.")
     if shape == own:
@@ -38,11 +41,9 @@ def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
     if isinstance(covariance, Kronecker):
         first = len(covariance.a.event_shape)
         product = Kronecker(covariance.a.at(shape[:first]), covariance.b.at(shape[first:]))
-        return (
-            product
-            if covariance.is_product
-            else product.with_eigenvalues(_table(covariance, covariance.eigenvalues, shape))
-        )
+        if covariance.is_product:
+            return product
+        return product.with_eigenvalues(_table(covariance, covariance.eigenvalues, shape))
     if covariance.recipe is not None and covariance.recipe[0] in (*FORMULAS, "offset") and not covariance.is_singular:
         return _formula(covariance, *covariance.recipe, shape)
     values = _table(covariance, covariance.eigenvalues, shape)
@@ -86,8 +87,8 @@ def _channels(covariance: Channels, shape: tuple[int, ...]) -> Covariance:
 def _cross_spectral(covariance: CrossSpectral, shape: tuple[int, ...]) -> Covariance:
     """New modes have the mean correlation of the upper octave."""
     spatial = covariance.spatial
-    matrices = covariance.matrices.movedim((-2, -1), (0, 1))
-    own = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0)
+    matrices = torch.complex(covariance.matrices, covariance.quadrature).movedim((-2, -1), (0, 1))
+    own = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0).real
     variances = _table(spatial, own, shape)
     if spatial.boundary is None:
         raise _refused(spatial)
@@ -95,12 +96,16 @@ def _cross_spectral(covariance: CrossSpectral, shape: tuple[int, ...]) -> Covari
     roots = own.sqrt()
     correlation = (matrices / (roots.unsqueeze(0) * roots.unsqueeze(1))).nan_to_num()
     upper = _upper_octave(spatial.event_shape, spatial.boundary)
-    mean = correlation[..., upper].mean(-1).reshape(*matrices.shape[:2], *[1] * len(shape))
+    mean = correlation[..., upper].mean(-1).real.reshape(*matrices.shape[:2], *[1] * len(shape))
     correlation = torch.where(shared, correlation.flatten(2)[..., index], mean)
     new = correlation * variances.sqrt().unsqueeze(0) * variances.sqrt().unsqueeze(1)
-    new = white_in(spatial.boundary, shape).evened(new)
+    new = (new + white_in(spatial.boundary, shape).mirrored(new).conj()).movedim((0, 1), (-2, -1)) / 2
     return CrossSpectral(
-        new.movedim((0, 1), (-2, -1)), spatial.at(shape), normalize=False, allow_singular=covariance.is_singular
+        new.real,
+        spatial.at(shape),
+        quadrature=new.imag if bool((new.imag != 0).any()) else None,
+        normalize=False,
+        allow_singular=covariance.is_singular,
     )
 
 
@@ -175,8 +180,8 @@ def resampled(x: Tensor, covariance: Covariance, shape: Sequence[int]) -> Tensor
 
     An axis without modes of that kind is taken as reflecting.
     """
-    shape, own = check_shape(shape), covariance.spatial.event_shape
-    for axis, (n, new, name) in enumerate(zip(own, shape, _boundaries(covariance.spatial), strict=True), -len(own)):
+    own = covariance.event_shape
+    for axis, (n, new, name) in enumerate(zip(own, shape, _boundaries(covariance), strict=True), -len(own)):
         if n != new:
             x = (x.movedim(axis, -1) @ _resampling(n, new, name).T.to(x)).movedim(-1, axis)
     return x

@@ -110,7 +110,7 @@ class Covariance(ABC):
     @property
     def marginal_variance(self) -> Tensor:
         """The diagonal of Σ, float64, of shape event_shape."""
-        return self.dense().diagonal().reshape(self.event_shape)
+        return self.diagonal_of(self.eigenvalues)
 
     @property
     def basis(self) -> Hashable | None:
@@ -153,14 +153,18 @@ class Covariance(ABC):
 
     def periodogram(self, x: Tensor) -> Tensor:
         """The squared coefficient of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
-        return self.to_basis(x).square()
+        return self.evened(self.to_basis(x).square())
 
     def check_modes(self, argument: str, values: Tensor) -> None:  # noqa: B027  (bases of real vectors take any)
         """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""
 
+    def mirrored(self, values: Tensor) -> Tensor:
+        """Numbers per mode [..., *event_shape], those of k and −k exchanged, where modes are waves."""
+        return values
+
     def evened(self, values: Tensor) -> Tensor:
         """Numbers per mode [..., *event_shape], averaged where `check_modes` asks for equal ones."""
-        return values
+        return (values + self.mirrored(values)) / 2
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         """Eigenvalues [..., *event_shape] laid out as the coefficients of `to_basis`."""
@@ -301,8 +305,8 @@ class Covariance(ABC):
         formula for `gaussian_free_field`, `power_law` and `matern` (with ``aliased``, whose modes hold those beyond
         Nyquist, it is the kernel at the new pixels), and for any other spectrum those of the power law of its upper
         octave. So the variance changes a little, and converges if λ falls fast enough (gamma > d/2 in d dimensions).
-        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` is that of the
-        event alone; a `Kronecker` product goes by its factors.
+        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` may leave them
+        out; a `Kronecker` product goes by its factors.
         """
         from nidiff.covariance.grids import on_grid
 

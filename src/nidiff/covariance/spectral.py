@@ -68,18 +68,14 @@ class Fourier(Covariance):
         return values.mean(self._axes, keepdim=True).expand_as(values)
 
     @property
-    def marginal_variance(self) -> Tensor:
-        return self.eigenvalues.mean().expand(self.event_shape)
-
-    @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.event_shape), 0))
 
     def check_modes(self, argument: str, values: Tensor) -> None:
         _check_even(argument, values, self._axes)
 
-    def evened(self, values: Tensor) -> Tensor:
-        return _evened(values, self._axes)
+    def mirrored(self, values: Tensor) -> Tensor:
+        return _mirrored(values, self._axes)
 
     def layout(self, eigenvalues: Tensor) -> Tensor:
         return eigenvalues[..., : self.event_shape[-1] // 2 + 1]
@@ -145,10 +141,6 @@ class Cosine(Covariance):
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
             x = row_product(x.movedim(axis, -1), self._cosines(n, x)).movedim(-1, axis)
         return x
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
@@ -228,16 +220,11 @@ class Spectral(Covariance):
             return x
         last = tuple(range(-count, 0))
         waves = _in_batch(
-            x.movedim(self._waves, last), count, lambda batch: torch.fft.fftn(batch, dim=last, norm="ortho")
+            x.movedim(self._waves, last).contiguous(),
+            count,
+            lambda batch: torch.fft.fftn(batch, dim=last, norm="ortho"),
         )
         return (waves.real - waves.imag).movedim(last, self._waves)
-
-    def periodogram(self, x: Tensor) -> Tensor:
-        return self.evened(self.to_basis(x).square())
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         if self._waves:
@@ -250,8 +237,8 @@ class Spectral(Covariance):
     def check_modes(self, argument: str, values: Tensor) -> None:
         _check_even(argument, values, self._waves)
 
-    def evened(self, values: Tensor) -> Tensor:
-        return _evened(values, self._waves)
+    def mirrored(self, values: Tensor) -> Tensor:
+        return _mirrored(values, self._waves)
 
     def arguments(self) -> dict[str, Any]:
         return {**_spectral_arguments(self), "boundary": self._boundary}

@@ -13,7 +13,7 @@ from nidiff.data.dataset import Dataset
 from nidiff.data.encoded import Reading
 from nidiff.data.grid import Grid
 from nidiff.data.layout import Layout, as_layout
-from nidiff.data.sources import Watched, gather, settled
+from nidiff.data.sources import Watched, gather, runs, settled
 from nidiff.errors import InputError, first_line, one_of
 from nidiff.files import check_member
 from nidiff.memory import require_memory
@@ -65,12 +65,14 @@ class Npy:
         with self._watched.reading():
             return gather(index, len(self), self._read)
 
-    def _read(self, start: int, stop: int) -> "NDArray[Any]":
+    def _read(self, rows: "NDArray[Any]") -> "NDArray[Any]":
         size = prod(self._item)
+        parts = []
         with self._watched.path.open("rb") as file:
-            file.seek(self._offset + start * size * self._as_is.itemsize)
-            numbers = np.fromfile(file, self._as_is, (stop - start) * size)
-        items = numbers.reshape(stop - start, *self._item)
+            for run in runs(rows):
+                file.seek(self._offset + run.start * size * self._as_is.itemsize)
+                parts.append(np.fromfile(file, self._as_is, (run.stop - run.start) * size))
+        items = np.concatenate(parts).reshape(len(rows), *self._item)
         return as_stored_numbers(self._layout.arrange("", items), self._stored)
 
 
@@ -90,12 +92,9 @@ def as_stored_numbers(array: "NDArray[Any]", dtype: "np.dtype[Any]") -> "NDArray
         return np.array(array, dtype=dtype, order="C")
 
 
-def _mapped(file: Path) -> "NDArray[Any]":
+def _mapped(file: Path) -> "np.memmap[Any, Any]":
     """The array of an .npy file, on the disk: numpy compares its shape with the size of the file."""
-    array = np.load(file, mmap_mode="r", allow_pickle=False)
-    if not isinstance(array, np.memmap):
-        raise ValueError("it is not of the .npy format")
-    return array
+    return np.lib.format.open_memmap(file, mode="r")
 
 
 def _member_of_npz(file: Path, names: tuple[str, ...]) -> "NDArray[Any]":

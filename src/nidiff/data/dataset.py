@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from nidiff.errors import TENSOR, InputError, expect
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+Along: TypeAlias = "tuple[str, NDArray[Any]]"
 LARGEST = {"uint8": 255, "uint16": 65535}
 WHOLE = {"uint8": PIXELS, "uint16": Scaling(32767.5, 32767.5)}  # the range of the type is [−1, 1]
 
@@ -49,8 +50,8 @@ class Dataset:
     the model's units already."""
     grid: Grid = None  # type: ignore[assignment]
     """Names, units and coordinates."""
-    along: "tuple[str, NDArray[Any]] | None" = None
-    """The name and the coordinates [N] of the sample axis, where the file has them, such as the times."""
+    along: "Along | None" = None
+    """The name and the coordinates [N] of the sample axis, where there are any: the times, or the names of files."""
 
     def __post_init__(self) -> None:
         dtype = str(self.values.dtype).removeprefix("torch.")
@@ -66,6 +67,11 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """(C, *event)."""
         return tuple(self.values.shape[1:])
+
+    @property
+    def has_known_range(self) -> bool:
+        """Whether the model sees [−1, 1], the range of the whole numbers that the data are."""
+        return WHOLE.get(self.grid.dtype) == self.scaling
 
     def all(self) -> Tensor:
         """All items as float32 [N, C, *event], as the model sees them."""

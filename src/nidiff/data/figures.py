@@ -134,13 +134,16 @@ def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
     rows = count // columns
     values = _numbers(data[: rows * columns, :channels])
     width = (4.2 if count == 1 else 1.9) / math.sqrt(ratio)
-    figure.set_size_inches((width * columns + 1.3) * channels, width * ratio * rows + 0.9)
+    figure.set_size_inches((width * columns + 1.9) * channels, width * ratio * rows + 0.9)
     for channel, block in enumerate(_blocks(figure, 1, channels)):
         panels = block.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         look = _colours(values[:, channel])
         for panel, field in zip(panels.flat, values[:, channel], strict=True):
             mesh = _draw_plane(panel, field, grid, (0, 1), look)
-        _label_axes(block, grid, (0, 1), values.shape[-2:])
+        for panel in panels[:, 0]:
+            panel.set_ylabel(_along(grid, 0, values.shape[-2])[1], fontsize=SMALL)
+        for panel in panels[-1]:
+            panel.set_xlabel(_along(grid, 1, values.shape[-1])[1], fontsize=SMALL)
         _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
 
 
@@ -261,12 +264,6 @@ def _draw_bar(block: Any, mesh: Any, panels: Any, label: str, values: "NDArray[A
 
 def _blocks(figure: "Figure", rows: int, columns: int) -> list[Any]:
     return list(figure.subfigures(rows, columns, squeeze=False).flat)
-
-
-def _label_axes(block: Any, grid: Grid, axes: tuple[int, int], shape: Sequence[int]) -> None:
-    up, across = (_along(grid, axis, size)[1] for axis, size in zip(axes, shape, strict=True))
-    block.supylabel(up, fontsize=USUAL)
-    block.supxlabel(across, fontsize=USUAL)
 
 
 def _channel(grid: Grid, index: int) -> str:

@@ -132,25 +132,20 @@ def _finished(
     data: Dataset, name: str, split: str, held_out: object, scaling: object, missing: str | float, progress: bool
 ) -> Dataset:
     """The part that is asked for, without missing values, and with the scaling of the training part."""
-    every = torch.arange(len(data))
-    is_held_out = torch.zeros(len(data), dtype=torch.bool) if held_out is None else held_out_rows(data, held_out)
-    train = every[~is_held_out]
+    is_test = torch.zeros(len(data), dtype=torch.bool) if held_out is None else held_out_rows(data, held_out)
+    train, test = (chosen.nonzero()[:, 0] for chosen in (~is_test, is_test))
     rules = [] if isinstance(scaling, Scaling) else as_rules(scaling, data)
-    values, found = data.values, None
-    cleaning = Cleaning(f"path={name!r}", data.grid)
+    values, refusing, found = data.values, Cleaning(f"path={name!r}", data.grid, data.along), None
     if missing != MEAN:
-        values = cleaned(
-            values, replace(cleaning, fills=None if missing == REFUSE else (float(missing),) * data.shape[0])
-        )
-    fills_mean = missing == MEAN and values.dtype.is_floating_point
-    if fills_mean or any(rule.kind in FITTED for rule in rules):
+        fills = None if missing == REFUSE else (float(missing),) * data.shape[0]
+        values = cleaned(values, replace(refusing, fills=fills))
+    if missing == MEAN or any(rule.kind in FITTED for rule in rules):
         found = measure(values, train, [rule.kind == LOG for rule in rules], progress=progress)
-    if fills_mean:
-        assert found is not None
-        values = cleaned(values, replace(cleaning, fills=found.means(data.grid)))
+        if missing == MEAN:
+            values = cleaned(values, replace(refusing, fills=found.means(data.grid)))
     made = scaling if isinstance(scaling, Scaling) else fit_scaling(rules, data, found)
     whole = replace(data, values=values, scaling=made)
-    return whole if held_out is None else take(whole, train if split == "train" else every[is_held_out])
+    return whole if held_out is None else take(whole, train if split == "train" else test)
 
 
 def _load_hub(name: str, split: str, reading: Reading) -> Dataset:

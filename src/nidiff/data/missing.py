@@ -1,15 +1,17 @@
 """NaN and infinite values: refused with their place, or filled."""
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.data.dataset import Source
+from nidiff.data.dataset import Along, Source
 from nidiff.data.grid import Grid
 from nidiff.data.sources import blocks
 from nidiff.errors import InputError, shown
-from nidiff.recipe import is_number
+from nidiff.recipe import is_number, plain
 
 REFUSE, MEAN = "refuse", "mean"
 
@@ -20,6 +22,7 @@ class Cleaning:
 
     name: str
     grid: Grid
+    along: "Along | None" = None
     fills: tuple[float, ...] | None = None
     """One number per channel to put in their place; None: they are refused."""
 
@@ -31,7 +34,9 @@ class Cleaning:
         if self.fills is None:
             item, channel, *place = bad.nonzero()[0].tolist()
             what = "NaN" if values[item, channel][tuple(place)].isnan() else "an infinite value"
-            where = f"{self.grid.channel(channel)} of item {int(rows[item])} at {tuple(place)}"
+            row = int(rows[item])
+            known = "" if self.along is None else f" ({self.along[0]} {self.along[1][row]})"
+            where = f"{self.grid.channel(channel)} of item {row}{known} at {tuple(place)}"
             raise InputError(f"{self.name} has {what} in {where}: repair or remove it, or fill it with missing=.")
         fills = torch.tensor(self.fills, dtype=values.dtype).reshape(-1, *[1] * (values.ndim - 2))
         return torch.where(bad, fills, values, out=values)
@@ -62,15 +67,13 @@ def cleaned(values: Tensor | Source, cleaning: Cleaning) -> Tensor | Source:
     return values
 
 
-def as_missing(missing: object) -> str | float:
+def as_missing(missing: Any) -> str | float:
     """ "refuse", "mean", or the number to fill with."""
-    if missing in (REFUSE, MEAN):
-        return str(missing)
-    try:
-        number = float(missing) if isinstance(missing, str) else missing
-    except ValueError:
-        number = None
-    if not is_number(number):
+    if isinstance(missing, str):
+        if missing in (REFUSE, MEAN):
+            return missing
+        with contextlib.suppress(ValueError):
+            missing = float(missing)
+    if not is_number(missing := plain(missing)):
         raise InputError(f"missing={shown(missing)} must be refuse, mean or a number.")
-    assert isinstance(number, int | float)
-    return float(number)
+    return float(missing)

@@ -4,22 +4,23 @@ import warnings
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nidiff.data.arrays import as_stored_numbers, stored_type
-from nidiff.data.dataset import Dataset
+from nidiff.data.dataset import Along, Dataset
 from nidiff.data.encoded import Reading
 from nidiff.data.grid import MOST_COORDINATES, USUAL, Grid
 from nidiff.data.layout import Layout
-from nidiff.data.sources import Watched, gather, settled
+from nidiff.data.sources import Watched, gather, runs, settled
 from nidiff.errors import InputError, first_line, one_of, shown
 from nidiff.extras import require
 from nidiff.files import read_json
 from nidiff.memory import require_memory
+from nidiff.recipe import fits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +36,14 @@ CODECS = (
     *("delta", "fixedscaleoffset", "quantize", "packbits", "astype", "cast_value", "scale_offset"),
     *("bytes", "transpose", "sharding_indexed", "vlen-utf8", "vlen-bytes"),
 )
-EMPTY_CLAIM, RATIO = 2**28, 10_000  # bytes that a file may claim without holding any; how well numbers compress
+EMPTY_CLAIM, RATIO = 2**26, 10_000  # numbers that a file may claim without holding any; how well they compress
+
+
+class Claim(NamedTuple):
+    """How large an array says that it is."""
+
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
 
 
 def is_science(path: Path) -> bool:
@@ -66,9 +74,13 @@ def open_science(path: Path, reading: Reading) -> Dataset:
         if table.sizes[dim] == 0:
             raise InputError(f"{argument} has no values along {dim!r}: give at least one item.")
     source = Fields(path, table, names, sample, channel, event)
-    grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
+    with source.watched.reading():
+        grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
+        along = _along(table, sample)
     values = settled(source, argument, reading.memory_limit, progress=reading.progress)
-    return Dataset(values, grid=grid, along=_along(table, sample))
+    if values is not source:
+        table.close()
+    return Dataset(values, grid=grid, along=along)
 
 
 class Fields:
@@ -80,7 +92,7 @@ class Fields:
         self._table, self._names, self._sample = table, names, sample
         self._order = (sample, *([] if channel is None else [channel]), *event)
         self._has_channels = channel is not None
-        self._watched = Watched.now(_watched_file(path))
+        self.watched = Watched.now(_watched_file(path))
         types = {stored_type(f"the variable {name!r}", table[name].dtype) for name in names}
         self._stored = types.pop() if len(types) == 1 else np.dtype(np.float32)
         self.dtype: torch.dtype = getattr(torch, self._stored.name)
@@ -91,11 +103,12 @@ class Fields:
         return int(self.shape[0])
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:
-        with self._watched.reading():
+        with self.watched.reading():
             return gather(index, len(self), self._read)
 
-    def _read(self, start: int, stop: int) -> "NDArray[Any]":
-        part = {self._sample: slice(start, stop)}
+    def _read(self, rows: "NDArray[Any]") -> "NDArray[Any]":
+        together = runs(rows)
+        part = {self._sample: together[0] if len(together) == 1 else rows}
         arrays = [self._table[name].isel(part).transpose(*self._order).values for name in self._names]
         return as_stored_numbers(arrays[0] if self._has_channels else np.stack(arrays, 1), self._stored)
 
@@ -106,53 +119,79 @@ def _opened(path: Path, argument: str) -> Any:
     options: dict[str, Any] = {"engine": "zarr"} if is_zarr else {"engine": "h5netcdf", "phony_dims": "sort"}
     require(options["engine"])
     try:
-        stored = _check_zarr(path, argument) if is_zarr else _check_hdf5(path, argument)
+        _check_claims(argument, *(_look_at_zarr if is_zarr else _look_at_hdf5)(path, argument))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metadata that is in several places
             table = xarray.open_dataset(path, decode_times=False, decode_coords="all", cache=False, **options)
-        claimed = sum(float(prod(one.shape)) * one.dtype.itemsize for one in table.variables.values())
     except (InputError, MemoryError):
         raise
     except Exception as error:  # each library has many of its own
         kind = "Zarr" if is_zarr else "NetCDF or HDF5"
         raise InputError(f"{argument} cannot be read as {kind} ({first_line(error)}): write it with xarray.") from error
-    if claimed > max(EMPTY_CLAIM, RATIO * stored):
-        raise InputError(f"{argument} claims {claimed:,.0f} bytes and holds {stored:,}: give one that is complete.")
-    for name, variable in table.variables.items():
-        chunk = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or ()
-        size = float(prod(chunk)) * variable.dtype.itemsize
-        require_memory(f"{argument} with chunks {tuple(chunk)} of {name!r}", 2 * size, "write it with smaller chunks")
     return table
 
 
-def _check_hdf5(path: Path, argument: str) -> int:
-    """Refuse a file that would have us read other files; return the bytes it holds."""
-    h5py = require("h5py")
-    with path.open("rb") as file:
-        if file.read(3) == b"CDF":
+def _check_claims(argument: str, stored: int, arrays: Sequence[Claim]) -> None:
+    """Refuse what claims far more than the ``stored`` bytes can hold; xarray reads coordinates when it opens a file."""
+    claimed = sum(float(prod(one.shape)) for one in arrays)
+    if claimed > max(EMPTY_CLAIM, RATIO * stored):
+        raise InputError(
+            f"{argument} claims {claimed:.3g} numbers and holds {stored:,} bytes: give one that is complete."
+        )
+    for one in arrays:
+        chunk = f"{argument} with chunks {tuple(one.chunks)}"
+        require_memory(chunk, 16.0 * prod(one.chunks), "write it with smaller chunks")
+
+
+def _look_at_hdf5(path: Path, argument: str) -> tuple[int, list[Claim]]:
+    """The bytes of a file and its arrays; refuse one that would have us read other files."""
+    h5py, arrays = require("h5py"), []
+    with path.open("rb") as stream:
+        if stream.read(3) == b"CDF":
             raise InputError(f"{argument} is of the classic NetCDF format: convert it by nccopy -k nc4.")
     with h5py.File(path, "r") as file:
 
-        def look(name: str, link: Any) -> None:
-            entry = None if isinstance(link, h5py.SoftLink | h5py.ExternalLink) else file[name]
-            is_elsewhere = isinstance(entry, h5py.Dataset) and (entry.is_virtual or entry.external)
-            if isinstance(link, h5py.ExternalLink) or is_elsewhere:
-                raise InputError(f"{argument} refers to another file for {shown(name)}: copy the values into it.")
+        def refers(name: str, link: Any) -> str | None:
+            if isinstance(link, h5py.ExternalLink):
+                return name
+            entry = None if isinstance(link, h5py.SoftLink) else file[name]
+            if not isinstance(entry, h5py.Dataset):
+                return None
+            arrays.append(Claim(entry.shape or (), entry.chunks or ()))
+            return name if entry.is_virtual or entry.external else None
 
-        file.visititems_links(look)
-    return path.stat().st_size
+        found = file.visititems_links(refers)
+    if found is not None:
+        raise InputError(f"{argument} refers to another file for {shown(found)}: copy the values into it.")
+    return path.stat().st_size, arrays
 
 
-def _check_zarr(path: Path, argument: str) -> int:
-    """Refuse codecs that we do not know; return the bytes the folder holds."""
-    size = 0
+def _look_at_zarr(path: Path, argument: str) -> tuple[int, list[Claim]]:
+    """The bytes of a folder and its arrays; refuse codecs that we do not know."""
+    size, arrays = 0, []
     for file in path.rglob("*"):
         size += file.stat().st_size if file.is_file() else 0
         if file.name in METADATA and file.is_file():
-            for codec in _codecs(read_json(file)):
+            metadata = read_json(file)
+            arrays += _claims(metadata)
+            for codec in _codecs(metadata):
                 if codec.removeprefix("numcodecs.") not in CODECS:
                     raise InputError(f"{argument} has the codec {shown(codec)}: write it with zstd, gzip or blosc.")
-    return size
+    return size, arrays
+
+
+def _claims(values: Any) -> list[Claim]:
+    """The arrays in the metadata of Zarr; sizes that are none are left to zarr itself."""
+    if not isinstance(values, Mapping):
+        return []
+    shape = values.get("shape")
+    grid = values.get("chunk_grid", {})
+    chunks = grid.get("configuration", {}).get("chunk_shape") if isinstance(grid, Mapping) else None
+    sizes = [
+        tuple(one) if isinstance(one, list) and all(fits(size, int) for size in one) else ()
+        for one in (shape, chunks or values.get("chunks"))
+    ]
+    return [Claim(*sizes), *(claim for value in values.values() for claim in _claims(value))]
 
 
 def _codecs(values: Any, *, inside: bool = False) -> list[str]:
@@ -202,6 +241,9 @@ def _axes(variable: Any, argument: str, reading: Reading) -> tuple[tuple[str, ..
         if reading.sample_axis not in (None, sample):
             raise InputError(f"sample_axis={reading.sample_axis!r} is not N of layout={letters!r}: give one of them.")
         return dims, sample, dims[letters.index("C")] if "C" in letters else None
+    if not 2 <= len(dims) <= 4:
+        given = f"{variable.name!r} over {dims}"
+        raise InputError(f"{argument} has {given}: give variables with one axis of items and one to three others.")
     if reading.sample_axis is not None:
         sample = one_of("sample_axis", reading.sample_axis, dims)
     elif dims[0].lower() in INSIDE:
@@ -211,9 +253,6 @@ def _axes(variable: Any, argument: str, reading: Reading) -> tuple[tuple[str, ..
         )
     else:
         sample = dims[0]
-    if not 2 <= len(dims) <= 4:
-        given = f"{variable.name!r} over {dims}"
-        raise InputError(f"{argument} has {given}: give variables with one axis of items and one to three others.")
     return dims, sample, None
 
 
@@ -236,8 +275,8 @@ def _text(variable: Any, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _along(table: Any, sample: str) -> "tuple[str, NDArray[Any]] | None":
-    """The coordinate of the items: times where it says since when they count, else numbers."""
+def _along(table: Any, sample: str) -> Along:
+    """The coordinate of the items: times where it says since when they count, else its numbers or words."""
     if sample not in table.coords or table[sample].dims != (sample,):
         return sample, np.arange(table.sizes[sample])
     values, xarray = table[sample], require("xarray")
@@ -247,4 +286,4 @@ def _along(table: Any, sample: str) -> "tuple[str, NDArray[Any]] | None":
         except Exception:  # a calendar that is not ours: its numbers are left
             values = table[sample]
     numbers = values.values
-    return sample, numbers if numbers.dtype.kind in "iufM" else np.arange(len(numbers))
+    return sample, numbers if numbers.dtype.kind in "iufMU" else np.arange(len(numbers))

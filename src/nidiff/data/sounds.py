@@ -65,7 +65,8 @@ def open_sounds(path: Path, files: Sequence[Path], reading: Reading) -> Dataset:
             raise InputError(f"{problem}: make all sounds alike, or give a smaller size=.")
     sounds = Sounds(files, headers, length)
     values = settled(sounds, f"path={str(path)!r}", reading.memory_limit, progress=reading.progress)
-    return Dataset(values, grid=Grid(("time",), rate=first.rate))
+    names = np.array([str(file.relative_to(path)) for file in files])
+    return Dataset(values, grid=Grid(("time",), rate=first.rate), along=("file", names))
 
 
 class Sounds:

@@ -20,7 +20,7 @@ from nidiff.memory import require_memory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BLOCK = 2**23  # numbers that are read at once
+BLOCK = 2**21  # numbers that are read at once
 
 
 class Rows:
@@ -65,14 +65,19 @@ def settled(source: Source, argument: str, limit: int | None, *, progress: bool 
     return values
 
 
-def gather(index: Tensor, total: int, read: "Callable[[int, int], NDArray[Any]]") -> Tensor:
-    """The rows of ``index``, in any order and perhaps twice; ``read(start, stop)`` gives neighbours in a file."""
+def gather(index: Tensor, total: int, read: "Callable[[NDArray[Any]], NDArray[Any]]") -> Tensor:
+    """The rows of ``index``, in any order and perhaps twice; ``read`` gives rising rows, as a file has them."""
     rows, back = np.unique(index.numpy(), return_inverse=True)
     if len(rows) == 0 or rows[0] < 0 or rows[-1] >= total:
         raise IndexError(f"index has rows out of 0 to {total - 1}")
-    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-    found = np.concatenate([read(int(run[0]), int(run[-1]) + 1) for run in runs])
-    return torch.from_numpy(found if np.array_equal(back, np.arange(len(rows))) else found[back])
+    found = read(rows)
+    return torch.from_numpy(found if np.array_equal(back, np.arange(len(index))) else found[back])
+
+
+def runs(rows: "NDArray[Any]") -> "list[slice]":
+    """Rising rows as slices of neighbours."""
+    parts = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 @dataclass(frozen=True)

@@ -43,17 +43,19 @@ class Moments:
     def add(self, block: "NDArray[np.float64]") -> None:
         """Of a block [C, M]."""
         known = np.isfinite(block)
-        count = known.sum(1).astype(np.float64)
-        zeroed = block if known.all() else np.where(known, block, 0.0)
-        mean = zeroed.sum(1) / np.maximum(count, 1)
-        off = np.where(known, zeroed - mean[:, None], 0.0)
-        total = np.maximum(self.count + count, 1)
-        gap = mean - self.mean
-        self.squares += np.square(off).sum(1) + gap**2 * self.count * count / total
+        low = high = block
+        count = np.full(len(block), float(block.shape[1]))
+        if not known.all():
+            count = known.sum(1).astype(np.float64)
+            low, high = np.where(known, block, np.inf), np.where(known, block, -np.inf)
+            block = np.where(known, block, 0.0)
+        mean = block.sum(1) / np.maximum(count, 1)
+        off = (block - mean[:, None]) * known
+        total, gap = np.maximum(self.count + count, 1), mean - self.mean
+        self.squares += np.einsum("cm,cm->c", off, off) + gap**2 * self.count * count / total
         self.mean += gap * count / total
         self.count += count
-        self.low = np.minimum(self.low, np.where(known, block, np.inf).min(1))
-        self.high = np.maximum(self.high, np.where(known, block, -np.inf).max(1))
+        self.low, self.high = np.minimum(self.low, low.min(1)), np.maximum(self.high, high.max(1))
 
     @property
     def deviation(self) -> "NDArray[np.float64]":

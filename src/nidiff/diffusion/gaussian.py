@@ -22,7 +22,7 @@ from nidiff.covariance.grids import resampled
 from nidiff.covariance.matrix import Channels
 from nidiff.covariance.modes import Coefficient, Modes, elementwise
 from nidiff.covariance.operator import Covariance, as_numbers, check_shape, check_sizes
-from nidiff.covariance.spectral import Boundary, Fourier, check_boundary, radial_mean, white_in
+from nidiff.covariance.spectral import Boundary, Fourier, Spectral, check_boundary, radial_mean, white_in
 from nidiff.diffusion.schedule import Level, broadcast, interpolate
 from nidiff.errors import TENSOR, InputError, expect, one_of
 from nidiff.randomness import Generators
@@ -195,7 +195,7 @@ class GaussianModel:
     def on_grid(self, shape: Sequence[int]) -> "GaussianModel":
         """The model of the same data on a grid of another ``shape`` of the event: see `Covariance.at`."""
         covariance = self.covariance.at(shape)
-        return GaussianModel(resampled(self.mean, self.covariance, shape), covariance)
+        return GaussianModel(resampled(self.mean, self.spatial, covariance.spatial.event_shape), covariance)
 
     def _check_items(self, argument: str, x: Tensor) -> None:
         expect(argument, x, Tensor, TENSOR)
@@ -291,7 +291,7 @@ def fit_gaussian(
             covariance given as ``basis``.
         channels: "each" has a spectrum of its own, "shared" is one for all, "joint" has one spectrum for each
             principal axis of the channels (their eigenvectors, of colour say), and "cross" has the covariance matrix
-            between channels of every mode: their spectra and the part in phase of their cross spectra.
+            between channels of every mode: their spectra and cross spectra, phases included.
         average: "modes" (each mode its own variance) or "radial" (one for all of the same rounded |k|).
         shrinkage: ρ from 0 to 1, towards the mean over the modes of the same rounded |k|: (1 − ρ) C + ρ C(|k|); in a
             basis without wavenumbers, towards white. (White would drown the fine modes of a steep spectrum.)
@@ -305,12 +305,13 @@ def fit_gaussian(
     if not 0 <= check_number("floor", floor) < 1:
         raise InputError(f"floor={floor} must be from 0 to below 1.")
     moments = _moments(data, basis, event_axes)
-    spatial, mean, cross = moments.spatial, moments.mean, moments.cross
+    spatial, mean, cross, lag = moments
     axes = len(spatial.event_shape)
     if average == "radial" and spatial.wavenumbers is None:
         raise InputError("average='radial' needs wavenumbers: use basis 'periodic', 'reflecting' or 'fixed'.")
     share = 1.0 if average == "radial" else shrinkage
     cross = (1 - share) * cross + share * _smooth(cross, spatial)
+    lag = (1 - share) * lag  # odd in k: its mean over all of the same |k| is 0
     own = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
     if channels == "shared" or mean.ndim == axes:
         values, covariance = own.mean(0), spatial
@@ -326,7 +327,7 @@ def fit_gaussian(
         joint = Channels(matrix, spatial)
         values, covariance = torch.einsum("ci,cd...,di->i...", joint.rotation, cross, joint.rotation), joint
     else:
-        covariance = _cross_spectral(cross, spatial)
+        covariance = _cross_spectral(cross, lag, spatial)
         values = covariance.eigenvalues
     mean_variance = values.mean()
     values = values.clamp(min=(floor * mean_variance).item())
@@ -339,12 +340,14 @@ def fit_gaussian(
     return GaussianModel(mean, covariance.with_eigenvalues(values))
 
 
-def _cross_spectral(cross: Tensor, spatial: Covariance) -> CrossSpectral:
+def _cross_spectral(cross: Tensor, lag: Tensor, spatial: Covariance) -> CrossSpectral:
     """One matrix per mode; what rounding left below 0 of those of copies, or of fewer items than channels, is 0."""
-    matrices = spatial.evened((cross + cross.transpose(0, 1)) / 2).movedim((0, 1), (-2, -1))
-    values, vectors = torch.linalg.eigh(matrices)
-    matrices = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mT
-    return CrossSpectral((matrices + matrices.mT) / 2, spatial, normalize=False, allow_singular=True)
+    spectrum = torch.complex(spatial.evened(cross), lag).movedim((0, 1), (-2, -1))
+    values, vectors = torch.linalg.eigh((spectrum + spectrum.mH) / 2)
+    spectrum = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mH
+    spectrum = (spectrum + spectrum.mH) / 2
+    quadrature = spectrum.imag if bool((lag != 0).any()) else None
+    return CrossSpectral(spectrum.real, spatial, quadrature=quadrature, normalize=False, allow_singular=True)
 
 
 def _smooth(cross: Tensor, spatial: Covariance) -> Tensor:
@@ -359,6 +362,7 @@ class _Moments(NamedTuple):
     spatial: Covariance
     mean: Tensor  # [channels, *event], or [*event]
     cross: Tensor  # [channels, channels, *event]: covariances between channels of every mode
+    lag: Tensor  # the imaginary part of the same, of waves
 
 
 def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, event_axes: int | None) -> _Moments:
@@ -372,39 +376,60 @@ def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, even
         batches = data.split(BATCH) if data.ndim else None
     if isinstance(data, str | bytes) or not isinstance(batches, Iterable):
         raise InputError(f"data is a {type(data).__name__}: give a tensor [N, channels, *event], or batches of one.")
-    spatial, total, cross, count, item = None, None, None, 0, None
+    spatial, total, cross, lag, count, item = None, None, None, None, 0, None
     for batch in batches:
         batch = batch if isinstance(batch, Tensor) else as_numbers(batch, "data")
-        if batch.ndim < 2 or batch.is_complex() or (item is not None and tuple(batch.shape[1:]) != item):
+        if (
+            batch.ndim < 2
+            or not batch.numel()
+            or batch.is_complex()
+            or (item is not None and tuple(batch.shape[1:]) != item)
+        ):
             raise InputError(f"data has a batch of shape {tuple(batch.shape)}: give [N, channels, *event], all alike.")
         if spatial is None:
             item = tuple(batch.shape[1:])
             spatial = _basis(basis, item, event_axes)
-        x = batch.detach().double().cpu().reshape(len(batch), -1, *spatial.event_shape)
-        own_total, own_cross = x.sum(0), _cross_spectrum(x, spatial)
+        channels = math.prod(batch.shape[1 : batch.ndim - len(spatial.event_shape)])
+        x = batch.detach().double().cpu().reshape(len(batch), channels, *spatial.event_shape)
+        own_total, (own_cross, own_lag) = x.sum(0), _cross_spectrum(x, spatial)
         total = own_total if total is None else total + own_total
         cross = own_cross if cross is None else cross + own_cross
+        lag = own_lag if lag is None else lag + own_lag
         count += len(x)
-    if spatial is None or total is None or cross is None or item is None or count < 2:
+    if spatial is None or total is None or cross is None or lag is None or item is None or count < 2:
         raise InputError(f"data has {count} item{'s' * (count != 1)}: the covariance needs at least two.")
     mean = total / count
     # The mean is removed afterwards: E|x̂|² − |mean̂|², of which rounding may leave a little below 0.
-    cross = cross / count - _cross_spectrum(mean.unsqueeze(0), spatial)
+    of_mean, lag_of_mean = _cross_spectrum(mean.unsqueeze(0), spatial)
+    cross, lag = cross / count - of_mean, lag / count - lag_of_mean
     if not bool(torch.isfinite(cross).all()):
         raise InputError("data has NaN or infinite values: remove them first.")
     own = cross.diagonal(dim1=0, dim2=1)
     own.clamp_(min=0.0)
     if bool(own.mean() <= 1e-13 * mean.square().mean()):
         raise InputError("data has the same values in every item, so C has no inverse: give items that differ.")
-    return _Moments(spatial, mean.reshape(item), cross)
+    return _Moments(spatial, mean.reshape(item), cross, lag)
 
 
-def _cross_spectrum(x: Tensor, spatial: Covariance) -> Tensor:
-    """Σ over items of x̂_c x̂_d* per mode, real part: [channels, channels, *event] of x [N, channels, *event]."""
-    axes = tuple(range(2, x.ndim))
-    coefficients = torch.fft.fftn(x, dim=axes, norm="ortho") if isinstance(spatial, Fourier) else spatial.to_basis(x)
-    cross = torch.einsum("nc...,nd...->cd...", coefficients, coefficients.conj()).real.contiguous()
-    return cross if isinstance(spatial, Fourier) else spatial.evened(cross)
+def _cross_spectrum(x: Tensor, spatial: Covariance) -> tuple[Tensor, Tensor]:
+    """Σ over items of x̂_c x̂_d* per mode: the real and the imaginary part, [channels, channels, *event] each."""
+    if isinstance(spatial, Fourier):
+        waves = torch.fft.fftn(x, dim=tuple(range(2, x.ndim)), norm="ortho")
+        both = _products(waves, waves.conj())
+        return both.real.contiguous(), both.imag.contiguous()
+    coefficients = spatial.in_real_basis().to_basis(x)
+    cross = spatial.evened(_products(coefficients, coefficients))
+    if not isinstance(spatial, Spectral):
+        return cross, torch.zeros_like(cross)
+    # Of real coefficients x(k) = Re x̂ − Im x̂.
+    across = _products(coefficients, spatial.mirrored(coefficients))
+    return cross, (across.transpose(0, 1) - across) / 2
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """Σ over items of a_c b_d: [channels, channels, *event]. An einsum would make a small matrix product of each mode,
+    which is ten times slower."""
+    return torch.stack([torch.stack([(one * other).sum(0) for other in b.unbind(1)]) for one in a.unbind(1)])
 
 
 def _basis(basis: Boundary | Covariance, item: tuple[int, ...], event_axes: int | None) -> Covariance:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.covariance.spectral import Boundary, boundary_per_axis
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.grid import Grid
 from nidiff.diffusion.gaussian import GaussianModel
@@ -20,10 +21,10 @@ from nidiff.errors import InputError
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, load_field_features
 from nidiff.evaluation.field_metrics import FieldSet, band_tables, field_metrics, measure_fields
-from nidiff.evaluation.field_spectrum import Boundary, as_boundary, as_fields
-from nidiff.evaluation.metrics import ImageSet, by_label, measure
+from nidiff.evaluation.field_spectrum import as_fields
+from nidiff.evaluation.metrics import ImageSet, by_label, check_bootstrap, measure
 from nidiff.evaluation.points import as_tensor
-from nidiff.evaluation.real import Real, data_source, load_held_out, load_real
+from nidiff.evaluation.real import Real, real_data
 from nidiff.evaluation.results import Measured, Result
 from nidiff.generation.opened import Model
 from nidiff.recipe import check_whole
@@ -211,7 +212,8 @@ def open_bench(
     trust_features: bool = False,
     k: int = 3,
     bootstrap: int = 20,
-    boundary: Boundary = "periodic",
+    boundary: Boundary | None = None,
+    layout: str | None = None,
 ) -> Bench | FieldBench:
     """What to compare the samples of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
 
@@ -219,16 +221,20 @@ def open_bench(
     pictures if the ``model`` makes 8-bit pictures, or without a model, if they are 8-bit pictures or a tensor
     [N, C, H, W] of uint8 or of floats in [-1, 1]; all others are compared as fields.
     """
-    source = data_source(run, data, data_dir) if data is None or isinstance(data, str) else None
-    train = None if source is None else load_real(source, split or "train")
+    source = None
+    if data is None or isinstance(data, str):
+        source = real_data(run, data, data_dir, split=split, layout=layout)
+    train = None if source is None else source.load(split or "train")
     given: Any = data if train is None else train.data
     if are_pictures(given, model):
-        network = load_features(features or "efficientnet-lite0", file=features_file, trust=trust_features)
+        network = load_features(
+            "efficientnet-lite0" if features is None else features, file=features_file, trust=trust_features
+        )
         pixels = all_pixels(given)
         return Bench(pixels[_rows(len(pixels), num_real)], train.name if train else "images", network, k, bootstrap)
     real = train or Real(given if isinstance(given, Dataset) else Dataset(as_fields(given, "data")), "data", "given")
     if source is not None and split is None:
-        real = load_held_out(source, train)
+        real = source.held_out(train)
     shape, scaling = real.data.shape, None if model is None else model.denoiser.scaling
     return FieldBench(
         all_values(real.data, num_real),
@@ -236,7 +242,7 @@ def open_bench(
         real.split,
         real.data.grid if model is None else model.grid,
         real.data.scaling if scaling is None else scaling,
-        as_boundary(boundary, len(shape) - 1),
+        boundary_per_axis(boundary or (source and source.experiment.boundary) or "periodic", len(shape) - 1),
         None if features is None else load_field_features(features, shape, trust=trust_features),
         bootstrap,
         train.data if train is not None and real is not train else None,
@@ -249,11 +255,6 @@ def are_pictures(data: Any, model: Model | None = None) -> bool:
     if grid is None:
         return getattr(data, "ndim", 4) == 4  # anything else than an array is refused there
     return grid.kind == "picture" and grid.dtype == "uint8"
-
-
-def check_bootstrap(bootstrap: int) -> None:
-    if check_whole("bootstrap", bootstrap, 0) == 1:
-        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
 
 
 def all_pixels(images: Any) -> Tensor:

@@ -6,14 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.spectral import Boundary, boundary_per_axis
 from nidiff.data.grid import Grid
 from nidiff.errors import InputError, expect
 from nidiff.evaluation.field_spectrum import (
-    Boundary,
     CrossBands,
     SpectrumBands,
     Waves,
-    as_boundary,
     as_pair_of_fields,
     coherency,
     cross_bands,
@@ -29,11 +28,10 @@ from nidiff.evaluation.field_values import (
     structure_function,
 )
 from nidiff.evaluation.frechet import moments, moments_distance
-from nidiff.evaluation.metrics import Metric, measure_each
+from nidiff.evaluation.metrics import Metric, check_bootstrap, measure_each
 from nidiff.evaluation.points import Array
 from nidiff.evaluation.results import Measured
 from nidiff.randomness import permutation
-from nidiff.recipe import check_whole
 
 VALUES = 1024  # pixels of an item, at most, whose values the distributions are made of
 
@@ -56,7 +54,7 @@ class FieldSet:
         self.num_channels, self.event = fields.shape[1], tuple(fields.shape[2:])
         self.grid = grid or Grid.usual(fields.shape[1:])
         self.grid.check(fields.shape[1:])
-        self.boundary = as_boundary(boundary, len(self.event))
+        self.boundary = boundary_per_axis(boundary, len(self.event))
         self._all, self._rows = fields, torch.arange(len(fields))
         self._of_each: dict[Any, Tensor] = {}  # of all fields, also of those that a resample has not
         self._of_set: dict[Any, Any] = {}
@@ -157,8 +155,7 @@ def compare_fields(
     first, second = as_pair_of_fields(real, generated)
     if grid is not None:
         expect("grid", grid, Grid, "give a nidiff.data.grid.Grid, or None")
-    if check_whole("bootstrap", bootstrap, 0) == 1:
-        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
+    check_bootstrap(bootstrap)
     sets = [FieldSet(x, grid, boundary) for x in (first, second)]
     return measure_fields(*sets, bootstrap=bootstrap)
 

@@ -10,15 +10,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, one_of, shown
+from nidiff.covariance.spectral import ROWS, Boundary, boundary_per_axis, frequencies
+from nidiff.errors import InputError, shown
 from nidiff.evaluation.points import Array, as_tensor
 from nidiff.recipe import fits
 
-BOUNDARIES = ("periodic", "reflecting", "fixed")
 CHUNK = 2**22  # numbers at a time
 EMPTY = 1e-24  # what rounding leaves of the largest power
 Axes = Sequence[int] | None
-Boundary = str | Sequence[str]
 
 
 class Spectrum(NamedTuple):
@@ -33,8 +32,8 @@ def field_spectrum(fields: Array, *, axes: Axes = None, boundary: Boundary = "pe
     """S(k) of each item and channel of ``fields`` [N, C, *event]: the mean of |x̂|² over the modes of each rounded |k|.
 
     x̂ is the orthonormal transform along ``axes`` of the event (0, 1, 2; default: all of them), so white noise of
-    variance 1 has S = 1; along the other axes S is averaged. k = 0, 1, … is in units of the lowest frequency of the
-    longest of these axes: cycles per side where it is periodic, half cycles where it is not. No mean is removed.
+    variance 1 has S = 1; along the other axes S is averaged. k = 0, 1, … is in units of the lowest frequency above 0:
+    cycles per longest side where the boundary is periodic, half cycles where it is not. No mean is removed.
 
     Args:
         boundary: the waves that fit an axis: "periodic" (Fourier), "reflecting" (cosines: nothing wraps around) or
@@ -170,22 +169,22 @@ class Waves:
     """The modes along some axes of an event: their wavenumbers, and the transform."""
 
     def __init__(self, event: tuple[int, ...], axes: Axes, boundary: Boundary) -> None:
-        self.event, names = event, as_boundary(boundary, len(event))
-        given = range(len(event)) if axes is None else axes
-        known = [axis for axis in range(len(event)) if isinstance(given, Sequence) and axis in given]
-        if not known or not all(fits(axis, int) for axis in given) or len(known) != len(given):
+        self.event, names = event, boundary_per_axis(boundary, len(event))
+        given = [*axes] if isinstance(axes, list | tuple | range) else [*range(len(event))] if axes is None else []
+        known = sorted(given) if all(fits(axis, int) for axis in given) else []
+        if not known or not {*known} <= {*range(len(event))} or len({*known}) < len(known):
             raise InputError(f"axes={shown(axes)} must be some of {[*range(len(event))]}, the axes of the event.")
         self.axes = known
         self.names = {axis: names[axis] for axis in known}
         self.periodic = [axis for axis in known if names[axis] == "periodic"]
         self._half = self.periodic[-1] if self.periodic else None
-        longest = max(known, key=lambda axis: event[axis])
-        if event[longest] < 2:
+        if max(event[axis] for axis in known) < 2:
             raise InputError(f"axes={shown(axes)} have one pixel each: choose longer ones.")
-        unit = (1 if names[longest] == "periodic" else 0.5) / event[longest]
+        along = {axis: self._kept(axis, one) for axis, one in enumerate(frequencies(event, names)) if axis in known}
+        unit = min(one[one != 0].abs().min() for one in along.values() if bool(one.any()))
         squares = torch.zeros([1] * len(event), dtype=torch.float64)
-        for axis in known:
-            squares = squares + self._along(axis, self._frequencies(axis) / unit).square()
+        for axis, one in along.items():
+            squares = squares + self._along(axis, one / unit).square()
         shell = squares.sqrt().round().long()
         weight = self._weight().expand(shell.shape)
         counts = torch.zeros(int(shell.max()) + 1, dtype=torch.float64).index_add_(0, shell.flatten(), weight.flatten())
@@ -241,7 +240,7 @@ class Waves:
     def _transform(self, x: Tensor) -> Tensor:
         for axis, name in self.names.items():
             if name != "periodic":
-                x = (x.movedim(axis + 2, -1) @ sines_or_cosines(name, self.event[axis]).T).movedim(-1, axis + 2)
+                x = (x.movedim(axis + 2, -1) @ ROWS[name](self.event[axis]).T).movedim(-1, axis + 2)
         if self.periodic:
             x = torch.fft.rfftn(x, dim=[axis + 2 for axis in self.periodic], norm="ortho")
         return x
@@ -253,13 +252,9 @@ class Waves:
         total = torch.zeros(*flat.shape[:2], len(self.wavenumber), dtype=torch.float64)
         return total.index_add_(-1, self._place, flat * self._share)
 
-    def _frequencies(self, axis: int) -> Tensor:
-        """In cycles per pixel."""
-        n, name = self.event[axis], self.names[axis]
-        if name == "periodic":
-            frequencies = torch.fft.rfftfreq if axis == self._half else torch.fft.fftfreq
-            return frequencies(n, dtype=torch.float64)
-        return torch.arange(n, dtype=torch.float64).add(1 if name == "fixed" else 0) / (2 * n)
+    def _kept(self, axis: int, modes: Tensor) -> Tensor:
+        """Those of the half spectrum along its last periodic axis, of which −k is left out; all along the others."""
+        return modes[: self.event[axis] // 2 + 1] if axis == self._half else modes
 
     def _weight(self) -> Tensor:
         """How many modes of the whole spectrum each of the half spectrum stands for: itself, and −k."""
@@ -274,25 +269,6 @@ class Waves:
 
     def _along(self, axis: int, values: Tensor) -> Tensor:
         return values.reshape(*[-1 if one == axis else 1 for one in range(len(self.event))])
-
-
-def sines_or_cosines(name: str, n: int) -> Tensor:
-    """The orthonormal DCT-II ("reflecting") or DST-II ("fixed") matrix: a row per wave."""
-    place = (torch.arange(n, dtype=torch.float64) + 0.5) * math.pi / n
-    if name == "reflecting":
-        waves = torch.cos(torch.arange(n, dtype=torch.float64)[:, None] * place)
-    else:
-        waves = torch.sin(torch.arange(1, n + 1, dtype=torch.float64)[:, None] * place)
-    return waves / waves.norm(dim=1, keepdim=True)
-
-
-def as_boundary(boundary: Boundary, axes: int) -> tuple[str, ...]:
-    """One word per axis of the event; in text they are joined by /."""
-    names = boundary.split("/") if isinstance(boundary, str) else boundary
-    names = [*names] * axes if isinstance(names, Sequence) and len(names) == 1 else names
-    if not isinstance(names, Sequence) or len(names) != axes:
-        raise InputError(f"boundary={shown(boundary)} must be one word, or one for each of the {axes} axes.")
-    return tuple(one_of("boundary", name, BOUNDARIES) for name in names)
 
 
 def as_fields(fields: Array, name: str, least: int = 1) -> Tensor:
@@ -364,8 +340,8 @@ def log_ratio(generated: Tensor, real: Tensor) -> Tensor:
 
 
 def _over(difference: Tensor, error: Tensor) -> Tensor:
-    """difference / error, and 0 where there is no difference."""
-    return torch.where(difference == 0, 0.0, difference / error)
+    """difference / error; 0 where there is no difference, and ∞ where it is that large."""
+    return torch.where((difference == 0) | difference.isinf(), difference, difference / error)
 
 
 def _rows(columns: dict[str, Tensor]) -> list[dict[str, Any]]:

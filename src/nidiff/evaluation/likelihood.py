@@ -81,6 +81,11 @@ def measure_likelihood(
     expect("data", data, Dataset, "give what nidiff.load_dataset returns")
     num_images, batch = check_whole("num_images", num_images), check_whole("batch", batch)
     seed = check_whole("seed", seed, 0, MOST_SEEDS)
+    schedule = denoiser.process.schedule
+    if not schedule.forgets:
+        raise InputError(
+            f"schedule={schedule!r} keeps signal at its last level, where p must be known: use another one."
+        )
     if len(data) == 0:
         raise InputError("data has no items: give some.")
     scaling = data.scaling if denoiser.scaling is None else denoiser.scaling
@@ -88,7 +93,7 @@ def measure_likelihood(
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
     found = []  # of each part: log p, log volume, and log N
-    for part in rows.split(batch):
+    for part in rows.split(min(batch, len(rows))):
         values = data.stored(part).double()
         generators = generators_from_seeds([seed * MOST_SEEDS + row for row in part.tolist()])
         if is_whole:

@@ -16,7 +16,9 @@ from nidiff.evaluation.results import Measured
 from nidiff.evaluation.spectrum import powers_error, radial_powers
 from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
+from nidiff.recipe import check_whole
 
+MOST_RESAMPLES = 10_000
 SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
 Answer: TypeAlias = "float | tuple[float, float | None]"
 
@@ -97,6 +99,12 @@ def measure_each(metrics: dict[str, Metric], real: Any, generated: Any, *, boots
             error = _bootstrap_error(metric, real, generated, bootstrap)
         measured[label] = Measured(value, error, metric.higher_is_better)
     return measured
+
+
+def check_bootstrap(bootstrap: int) -> None:
+    """Refuse a number of resamples that gives no error."""
+    if check_whole("bootstrap", bootstrap, 0, MOST_RESAMPLES) == 1:
+        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
 
 
 def _bootstrap_error(metric: Metric, real: Any, generated: Any, count: int) -> float:

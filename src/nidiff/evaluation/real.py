@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nidiff.data.dataset import Dataset
 from nidiff.errors import InputError
@@ -13,41 +13,55 @@ HELD_OUT = "test"
 
 
 class Real(NamedTuple):
-    """A part of a data set, and how results name it."""
+    """Some of the data, and how results name them."""
 
     data: Dataset
     name: str
     split: str
-
-    @property
-    def is_held_out(self) -> bool:
-        return self.split != "train"
+    """train (what the model was trained on), test or another split, or given (all of other data)."""
 
 
-def data_source(run: Path, data: str | None = None, data_dir: Path | None = None) -> Experiment:
-    """The experiment whose data they are: that of the run, or the same with ``data`` in place of its own."""
+class RealData(NamedTuple):
+    """Where real data come from, as an experiment reads them."""
+
+    experiment: Experiment
+    is_own: bool  # whether the run was trained on them
+
+    def load(self, split: str = "train", **options: Any) -> Real:
+        """A part of them; ``options`` are other arguments of `nidiff.load_dataset`."""
+        data = self.experiment.load_data(split=split, memory_limit=None, **options)
+        name = self.experiment.data if split == "train" else f"{self.experiment.data}, {split}"
+        return Real(data, name, split if self.is_own or split != "train" else "given")
+
+    def held_out(self, train: Real | None = None, **options: Any) -> Real:
+        """The held-out part, or all where none is held out."""
+        try:
+            found = self.load(HELD_OUT, **options)
+        except InputError:
+            return train or self.load(**options)
+        return found if len(found.data) else train or self.load(**options)
+
+
+def real_data(
+    run: Path,
+    data: str | None = None,
+    data_dir: Path | None = None,
+    *,
+    split: str | None = None,
+    layout: str | None = None,
+) -> RealData:
+    """The data of a run, or ``data`` read in the same way, as a whole unless a ``split`` is asked for."""
     run = as_path("run", run)
     if data is not None:
         as_path("data", data)  # the name of a data set is a possible path too
-    source = read_experiment(run) if (run / "experiment.json").is_file() else None
-    if source is None and data is None:
+    own = read_experiment(run) if (run / "experiment.json").is_file() else None
+    if own is None and data is None:
         raise InputError(f"data is missing: {str(run)!r} is not a run that says what it was trained on.")
-    source = source or Experiment()
+    source = own or Experiment()
     if data is not None or data_dir is not None:
         source = replace(source, data=data or source.data, data_dir=data_dir)
-    return source
-
-
-def load_real(source: Experiment, split: str) -> Real:
-    """A part of the data."""
-    images = source.load_data(split=split, memory_limit=None)
-    return Real(images, source.data if split == "train" else f"{source.data}, {split}", split)
-
-
-def load_held_out(source: Experiment, train: Real | None = None) -> Real:
-    """The held-out part, or the training data where none is held out."""
-    try:
-        found = load_real(source, HELD_OUT)
-    except InputError:
-        return train or load_real(source, "train")
-    return found if len(found.data) else train or load_real(source, "train")
+    if data is not None and split is None:
+        source = replace(source, held_out=None)
+    if layout is not None:
+        source = replace(source, layout=layout)
+    return RealData(source, is_own=own is not None and data is None)

@@ -140,7 +140,7 @@ class Result:
         """The sampler and those of its settings that are not the usual ones."""
         usual = SAMPLERS[self.sampler].spacing if self.sampler in SAMPLERS else "uniform"
         spacing = [] if self.spacing in (None, usual) else [str(self.spacing)]
-        clip = [] if self.clip == 1.0 else [f"clip={self.clip}"]
+        clip = [] if self.clip == (None if "num_items" in self.provenance else 1.0) else [f"clip={self.clip}"]
         return one_line(", ".join([self.sampler, *spacing, *(f"{k}={v}" for k, v in self.options.items()), *clip]))
 
 

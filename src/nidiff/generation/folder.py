@@ -23,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 
 from nidiff import __version__
-from nidiff.data.dataset import quantise
+from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.figures import samples_figure, save_drawn, save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, save_png
@@ -238,7 +238,8 @@ class SampleFolder:
         if self.grid.kind != "picture":
             self._save_figures(seeds, images)
             return
-        pixels = images if images.dtype == torch.uint16 else quantise(images)
+        dtype = self.grid.dtype
+        pixels = as_stored(images, WHOLE[dtype], dtype) if self.job.floats else images
         for seed, image in zip(seeds, as_grey_or_rgb(pixels), strict=True):
             known = self._picture(seed)
             if known is None or not torch.equal(known, image):

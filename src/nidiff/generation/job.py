@@ -96,11 +96,12 @@ def _draw(
 
                 shape = (len(block), *folder.shape)
                 images = sample(denoiser, shape, seeds=block, callback=advance, **job.arguments).cpu()
-                for seed, image in zip(block, images, strict=True):
-                    if not bool(image.isfinite().all()):
+                data = kept(images, denoiser.scaling, folder.grid.dtype, job.floats)
+                for seed, *both in zip(block, images, data, strict=True):  # an exponential can overflow too
+                    if not all(bool(each.isfinite().all()) for each in both):
                         problem = f"the image of seed {seed} has NaN or infinite pixels"
                         raise InputError(f"{problem}: use more steps, or train the model again.")
-                folder.add(block, kept(images, denoiser.scaling, folder.grid.dtype, job.floats))
+                folder.add(block, data)
         except KeyboardInterrupt:
             raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
 

@@ -13,7 +13,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.data.dataset import WHOLE
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError, first_line, shown
 from nidiff.files import as_path
 from nidiff.generation.job import Job
 from nidiff.model.config import model_folder
@@ -55,7 +55,23 @@ class Model(NamedTuple):
             raise InputError(f"shape={shown(tuple(event))} must have as many numbers as the model's own, {axes}.")
         denoiser, before = self.denoiser.at(tuple(event)), self.denoiser.process.covariance
         grid = resized(self.grid, self.shape[1:], event, boundaries(before, len(event)))
-        return self._replace(denoiser=denoiser, shape=(self.shape[0], *event), grid=grid, event=tuple(event))
+        model = self._replace(denoiser=denoiser, shape=(self.shape[0], *event), grid=grid, event=tuple(event))
+        model.try_network()
+        return model
+
+    def try_network(self) -> None:
+        """Call the network once, and refuse a shape that it cannot take."""
+        import torch
+
+        x, level = torch.zeros(1, *self.shape, device=self.denoiser.device), self.denoiser.process.schedule.level(0)
+        try:
+            with torch.inference_mode():
+                self.denoiser(x, level)
+        except InputError as error:
+            raise InputError(f"shape={self.event} does not fit the network: {error}") from error
+        except (RuntimeError, ValueError) as error:  # of torch, about sizes that do not match
+            problem = f"the network cannot take it ({first_line(error)})"
+            raise InputError(f"shape={self.event}: {problem}; give a multiple of the model's own.") from error
 
 
 def process_state() -> "PartialState":

@@ -110,13 +110,13 @@ def unet2d(
     """
     from diffusers import UNet2DModel
 
-    from nidiff.model.unet import check_widths
+    from nidiff.model.unet import MOST_LAYERS, check_widths
 
     if len(shape) != 3:
         raise InputError(f"network='unet2d' is for images [C, H, W], not {tuple(shape)}: use network='unet'.")
     channels, height, width = shape
     widths, attention = check_widths(widths, attention)
-    check_whole("layers", layers)
+    check_whole("layers", layers, most=MOST_LAYERS)
     halvings = len(widths) - 1
     factor = 2**halvings
     if height % factor or width % factor:

@@ -17,6 +17,7 @@ from nidiff.recipe import check_number, check_whole, fits
 
 CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BOUNDARIES = ("periodic", "reflecting", "fixed")
+MOST_LAYERS = 100
 
 
 class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
@@ -65,8 +66,9 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         axes, rate = len(size), check_number("dropout", dropout)
         if not 0 <= rate < 1:
             raise InputError(f"dropout={shown(dropout)} must be at least 0 and below 1.")
-        for name, count in (("in_channels", in_channels), ("out_channels", out_channels), ("layers", layers)):
-            check_whole(name, count)
+        check_whole("in_channels", in_channels)
+        check_whole("out_channels", out_channels)
+        check_whole("layers", layers, most=MOST_LAYERS)
         if not isinstance(factorised, bool) or (factorised and axes == 1):
             raise InputError(
                 f"factorised={shown(factorised)} is for data with an axis of time before others: leave it."

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import matplotlib
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from nidiff.covariance.kronecker import Kronecker
 from nidiff.covariance.operator import Covariance
 from nidiff.data.figures import drawable
 from nidiff.errors import InputError
@@ -23,9 +24,10 @@ from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.spectrum import RadialModes
 
 SUFFIXES = (".png", ".pdf", ".svg")
-SYMBOLS = {"gamma": "γ", "length_scale": "ℓ"}
+SYMBOLS = {"gamma": "γ", "length_scale": "ℓ", "rho": "ρ", "boundary=": ""}
 LIMIT = 3.0  # grey runs from −3 to 3 standard deviations
 MOST, LONGEST = 100, 100_000  # rows or columns, and numbers of a signal
+MANY = 100  # wavenumbers
 LARGE, CELL, SPECTRUM = 2.6, 0.75, 4.0  # widths in inches
 
 
@@ -33,28 +35,48 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     """Draws Σ^½ eps for each labelled Σ (all of one event shape, of one to three axes).
 
     Left: eps, and the same coloured by the middle one of the Σ. Centre: a row per Σ, a column per eps, so that a column
-    differs only in Σ. Right: the radial power spectrum, as Σ has it (line) and as measured on the row (dots).
+    differs only in Σ. Of volumes it is the slice in the middle; if a Σ is a product of one axis and two, such as time
+    and space, the columns are frames of the first eps. Right: the radial power spectrum, as Σ has it (line) and as
+    measured on all draws of the row (dots).
     """
     shape = next(iter(covariances.values())).event_shape
     check_noise(shape, len(covariances), num_images, seed)
     eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
-    draws = {_symbols(label): covariance.sqrt(eps) for label, covariance in covariances.items()}
+    draws = dict(zip(_labels(covariances), [one.sqrt(eps) for one in covariances.values()], strict=True))
+    is_video = len(shape) == 3 and any(isinstance(one, Kronecker) for one in covariances.values())
+    shown = {label: _frames(events[0], num_images) if is_video else _planes(events) for label, events in draws.items()}
 
     stretch = math.sqrt(1.4 if len(shape) == 1 else min(4.0, max(0.25, shape[-1] / shape[-2])))
-    grid_width, grid_height = CELL * stretch * num_images + 0.8, max(CELL / stretch * len(draws), 3.0)
+    columns, lines = len(next(iter(shown.values()))), [line for label in draws for line in label.splitlines()]
+    grid_width = CELL * stretch * columns + max(0.8, 0.09 * max(map(len, lines)))
+    grid_height = max(CELL / stretch * len(draws), 3.0)
     widths = [2 * LARGE, grid_width, SPECTRUM]
     figure = Figure((sum(widths), grid_height + 0.9), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1))
-    figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}" + (": central slice" if len(shape) == 3 else ""))
+    about = "" if len(shape) < 3 else f": frames of seed {seed}" if is_video else ": central slice"
+    figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}{about}")
     ((left, centre, right),) = figure.subfigures(1, 3, squeeze=False, width_ratios=widths)
 
     middle = list(draws)[len(draws) // 2]
     beside = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
     for axes, (title, image) in zip(left.subplots(1, 2), beside.items(), strict=True):
-        _draw_grid(axes, {"": image})
+        _draw_grid(axes, {"": _planes(image)})
         axes.set_title(title, fontsize=11)
-    _draw_grid(centre.subplots(), draws)
+    axes = centre.subplots()
+    _draw_grid(axes, shown)
+    most = max(label.count("\n") + 1 for label in draws)
+    axes.tick_params(labelsize=min(11, 72 * CELL / stretch / (1.3 * most) if len(shape) > 1 else 11))
     _draw_spectra(right.subplots(), list(covariances.values()), draws)
     return figure
+
+
+def _planes(events: Tensor) -> Tensor:
+    """Signals and images as they are, of volumes [N, D, H, W] the slice in the middle."""
+    return events[:, events.shape[1] // 2] if events.ndim == 4 else events
+
+
+def _frames(video: Tensor, most: int) -> Tensor:
+    """At most so many frames of [T, H, W], from the first to the last."""
+    return video[torch.linspace(0, len(video) - 1, min(most, len(video))).round().long()]
 
 
 def check_noise(shape: Sequence[int], rows: int, num_images: int, seed: int) -> None:
@@ -88,12 +110,20 @@ def check_out(out: Path) -> None:
         raise InputError(f"out={str(out)!r} {problem}: choose another place.")
 
 
+def _labels(names: Iterable[str]) -> list[str]:
+    """A label for each Σ that is short enough for a tick, and different from the others."""
+    short = [_symbols(name) for name in names]
+    return [f"{label}\n({row})" if short.count(label) > 1 else label for row, label in enumerate(short)]
+
+
 def _symbols(label: str) -> str:
-    """A label short enough for a tick: one line per part of NAME:key=value,…"""
-    label = "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5])
+    """One line per part of NAME:key=value,…, or per factor of a product."""
+    factors = label.split(" x ")
+    if len(factors) > 1:
+        return "\n× ".join(_symbols(factor).replace("\n", " ") for factor in factors[:5])
     for word, symbol in SYMBOLS.items():
         label = label.replace(word, symbol)
-    return label.replace("=", " = ")
+    return "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5]).replace("=", " = ")
 
 
 def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
@@ -112,7 +142,7 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
         axes.set_ylim(rows - 0.4, -0.6)
         axes.set_yticks(range(rows), draws)
     else:
-        slices = torch.stack([events if len(shape) == 2 else events[:, shape[0] // 2] for events in draws.values()])
+        slices = torch.stack(list(draws.values()))
         gap = max(1, min(shape[-2:]) // 16) if rows * columns > 1 else 0
         tiles = torch.nn.functional.pad(slices, (0, gap, 0, gap), value=float("nan"))  # NaN is left blank
         tall, wide = tiles.shape[-2:]
@@ -131,10 +161,12 @@ def _draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str,
         # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
         (radius,) = (expected > 0).nonzero()
         axes.plot(radius, expected[radius], color=colour, linewidth=1.4, label=label)
-        axes.plot(radius, measured[radius], ".", color=colour, markersize=5)
+        axes.plot(radius, measured[radius], ".", color=colour, markersize=5 if len(radius) < MANY else 2)
     # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")
+    if len(expected) > MANY:  # a label for every power of 2 would not fit
+        axes.set_xticks([0, *(4**power for power in range(12) if 4**power < len(expected))])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlabel("wavenumber |k|, 1 = lowest frequency")
     axes.set_title("radial power spectrum\nline: Σ, dots: these draws", fontsize=11)

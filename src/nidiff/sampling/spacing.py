@@ -20,7 +20,7 @@ FROM_DATA = ("angle", "planned")  # beside the names in SPACINGS: `sample` choos
 def spaced_rows(schedule: Schedule, num_steps: int, spacing: str | Spacing) -> list[float]:
     """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
     check_count(schedule, num_steps)
-    if spacing in FROM_DATA:
+    if isinstance(spacing, str) and spacing in FROM_DATA:
         raise InputError(
             f"spacing={spacing!r} needs the data's Gaussian: use it in nidiff.sample, with a denoiser of it."
         )
