@@ -227,7 +227,9 @@ def open_bench(
     train = None if source is None else source.load(split or "train")
     given: Any = data if train is None else train.data
     if are_pictures(given, model):
-        network = load_features(features or "efficientnet-lite0", file=features_file, trust=trust_features)
+        network = load_features(
+            "efficientnet-lite0" if features is None else features, file=features_file, trust=trust_features
+        )
         pixels = all_pixels(given)
         return Bench(pixels[_rows(len(pixels), num_real)], train.name if train else "images", network, k, bootstrap)
     real = train or Real(given if isinstance(given, Dataset) else Dataset(as_fields(given, "data")), "data", "given")
