@@ -1,7 +1,7 @@
 """Train at 32×32, sample at 64×64 and 128×128 (docs/resolution.md).
 
-python examples/resolution.py fields.npy              writes the data
-python examples/resolution.py runs/a runs/b …         samples runs of nidiff train on finer grids, and draws resolution.png
+python examples/resolution.py fields.npy       writes the data
+python examples/resolution.py runs/a runs/b …  samples runs of nidiff train on finer grids, and draws out/resolution.png
 """
 
 import itertools
@@ -65,7 +65,7 @@ def predicted(law, noise, n, way):
 def main(runs, sides=(64, 128), count=64, out="out"):
     """The spectra of samples against those of new data, for every run, way to use it, and grid."""
     found, figure = {}, Figure((4.8 * len(sides), 4.2), dpi=130, layout="constrained")
-    law, ways = nidiff.power_law((32, 32), 3.0), {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
+    ways = {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
     for n, axes in zip(sides, figure.subplots(1, len(sides), sharey=True, squeeze=False)[0], strict=True):
         real, panels = fields(4 * count, n, seed=1), {}
         for run, way in itertools.product(runs, ways):
@@ -75,7 +75,8 @@ def main(runs, sides=(64, 128), count=64, out="out"):
             print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {bands.error:.3f} on average")
             panels[f"{run}, {way}"] = x / 3
             (line,) = axes.plot((bands.low * bands.high).sqrt(), bands.difference[0], "o-", ms=3, label=f"{run}, {way}")
-            expected = predicted(law, model.process.covariance, n, way)
+            noise = model.process.covariance
+            expected = predicted(nidiff.power_law(noise.event_shape, 3.0), noise, n, way)
             axes.plot(range(1, len(expected)), expected[1:], "--", color=line.get_color())
         axes.set(xscale="log", title=f"{n}×{n}", xlabel="|k|, cycles per side", ylabel="log10 S/S of the data")
         save_panels(Path(out, f"resolution_{n}.png"), {"data": real / 3, **panels}, side=2)
