@@ -139,7 +139,9 @@ def test_frames_of_turbulence_follow_the_flow(tmp_path):
     for sign in (1, -1):
         moved = waves
         for _ in range(steps):
-            moved = moved + sign * 0.25 / steps * example["slope"](moved + sign * 0.125 / steps * example["slope"](moved))
+            moved = moved + sign * 0.25 / steps * example["slope"](
+                moved + sign * 0.125 / steps * example["slope"](moved)
+            )
         errors[sign] = np.abs(np.fft.irfft2(moved) - video[:, 1:]).mean()
     still = np.abs(np.diff(video, axis=1)).mean()
     assert errors[1] < 0.6 * still < still < errors[-1]

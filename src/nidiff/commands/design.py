@@ -91,7 +91,7 @@ class Design:
             print(f"left out {text}, which keeps signal at its last level: it needs start=gaussian", file=sys.stderr)
         save_figure(design_figure(found), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
-        command = shlex.join(self._command(found.recommended))
+        command = shlex.join(self._command(found.recommended, images))
         if self.json:
             print(json.dumps(self._report(found, command), indent=2))
             return
@@ -104,11 +104,12 @@ class Design:
                 print(aligned([("steps", *map(str, STEPS)), *lines]))
         print(f"\nbecause {found.reason}.\n\n    {command}")
 
-    def _command(self, chosen: "designs.Candidate") -> list[str]:
+    def _command(self, chosen: "designs.Candidate", images: "Dataset") -> list[str]:
         """How to train with it."""
         assert self.data is not None
         preset = PRESETS.get(self.data)
         words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
+        words += [] if images.has_known_range else ["--preset", "fields"]
         words += self.loading.words()
         words += [] if self.boundary is None else ["--boundary", self.boundary]
         words += [] if self.gaussian == Design.gaussian else ["--gaussian", self.gaussian]

@@ -107,7 +107,7 @@ class Train:
     def _begin(self, trainer: "Trainer", run: "RunDirectory") -> None:
         if trainer.accelerator.is_main_process:
             facts = _facts(trainer) | {"gaussian": trainer.baseline}
-            run.begin(trainer.experiment, trainer.denoiser, facts, trainer.identity)
+            run.begin(trainer.experiment, trainer.denoiser, trainer.data.grid, facts, trainer.identity)
 
     def _resume(self, trainer: "Trainer", run: "RunDirectory") -> None:
         from nidiff.training.checkpoint import load_checkpoint

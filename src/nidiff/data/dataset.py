@@ -68,6 +68,11 @@ class Dataset:
         """(C, *event)."""
         return tuple(self.values.shape[1:])
 
+    @property
+    def has_known_range(self) -> bool:
+        """Whether the model sees [−1, 1], the range of the whole numbers that the data are."""
+        return WHOLE.get(self.grid.dtype) == self.scaling
+
     def all(self) -> Tensor:
         """All items as float32 [N, C, *event], as the model sees them."""
         return self.batch(torch.arange(len(self)))

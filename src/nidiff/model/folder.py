@@ -65,7 +65,7 @@ def save_model(
     check_replaceable(folder)
     # Two that save here at once take turns.
     with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
-        save_process(denoiser, aside)
+        save_process(denoiser, aside, grid)
         save_network(net, aside)
         if (known := library(net)) is not None:
             index = {
@@ -75,18 +75,19 @@ def save_model(
                 "unet": [known, type(net).__name__],
             }
             replace_json(aside / INDEX, index)
-        if grid is not None:
-            replace_json(aside / DATA, grid.to_json())
         card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
         replace_text(aside / "README.md", card)
         write_manifest(aside, run)
 
 
-def save_process(denoiser: Denoiser, folder: Path) -> None:
-    """Write ``scheduler/`` of a model's folder only: a run does so when it begins, and the network comes at its end."""
+def save_process(denoiser: Denoiser, folder: Path, grid: Grid | None = None) -> None:
+    """Write ``scheduler/`` and data.json of a model's folder only: a run does so when it begins, and the network comes
+    at its end."""
     config = scheduler_config(denoiser)
     for name, tensors in arrays(config).items():
         save_arrays(tensors, folder / "scheduler", name)
+    if grid is not None:
+        replace_json(folder / DATA, grid.to_json())
     replace_json(folder / CONFIG, config)
 
 

@@ -168,20 +168,22 @@ def _telling(callback: Callable[[Visit], None], count: int) -> Callable[[int, Le
     return lambda index, level, x, x0: callback(Visit(index + 1, count, level, x, x0))
 
 
-def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> None:
-    """Draw one image of ``shape`` [...] with a network that says 0: what `sample` would refuse is refused, quickly.
+def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> list[str]:
+    """Draw one image of ``shape`` [...] with a network that says 0: what `sample` would refuse is refused, quickly, and
+    what it would warn of is returned.
 
     So is a schedule with a level at which training overflows, and one whose images are not finite.
     """
     if isinstance(denoiser, Denoiser):  # else `sample` says so
         denoiser.check_levels(torch.float32)
         denoiser = denoiser.silenced()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `sample` itself warns
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         image = sample(denoiser, (1, *check_sizes(shape)), seeds=[0], device="cpu", **arguments)
     if not bool(image.isfinite().all()):
         schedule = denoiser.process.schedule
         raise InputError(f"schedule={schedule!r} ends in NaN or infinite pixels: use one of a narrower range.")
+    return [str(one.message) for one in said]
 
 
 def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = None) -> tuple[Sampler, dict[str, Any]]:

@@ -28,7 +28,7 @@ def gaussian_baseline(experiment: Experiment, images: Dataset, gaussian: Gaussia
     split = "train"
     if not experiment.data.startswith("hf:"):
         with contextlib.suppress(InputError, OSError):
-            held_out = experiment.load_data(split="test", progress=False)
+            held_out = experiment.load_data(split="test", scaling=images.scaling, progress=False)
             if held_out.shape == images.shape and len(held_out):
                 images, split = held_out, "test"
     key, value, count = mean_cost(gaussian, images)

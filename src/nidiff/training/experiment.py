@@ -328,7 +328,7 @@ BEFORE = {
     "layout": None,
     "variables": (),
     "sample_axis": None,
-    "scaling": ("auto",),
+    "scaling": ("none",),  # floats were in [-1, 1]
     "missing": "refuse",
     "held_out": None,
 }
@@ -379,6 +379,20 @@ PRESETS: dict[str, Experiment] = {
     "digits-ddpm": Experiment(covariance="white"),
     # Noise scales as `nidiff calibrate digits` finds them, with more levels than it asks for.
     "digits-smld": Experiment(schedule="smld_geometric:num_levels=100,sigma_max=10,sigma_min=0.01", sampler="cas"),
+    # For --data of yours that are not images. Noise a little rougher than most fields are, and a network that learns
+    # what their Gaussian does not know: without clipping, eps would be a poor target.
+    "fields": Experiment(
+        covariance="gff:gamma=0.5",
+        target="residual",
+        weighting="target",
+        sampler="angle_2m",
+        attention=(),
+        steps=2000,
+        batch_size=32,
+        learning_rate=1e-3,
+        cooldown=1000,
+        num_samples=8,
+    ),
     "fashion-mnist": Experiment(
         data="fashion-mnist",
         flip=True,

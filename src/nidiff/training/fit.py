@@ -9,7 +9,7 @@ import torch
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import check_boundary, white_in
-from nidiff.data.dataset import WHOLE, Dataset
+from nidiff.data.dataset import Dataset
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
@@ -51,13 +51,13 @@ def make_denoiser(
     data: Dataset | None = None,
 ) -> Denoiser:
     """The denoiser of an experiment, in the units of the data. Its schedule is built here, where the facts are known
-    that it may depend on, unless one that was stored is given. Only whole numbers, whose range is known, are clipped.
+    that it may depend on, unless one that was stored is given. Clipped only where the range of the data is known.
     """
     if schedule is None:
         schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
     sees = None if experiment.sees == "auto" else experiment.sees
-    scaling, is_whole = (PIXELS, True) if data is None else (data.scaling, data.grid.dtype in WHOLE)
-    options: Any = {"clip": CLIP if is_whole else None, "scaling": scaling, "gaussian": gaussian, "sees": sees}
+    scaling, range_is_known = (PIXELS, True) if data is None else (data.scaling, data.has_known_range)
+    options: Any = {"clip": CLIP if range_is_known else None, "scaling": scaling, "gaussian": gaussian, "sees": sees}
     return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
 
 

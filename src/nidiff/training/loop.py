@@ -91,8 +91,8 @@ def build(
     if experiment.batch_size % per_pass:
         size = f"batch_size={experiment.batch_size}"
         raise InputError(f"{size} must be a multiple of processes × accumulation = {per_pass}.")
-    if experiment.size is not None:
-        check_size(experiment, (experiment.channels or 1, experiment.size, experiment.size), per_pass)
+    if stored is not None and stored.scaling is not None:  # it need not be fitted again
+        reading["scaling"] = stored.scaling
     images = experiment.load_data(progress=accelerator.is_main_process, **reading)
     check_size(experiment, images.shape, per_pass, images.grid.dtype)
     torch.manual_seed(mixed_seed(experiment.seed))
@@ -108,7 +108,7 @@ def build(
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
     denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule, images)
     # What sampling or the process would refuse is refused before training.
-    rehearse(denoiser, images.shape, **experiment.sampling(denoiser.process.schedule))
+    notes += rehearse(denoiser, images.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     denoiser = denoiser.with_net(model)
     return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema, notes=notes)

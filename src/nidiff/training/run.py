@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -222,12 +223,14 @@ class RunDirectory:
 
     # What is written -------------------------------------------------------------------------------------------------
 
-    def begin(self, experiment: Experiment, denoiser: Denoiser, facts: Mapping[str, Any], identity: Identity) -> None:
+    def begin(
+        self, experiment: Experiment, denoiser: Denoiser, grid: Grid, facts: Mapping[str, Any], identity: Identity
+    ) -> None:
         """Begin a run here. Until it is complete on the disk, a run that was here before is untouched."""
         unharmed = self.writing("make room or choose another directory; nothing was lost")
         with unharmed, replacing_folder(self.folder / BEGUN) as aside:
             replace_json(aside / EXPERIMENT, _described(experiment, facts, identity))
-            save_process(denoiser, aside / "model")
+            save_process(denoiser, aside / "model", grid)
         with self.writing():
             self._settle()
 
@@ -295,7 +298,9 @@ class RunDirectory:
     ) -> None:
         """Draw samples [C, *event] = ``shape`` of the seeds 0, 1, … to samples/STEP.png, in the units of the data."""
         count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
-        x = sample(denoiser, (count, *shape), seeds=range(count), **drawing).cpu()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what `sample` warns of was said when the run began
+            x = sample(denoiser, (count, *shape), seeds=range(count), **drawing).cpu()
         if grid.dtype in WHOLE:  # which cannot show what went wrong: NaN is black
             x = x.nan_to_num(nan=-1, posinf=1, neginf=-1)
         with self.writing():
