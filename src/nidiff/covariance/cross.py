@@ -100,13 +100,6 @@ class CrossSpectral(Covariance):
         first, *others = (v * part.unsqueeze(axis) for v, part in zip(vectors.unbind(), x.unbind(axis), strict=True))
         return sum(others, first)
 
-    def periodogram(self, x: Tensor) -> Tensor:
-        return self.evened(self.to_basis(x).square())
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
-
     def diagonal_of(self, values: Tensor) -> Tensor:
         share = self._vectors.square() + self._lagging.square()
         return self.spatial.diagonal_of(self._mixed(values, share.transpose(0, 1)))

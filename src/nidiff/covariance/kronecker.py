@@ -52,15 +52,8 @@ class Kronecker(Covariance):
         behind, before = tuple(range(-last, 0)), tuple(range(-first - last, -first))
         return function(x.movedim(behind, before)).movedim(before, behind)
 
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
-
     def diagonal_of(self, values: Tensor) -> Tensor:
         return self._over_a(self._a.diagonal_of, self._b.diagonal_of(values))
-
-    def periodogram(self, x: Tensor) -> Tensor:
-        return self.evened(self.to_basis(x).square())
 
     def rotate_white(self, numbers: Tensor) -> Tensor:
         return self._over_a(self._a.rotate_white, self._b.rotate_white(numbers))

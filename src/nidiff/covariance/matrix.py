@@ -30,10 +30,6 @@ class Identity(Covariance):
     def from_basis(self, coefficients: Tensor) -> Tensor:
         return coefficients
 
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.eigenvalues
-
     def diagonal_of(self, values: Tensor) -> Tensor:
         return values
 
@@ -60,10 +56,6 @@ class Diagonal(Covariance):
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
         return coefficients
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.eigenvalues
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         return values
@@ -101,10 +93,6 @@ class Dense(Covariance):
 
     def from_basis(self, coefficients: Tensor) -> Tensor:
         return row_product(self._flat(coefficients), self._rotation(coefficients).T).reshape(coefficients.shape)
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return (self._vectors.square() @ self.eigenvalues.flatten()).reshape(self.event_shape)
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         return (self._flat(values) @ self._vectors.square().T).reshape(values.shape)
@@ -168,10 +156,6 @@ class Channels(Covariance):
 
     def periodogram(self, x: Tensor) -> Tensor:
         return self.spatial.periodogram(channel_product(self._rotation(x).T, x, len(self.spatial.event_shape)))
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         own = self.spatial.diagonal_of(values).flatten(values.ndim - len(self.spatial.event_shape))

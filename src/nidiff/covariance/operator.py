@@ -110,7 +110,7 @@ class Covariance(ABC):
     @property
     def marginal_variance(self) -> Tensor:
         """The diagonal of Σ, float64, of shape event_shape."""
-        return self.dense().diagonal().reshape(self.event_shape)
+        return self.diagonal_of(self.eigenvalues)
 
     @property
     def basis(self) -> Hashable | None:
@@ -153,7 +153,7 @@ class Covariance(ABC):
 
     def periodogram(self, x: Tensor) -> Tensor:
         """The squared coefficient of every mode, laid out as the eigenvalues: its mean over draws of N(0, Σ) is λ."""
-        return self.to_basis(x).square()
+        return self.evened(self.to_basis(x).square())
 
     def check_modes(self, argument: str, values: Tensor) -> None:  # noqa: B027  (bases of real vectors take any)
         """Refuse numbers per mode [..., *event_shape] that would not make a real matrix."""

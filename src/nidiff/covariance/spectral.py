@@ -68,10 +68,6 @@ class Fourier(Covariance):
         return values.mean(self._axes, keepdim=True).expand_as(values)
 
     @property
-    def marginal_variance(self) -> Tensor:
-        return self.eigenvalues.mean().expand(self.event_shape)
-
-    @property
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.event_shape), 0))
 
@@ -145,10 +141,6 @@ class Cosine(Covariance):
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
             x = row_product(x.movedim(axis, -1), self._cosines(n, x)).movedim(-1, axis)
         return x
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         for axis, n in enumerate(self.event_shape, start=-len(self.event_shape)):
@@ -233,13 +225,6 @@ class Spectral(Covariance):
             lambda batch: torch.fft.fftn(batch, dim=last, norm="ortho"),
         )
         return (waves.real - waves.imag).movedim(last, self._waves)
-
-    def periodogram(self, x: Tensor) -> Tensor:
-        return self.evened(self.to_basis(x).square())
-
-    @property
-    def marginal_variance(self) -> Tensor:
-        return self.diagonal_of(self.eigenvalues)
 
     def diagonal_of(self, values: Tensor) -> Tensor:
         if self._waves:
