@@ -1,7 +1,7 @@
 """Heartbeats as a folder of WAV files, for the story in docs/signals.md: python examples/heartbeats.py
 
-Each is four seconds of an electrocardiogram at 256 samples per second, made as in McSharry et al. (2003): five waves per
-beat, a heart rate that follows the breath, the slow wander of an electrode, and a little white noise.
+Each is four seconds of an electrocardiogram, 256 samples per second: five waves per beat (as in McSharry et al., 2003),
+a heart rate that follows the breath, the slow wander of an electrode, and a little white noise.
 """
 
 import sys
@@ -42,6 +42,7 @@ def main(folder: Path = Path("out/heartbeats"), count: int = 3000, seed: int = 0
         with wave.open(str(folder / f"{index:05d}.wav"), "wb") as out:
             out.setparams((1, 2, RATE, 0, "NONE", ""))
             out.writeframes((32767 * heartbeat(rng).clip(-1, 1)).round().astype("<i2").tobytes())
+    print(f"wrote {count} recordings to {folder}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Videos of turbulence as an array, for the story in docs/video.md: python examples/video.py
 
-Each shows the vorticity of a decaying two-dimensional flow in 8 frames of 32 by 32 pixels, [N, T, H, W] in 1/s. Space is
+Each shows the vorticity of a decaying flow in the plane, 8 frames of 32 by 32 pixels: [N, T, H, W] in 1/s. Space is
 periodic: what leaves at one side enters at the other.
 """
 

@@ -228,7 +228,7 @@ def test_every_run_can_be_sampled_by_angles(plain, capsys):
 
 
 def test_without_a_gaussian_the_weights_are_the_same_and_the_run_is_one_of_an_earlier_version(plain, tmp_path, capsys):
-    assert train(tmp_path / "none", "--gaussian", "none") == 0
+    assert train(tmp_path / "none", "--gaussian", "none", "--scaling", "none") == 0
     one, other = (nidiff.load_model(run) for run in (plain, tmp_path / "none"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
     assert other.gaussian is None

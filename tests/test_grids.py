@@ -216,8 +216,13 @@ def pixels(n):
     return (torch.arange(n, dtype=torch.float64) + 0.5) / n
 
 
+def points(n):
+    """Those of a periodic axis, whose first one stays where it is on every grid."""
+    return torch.arange(n, dtype=torch.float64) / n
+
+
 SMOOTH = {
-    "periodic": lambda n: 2 + torch.sin(2 * torch.pi * pixels(n)) - torch.cos(4 * torch.pi * pixels(n)),
+    "periodic": lambda n: 2 + torch.sin(2 * torch.pi * points(n)) - torch.cos(4 * torch.pi * points(n)),
     "reflecting": lambda n: 2 + torch.cos(torch.pi * pixels(n)) - torch.cos(3 * torch.pi * pixels(n)),
     "fixed": lambda n: torch.sin(torch.pi * pixels(n)) - torch.sin(2 * torch.pi * pixels(n)),
 }

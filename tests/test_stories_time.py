@@ -94,19 +94,28 @@ def test_every_command_of_the_signals_page_runs_and_sounds_come_out_as_they_went
 def test_every_command_of_the_video_page_runs_and_frames_drawn_from_coherent_noise_flicker_less(
     tmp_path, monkeypatch, capsys
 ):
-    """Before they are trained, both models give back their noise, and AR(1) noise moves sqrt(1 - rho) as far."""
+    """Before it is trained, a model of v gives back its noise, and AR(1) noise moves sqrt(1 - rho) as far as white
+    noise; a model of the residual gives back the data's Gaussian, whatever its noise."""
     monkeypatch.chdir(tmp_path)
     printed = run_page("video.md", 20, capsys)
     folder = Path(by_command(printed, "sample")[0].strip())
     for file in (folder / "gif").glob("*.gif"):
-        assert Image.open(file).n_frames == 8
+        with Image.open(file) as picture:
+            assert picture.n_frames == 8
     moved = {}
-    for name in ("coherent", "white"):
-        (file,) = [f for f in Path(f"runs/video-{name}/generated").glob("dpmpp_2m-20-*/samples.npz")]
+    for name in ("coherent", "white", "coherent-v", "white-v"):
+        (file,) = Path(f"runs/video-{name}/generated").glob("dpmpp_2m-20-*/samples.npz")
         video = np.load(file)["arr_0"]
         assert video.shape == (4, 8, 32, 32, 1)
-        moved[name] = np.abs(np.diff(video, axis=1)).mean() / video.std()
-    assert moved["coherent"] / moved["white"] == pytest.approx(0.1**0.5, rel=0.1)
+        moved[name] = flicker(video)
+    assert moved["coherent-v"] / moved["white-v"] == pytest.approx(0.1**0.5, rel=0.1)
+    assert moved["coherent"] == pytest.approx(moved["white"], rel=0.15)
+    assert moved["white"] < 1.5 * flicker(np.load("out/turbulence.npy")) < 0.5 * moved["white-v"]
+
+
+def flicker(video: np.ndarray) -> float:
+    """mean |x(t+1) - x(t)|, in standard deviations."""
+    return np.abs(np.diff(video, axis=1)).mean() / video.std()
 
 
 def test_heartbeats_are_no_gaussian_with_their_spectrum(tmp_path):

@@ -38,7 +38,7 @@ from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.card import escaped, model_card, python_text
 from nidiff.model.folder import load_model, save_model
 from nidiff.model.network import unet2d
-from nidiff.training.experiment import Experiment
+from nidiff.training.experiment import BEFORE, Experiment
 from nidiff.training.identity import settings_digest
 
 IDENTITY = dict(zip(("settings", "process", "data", "network"), ("1" * 64, "2" * 64, "3" * 64, "4" * 64), strict=True))
@@ -282,7 +282,7 @@ def test_a_change_on_purpose_is_accepted_by_a_command(saved, tmp_path, capsys):
 def test_a_model_belongs_to_its_run(saved, tmp_path, capsys):
     kind, mine, _, expected = saved
     run, model = tmp_path / "run", denoiser(network(kind))
-    own = {**IDENTITY, "settings": settings_digest(Experiment(gaussian="none"))}
+    own = {**IDENTITY, "settings": settings_digest(Experiment(**BEFORE))}
     save_model(model, run / "model", run=own)
     experiment = {"format": 2, "data": "digits", "identity": own}
     (run / "experiment.json").write_text(json.dumps(experiment))

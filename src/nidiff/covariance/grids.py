@@ -176,9 +176,10 @@ def _shared_modes(own: tuple[int, ...], boundary: Sequence[str], shape: tuple[in
 
 
 def resampled(x: Tensor, covariance: Covariance, shape: Sequence[int]) -> Tensor:
-    """x [..., *event] at the centres of other pixels, as the sum of its modes that both grids have.
+    """x [..., *event] at the points of another grid, as the sum of its modes that both grids have.
 
-    An axis without modes of that kind is taken as reflecting.
+    A periodic axis of n points has them at i / n of its length, any other at (i + ½) / n. An axis without modes of that
+    kind is taken as reflecting.
     """
     own = covariance.event_shape
     for axis, (n, new, name) in enumerate(zip(own, shape, _boundaries(covariance), strict=True), -len(own)):
@@ -198,11 +199,11 @@ def _resampling(n: int, new: int, boundary: str) -> Tensor:
     if boundary in ROWS:
         both = min(n, new)
         return math.sqrt(new / n) * ROWS[boundary](new)[:both].T @ ROWS[boundary](n)[:both]
-    centres = (torch.arange(new, dtype=torch.float64, device="cpu") + 0.5) * n / new - 0.5
+    places = torch.arange(new, dtype=torch.float64, device="cpu") * n / new
     modes = torch.arange(min(n, new) // 2 + 1, dtype=torch.float64, device="cpu")
     weight = torch.full_like(modes, 2.0)
     weight[0] = 1.0
     if len(modes) > 1 and min(n, new) % 2 == 0:
         weight[-1] = 1.0 if new > n else 0.0  # the wave of two pixels: its own mirror on n, and not to be told on new
-    lag = centres[:, None] - torch.arange(n, dtype=torch.float64, device="cpu")
+    lag = places[:, None] - torch.arange(n, dtype=torch.float64, device="cpu")
     return torch.cos(2 * math.pi / n * lag.unsqueeze(-1) * modes) @ weight / n

@@ -1,5 +1,7 @@
 """The picture of ``nidiff design``: when each scale appears under each candidate, and what it costs."""
 
+from textwrap import fill
+
 import matplotlib
 import numpy as np
 import torch
@@ -13,8 +15,9 @@ from nidiff.data.figures import drawable
 from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
-CELL, SIDE = (1.75, 1.3), 4.6  # inches
+CELL, SIDE, LETTERS = (1.75, 1.3), 4.6, 11  # inches; letters of a title per inch
 COLOUR = "tab:red"
+MANY = 500  # bands
 
 
 def design_figure(design: Design) -> Figure:
@@ -37,7 +40,8 @@ def design_figure(design: Design) -> Figure:
         row[0].set_ylabel(_short(name), fontsize=9)
     for axes, name in zip(grid[0], schedules, strict=True):
         axes.set_title(_short(name), fontsize=9)
-    left.suptitle("effective log-SNR: bands |k| (upwards) at levels from data (left) to noise", fontsize=11)
+    title = "effective log-SNR: bands |k| (upwards) at levels from data (left) to noise"
+    left.suptitle(fill(title, int(LETTERS * width)), fontsize=11)
     left.colorbar(mesh, ax=grid, shrink=0.6, label="log-SNR (nats); blue: the data show")
     top, bottom = right.subplots(2, 1)
     _draw_spectra(top, design)
@@ -79,6 +83,8 @@ def _draw_spectra(axes: Axes, design: Design) -> None:
     for (name, covariance), colour in zip(design.noises.items(), colours, strict=True):
         axes.plot(mean(covariance.eigenvalues / covariance.eigenvalues.mean()), color=colour, label=drawable(name, 24))
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
+    if band.max() > MANY:  # a label for every power of 2 would not fit
+        axes.set_xticks([0, *(4**power for power in range(12) if 4**power <= band.max())])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yscale("log")
     axes.set_title("spectra, scaled to mean 1, by band |k|", fontsize=11)
