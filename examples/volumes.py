@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import nidiff
 
-SAMPLER, COLOURS = "angle_2m", ("#0072b2", "#d55e00", "#009e73")
+SAMPLER, COLOURS = "dpmpp_2m", ("#0072b2", "#d55e00", "#009e73")
 
 
 def make(path: str, size: int = 32, count: int = 800) -> None:
@@ -34,7 +34,7 @@ def make(path: str, size: int = 32, count: int = 800) -> None:
     data.to_netcdf(path, engine="h5netcdf")
 
 
-def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "volumes.png") -> None:
+def draw(path: str, runs: list[str], num_steps: int = 20, out: str = "volumes.png") -> None:
     """Left, slices through the middle of a box of the data and of each run; right, all values, and the spectra."""
     figure = Figure((11, 2.1 * (1 + len(runs))), dpi=120, layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
@@ -74,7 +74,7 @@ def draw_bands(panel: Axes, run: str, num_steps: int, colour: str) -> None:
     panel.fill_between(k, 1 - 2 * error / real, 1 + 2 * error / real, color="0.88", zorder=0)
     panel.errorbar(k, made / real, 2 * spread / real, color=colour, marker="o", ms=4, capsize=2)
     panel.grid(color="0.93")
-    panel.set_xscale("log")
+    panel.set(xscale="log", yscale="log")
     panel.set(
         xticks=(1, 3, 10, 30),
         xticklabels=("1", "3", "10", "30"),
