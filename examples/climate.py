@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 import nidiff
 
 EDGES = ("reflecting", "periodic")  # latitude ends at 60°, longitude goes round
-COLOURS = ("#0072b2", "#d55e00", "#009e73")
+SAMPLER, COLOURS = "angle_2m", ("#0072b2", "#d55e00", "#009e73")
 
 
 def make(path: str, shape: tuple[int, int] = (48, 96), years: int = 24) -> None:
@@ -48,13 +48,14 @@ def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "climate.pn
     """Above, the last map of the data and one of each run's samples; below, their spectra and coherence."""
     figure = Figure((11, 7.5), dpi=120, layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-    files = [path, *(next(Path(run).glob(f"generated/*-{num_steps}-*/samples.nc")) for run in runs)]
+    files = [path, *(next(Path(run).glob(f"generated/{SAMPLER}-{num_steps}-*/samples.nc")) for run in runs)]
     maps = [xarray.open_dataset(file).isel({"time" if file == path else "sample": -1}) for file in files]
     rows = above.subplots(2, len(files), sharex=True, sharey=True)
     for row, (name, colours) in zip(rows, {"t2m": "RdYlBu_r", "u10": "PuOr_r"}.items(), strict=True):
         low, high = np.quantile([one[name] for one in maps], (0.005, 0.995))
         for panel, one in zip(row, maps, strict=True):
             mesh = panel.pcolormesh(one.longitude, one.latitude, one[name], cmap=colours, vmin=low, vmax=high)
+        row[0].set_ylabel("latitude")
         above.colorbar(mesh, ax=row, label=f"{name} ({maps[0][name].units})", extend="both")
     for panel, title in zip(rows[0], ["data", *(f"{Path(run).name}, {num_steps} steps" for run in runs)], strict=True):
         panel.set_title(title, fontsize=10)
@@ -67,7 +68,8 @@ def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "climate.pn
 
 def draw_bands(panel: Axes, run: str, num_steps: int, place: int, colour: str) -> None:
     """A spectrum of the samples over that of the held-out data, or their coherence, with two standard errors."""
-    results = [one for one in json.loads(Path(run, "metrics.json").read_text()) if one["num_steps"] == num_steps]
+    results = json.loads(Path(run, "metrics.json").read_text())
+    results = [one for one in results if (one["sampler"], one["num_steps"]) == (SAMPLER, num_steps)]
     table = results[-1]["details"]["bands"][place]
     keys = ("low", "high", "real", "real_error", "generated", "generated_error")
     low, high, real, error, made, spread = (np.array([band[key] for band in table["bands"]]) for key in keys)
@@ -75,7 +77,9 @@ def draw_bands(panel: Axes, run: str, num_steps: int, place: int, colour: str) -
     panel.fill_between(k, (real - 2 * error) / unit, (real + 2 * error) / unit, color="0.88", zorder=0)
     panel.errorbar(k, made / unit, 2 * spread / unit, color=colour, marker="o", ms=4, capsize=2, label=Path(run).name)
     title = f"S(k) of {table['channel']} over the data's" if "spectrum" in table else "coherence of t2m and u10"
-    panel.set(xscale="log", xlabel="wavenumber k", title=title)
+    panel.grid(color="0.93")
+    panel.set_xscale("log")
+    panel.set(xticks=(1, 3, 10, 30), xticklabels=("1", "3", "10", "30"), xlabel="wavenumber k", title=title)
 
 
 if __name__ == "__main__":

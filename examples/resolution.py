@@ -1,4 +1,8 @@
-"""Train at 32×32, sample at 64×64 and 128×128: docs/resolution.md has the commands."""
+"""Train at 32×32, sample at 64×64 and 128×128 (docs/resolution.md).
+
+python examples/resolution.py fields.npy       writes the data
+python examples/resolution.py runs/a runs/b …  samples runs of nidiff train on finer grids, and draws out/resolution.png
+"""
 
 import itertools
 import math
@@ -7,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.figure import Figure
 
 import nidiff
+from nidiff.covariance.spectral import radial_mean, wavenumber
 from nidiff.report.panels import save_panels
 
 
@@ -42,18 +48,40 @@ def own_grid(denoiser, n, shift=0.0):
     return nidiff.Denoiser(net, fine.process, "x0", scaling=fine.scaling)
 
 
-def main(runs, sides=(32, 64, 128), count=64, out="out"):
+def predicted(law, noise, n, way):
+    """log10 S/C by |k| on n × n if the network is linear: S = Σ · (C/Σ of its own grid), and C where it has no say."""
+    k, fine = (wavenumber((side, side)) for side in (len(law.eigenvalues), n))
+    believed, true = ((law.at((side, side)).eigenvalues / noise.at((side, side)).eigenvalues) for side in (len(k), n))
+    if way == "pixels":  # it knows cycles per pixel, and takes longer waves for the longest it knows
+        order = k.flatten().argsort()[1:]
+        known = np.interp(fine * len(k) / n, k.flatten()[order], believed.flatten()[order].log())
+        ratio = torch.from_numpy(known).exp() / true
+    else:
+        low = (torch.fft.fftfreq(n) * n).abs() < len(k) / 2
+        ratio = torch.where(low & low[:, None], believed[0, 1] / true[0, 1], 1.0)
+    return radial_mean(ratio, fine.round().long()).log10()
+
+
+def main(runs, sides=(64, 128), count=64, out="out"):
     """The spectra of samples against those of new data, for every run, way to use it, and grid."""
-    found, ways = {}, {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
-    for n in sides:
+    found, figure = {}, Figure((4.8 * len(sides), 4.2), dpi=130, layout="constrained")
+    ways = {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
+    for n, axes in zip(sides, figure.subplots(1, len(sides), sharey=True, squeeze=False)[0], strict=True):
         real, panels = fields(4 * count, n, seed=1), {}
         for run, way in itertools.product(runs, ways):
             model = nidiff.load_model(run)
             x = nidiff.sample(ways[way](model, n), (count, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(count))
-            bands = nidiff.compare_spectra(real, model.scaling.to_data(x))
-            found[run, way, n], panels[f"{run}, {way}"] = bands, x / 3
+            bands = found[run, way, n] = nidiff.compare_spectra(real, model.scaling.to_data(x))
             print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {bands.error:.3f} on average")
+            panels[f"{run}, {way}"] = x / 3
+            (line,) = axes.plot((bands.low * bands.high).sqrt(), bands.difference[0], "o-", ms=3, label=f"{run}, {way}")
+            noise = model.process.covariance
+            expected = predicted(nidiff.power_law(noise.event_shape, 3.0), noise, n, way)
+            axes.plot(range(1, len(expected)), expected[1:], "--", color=line.get_color())
+        axes.set(xscale="log", title=f"{n}×{n}", xlabel="|k|, cycles per side", ylabel="log10 S/S of the data")
         save_panels(Path(out, f"resolution_{n}.png"), {"data": real / 3, **panels}, side=2)
+    axes.legend()
+    figure.savefig(Path(out, "resolution.png"))
     return found
 
 

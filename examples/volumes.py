@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 import nidiff
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73")
+SAMPLER, COLOURS = "angle_2m", ("#0072b2", "#d55e00", "#009e73")
 
 
 def make(path: str, size: int = 32, count: int = 800) -> None:
@@ -38,7 +38,7 @@ def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "volumes.pn
     """Left, slices through the middle of a box of the data and of each run; right, all values, and the spectra."""
     figure = Figure((11, 2.1 * (1 + len(runs))), dpi=120, layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
-    files = [path, *(next(Path(run).glob(f"generated/*-{num_steps}-*/samples.nc")) for run in runs)]
+    files = [path, *(next(Path(run).glob(f"generated/{SAMPLER}-{num_steps}-*/samples.nc")) for run in runs)]
     boxes = {
         Path(run).name: xarray.open_dataset(file).density for run, file in zip(["data", *runs], files, strict=True)
     }
@@ -65,14 +65,22 @@ def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "volumes.pn
 
 def draw_bands(panel: Axes, run: str, num_steps: int, colour: str) -> None:
     """The spectrum of the samples over that of the held-out data, with two standard errors."""
-    results = [one for one in json.loads(Path(run, "metrics.json").read_text()) if one["num_steps"] == num_steps]
+    results = json.loads(Path(run, "metrics.json").read_text())
+    results = [one for one in results if (one["sampler"], one["num_steps"]) == (SAMPLER, num_steps)]
     bands = results[-1]["details"]["bands"][0]["bands"]
     keys = ("low", "high", "real", "real_error", "generated", "generated_error")
     low, high, real, error, made, spread = (np.array([band[key] for band in bands]) for key in keys)
     k = np.sqrt(low * high)
     panel.fill_between(k, 1 - 2 * error / real, 1 + 2 * error / real, color="0.88", zorder=0)
     panel.errorbar(k, made / real, 2 * spread / real, color=colour, marker="o", ms=4, capsize=2)
-    panel.set(xscale="log", xlabel="wavenumber k", title="S(k) of the density over the data's")
+    panel.grid(color="0.93")
+    panel.set_xscale("log")
+    panel.set(
+        xticks=(1, 3, 10, 30),
+        xticklabels=("1", "3", "10", "30"),
+        xlabel="wavenumber k",
+        title="S(k) of the density over the data's",
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from nidiff.covariance.fields import FAMILIES
 from nidiff.sampling.sampler import SAMPLERS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LINES = {"your_own": 60, "climate": 90, "volumes": 90, "resolution": 60}  # else 50
+LINES = {"your_own": 60, "climate": 90, "volumes": 90, "resolution": 90}  # else 50
 
 
 def load(name: str):
