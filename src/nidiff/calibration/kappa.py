@@ -6,6 +6,7 @@ from torch import Tensor
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.errors import InputError
+from nidiff.progress import Progress
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_whole
 
@@ -14,7 +15,13 @@ BATCH = 128
 
 @torch.no_grad()
 def measure_kappa(
-    denoiser: Denoiser, data: Tensor, *, num_images: int = 512, num_rows: int = 17, seed: int = 0
+    denoiser: Denoiser,
+    data: Tensor,
+    *,
+    num_images: int = 512,
+    num_rows: int = 17,
+    seed: int = 0,
+    progress: Progress | None = None,
 ) -> Denoiser:
     """The same denoiser with κ and β of every mode at ``num_rows`` rows, from (at most) the first ``num_images`` of
     ``data`` [N, ...]: one evaluation of the network per image and row.
@@ -38,7 +45,9 @@ def measure_kappa(
     )
     generator = torch.Generator(images.device).manual_seed(check_whole("seed", seed, 0))
     shares, trusts = [], []
-    for row in rows.tolist():
+    for number, row in enumerate(rows.tolist()):
+        if progress is not None:
+            progress(number, len(rows))
         level = process.schedule.level(int(row))
         wiener = gaussian.at(level, process.covariance)
         found = []

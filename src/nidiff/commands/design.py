@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PRESETS = {"cifar10": "cifar10-small", "fashion-mnist": "fashion-mnist"}  # of the network; else that of the digits
 HEAD = ("covariance", "schedule", "C/Sigma", "SNR last", "SNR first")
-TRAINING = ("--target", "residual", "--weighting", "target", "--sampler", "angle_2m")
+TRAINING = ("--target", "v", "--weighting", "target", "--sampler", "angle_2m")
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
+from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.baseline import baseline_text, gaussian_baseline
@@ -185,7 +186,9 @@ def _measured(trainer: Trainer) -> Denoiser:
         return denoiser
     count = max(1, min(KAPPA_IMAGES, len(trainer.data), experiment.steps * experiment.batch_size // KAPPA_ROWS))
     rows = torch.linspace(0, len(trainer.data) - 1, count, dtype=torch.float64).long()
-    return measure_kappa(denoiser, trainer.data.batch(rows), num_images=count, num_rows=KAPPA_ROWS)
+    amount = {"num_images": count, "num_rows": KAPPA_ROWS}
+    with progress_bar("measuring what the network knows of each mode", "levels") as progress:
+        return measure_kappa(denoiser, trainer.data.batch(rows), **amount, progress=progress)
 
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
