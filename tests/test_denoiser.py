@@ -153,3 +153,9 @@ def test_scaling_is_undone():
     for bad in ({"scale": 0.0}, {"scale": ()}, {"scale": 1.0, "shift": float("nan")}, {"scale": "big"}):
         with pytest.raises(nidiff.InputError, match=r"of the scaling must"):
             nidiff.Scaling(**bad)
+
+
+def test_logarithms_of_other_channels_than_the_data_have_are_refused():
+    for move in (nidiff.Scaling(1.0, 0.0, (True, False)).to_data, nidiff.Scaling(1.0, 0.0, (True, False)).to_model):
+        with pytest.raises(nidiff.InputError, match="2 channels"):
+            move(torch.ones(2, 1, 4))

@@ -459,3 +459,31 @@ def test_bad_flags_are_refused_before_anything_is_drawn(run, capsys, flags, word
     assert (code, out) == (2, "")
     assert words in err
     assert sorted(run.rglob("*")) == before
+
+
+def test_an_axis_of_one_pixel_does_not_hide_the_phase():
+    """A shift along the first axis, of fields whose last axis, periodic too, has one pixel or is not there."""
+    x = torch.randn(64, 1, 32, generator=torch.Generator().manual_seed(0))
+    shifted = torch.cat([x, x.roll(1, 2)], 1)
+    line, thin = (nidiff.compare_cross_spectra(z[:32], z[32:]).real for z in (shifted, shifted.unsqueeze(-1)))
+    assert torch.allclose(line, thin)
+    assert line.abs().min() > 0.7
+
+
+def test_samples_of_ours_are_read_as_we_wrote_them_whatever_the_layout_of_the_data(tmp_path, capsys):
+    x = torch.randn(32, 8, 8, 8, generator=torch.Generator().manual_seed(0)).cumsum(-1).numpy()
+    np.save(tmp_path / "data.npy", x)
+    (tmp_path / "samples").mkdir()
+    np.savez(tmp_path / "samples" / "samples.npz", arr_0=np.moveaxis(x, 1, -1))
+    given = ["--data", str(tmp_path / "data.npy"), "--layout", "NCHW", "--bootstrap", "0", "--json"]
+    assert main(["evaluate", str(tmp_path / "samples"), *given]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["spectrum"]["value"] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_tensor_of_floats_beyond_one_is_no_picture():
+    data = 300 + 100 * torch.randn(30, 2, 8, 8, generator=torch.Generator().manual_seed(0))
+    result = evaluate_images(data, data.flip(0), bootstrap=0)
+    assert result is not None
+    assert "spectrum" in result.metrics
+    assert result.clip is None

@@ -302,3 +302,25 @@ def test_bad_input_is_named_in_one_sentence(call, message):
     with pytest.raises(nidiff.InputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_a_multiple_of_a_field_is_that_multiple_on_every_grid():
+    kernel = nidiff.matern((16, 16), 2.0, 0.5, aliased=True)
+    for there in (kernel.at((8, 8)).at((32, 32)), (1.0 * kernel).at((32, 32))):
+        assert there.eigenvalues.mean().item() == pytest.approx(1.0)
+    twice = (2 * nidiff.offset((8, 8), 0.5)).at((16, 16))
+    assert torch.allclose(twice.eigenvalues, 2 * nidiff.offset((16, 16), 0.5).eigenvalues)
+
+
+def test_white_channels_stay_white_whatever_they_have_in_common():
+    between = torch.tensor([[1.0, 0.5], [0.5, 1.0]])
+    for white in (nidiff.power_law((8, 8), 0.0), nidiff.Identity((8, 8))):
+        finer = nidiff.correlated([white, white], between).at((16, 16))
+        assert finer.marginal_variance.mean().item() == pytest.approx(1.0)
+        assert torch.allclose(finer.matrices, between.double().expand(16, 16, 2, 2))
+
+
+def test_an_axis_that_shrinks_to_one_pixel_takes_its_share_of_every_mode():
+    field = nidiff.gaussian_free_field((8, 16))
+    ratio = field.at((8, 1)).eigenvalues[:5, 0] / field.eigenvalues[:5, 0]
+    assert torch.allclose(ratio, torch.full_like(ratio, 1 / 16))

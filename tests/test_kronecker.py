@@ -404,3 +404,10 @@ def test_bad_input_is_named_in_one_sentence(call, message):
     with pytest.raises(nidiff.InputError, match=message) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def test_texts_of_products_are_for_the_shape_they_are_asked_for():
+    with pytest.raises(nidiff.InputError, match="times has 3 numbers"):
+        as_covariance("ou:times=0/1/2,scale=1 x gff", (8, 6))
+    with pytest.raises(nidiff.InputError, match="empty factor"):
+        as_covariance("ar1:rho=0.5 x ", (2, 3, 4))

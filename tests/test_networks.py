@@ -291,3 +291,19 @@ def test_bad_arguments_are_named(name):
     act, match = BAD[name]
     with pytest.raises(nidiff.InputError, match=match):
         act()
+
+
+@pytest.mark.parametrize("name", ["unet", "unet2d"])
+def test_any_widths_that_are_multiples_of_eight_have_norms(name):
+    net = build_network(f"{name}:widths=144/288,layers=1,attention=none", (1, 4, 4))
+    groups = {each.num_groups for each in net.modules() if isinstance(each, torch.nn.GroupNorm)}
+    assert groups == {24}
+
+
+def test_other_channels_than_the_network_takes_are_refused_by_name():
+    net = FieldUNet((8,), widths=(8,), attention=(), boundary="reflecting")
+    with pytest.raises(nidiff.InputError, match="x has 2 channels"):
+        net(torch.zeros(1, 2, 8), 0)
+    assert FieldUNet((8, 8), widths=(8,), attention=(), boundary="reflecting/periodic")(
+        torch.zeros(1, 1, 8, 8), 0
+    ).shape

@@ -10,7 +10,10 @@ from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
+from nidiff.files import read_npz
 from nidiff.recipe import fits
+
+CHANNELS_LAST = {3: "NLC", 4: "NHWC", 5: "NDHWC"}  # how samples.npz holds signals, fields, and volumes or video
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,11 @@ class Evaluate:
             file = path / "samples.npz"
             if not path.exists():  # nor may it be the name of a data set
                 raise InputError(f"path={str(path)!r} does not exist: give a run, a model, or samples.")
-            source = (file if file.exists() else path).absolute()
-            images = load_dataset(source, scaling="none", layout=self.comparing.layout, memory_limit=None)
+            layout, source = self.comparing.layout, path
+            if file.exists():  # of nidiff sample, whatever the layout of the real data is
+                arrays = read_npz(file, ["arr_0"], "draw it again with nidiff sample")
+                layout, source = CHANNELS_LAST.get(arrays["arr_0"].ndim), file
+            images = load_dataset(source.absolute(), scaling="none", layout=layout, memory_limit=None)
             result = evaluate_images(images, name=path.name, **vars(self.comparing))
         if result is not None:
             words = field_text(result) if result.details else text([result])

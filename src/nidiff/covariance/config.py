@@ -205,7 +205,10 @@ def as_covariance(
     arguments = _with_boundary(known[name], arguments, boundary)
     over_times = "times" in signature(known[name]).parameters
     if over_times and "times" in arguments:
-        return call("covariance", name, arguments, known)
+        found: Covariance = call("covariance", name, arguments, known)
+        if shape is not None and found.event_shape != check_shape(shape):
+            raise InputError(f"times has {found.size} numbers, and the event is {tuple(shape)}: give one per step.")
+        return found
     if shape is None:
         raise InputError(f"covariance={value!r} needs the shape of the event: give shape=, such as (32, 32).")
     if over_times:
@@ -216,6 +219,8 @@ def as_covariance(
 def _product(text: str, shape: Sequence[int] | None, boundary: Boundary | None) -> Covariance:
     """``A x B``: A over the first axis, and B over the others."""
     first, _, others = text.partition(TIMES)
+    if not all(part.strip() for part in text.split(TIMES)):
+        raise InputError(f"covariance={text!r} has an empty factor: name a field on both sides of ' x '.")
     if any(part.strip().startswith("from_data") for part in text.split(TIMES)):
         raise InputError(f"covariance={text!r}: from_data is over all axes of the event; use it without a product.")
     if shape is not None and len(check_shape(shape)) < 2:

@@ -32,6 +32,9 @@ def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
         raise InputError(f"shape={shape} has {len(shape)} axes, and Σ is over {own}: give as many.")
     if shape == own:
         return covariance
+    if covariance.multiple is not None:
+        field, factor = covariance.multiple
+        return factor * field.at(shape)
     if isinstance(covariance, Channels):
         return _channels(covariance, shape)
     if isinstance(covariance, CrossSpectral):
@@ -44,10 +47,17 @@ def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
         if covariance.is_product:
             return product
         return product.with_eigenvalues(_table(covariance, covariance.eigenvalues, shape))
-    if covariance.recipe is not None and covariance.recipe[0] in (*FORMULAS, "offset") and not covariance.is_singular:
+    if covariance.recipe is not None and not covariance.is_singular and _has_formula(covariance.recipe[0], own, shape):
         return _formula(covariance, *covariance.recipe, shape)
     values = _table(covariance, covariance.eigenvalues, shape)
     return stationary(shape, values, covariance.boundary or (), normalize=False, allow_singular=covariance.is_singular)
+
+
+def _has_formula(name: str, own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether the field of that name has one that holds on the other grid, too: the unit of |k| in power laws is the
+    lowest frequency, which an axis of one pixel does not have."""
+    same_axes = all((n == 1) == (new == 1) for n, new in zip(own, shape, strict=True))
+    return name in ("matern", "offset") or (name in FORMULAS and same_axes)
 
 
 def _white(covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
@@ -85,8 +95,12 @@ def _channels(covariance: Channels, shape: tuple[int, ...]) -> Covariance:
 
 
 def _cross_spectral(covariance: CrossSpectral, shape: tuple[int, ...]) -> Covariance:
-    """New modes have the mean correlation of the upper octave."""
-    spatial = covariance.spatial
+    """New modes have the mean correlation of the upper octave. White channels stay white, as they are alone."""
+    spatial, first = covariance.spatial, covariance.matrices.flatten(0, -3)[0]
+    if bool((covariance.matrices == first).all()) and not bool(covariance.quadrature.any()):
+        white = _white(spatial.with_eigenvalues(torch.ones_like(spatial.eigenvalues)), shape)
+        matrices = first.expand(*shape, *first.shape)
+        return CrossSpectral(matrices, white, normalize=False, allow_singular=covariance.is_singular)
     matrices = torch.complex(covariance.matrices, covariance.quadrature).movedim((-2, -1), (0, 1))
     own = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0).real
     variances = _table(spatial, own, shape)

@@ -96,6 +96,7 @@ class Covariance(ABC):
         self._range = positive.min().item(), positive.max().item()
         self._tables: dict[Hashable, Tensor] = {}
         self.recipe: tuple[str, dict[str, Any]] | None = None  # the call of a named field that made this Σ
+        self.multiple: tuple[Covariance, float] | None = None  # another Σ and c, if this one was made as c · that
 
     # What a family supplies --------------------------------------------------------------------------------------
 
@@ -375,7 +376,9 @@ class Covariance(ABC):
         factor = plain(factor)
         if not (is_number(factor) and factor > 0):
             raise InputError(f"a covariance times {shown(factor)} is not a covariance: scale by a positive number.")
-        return self.with_eigenvalues(self._eigenvalues * factor)
+        other, (field, before) = self.with_eigenvalues(self._eigenvalues * factor), self.multiple or (self, 1.0)
+        other.multiple = field, before * factor
+        return other
 
     __rmul__ = __mul__
 

@@ -77,6 +77,8 @@ class Scaling:
 
     def _logs(self, x: Tensor) -> Tensor:
         logs = torch.tensor(self.log, device=x.device)
+        if logs.ndim and (x.ndim < 2 or x.shape[1] != len(logs)):
+            raise InputError(f"the scaling has {len(logs)} channels, but the data have shape {tuple(x.shape)}.")
         return logs.reshape(-1, *[1] * (x.ndim - 2)) if logs.ndim else logs
 
     def _like(self, x: Tensor) -> tuple[float | Tensor, float | Tensor]:

@@ -236,13 +236,14 @@ def open_bench(
     if source is not None and split is None:
         real = source.held_out(train)
     shape, scaling = real.data.shape, None if model is None else model.denoiser.scaling
+    own = None if model is None else model.denoiser.process.covariance.spatial.boundary
     return FieldBench(
         all_values(real.data, num_real),
         real.name,
         real.split,
         real.data.grid if model is None else model.grid,
         real.data.scaling if scaling is None else scaling,
-        boundary_per_axis(boundary or (source and source.experiment.boundary) or "periodic", len(shape) - 1),
+        boundary_per_axis(boundary or (source and source.experiment.boundary) or own or "periodic", len(shape) - 1),
         None if features is None else load_field_features(features, shape, trust=trust_features),
         bootstrap,
         train.data if train is not None and real is not train else None,
@@ -253,7 +254,10 @@ def are_pictures(data: Any, model: Model | None = None) -> bool:
     """Whether data are compared as 8-bit pictures."""
     grid = model.grid if model is not None else data.grid if isinstance(data, Dataset) else None
     if grid is None:
-        return getattr(data, "ndim", 4) == 4  # anything else than an array is refused there
+        if getattr(data, "ndim", 4) != 4:
+            return False
+        values = as_tensor(data, "images")
+        return values.dtype == torch.uint8 or not bool((values.abs() > 1).any())
     return grid.kind == "picture" and grid.dtype == "uint8"
 
 

@@ -90,5 +90,6 @@ def evaluate_images(
     bench.check(tuple(generated.shape[1:]), len(generated))
     if not state.is_main_process:
         return None
-    asked = Result(name, "-", 0, provenance=bench.provenance(len(generated)))
+    clip = 1.0 if isinstance(bench, Bench) else None  # nothing was drawn; 1.0 is what tables leave out
+    asked = Result(name, "-", 0, clip=clip, provenance=bench.provenance(len(generated)))
     return bench.measured(asked, generated)

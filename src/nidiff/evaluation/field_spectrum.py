@@ -155,7 +155,8 @@ def compare_cross_spectra(
 
     S_ab is the mean of x̂_a x̂_b* over items and modes, of which one of k and −k counts, that with a positive frequency
     along the last periodic axis: so the phase of γ says by how much a channel leads another along that axis. |γ| is the
-    coherence: 1 where one channel is a filter of the other, 0 where they have nothing in common.
+    coherence: 1 where one channel is the other times one complex number throughout the band, such as a symmetric
+    filter, less where the phase turns within the band, and 0 where they have nothing in common.
     """
     first, second = as_pair_of_fields(real, generated)
     if first.shape[1] < 2:
@@ -176,7 +177,8 @@ class Waves:
             raise InputError(f"axes={shown(axes)} must be some of {[*range(len(event))]}, the axes of the event.")
         self.axes = known
         self.names = {axis: names[axis] for axis in known}
-        self.periodic = [axis for axis in known if names[axis] == "periodic"]
+        # The last one counts one of k and −k, which an axis of one pixel cannot tell.
+        self.periodic = sorted((axis for axis in known if names[axis] == "periodic"), key=lambda a: (event[a] > 1, a))
         self._half = self.periodic[-1] if self.periodic else None
         if max(event[axis] for axis in known) < 2:
             raise InputError(f"axes={shown(axes)} have one pixel each: choose longer ones.")

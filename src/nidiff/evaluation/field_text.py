@@ -13,7 +13,8 @@ MOST_TABLES = 8  # of spectra
 def field_text(result: Result) -> str:
     """The metrics of one result with the same of real data, the band tables, and where the numbers come from."""
     floor, bands = result.details.get("floor", {}), result.details.get("bands", [])
-    head = [PLAIN.escape(f"{result.run}, {result.sampler_text} {result.num_steps}"), "generated", "real"]
+    drawn = "" if result.sampler == "-" else f", {result.sampler_text} {result.num_steps}"
+    head = [PLAIN.escape(f"{result.run}{drawn}"), "generated", "real"]
     rows = [[PLAIN.escape(name), number(one, PLAIN), _floor(floor.get(name))] for name, one in result.metrics.items()]
     against = result.details.get("floor_of", "other real data")
     parts = [aligned([head, *rows]), f"All are errors, 0 is best; real: the same of {against} in place of samples."]

@@ -60,6 +60,8 @@ def real_data(
     source = own or Experiment()
     if data is not None or data_dir is not None:
         source = replace(source, data=data or source.data, data_dir=data_dir)
+    if data is not None and own is not None and Path(data).suffix != Path(own.data).suffix:  # another kind of file
+        source = replace(source, layout=None, variables=(), sample_axis=None)
     if data is not None and split is None:
         source = replace(source, held_out=None)
     if layout is not None:

@@ -1,6 +1,5 @@
 """Networks: those that have a name, and any other in a folder. A file decides the weights, never what code is run."""
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -110,7 +109,7 @@ def unet2d(
     """
     from diffusers import UNet2DModel
 
-    from nidiff.model.unet import MOST_LAYERS, check_widths
+    from nidiff.model.unet import MOST_LAYERS, check_widths, norm_groups
 
     if len(shape) != 3:
         raise InputError(f"network='unet2d' is for images [C, H, W], not {tuple(shape)}: use network='unet'.")
@@ -132,7 +131,7 @@ def unet2d(
         layers_per_block=layers,
         down_block_types=down,
         up_block_types=up,
-        norm_num_groups=min(32, math.gcd(*widths) // 4),
+        norm_num_groups=norm_groups(widths),
         attention_head_dim=None,
         dropout=dropout,
     )

@@ -73,14 +73,15 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
             raise InputError(
                 f"factorised={shown(factorised)} is for data with an axis of time before others: leave it."
             )
-        kinds = [one_of("boundary", kind, BOUNDARIES) for kind in _per_axis("boundary", boundary, axes)]
+        named = boundary.split("/") if isinstance(boundary, str) else boundary
+        kinds = [one_of("boundary", kind, BOUNDARIES) for kind in _per_axis("boundary", named, axes)]
         widths, attention = check_widths(widths, attention)
         self.patch = tuple(check_whole("patch", p) for p in _per_axis("patch", patch, axes))
         self.strides = (1 if factorised else 2, *(2,) * (axes - 1))
         deepest = len(widths) - 1
         self.multiples = tuple(p * s**deepest for p, s in zip(self.patch, self.strides, strict=True))
         check_divided("sample_size", size, self.multiples)
-        groups, embedded, volume = min(32, math.gcd(*widths) // 4), 4 * widths[0], math.prod(self.patch)
+        groups, embedded, volume = norm_groups(widths), 4 * widths[0], math.prod(self.patch)
 
         def conv(inputs: int, outputs: int) -> nn.Module:
             return _convolution(inputs, outputs, kinds, factorised)
@@ -115,6 +116,8 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
                 f"x has shape {tuple(x.shape)}: give a batch [B, C, *event] of {len(self.patch)} event axes."
             )
         check_divided("x", x.shape[2:], self.multiples)
+        if x.shape[1] != self.config["in_channels"]:
+            raise InputError(f"x has {x.shape[1]} channels, and the network takes {self.config['in_channels']}.")
         embedding = self._embedding(x, label, class_labels)
         x = self.first(to_channels(x, self.patch))
         skips = []
@@ -262,11 +265,20 @@ def check_widths(widths: Any, attention: Any) -> tuple[tuple[int, ...], tuple[in
     return wide, depths
 
 
+def norm_groups(widths: Sequence[int]) -> int:
+    """The number of groups of the norms: at most 32, of four channels or more, and a divisor of every width."""
+    common = math.gcd(*widths)
+    return next(count for count in range(min(32, common // 4), 0, -1) if common % count == 0)
+
+
 def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int]) -> None:
     """Refuse a size along some axis that patches and halvings do not divide."""
     if any(n % m for n, m in zip(size, multiples, strict=True)):
         shape, parts = "×".join(map(str, size)), "×".join(map(str, multiples))
-        near = (f"{max(1, n // m) * m} or {-(-n // m) * m}" for n, m in zip(size, multiples, strict=True))
+        near = (
+            " or ".join(dict.fromkeys(str(n) for n in (max(1, n // m) * m, -(-n // m) * m)))
+            for n, m in zip(size, multiples, strict=True)
+        )
         raise InputError(
             f"{argument}={shape} must be multiples of {parts}, to be patched and then halved for every further width: "
             f"use fewer widths, a smaller patch, or {' × '.join(near)}."
