@@ -11,7 +11,7 @@ from nidiff.data.load import load_dataset
 from nidiff.diffusion.schedule import as_schedule
 from nidiff.model.network import unet2d
 from nidiff.notation import parse_call
-from nidiff.training.experiment import PRESETS, Experiment, read_experiment
+from nidiff.training.experiment import BEFORE, PRESETS, Experiment, read_experiment
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -64,7 +64,7 @@ def test_a_saved_covariance_is_a_covariance_too(tmp_path):
 def test_version_0_1_called_the_sampling_steps_sample_steps(tmp_path):
     file = tmp_path / "experiment.json"
     file.write_text('{"format": 1, "sample_steps": 7}')
-    assert read_experiment(file) == Experiment(num_steps=7, gaussian="none")  # it fitted no Gaussian
+    assert read_experiment(file) == Experiment(num_steps=7, **BEFORE)
     file.write_text('{"format": 2, "sample_steps": 7}')
     with pytest.raises(nidiff.InputError, match="sample_steps"):
         read_experiment(file)

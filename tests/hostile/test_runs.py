@@ -16,7 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,8 @@ import nidiff.report.html
 from nidiff.cli import main
 from nidiff.errors import InputError
 from nidiff.locks import claimed
+from nidiff.model.network import BUILDERS
 from nidiff.sealed import seal
-from nidiff.training import loop
 from nidiff.training.checkpoint import list_checkpoints, load_checkpoint
 from nidiff.training.run import FILES, FOLDERS, RunDirectory
 
@@ -146,7 +146,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from nidiff.locks import claimed
-with claimed(Path(sys.argv[1])):
+from nidiff.model.network import BUILDERS
     print("claimed", flush=True)
     sys.stdin.read()
 """
@@ -378,14 +378,14 @@ def test_one_pixel_of_the_data_matters(tmp_path, capsys, tally):
 
 def test_another_network_of_the_same_size_is_noticed(mine, monkeypatch, capsys, tally):
     """As if another version of diffusers had another default."""
-    built = loop.unet
+    built = BUILDERS["unet2d"]
 
     def other(shape, **options):
         net = built(shape, **options)
         net.register_to_config(act_fn="gelu")
         return net
 
-    monkeypatch.setattr(loop, "unet", other)
+    monkeypatch.setitem(BUILDERS, "unet2d", wraps(built)(other))
     assert train(mine, "--steps", "6", "--resume") == 2
     assert "the network" in capsys.readouterr().err
     tally("exchanged parts of a run", 1, 0)

@@ -78,8 +78,8 @@ class Calibrate:
         options |= {"steps_per_level": self.steps_per_level, "preconditioned": not self.printed}
         images, generator = self._load(), torch.Generator().manual_seed(self.seed)
         if self.range == "unit":
-            if images.dtype != torch.uint8:
-                raise InputError("range='unit' is for images of 8 bits: leave it out.")
+            if images.dtype != torch.uint8 and bool((images.abs() > 1).any()):
+                raise InputError("range='unit' is for images, whose pixels are in [-1, 1]: leave it out.")
             images = as_pixels(images).add(1).div_(2)
         covariance = as_covariance(self.covariance, tuple(images.shape[2:]), lambda: as_pixels(images))
         with progress_bar("distances", "pairs") as progress:
