@@ -3,6 +3,7 @@
 import functools
 import json
 import shlex
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ import torch
 import nidiff
 from nidiff.calibration.design import SOLVERS, STEPS, design
 from nidiff.cli import main
+from nidiff.commands.design import Design
+from nidiff.commands.flags import Loading
 from nidiff.covariance.config import as_covariance
+from nidiff.data.dataset import Dataset
+from nidiff.diffusion.scaling import Scaling
 
 SHAPE = (16, 16)
 STEEP = nidiff.GaussianModel(torch.zeros(1, *SHAPE), nidiff.power_law(SHAPE, 3.0))
@@ -120,6 +125,17 @@ def test_reflecting_noise_is_compared_in_its_own_basis(fields, tmp_path, capsys)
     assert "left out heat" in said.err
     assert main(["design", str(fields), "--covariances", "gff", *noises, *few]) == 2
     assert "--covariances='gff:boundary=reflecting' has other modes than 'gff'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("scaling", "words"),
+    [("auto", "--preset cifar10-small"), ("standard", "--data cifar10 --preset fields --scaling standard")],
+)
+def test_the_command_has_one_preset(scaling, words):
+    data = Dataset(torch.zeros(1, 1, *SHAPE, dtype=torch.uint8))
+    images = data if scaling == "auto" else replace(data, scaling=Scaling(30.0, 100.0))
+    command = Design("cifar10", Loading(scaling=(scaling,)))._command(compare(*TWO).recommended, images)
+    assert shlex.join(command).startswith(f"nidiff train {words} --covariance")
 
 
 @pytest.mark.parametrize(

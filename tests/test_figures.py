@@ -172,3 +172,13 @@ def test_a_thumbnail_is_on_the_scale_of_another_item(shape, axes):
     assert not np.array_equal(large, same)
     if axes > 1:
         assert same.shape[:2] == (6, 8 * shape[0] + shape[0] - 1)
+
+
+def test_a_thumbnail_rises_with_its_coordinates_and_takes_a_single_one():
+    like = normal(1, 2, 8)
+
+    def drawn(x, *known):
+        return np.asarray(thumbnail(x, like, Grid(("depth", "x"), coordinates={"depth": known})).convert("RGB"))
+
+    assert drawn(like[:, :1], 5.0).shape[:2] == (1, 8)
+    assert np.array_equal(drawn(like, 0.0, 1.0), drawn(like, 1.0, 0.0)[::-1])

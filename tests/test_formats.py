@@ -131,6 +131,37 @@ def test_a_plain_hdf5_file_needs_no_names(tmp_path):
     data = load(tmp_path / "a.h5", layout="NCHW")
     assert np.array_equal(data.values.numpy(), values)
     assert data.grid.axes == ("height", "width")
+    assert load(tmp_path / "a.h5", layout="NTHW").grid.axes == ("time", "height", "width")
+
+
+def test_nameless_axes_are_told_apart_by_their_order(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"], file["b"], file["c"] = numbers(5, 8, 16), numbers(5, 16, 8), numbers(5, 8, 16)
+    refuse(tmp_path / "a.h5", "'b'", "variables=")
+    assert load(tmp_path / "a.h5", variables=("a", "c")).shape == (2, 8, 16)
+    named = climate()
+    named["u10"] = named.u10.transpose("time", "lon", "lat")
+    assert load(store(named, tmp_path / "a.nc")).shape == (2, 4, 6)
+
+
+def test_channels_of_one_variable_keep_its_unit_and_their_numbers(tmp_path):
+    axes, wind = ("time", "level", "x"), numbers(5, 3, 8)
+    table = xarray.Dataset({"u": (axes, wind, {"units": "m/s"})}, {"level": [1000.0, 850.0, 2.5]})
+    grid = load(store(table, tmp_path / "a.nc"), layout="NCL").grid
+    assert (grid.channels, grid.units) == (("u_1000", "u_850", "u_2.5"), ("m/s",) * 3)
+    words = table.assign_coords(level=["low", "middle", "high"])
+    assert load(store(words, tmp_path / "b.nc"), layout="NCL").grid.channels == ()
+
+
+@pytest.mark.parametrize("calendar, is_kept", [("360_day", False), ("noleap", False), ("standard", True), (None, True)])
+def test_times_of_another_calendar_are_not_called_dates(tmp_path, calendar, is_kept):
+    unit = "days since 2000-01-01"
+    about = {"units": unit} if calendar is None else {"units": unit, "calendar": calendar}
+    table = xarray.Dataset({"u": (("item", "time"), numbers(5, 4))}, {"time": ("time", np.arange(4.0), about)})
+    grid = load(store(table, tmp_path / "a.nc")).grid
+    assert grid.coordinates["time"] == (0, 1, 2, 3)
+    assert grid.axis_units == ({"time": unit} if is_kept else {})
 
 
 @pytest.mark.parametrize("bits, tolerance", [(8, 1 / 128), (16, 2**-15), (24, 2**-23), (32, 2**-24)])
@@ -148,6 +179,7 @@ def test_sounds_of_all_widths_are_numbers_in_minus_one_to_one(tmp_path, bits, to
     assert abs(data.values.numpy() - wanted).max() <= tolerance
     stream = load(tmp_path, memory_limit=0)
     assert torch.equal(stream.all(), data.all())
+    refuse(tmp_path, "50", "size=", size=16000)  # a length, whose square means nothing
     middle = load(tmp_path, size=10)
     assert torch.equal(middle.values, data.values[..., 20:30])
     refuse(tmp_path, "51", "size", size=51)
@@ -161,6 +193,14 @@ def wav(path, values, kind=3, rate=8000):
     parts = b"LIST" + struct.pack("<I", 3) + b"abc\0" + b"fmt " + struct.pack("<I", len(form)) + form
     parts += b"data" + struct.pack("<I", len(raw)) + raw
     path.write_bytes(b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WAVE" + parts)
+
+
+def test_images_of_too_many_pixels_are_refused(tmp_path):
+    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8), np.uint8))
+    Image.new("L", (8, 8)).save(tmp_path / "a.png")
+    for path in (tmp_path, tmp_path / "a.npy"):
+        refuse(path, "size=16000", "pixels", size=16000)
+        assert load(path, size=4).shape == (1, 4, 4)
 
 
 def test_sounds_of_floats_are_read_as_they_are(tmp_path):
@@ -419,7 +459,7 @@ def test_a_missing_value_is_filled_as_asked(tmp_path, memory_limit):
         assert filled[0, 0, 0, 0] == 270
         assert np.array_equal(filled[0, 1].numpy(), table.u10.values[3])
     refuse(file, "missing='zero'", missing="zero")
-    for missing in (float("nan"), None, "nan", True):
+    for missing in (float("nan"), None, "nan", True, 1e300, "-1e39"):
         refuse(file, "missing=", missing=missing)
 
 

@@ -25,7 +25,7 @@ from nidiff.files import file_sha256
 from nidiff.generation.export import Samples, as_xarray, write_gif, write_wav
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import Job, kept
-from nidiff.generation.opened import resized
+from nidiff.generation.opened import Model, resized
 from nidiff.model.folder import save_model
 from nidiff.model.unet import FieldUNet
 
@@ -166,6 +166,12 @@ def test_names_that_clash_are_told_apart():
     assert data.wind_0.dims == ("seed", "sample", "time")
     plain = as_xarray(Samples(np.zeros((1, 2, 3), np.float32), np.array([7]), Grid(("x",)), {}))
     assert list(plain.data_vars) == ["channel_0", "channel_1"]
+    named = Grid(("x",), ("sample", "seed", "item", "number"))
+    data = as_xarray(Samples(np.zeros((1, 4, 3), np.float32), np.array([7]), named, {}))
+    assert list(data.data_vars) == ["sample", "seed", "item", "number"]
+    assert data["sample"].dims == ("sample_0", "x")
+    again = Samples(np.arange(9, dtype=np.float32).reshape(1, 3, 3), np.array([7]), Grid(("x",), ("a", "a", "a_0")), {})
+    assert {name: int(one[0, 0]) for name, one in as_xarray(again).items()} == {"a_0": 0, "a_1": 3, "a_0_2": 6}
 
 
 def test_a_wav_file_is_the_signal(sample, tmp_path):
@@ -359,6 +365,19 @@ def test_a_model_is_sampled_on_another_grid(models, sample, tmp_path):
     assert "shape: [16, 32], not None" in log
     assert sample("field", tmp_path / "t", "--shape", "8", "16")[0] == 0  # the model's own
     assert "shape" not in json.loads((tmp_path / "t" / "job.json").read_text())["job"]
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting", None])
+def test_with_white_noise_the_gaussian_of_the_data_says_what_the_edges_are(boundary):
+    shape, event = (2, 8, 16), (8, 16)
+    gaussian = None
+    if boundary is not None:
+        gaussian = nidiff.GaussianModel(torch.zeros(shape), nidiff.gaussian_free_field(event, boundary=boundary))
+    net = FieldUNet(event, 2, 2, widths=(8,), layers=1, attention=())
+    process = nidiff.Process(nidiff.ddpm_linear(10), nidiff.Identity(event))
+    denoiser = nidiff.Denoiser(net, process, "v", gaussian=gaussian)
+    longitude = Model(Path(), denoiser, shape, "", CLIMATE).at((8, 32)).grid.coordinates["longitude"]
+    assert longitude[0] == (0 if boundary == "periodic" else -22.5 / 4)
 
 
 def test_a_grid_that_the_network_cannot_take_is_refused(tmp_path, capsys):

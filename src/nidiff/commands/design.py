@@ -107,7 +107,7 @@ class Design:
     def _command(self, chosen: "designs.Candidate", images: "Dataset") -> list[str]:
         """How to train with it."""
         assert self.data is not None
-        preset = PRESETS.get(self.data)
+        preset = PRESETS.get(self.data) if images.has_known_range else None
         words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
         words += [] if images.has_known_range else ["--preset", "fields"]
         words += self.loading.words()

@@ -62,8 +62,6 @@ class Reading:
         pair = self.pair
         if pair is not None and not (len(pair) == 2 and all(type(side) is int and side > 0 for side in pair)):
             raise InputError(f"size={shown(self.size)} is not a size: give one positive integer, or height and width.")
-        if pair is not None and prod(pair) > MOST_PIXELS:
-            raise InputError(f"size={shown(self.size)} is more than {MOST_PIXELS:,} pixels: give a smaller one.")
         if self.memory_limit is not None:
             check_number("memory_limit", self.memory_limit)
         if self.channels is not None and (not fits(self.channels, int) or self.channels not in CHANNELS):
@@ -73,6 +71,11 @@ class Reading:
     def pair(self) -> tuple[int, int] | None:
         """(height, width), or None where images keep theirs."""
         return self.size if self.size is None or isinstance(self.size, tuple) else (self.size, self.size)
+
+    def check_pixels(self) -> None:
+        """Refuse images of a size that none may have; that of sounds is a length."""
+        if self.pair is not None and prod(self.pair) > MOST_PIXELS:
+            raise InputError(f"size={shown(self.size)} is more than {MOST_PIXELS:,} pixels: give a smaller one.")
 
 
 class Encoded(NamedTuple):
@@ -114,6 +117,7 @@ def read_encoded(images: Sequence[Encoded], reading: Reading) -> tuple[Tensor | 
     once, or in a stream when it is met. With ``skip_corrupt`` it is left out instead; a stream is then decoded once
     beforehand, because the number of images must be known at the start.
     """
+    reading.check_pixels()
     Image.init()  # two threads that do this at once can miss a format
     kinds = _each(partial(_kind, reading), reading, "looking at images", images)
     rows, good = list(compress(range(len(images)), kinds)), list(compress(images, kinds))

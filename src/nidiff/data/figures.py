@@ -74,7 +74,8 @@ def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
         return _thumbnail_of_lines(values, scale)
     if values.ndim == 4:
         values = values[:, values.shape[1] // 2]
-    if np.diff(grid.coordinates.get(grid.axes[-2], (0.0, 0.0)))[0] > 0:
+    known = _coordinates(grid, len(grid.axes) - 2, values.shape[-2])
+    if len(known) > 1 and known[1] > known[0]:
         values = values[:, ::-1]
     colour_maps, tiles = require("matplotlib").colormaps, []
     for plane, one in zip(values, scale, strict=True):

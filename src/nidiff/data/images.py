@@ -102,6 +102,7 @@ def _open_clips(path: Path, files: list[Path], reading: Reading) -> Dataset:
 
 def fit_pixels(pixels: Tensor | Source, reading: Reading) -> Tensor | Source:
     """`fit` of each image of ``pixels`` [N, C, H, W]."""
+    reading.check_pixels()
     shape = (reading.channels or pixels.shape[1], *(reading.pair or pixels.shape[2:]))
     if shape == tuple(pixels.shape[1:]):
         return pixels

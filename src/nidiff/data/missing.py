@@ -76,4 +76,6 @@ def as_missing(missing: Any) -> str | float:
             missing = float(missing)
     if not is_number(missing := plain(missing)):
         raise InputError(f"missing={shown(missing)} must be refuse, mean or a number.")
+    if abs(missing) > torch.finfo(torch.float32).max:
+        raise InputError(f"missing={shown(missing)} is more than float32 can hold: give a smaller number.")
     return float(missing)

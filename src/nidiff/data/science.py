@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,6 +30,7 @@ SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5", ".zarr")
 # Axes that belong to an item: the first axis of a variable is that of the items only if it is none of them.
 INSIDE = ("lat", "latitude", "lon", "longitude", "level", "height", "width", "depth", "channel", "x", "y", "z")
 NAMELESS = "phony_dim"  # how h5netcdf calls the axes of plain HDF5
+CALENDARS = ("standard", "gregorian", "proleptic_gregorian")  # of the dates that everyone uses
 METADATA = ("zarr.json", ".zarray", ".zmetadata")
 # Of Zarr. Others are left alone: one of them, pickle, would run programs.
 CODECS = (
@@ -64,7 +66,9 @@ def open_science(path: Path, reading: Reading) -> Dataset:
     if channel is not None and len(names) > 1:
         raise InputError(f"layout={reading.layout!r} has C, and so has one variable: name one with variables=.")
     for name in names:
-        if {*table[name].dims} != {*dims}:
+        others = tuple(map(str, table[name].dims))
+        # Nameless axes are known by their sizes alone, so that their order is what tells them apart.
+        if others != dims if _is_nameless(dims) else {*others} != {*dims}:
             found = f"{names[0]!r} over {table[names[0]].dims}, {name!r} over {table[name].dims}"
             raise InputError(
                 f"{argument} has variables over different axes ({found}): choose some that are alike with variables=."
@@ -76,6 +80,9 @@ def open_science(path: Path, reading: Reading) -> Dataset:
     source = Fields(path, table, names, sample, channel, event)
     with source.watched.reading():
         grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
+        if _is_nameless(event):
+            axes = USUAL[len(event)] if reading.layout is None else Layout(reading.layout).axes
+            grid = replace(grid, axes=axes, coordinates={}, axis_units={})
         along = _along(table, sample)
     values = settled(source, argument, reading.memory_limit, progress=reading.progress)
     if values is not source:
@@ -258,16 +265,32 @@ def _axes(variable: Any, argument: str, reading: Reading) -> tuple[tuple[str, ..
 
 def _grid(table: Any, names: Sequence[str], event: tuple[str, ...], channel: str | None, dtype: str) -> Grid:
     """What the file says of its channels and axes."""
-    units = () if channel else tuple(_text(table[name], "units") for name in names)
-    coordinates: dict[str, tuple[float, ...]] = {}
-    for dim in event:
-        values = table[dim].values if dim in table.coords and table.sizes[dim] <= MOST_COORDINATES else None
-        if values is not None and values.ndim == 1 and values.dtype.kind in "iuf" and np.isfinite(values).all():
-            coordinates[dim] = tuple(map(float, values))
-    axis_units = {dim: unit for dim in event if dim in table.coords and (unit := _text(table[dim], "units"))}
-    if any(dim.startswith(NAMELESS) for dim in event):
-        event, coordinates, axis_units = USUAL[len(event)], {}, {}
-    return Grid(event, () if channel else tuple(names), units if any(units) else (), coordinates, axis_units, dtype)
+    channels, units = tuple(names), tuple(_text(table[name], "units") for name in names)
+    if channel is not None:
+        values = _numbers_along(table, channel)
+        channels, units = tuple(f"{names[0]}_{value:g}" for value in values), units * table.sizes[channel]
+    coordinates = {dim: values for dim in event if (values := _numbers_along(table, dim))}
+    axis_units = {dim: unit for dim in event if dim in table.coords and (unit := _axis_unit(table[dim]))}
+    return Grid(event, channels, units if any(units) else (), coordinates, axis_units, dtype)
+
+
+def _is_nameless(dims: Sequence[str]) -> bool:
+    return any(dim.startswith(NAMELESS) for dim in dims)
+
+
+def _numbers_along(table: Any, dim: str) -> tuple[float, ...]:
+    """The coordinate of an axis; nothing where it has none, or one that is not of finite numbers."""
+    values = table[dim].values if dim in table.coords and table.sizes[dim] <= MOST_COORDINATES else None
+    if values is None or values.ndim != 1 or values.dtype.kind not in "iuf" or not np.isfinite(values).all():
+        return ()
+    return tuple(map(float, values))
+
+
+def _axis_unit(coordinate: Any) -> str:
+    """The unit of a coordinate; nothing for times of a calendar with other days, since a grid does not name it and
+    they would be read as false dates."""
+    unit, calendar = _text(coordinate, "units"), _text(coordinate, "calendar").lower() or CALENDARS[0]
+    return "" if " since " in unit and calendar not in CALENDARS else unit
 
 
 def _text(variable: Any, name: str) -> str:

@@ -79,8 +79,9 @@ def write_zarr(samples: Samples, path: Path) -> None:
 def as_xarray(samples: Samples) -> Any:
     """The samples as an `xarray.Dataset`."""
     xarray, grid, data = require("xarray"), samples.grid, samples.data
-    item = next(name for name in ("sample", "seed", "item", "number") if name not in grid.axes)
     names = _variables(grid, data.shape[1])
+    possible = ("sample", "seed", "item", "number", *(f"sample_{index}" for index in range(len(names) + 3)))
+    item = next(name for name in possible if name not in (*grid.axes, *names))
     units = grid.units or ("",) * len(names)
     variables = {
         name: ((item, *grid.axes), data[:, channel], {"units": unit} if unit else {})
@@ -98,10 +99,12 @@ def as_xarray(samples: Samples) -> Any:
 def _variables(grid: Grid, channels: int) -> list[str]:
     """A name for the variable of each channel, different from one another and from the axes."""
     names = [name.replace("/", "_") for name in grid.channels] or [f"channel_{index}" for index in range(channels)]
-    return [
-        f"{name or 'channel'}_{index}" if not name or names.count(name) > 1 or name in grid.axes else name
-        for index, name in enumerate(names)
+    numbered = [f"{name or 'channel'}_{index}" for index, name in enumerate(names)]
+    chosen = [
+        number if not name or names.count(name) > 1 or name in grid.axes else name
+        for name, number in zip(names, numbered, strict=True)
     ]
+    return chosen if len({*chosen}) == len(chosen) else numbered
 
 
 def _unfilled(dataset: Any) -> dict[str, dict[str, None]]:

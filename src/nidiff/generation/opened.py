@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nidiff.covariance.operator import Covariance
 from nidiff.data.dataset import WHOLE
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
@@ -53,8 +52,8 @@ class Model(NamedTuple):
         if len(event) != len(self.shape) - 1:
             axes = " × ".join(map(str, self.shape[1:]))
             raise InputError(f"shape={shown(tuple(event))} must have as many numbers as the model's own, {axes}.")
-        denoiser, before = self.denoiser.at(tuple(event)), self.denoiser.process.covariance
-        grid = resized(self.grid, self.shape[1:], event, boundaries(before, len(event)))
+        denoiser = self.denoiser.at(tuple(event))
+        grid = resized(self.grid, self.shape[1:], event, boundaries(self.denoiser, len(event)))
         model = self._replace(denoiser=denoiser, shape=(self.shape[0], *event), grid=grid, event=tuple(event))
         model.try_network()
         return model
@@ -163,9 +162,11 @@ def seeds_text(seeds: Sequence[int]) -> str:
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
-def boundaries(covariance: Covariance, axes: int) -> tuple[str, ...]:
-    """The boundary of each axis of the event; reflecting where Σ does not say."""
-    return (covariance.boundary or ("reflecting",) * axes)[-axes:]
+def boundaries(denoiser: Denoiser, axes: int) -> tuple[str, ...]:
+    """The boundary of each axis of the event: that of Σ, else, as white noise has none, that of the data's Gaussian;
+    reflecting where neither says."""
+    of_data = None if denoiser.gaussian is None else denoiser.gaussian.spatial.boundary
+    return denoiser.process.covariance.spatial.boundary or of_data or ("reflecting",) * axes
 
 
 def resized(grid: Grid, before: Sequence[int], after: Sequence[int], words: Sequence[str]) -> Grid:
