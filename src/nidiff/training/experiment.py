@@ -83,7 +83,7 @@ class Experiment:
     residual, else x."""
 
     network: str = "auto"
-    """The network as NAME:key=value,…: unet, for one to three axes, with keys such as patch=2 (steps several times faster) or
+    """The network as NAME:key=value,…: unet, for one to three axes, with keys such as patch=2 (faster steps) or
     factorised=true (video), or unet2d, diffusers' UNet2DModel; auto: unet2d for images of whole numbers, else unet."""
     boundary: str | None = None
     """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic).
