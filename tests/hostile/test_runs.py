@@ -146,7 +146,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from nidiff.locks import claimed
-from nidiff.model.network import BUILDERS
+with claimed(Path(sys.argv[1])):
     print("claimed", flush=True)
     sys.stdin.read()
 """
