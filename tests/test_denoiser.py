@@ -159,3 +159,8 @@ def test_logarithms_of_other_channels_than_the_data_have_are_refused():
     for move in (nidiff.Scaling(1.0, 0.0, (True, False)).to_data, nidiff.Scaling(1.0, 0.0, (True, False)).to_model):
         with pytest.raises(nidiff.InputError, match="2 channels"):
             move(torch.ones(2, 1, 4))
+
+
+def test_a_scaling_has_one_number_of_channels():
+    with pytest.raises(nidiff.InputError, match="scale, shift and log"):
+        nidiff.Scaling((1.0, 2.0), (0.0, 1.0, 2.0))

@@ -740,3 +740,9 @@ def test_calibrate_sees_floats_as_the_model_does(tmp_path, monkeypatch, capsys):
     assert found[0] == pytest.approx(found[1], rel=1e-4)
     wanted = torch.pdist(torch.from_numpy(values[:, 0] / values.std())).max().item()
     assert found[0] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_test_part_of_a_named_data_set_has_the_scaling_of_its_training_part():
+    train, test = (nidiff.load_dataset("digits", split=split, scaling="standard") for split in ("train", "test"))
+    assert train.scaling == test.scaling
+    assert test.all().mean().abs() > 1e-6  # its own mean would have been taken out

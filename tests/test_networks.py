@@ -307,3 +307,9 @@ def test_other_channels_than_the_network_takes_are_refused_by_name():
     assert FieldUNet((8, 8), widths=(8,), attention=(), boundary="reflecting/periodic")(
         torch.zeros(1, 1, 8, 8), 0
     ).shape
+
+
+def test_a_class_that_the_network_does_not_know_is_refused():
+    net = FieldUNet((8,), widths=(8,), attention=(), num_classes=3)
+    with pytest.raises(nidiff.InputError, match="class_labels must be below 3"):
+        net(torch.zeros(2, 1, 8), 0, class_labels=torch.tensor([0, 3]))

@@ -21,6 +21,8 @@ class Likelihood:
     """The data, as in nidiff train."""
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
     """Where the official files of a named data set are."""
+    layout: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or the usual)")] = None
+    """What the axes of arrays are, such as NCHW, as in nidiff train."""
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: test if there is one)")] = None
     """train or test, the held-out part."""
     num_images: int = 64
@@ -50,7 +52,7 @@ class Likelihood:
 
         require("torchdiffeq")
         model = open_model(self.run_or_model, process_state())
-        source = real_data(model.path, self.data, self.data_dir, split=self.split)
+        source = real_data(model.path, self.data, self.data_dir, split=self.split, layout=self.layout)
         units: dict[str, Any] = {} if model.denoiser.scaling is None else {"scaling": model.denoiser.scaling}
         real = source.held_out(**units) if self.split is None else source.load(self.split, **units)
         if real.data.shape != model.shape:

@@ -78,6 +78,10 @@ def load_dataset(
     if not (isinstance(name, str) and (name in DATASETS or name.startswith("hf:"))):
         name = str(as_path("name", name))
     data = _open(name, split, data_dir, reading, held_out is not None)
+    own_split = name in DATASETS and split != "train" and not isinstance(scaling, Scaling)
+    if own_split and any(rule.kind in FITTED for rule in as_rules(scaling, data)):  # it is fitted to the training part
+        train = _open(name, "train", data_dir, reading, False)
+        scaling = _finished(train, name, "train", None, scaling, as_missing(missing), progress).scaling
     return _finished(data, name, split, held_out, scaling, as_missing(missing), progress)
 
 

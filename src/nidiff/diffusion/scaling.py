@@ -40,6 +40,9 @@ class Scaling:
                     f"scale={shown(value)} of the scaling must not be 0, or too small or large to divide by."
                 )
 
+        if len({len(value) for value in (self.scale, self.shift, self.log) if isinstance(value, tuple)}) > 1:
+            raise InputError("scale, shift and log of the scaling are for different numbers of channels: give as many.")
+
     def to_model(self, data: Tensor) -> Tensor:
         """x = data / scale − shift / scale, as floats; of log data where ``log`` is true."""
         scale, shift = self._like(data)

@@ -147,6 +147,9 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
                     "class_labels are given to a network that knows no classes: build it with num_classes."
                 )
             classes = torch.as_tensor(class_labels, device=x.device).expand(len(x))
+            known, looks = self.classes.num_embeddings, not (classes.is_meta or torch.compiler.is_compiling())
+            if looks and bool((classes >= known).any()):
+                raise InputError(f"class_labels must be below {known}, the number of classes; -1 is no class.")
             embedding = embedding + self.classes(classes.clamp(min=0)) * (classes >= 0)[:, None]
         return F.silu(embedding)
 

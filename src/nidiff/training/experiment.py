@@ -380,7 +380,7 @@ PRESETS: dict[str, Experiment] = {
     # Noise scales as `nidiff calibrate digits` finds them, with more levels than it asks for.
     "digits-smld": Experiment(schedule="smld_geometric:num_levels=100,sigma_max=10,sigma_min=0.01", sampler="cas"),
     # For --data of yours that are not images. Noise a little rougher than most fields are; without clipping, eps would
-    # be a poor target, and residual learns slowly where few modes have most of the power.
+    # be a poor target, and in short runs residual learnt little beyond the spectrum.
     "fields": Experiment(
         covariance="gff:gamma=0.5",
         target="v",
