@@ -110,7 +110,7 @@ def test_a_weighting_is_the_score_error_with_lambda_inside_the_norm(process, wei
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "residual"])
-@pytest.mark.parametrize("weighting", ["eps", "score", "noise"])
+@pytest.mark.parametrize("weighting", ["eps", "score", "noise", "v"])
 def test_the_loss_does_not_depend_on_what_the_network_predicts(name, weighting):
     """Networks that say the same x̂0 in the terms of different targets have the same loss."""
     net = smooth_net((4, 5))
@@ -131,6 +131,7 @@ def test_the_plain_error_of_the_target_is_available_and_differs():
     plain = nidiff.denoising_loss(denoiser, x0, weighting="target", level=level, eps=eps)
     assert torch.allclose(plain, (denoiser.output(x, level) - v).square().mean((1, 2)), rtol=1e-10)
     assert not torch.allclose(plain, nidiff.denoising_loss(denoiser, x0, level=level, eps=eps), rtol=0.1)
+    assert torch.allclose(plain, nidiff.denoising_loss(denoiser, x0, weighting="v", level=level, eps=eps), rtol=1e-10)
 
 
 @pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS])

@@ -1,8 +1,12 @@
 """The training loss."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from nidiff.covariance.modes import Coefficient
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.schedule import Level, broadcast
 from nidiff.errors import InputError, choose
@@ -15,7 +19,7 @@ def denoising_loss(
     x0: Tensor,
     *,
     generator: Generators = None,
-    weighting: str | float | None = "eps",
+    weighting: "str | float | Weight | None" = "eps",
     level: Level | None = None,
     eps: Tensor | None = None,
 ) -> Tensor:
@@ -26,15 +30,16 @@ def denoising_loss(
     - "eps": Λ = sigma² Σ, the white eps error ‖eps_θ − eps‖² (the paper's objective, eq. 16),
     - "score": Λ = sigma² I, the Σ^-½-weighted eps error (the source's variant b),
     - "noise": Λ = sigma² Σ², the Σ^½-weighted eps error, that of coloured noise (the source's variant c),
+    - "v": Λ = sigma² Σ² (signal + sigma² / signal)², the plain error of v (see `TARGETS`),
     - "target": no weight, the plain error of the network's output,
     - a number p: Λ = sigma² Σ^(1 + 2p), the Σ^p-weighted eps error.
 
     ``level`` and ``eps`` default to draws from ``generator``.
     """
     check_denoiser(denoiser)
-    power = choose("weighting", weighting, WEIGHTINGS)
-    if power is not None:
-        power = check_number("weighting", power)
+    weight = choose("weighting", weighting, WEIGHTINGS)
+    if weight is not None and not callable(weight):
+        weight = partial(_eps, check_number("weighting", weight))
     process, target = denoiser.process, denoiser.target
     process.check_batch("x0", x0)
     if not len(x0):
@@ -46,13 +51,23 @@ def denoising_loss(
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)
     error = denoiser.output(x, level) - target.encode(x0, eps, level.like(x0), process.covariance)
-    if power is not None:
-        scale, own_power = target.eps_error(level)
-        error = broadcast(scale, x0) * error
+    if weight is not None:
+        (scale, power), (own_scale, own_power) = weight(level), target.eps_error(level)
+        error = broadcast(scale * own_scale, x0) * error
         if power + own_power:
             error = process.covariance.power(error, power + own_power)
     return error.square().flatten(1).mean(1)
 
 
-# The power of Σ^p that weights the error of eps; None leaves the target's own error.
-WEIGHTINGS: dict[str, float | None] = {"eps": 0.0, "score": -0.5, "noise": 0.5, "target": None}
+def _eps(power: float, level: Level) -> tuple[Coefficient, float]:
+    return 1.0, power
+
+
+def _v(level: Level) -> tuple[Coefficient, float]:
+    # With x known, v = (signal + sigma² / signal) · Σ^½ eps and something that has no error.
+    return level.signal + level.sigma**2 / level.signal, 0.5
+
+
+Weight = Callable[[Level], tuple[Coefficient, float]]
+# (c, p): the error of eps is weighted by c · Σ^p, c of the level; a number is p alone. None: the target's own error.
+WEIGHTINGS: dict[str, float | Weight | None] = {"eps": 0.0, "score": -0.5, "noise": 0.5, "v": _v, "target": None}

@@ -74,7 +74,7 @@ class Experiment:
     """What the network predicts: eps, noise, x0, v, velocity (flow matching), score, or residual, what the data's
     Gaussian does not know (with --weighting target)."""
     weighting: str = "eps"
-    """The weight of the loss: eps (the paper's), score, noise, target."""
+    """The weight of the loss: the error of eps (the paper's), score, noise, v, or target, what the network predicts."""
     gaussian: str = "modes:shrinkage=0.02"
     """The data's Gaussian, fitted in Σ's basis: modes or radial, with keys shrinkage, channels, …; or none. Samplers
     angle and angle_2m and target residual need it."""

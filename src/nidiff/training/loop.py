@@ -169,14 +169,14 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
         baseline = baseline_text(trainer.baseline)
         about = experiment.about | ({"Gaussian baseline": baseline} if baseline else {})
         with averaged_weights(trainer):
-            denoiser = _measured(trainer)
+            denoiser = with_kappa(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
                 run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape, trainer.data.grid)
             run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
     accelerator.wait_for_everyone()
 
 
-def _measured(trainer: Trainer) -> Denoiser:
+def with_kappa(trainer: Trainer) -> Denoiser:
     """The denoiser of the bare network, with κ where the data's Gaussian is known.
 
     512 images and 17 levels, but no more evaluations of the network than training took.

@@ -1,0 +1,120 @@
+"""Which network, target and weighting are best per minute? The record behind the presets that end in -cpu.
+
+Each setting is trained for the same processor minutes: as many steps as it does in them at a speed that is measured
+first, so that what else the machine does meanwhile changes little. Then the Fréchet distance of its samples to held-out
+images is measured. Every result is written to --out as soon as it is there and not repeated.
+"""
+
+import argparse
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from timing import log
+
+import nidiff
+from nidiff.data.dataset import quantise
+from nidiff.evaluation.features import FeatureNetwork, load_features
+from nidiff.files import replace_text
+from nidiff.memory import keep_freed_memory
+from nidiff.training.experiment import Experiment
+from nidiff.training.loop import averaged_weights, build, step_batches, train_step, with_kappa
+
+LARGE = {"network": "unet:patch=2", "widths": (64, 96), "attention": (1,)}
+SMALL = {"network": "unet:patch=2", "widths": (48, 64), "attention": (1,)}
+PIXELS = {"network": "unet", "widths": (32, 64, 64), "attention": (2,)}
+EPS = {"target": "eps", "weighting": "eps"}
+V = {"target": "v", "weighting": "v"}
+RESIDUAL = {"target": "residual", "weighting": "target"}
+RESIDUAL_V = {"target": "residual", "weighting": "v"}
+LINEAR, COSINE = ({"schedule": f"ddpm_{name}"} for name in ("linear", "cosine"))
+WHITE, HALF, FREE = ({"covariance": text} for text in ("white", "gff:gamma=0.5", "gff:gamma=1"))
+SETTINGS: dict[str, dict[str, Any]] = {
+    "white eps linear": LARGE | WHITE | EPS | LINEAR,
+    "white eps": LARGE | WHITE | EPS | COSINE,
+    "white v": LARGE | WHITE | V | COSINE,
+    "white residual": LARGE | WHITE | RESIDUAL | COSINE,
+    "white residual v": LARGE | WHITE | RESIDUAL_V | COSINE,
+    "half residual v": LARGE | HALF | RESIDUAL_V | COSINE,
+    "half v": LARGE | HALF | V | COSINE,
+    "free eps": LARGE | FREE | EPS | COSINE,
+    "small white v": SMALL | WHITE | V | COSINE,
+    "small white residual v": SMALL | WHITE | RESIDUAL_V | COSINE,
+    "pixels white v": PIXELS | WHITE | V | COSINE,
+    "pixels white residual v": PIXELS | WHITE | RESIDUAL_V | COSINE,
+    "fast white residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"learning_rate": 3e-3},
+    "slow white residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"learning_rate": 4e-4},
+    "sees both residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"sees": "both"},
+    "sees x residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"sees": "x"},
+}
+CELLS = (("dpmpp_2m", 20), ("angle_2m", 10))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], help="default: all")
+    parser.add_argument("--data", default="fashion-mnist")
+    parser.add_argument("--data-dir", type=Path, default=None)
+    parser.add_argument("--minutes", type=float, default=2.0, help="processor minutes of training")
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--references", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=Path("out/screening"))
+    options = parser.parse_args()
+    keep_freed_memory()
+    features = load_features("efficientnet-lite0")
+    held_out = nidiff.load_dataset(options.data, data_dir=options.data_dir, split="test")
+    stored = options.out / f"{options.data}-{options.references}.pt"
+    if not stored.is_file():
+        options.out.mkdir(parents=True, exist_ok=True)
+        torch.save(_features(features, held_out.stored(torch.arange(options.references))), stored)
+    reference = torch.load(stored, weights_only=True)
+    for name in options.settings or SETTINGS:
+        file = options.out / f"{options.data} {options.minutes:g} {options.seed} {name}.json"
+        if not file.exists():
+            found = run(name, options, features, reference)
+            replace_text(file, json.dumps(found) + "\n")
+            log(f"{name}: {found}")
+
+
+def run(name: str, options: argparse.Namespace, features: FeatureNetwork, reference: torch.Tensor) -> dict[str, Any]:
+    """Train for the minutes, sample, and measure."""
+    experiment = dataclasses.replace(
+        Experiment(data=options.data, data_dir=options.data_dir, flip=True, batch_size=64, learning_rate=1e-3),
+        ema_decay=0.998,
+        seed=options.seed,
+        **SETTINGS[name],
+    )
+    speed, trials = build(dataclasses.replace(experiment, steps=100)), []
+    batches = step_batches(speed)
+    for _ in range(8):
+        begin = time.process_time()
+        train_step(speed, batches).item()
+        trials.append(time.process_time() - begin)
+    steps = int(60 * options.minutes / sorted(trials)[2])
+    trainer = build(dataclasses.replace(experiment, steps=steps, cooldown=steps // 2))
+    batches, begin = step_batches(trainer), time.process_time()
+    while trainer.step < steps:
+        loss = train_step(trainer, batches)
+    found: dict[str, Any] = {"steps": steps, "seconds": round(time.process_time() - begin, 1), "loss": loss.item()}
+    found["parameters"] = sum(p.numel() for p in trainer.net.parameters())
+    with averaged_weights(trainer):
+        denoiser = with_kappa(trainer)
+        for sampler, num_steps in CELLS:
+            begin, count = time.process_time(), options.samples
+            shape = (count, *trainer.data.shape)
+            x = nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=64)
+            distance = nidiff.frechet_distance(_features(features, quantise(x)), reference)
+            found[f"{sampler} {num_steps}"] = round(distance, 2)
+    return found
+
+
+def _features(features: FeatureNetwork, pixels: torch.Tensor) -> torch.Tensor:
+    return torch.cat([features(part) for part in pixels.split(50)])
+
+
+if __name__ == "__main__":
+    main()
