@@ -244,7 +244,8 @@ def train(experiment: Experiment, options: argparse.Namespace) -> None:
         "ours": lambda: Ours(experiment),
     }
     trainings = [Clocked(make, name, options.out, minutes) for name, make in made.items()]
-    while unfinished := [each for each in trainings if each.seconds < each.whole]:
+    ends = {"diffusers": 60 * minutes[-1], "ours": 60 * min(options.ours_until, minutes[-1])}
+    while unfinished := [each for each in trainings if each.seconds < ends[each.training.name]]:
         min(unfinished, key=lambda each: each.seconds).turn()
 
 
@@ -471,6 +472,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("words", nargs="*", help="after --: the words of `nidiff train` for ours; once is enough")
     parser.add_argument("--minutes", nargs="+", type=float, default=[1, 2, 5, 10, 15, 30, 45], help="processor minutes")
+    parser.add_argument("--ours-until", type=float, default=math.inf, help="stop ours earlier; it can go on later")
     parser.add_argument("--evaluate", action="store_true", help="draw and measure, instead of training")
     parser.add_argument("--report", action="store_true", help="print the table of what was measured")
     parser.add_argument("--samples", type=int, default=1000)

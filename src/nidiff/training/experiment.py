@@ -374,6 +374,23 @@ _CIFAR10 = Experiment(
     sample_every=5000,
     log_every=100,
 )
+# For one to three hours on two processor cores. docs/results.md says what was tried, and benchmarks/screening.py tries
+# it again: small networks on pixels, small batches and the error of v were best per minute.
+_CPU = Experiment(
+    covariance="gff:gamma=0.5",
+    target="v",
+    weighting="v",
+    network="unet",
+    widths=(32, 64, 64),
+    attention=(2,),
+    steps=20_000,
+    batch_size=32,
+    learning_rate=2e-3,
+    warmup=200,
+    cooldown=10_000,
+    ema_decay=0.998,
+    sampler="angle_2m",
+)
 PRESETS: dict[str, Experiment] = {
     "digits": Experiment(),
     "digits-ddpm": Experiment(covariance="white"),
@@ -405,6 +422,17 @@ PRESETS: dict[str, Experiment] = {
         ema_decay=0.999,
         checkpoint_every=1000,
         sample_every=1000,
+    ),
+    "fashion-mnist-cpu": dataclasses.replace(_CPU, data="fashion-mnist", flip=True),
+    "cifar10-cpu": dataclasses.replace(_CPU, data="cifar10", flip=True),
+    "turbulence-cpu": dataclasses.replace(
+        _CPU,
+        data="turbulence",
+        boundary="periodic",
+        covariance="from_data:power=0.5",
+        network="unet:patch=2",
+        batch_size=16,
+        num_samples=16,
     ),
     "cifar10-small": dataclasses.replace(
         _CIFAR10, widths=(64, 128, 128), attention=(2,), steps=50_000, dropout=0.0, ema_decay=0.999
