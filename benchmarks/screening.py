@@ -26,6 +26,7 @@ from nidiff.training.loop import averaged_weights, build, step_batches, train_st
 LARGE = {"network": "unet:patch=2", "widths": (64, 96), "attention": (1,)}
 SMALL = {"network": "unet:patch=2", "widths": (48, 64), "attention": (1,)}
 PIXELS = {"network": "unet", "widths": (32, 64, 64), "attention": (2,)}
+SHALLOW = {"network": "unet", "widths": (24, 48, 64), "attention": (2,)}
 EPS = {"target": "eps", "weighting": "eps"}
 V = {"target": "v", "weighting": "v"}
 RESIDUAL = {"target": "residual", "weighting": "target"}
@@ -45,6 +46,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "small white residual v": SMALL | WHITE | RESIDUAL_V | COSINE,
     "pixels white v": PIXELS | WHITE | V | COSINE,
     "pixels white residual v": PIXELS | WHITE | RESIDUAL_V | COSINE,
+    "pixels white residual": PIXELS | WHITE | RESIDUAL | COSINE,
+    "pixels half residual": PIXELS | HALF | RESIDUAL | COSINE,
+    "pixels white residual 32": PIXELS | WHITE | RESIDUAL | COSINE | {"batch_size": 32},
+    "pixels white v 32": PIXELS | WHITE | V | COSINE | {"batch_size": 32},
+    "pixels half v 32": PIXELS | HALF | V | COSINE | {"batch_size": 32},
+    "pixels white eps linear 32": PIXELS | WHITE | EPS | LINEAR | {"batch_size": 32},
+    "shallow white residual 32": SHALLOW | WHITE | RESIDUAL | COSINE | {"batch_size": 32},
     "fast white residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"learning_rate": 3e-3},
     "slow white residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"learning_rate": 4e-4},
     "sees both residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"sees": "both"},
@@ -83,10 +91,9 @@ def main() -> None:
 def run(name: str, options: argparse.Namespace, features: FeatureNetwork, reference: torch.Tensor) -> dict[str, Any]:
     """Train for the minutes, sample, and measure."""
     experiment = dataclasses.replace(
-        Experiment(data=options.data, data_dir=options.data_dir, flip=True, batch_size=64, learning_rate=1e-3),
+        Experiment(data=options.data, data_dir=options.data_dir, flip=True, learning_rate=1e-3, seed=options.seed),
         ema_decay=0.998,
-        seed=options.seed,
-        **SETTINGS[name],
+        **({"batch_size": 64} | SETTINGS[name]),
     )
     speed, trials = build(dataclasses.replace(experiment, steps=100)), []
     batches = step_batches(speed)

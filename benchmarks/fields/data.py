@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.data.turbulence import turbulent_vorticity
 
 
 class Data(NamedTuple):
@@ -50,64 +51,6 @@ def double_well_paths(count: int, seed: int, length: int = 128, spacing: float =
     return torch.from_numpy(path.T.copy())
 
 
-def turbulent_vorticity(members: int, snapshots: int, seed: int, every: float = 1.0, size: int = 32) -> Tensor:
-    """Vorticity [members, snapshots, size, size] of 2-D turbulence on a periodic square, forced at random.
-
-    ∂ω/∂t + u·∇ω = f − μ ω − ν ∇⁴ω by a pseudo-spectral method with 3/2 · size points a side, which leaves the modes
-    |k| ≤ size/2 free of aliasing, and Heun steps with the dissipation as an exact factor. f is white in time and lives
-    at 2 ≤ |k| ≤ 4. The members are independent; each is seen ``every`` unit of time, turned, mirrored (ω changes sign)
-    and shifted at random, which leaves the law as it is. White noise of 1 % is added, as an instrument would: without
-    it the mean and the modes at ±size/2 have no power at all.
-    """
-    points, step, drag, spin_up = size * 3 // 2, 0.01, 0.05, 25.0
-    frequency = torch.fft.fftfreq(points, 1 / points)
-    kx, ky = frequency[: points // 2 + 1][None, :], frequency[:, None]
-    kx = kx.abs()
-    squared = kx**2 + ky**2
-    kept = (kx.expand_as(squared) < size / 2) & (ky.abs().expand_as(squared) < size / 2) & (squared > 0)
-    inverse = torch.where(kept, 1 / squared.clamp(min=1), 0.0)
-    damping = torch.exp(-step * (drag + 2.0 * (squared / (size / 2) ** 2) ** 2)) * kept
-    ring = ((squared >= 4) & (squared <= 16)).float()
-    amplitude = 40.0 * math.sqrt(step) * ring / ring.sum().sqrt() * points  # of the noise after a transform "ortho"
-    generator = torch.Generator().manual_seed(seed)
-
-    def inverse_transform(modes: Tensor) -> Tensor:
-        return torch.fft.irfft2(modes, s=(points, points))
-
-    def advection(omega: Tensor) -> Tensor:
-        psi = omega * inverse
-        field, u, v = (inverse_transform(each) for each in (omega, 1j * ky * psi, -1j * kx * psi))
-        return -(1j * kx * torch.fft.rfft2(u * field) + 1j * ky * torch.fft.rfft2(v * field))
-
-    def advance(omega: Tensor) -> Tensor:
-        rate = advection(omega)
-        guess = damping * (omega + step * rate)
-        omega = damping * (omega + step / 2 * rate) + step / 2 * advection(guess)
-        force = torch.fft.rfft2(torch.randn(members, points, points, generator=generator), norm="ortho")
-        return (omega + amplitude * force) * kept
-
-    def pixels(omega: Tensor) -> Tensor:
-        """The kept modes on a grid of ``size`` points, each member under a random symmetry."""
-        half = size // 2
-        modes = torch.cat([omega[:, :half, : half + 1], omega[:, -half:, : half + 1]], dim=1)
-        fields = torch.fft.irfft2(modes, s=(size, size)) * (size / points) ** 2
-        choices = torch.randint(0, size, (members, 4), generator=generator).tolist()
-        for field, (turns, mirror, *shift) in zip(fields, choices, strict=True):
-            changed = torch.rot90(field, turns % 4).roll(shift, (0, 1))
-            field.copy_(-changed.flip(0) if mirror % 2 else changed.clone())
-        return fields + 0.01 * fields.std() * torch.randn(fields.shape, generator=generator)
-
-    omega = torch.fft.rfft2(torch.randn(members, points, points, generator=generator)) * (squared < 36) * kept
-    for _ in range(round(spin_up / step)):
-        omega = advance(omega)
-    found = torch.empty(members, snapshots, size, size)
-    for number in range(snapshots):
-        found[:, number] = pixels(omega)
-        for _ in range(round(every / step)):
-            omega = advance(omega)
-    return found
-
-
 def paths(cache: Path, data_dir: Path | None) -> Data:
     """20,000 paths [1, 128] and 4,000 more, of variance 1."""
     made = stored(cache / "paths.npz", lambda: double_well_paths(24_000, seed=0).float()).unsqueeze(1)
@@ -116,7 +59,7 @@ def paths(cache: Path, data_dir: Path | None) -> Data:
 
 def turbulence(cache: Path, data_dir: Path | None) -> Data:
     """6,000 fields of 32×32 from 48 runs, and 2,000 from 16 others, of variance 1."""
-    made = stored(cache / "turbulence.npz", lambda: turbulent_vorticity(64, 125, seed=0))
+    made = stored(cache / "turbulence.npz", lambda: turbulent_vorticity(64, 125, 0, size=32, every=1.0, spin_up=25.0))
     train, held_out = (part.transpose(0, 1).flatten(0, 1).unsqueeze(1) for part in (made[:48], made[48:]))
     return _standardised(train, held_out)
 

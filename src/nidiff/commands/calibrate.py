@@ -27,7 +27,8 @@ class Calibrate:
     """Find the noise scales of SMLD for a data set and a Σ: sigma_max, the levels, and the Langevin epsilon."""
 
     data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, videos or WAV files; .npy, .npz, .nc, .h5, .zarr."""
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, videos or WAV files; .npy,
+    .npz, .nc, .h5, .zarr."""
     loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
     covariance: str = "gff:gamma=1"
     """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""

@@ -31,7 +31,8 @@ class Design:
     """Compare Σ and schedules for a data set by its Gaussian, without training, and recommend one."""
 
     data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, videos or WAV files; .npy, .npz, .nc, .h5, .zarr."""
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, videos or WAV files; .npy,
+    .npz, .nc, .h5, .zarr."""
     loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
     boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: periodic)")] = None
     """What the data do at their edges, for all Σ: periodic, reflecting or fixed, one word or one per axis

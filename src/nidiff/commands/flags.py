@@ -65,7 +65,8 @@ class Comparing:
     """Flags of every command that compares samples with real data: the arguments of `open_bench`."""
 
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
-    """The real data: digits, fashion-mnist, cifar10, hf:NAME, or a folder or file that nidiff train can read."""
+    """The real data: digits, fashion-mnist, cifar10, turbulence, hf:NAME, or a folder or file that nidiff train
+    can read."""
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
     """Where the official files of a named data set are."""
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None

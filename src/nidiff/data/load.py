@@ -96,8 +96,12 @@ def _open(name: str, split: str, data_dir: Path | None, reading: Reading, is_spl
         if is_split:
             raise InputError(f"held_out has no meaning with {name!r}, which has splits of its own: leave it out.")
     if name in DATASETS:
-        pixels, labels = DATASETS[name](split, data_dir, reading.progress)
-        return Dataset(fit_pixels(pixels, reading), labels)
+        values, labels = DATASETS[name](split, data_dir, reading.progress)
+        if values.dtype == torch.uint8:
+            return Dataset(fit_pixels(values, reading), labels)
+        if reading.size is not None or reading.channels is not None:
+            raise InputError(f"size and channels have no meaning with {name!r}, which are no images: leave them out.")
+        return Dataset(values, labels)
     if not name.startswith("hf:") and not Path(name).exists():
         near = get_close_matches(name.lower(), DATASETS, n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

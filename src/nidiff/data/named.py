@@ -1,4 +1,4 @@
-"""The datasets that have a name: the digits, shipped with the package, and others from their official files."""
+"""The datasets that have a name: the digits, which are shipped, others from official files, and computed turbulence."""
 
 import gzip
 import math
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nidiff.data.download import Remote, cache_folder, official_file
+from nidiff.data.turbulence import load_turbulence
 from nidiff.errors import InputError, first_line, one_of
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashion-mnist
@@ -144,8 +145,10 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
     return contents
 
 
-DATASETS: dict[str, Callable[[str, Path | None, bool], tuple[Tensor, Tensor]]] = {
+# Values [N, C, *event], uint8 for pictures and float32 for fields, and labels where there are classes.
+DATASETS: dict[str, Callable[[str, Path | None, bool], tuple[Tensor, Tensor | None]]] = {
     "digits": load_digits,
     "fashion-mnist": load_fashion_mnist,
     "cifar10": load_cifar10,
+    "turbulence": load_turbulence,
 }

@@ -35,8 +35,8 @@ class Experiment:
     """What is trained, on what, and how. Every field is a flag of ``nidiff train``."""
 
     data: str = "digits"
-    """digits, fashion-mnist, cifar10, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz, NetCDF or
-    HDF5 (.nc, .h5), Zarr (.zarr)."""
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz,
+    NetCDF or HDF5 (.nc, .h5), Zarr (.zarr)."""
     data_dir: Path | None = field(default=None, metadata=FREE)
     """Where the official files of a named data set are, if they are not to be found or downloaded."""
     size: int | None = None
