@@ -239,6 +239,10 @@ class Clocked:
 def train(experiment: Experiment, options: argparse.Namespace) -> None:
     """Both trainings in turns, until each has had its minutes."""
     minutes, bf16 = sorted(options.minutes), experiment.precision == "bf16"
+    settings, file = {"minutes": minutes, "threads": options.threads}, options.out / "settings.json"
+    if file.is_file() and (other := json.loads(file.read_text())) != settings:
+        raise SystemExit(f"{options.out} was begun with {other}, not {settings}: choose another --out.")
+    replace_json(file, settings)
     made: dict[str, Callable[[], Training]] = {
         "diffusers": lambda: Diffusers(experiment.seed, bf16),
         "ours": lambda: Ours(experiment),
@@ -266,6 +270,13 @@ def cells(experiment: Experiment, options: argparse.Namespace) -> Iterator[tuple
         yield "diffusers", "ancestral", options.ancestral_steps
 
 
+def points(sampler: str, options: argparse.Namespace) -> list[float]:
+    """The minutes at which a sampler is measured: the ancestral one takes many evaluations, so the last only."""
+    if sampler == "ancestral":
+        return options.ancestral_at or [max(options.minutes)]
+    return sorted(options.minutes)
+
+
 def evaluate(experiment: Experiment, options: argparse.Namespace) -> None:
     """Measure every saved point with every sampler. What is in results.json is not measured again."""
     bench = Bench(options)
@@ -284,7 +295,7 @@ def evaluate(experiment: Experiment, options: argparse.Namespace) -> None:
     theirs = diffusers_network().eval()
     count, kappas = options.samples, {}
     for method, sampler, num_steps in cells(experiment, options):
-        for minutes in sorted(options.minutes):
+        for minutes in points(sampler, options):
             stored = options.out / "points" / f"{method} {minutes:g}.safetensors"
             key = f"{method} {minutes:g} {sampler} {num_steps} {count} {options.references}"
             if key in found or not stored.is_file():
@@ -392,7 +403,8 @@ def compared(lines: dict[tuple[str, str, int], list[dict[str, Any]]]) -> list[di
             text = f"{ours} does not reach {goal}."
         else:
             few, many = ("", "") if exact else ("at most ", "at least ")
-            text = f"{ours} needs {few}{minutes:.2g} minutes for {goal}: {many}{best['clock'] / minutes:.1f}× fewer."
+            factor = f"a factor of {many}{best['clock'] / minutes:.1f}"
+            text = f"{ours} needs {few}{minutes:.2g} minutes for {goal}: {factor}."
         found = {"sampler": sampler, "num_steps": num_steps, "minutes": minutes, "exact": exact, "goal": best["FD"][0]}
         factors.append({**found, "factor": minutes and best["clock"] / minutes, "text": text})
     return factors
@@ -478,6 +490,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=1000)
     parser.add_argument("--references", type=int, default=10_000, help="held-out images")
     parser.add_argument("--ancestral-steps", type=int, default=100, help="of diffusers' DDPMScheduler; 0: leave it out")
+    parser.add_argument(
+        "--ancestral-at", nargs="+", type=float, help="the minutes it is measured at; default: the last"
+    )
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("out/minutes"))
     parser.add_argument("--results", type=Path, default=RESULTS)
