@@ -1,4 +1,5 @@
-"""Check an install without extras: Σ is sampled, the diffusers classes import, and a command names its extra."""
+"""Check an install without extras: Σ and a model that ships are sampled, the diffusers classes import, and a command
+names its extra."""
 
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 
 import nidiff
 from nidiff.extras import EXTRAS
+from nidiff.model.zoo import zoo_models
 
 present = [module for module in EXTRAS if find_spec(module)]
 assert not present, f"this is not a light install: it has {present}"
@@ -20,6 +22,12 @@ assert nidiff.sample(denoiser, (2, 1, 8, 8), num_steps=5, seeds=[0, 1]).shape ==
 scheduler = nidiff.NonIsotropicScheduler(covariance=covariance)
 assert scheduler.add_noise(torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8), torch.tensor([5])).shape == (1, 1, 8, 8)
 assert nidiff.NonIsotropicPipeline is not None
+
+# A model that ships is sampled, and its grid drawn, without extras.
+for name in [name for name in ("digits",) if name in zoo_models()]:
+    command = [Path(sys.executable).with_name("nidiff"), "sample", name, "--seeds", "0-3"]
+    folder = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    assert (Path(folder) / "grid.png").is_file()
 
 done = subprocess.run([Path(sys.executable).with_name("nidiff"), "noise"], capture_output=True, text=True)
 assert done.returncode == 2, done

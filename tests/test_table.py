@@ -407,9 +407,9 @@ def test_images_take_no_flags_of_drawing_and_must_be_there(nidiff_run, tmp_path)
     code, _, log = nidiff_run("evaluate", file, "--data", "digits", *FAST, "--num-steps", "3")
     assert code == 2
     assert "leave out the flags of drawing" in log
-    code, _, log = nidiff_run("evaluate", "digits", "--data", "digits", *FAST)  # no such path: not the data set
+    code, _, log = nidiff_run("evaluate", "hf:digits", "--data", "digits", *FAST)  # no such path: not the data set
     assert code == 2
-    assert "'digits' does not exist" in log
+    assert "'hf:digits' does not exist" in log
 
 
 def test_a_feature_module_that_does_not_fit_is_refused_before_drawing(nidiff_run, model, tmp_path):

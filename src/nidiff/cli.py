@@ -20,6 +20,7 @@ from nidiff.commands.demo import Demo
 from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.likelihood import Likelihood
+from nidiff.commands.models import Models
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
 from nidiff.commands.sample import Sample
@@ -43,7 +44,7 @@ class Command(Protocol):
 
 COMMANDS: dict[str, type[Command]] = {
     command.__name__.lower(): command
-    for command in (Calibrate, Demo, Design, Evaluate, Likelihood, Noise, Report, Sample, Table, Train, Verify)
+    for command in (Calibrate, Demo, Design, Evaluate, Likelihood, Models, Noise, Report, Sample, Table, Train, Verify)
 }
 
 

@@ -46,12 +46,18 @@ def first_line(error: Exception) -> str:
 
 def one_of(name: str, value: object, known: Iterable[str]) -> str:
     """``value`` if it is one of the ``known`` names, else an `InputError` that lists them, the nearest first."""
-    names = sorted(known)
+    names = {*known}
     if not isinstance(value, str) or value not in names:
-        near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-        hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
-        raise InputError(f"{name}={shown(value)} is unknown: {hint} {', '.join(map(repr, names))}.")
+        raise InputError(f"{name}={shown(value)} is unknown: {known_names(value, names)}.")
     return str(value)
+
+
+def known_names(value: object, known: Iterable[str]) -> str:
+    """The end of a sentence that refuses a name: the nearest of the ``known`` ones, if any is near, and all of them."""
+    names = sorted(known)
+    near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
+    hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
+    return f"{hint} {', '.join(map(repr, names))}"
 
 
 def choose(name: str, value: "str | T", registry: "Mapping[str, T]") -> T:

@@ -25,10 +25,11 @@ class Evaluate:
     """
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
-    """A run directory or a model folder (only missing images are drawn); or images: a folder, .npy or .npz file."""
+    """A run directory, a model folder, or the name of a model that ships (only missing images are drawn); or images: a
+    folder, .npy or .npz file."""
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
-    sampler: str = "dpmpp_2m"
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """Same as in nidiff sample."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps."""
@@ -41,13 +42,14 @@ class Evaluate:
         from nidiff.evaluation.field_text import field_text
         from nidiff.evaluation.table import text
         from nidiff.generation.opened import run_folder
+        from nidiff.model.zoo import entry_of, find_model
         from nidiff.report.html import write_report
 
-        path = run_folder(self.run_or_images)
+        path = run_folder(find_model(self.run_or_images, "path"))
         if any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
             options = {**vars(self.drawing), **vars(self.comparing), "seeds": parse_seeds(self.drawing.seeds)}
             result = evaluate_cell(path, sampler=self.sampler, num_steps=self.num_steps, **options)
-            if result is not None and (path / "experiment.json").is_file():
+            if result is not None and (path / "experiment.json").is_file() and entry_of(path) is None:
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
             if (self.drawing, self.sampler, self.num_steps) != (Drawing(), Evaluate.sampler, None):

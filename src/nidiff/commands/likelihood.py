@@ -16,7 +16,7 @@ class Likelihood:
     """Nats and bits per dimension of held-out data under a model and under their Gaussian N(mu, C), with errors."""
 
     run_or_model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
-    """A run directory or a model folder."""
+    """A run directory, a model folder, or the name of a model that ships."""
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
     """The data, as in nidiff train."""
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None

@@ -19,19 +19,22 @@ class Report:
     """Write report.html into run directories: settings, Σ, loss, samples, denoising and quality in one file."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...", help_behavior_hint="")]
-    """The run directories; a run may still be training."""
+    """The run directories; a run may still be training. The page of a model that ships, by its name, goes to out/NAME.
+    """
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: the digits, or a sample)")] = None
     """Denoise the first of these items, read as those of the run: a data set, a folder, a file, or hf:NAME."""
 
     def run(self) -> None:
+        from nidiff.model.zoo import entry_of, find_model
         from nidiff.report.html import write_report
         from nidiff.training.run import RunDirectory
 
         if not self.runs:
             raise InputError("RUN is missing: give a run directory.")
-        runs = [RunDirectory.open(folder) for folder in self.runs]  # all, before a page is written
+        runs = [RunDirectory.open(find_model(folder, "run")) for folder in self.runs]  # all, before a page is written
         for run in runs:
-            print(write_report(run.folder, self._first_image(run)))
+            out = None if entry_of(run.folder) is None else Path("out") / run.name / "report.html"
+            print(write_report(run.folder, self._first_image(run), out))
 
     def _first_image(self, run: "RunDirectory") -> "Tensor | None":
         """The first item of --data, read as the run reads its own, and scaled as its model has it."""

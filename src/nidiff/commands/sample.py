@@ -17,18 +17,19 @@ class Sample:
     """Draw samples: alone, under torchrun or under accelerate launch. Repeat it to continue where it stopped."""
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
-    """A run directory of nidiff train, or its model folder."""
+    """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     drawing: Annotated[Drawing, arg(name="")]
-    sampler: str = "dpmpp_2m"
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
     angle or angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are
     spacing (uniform, trailing, logsnr, karras; with the Gaussian angle, or planned, the steps of least error) and, with
     the Gaussian, start=gaussian, which begins at a lower level, and bound, what that may lose in nats per dimension:
-    dpmpp_2m:spacing=planned,start=gaussian,bound=0.005."""
+    dpmpp_2m:spacing=planned,start=gaussian,bound=0.005. The default of a model that ships is that of its picture, with
+    as many steps."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
-    """Where the samples go."""
+    """Where the samples go; those of a model that ships by default to out/NAME/generated/…."""
     format: Annotated[str, arg(metavar="{npz,png,both,npy,netcdf,zarr,wav,gif}")] = "npz"
     """In the units of the data: one samples.npz (arr_0 [N, *event, C] and seeds), a PNG per seed, or both; or the npz
     and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for signals, or
@@ -55,7 +56,7 @@ class Sample:
         model = model if self.shape is None else model.at(check_shape(self.shape))
         grid = model.grid if self.rate is None else replace(model.grid, rate=self.rate)
         job = plan_job(model, self.sampler, self.num_steps, clip=drawing.clip, tile=drawing.tile, floats=self.floats)
-        out = self.out or model.path / "generated" / cell_name(job)
+        out = self.out or model.home / "generated" / cell_name(job)
         folder = SampleFolder(out, job, model.shape, self.format, grid)
         run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)
         if state.is_main_process:

@@ -23,7 +23,8 @@ class Table:
     """Fill the paper's table for your runs, cell by cell; if it is stopped, the same command resumes."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN ...")]
-    """Run directories or model folders; their metrics.json and report.html are written too."""
+    """Run directories, model folders, or names of models that ship; their metrics.json and report.html are written
+    too."""
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
@@ -78,7 +79,7 @@ class Table:
                     save_figure(quality_figure(results), self.out / "table.png")
         if state.is_main_process:
             for model in models:
-                if (model.path / "experiment.json").is_file():
+                if model.card is None and (model.path / "experiment.json").is_file():
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
             print(data if self.json else text(results))

@@ -15,6 +15,7 @@ from tyro.conf import arg
 from nidiff.errors import InputError, one_of
 from nidiff.extras import require
 from nidiff.files import as_path
+from nidiff.model.zoo import find_model
 from nidiff.training.experiment import PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Train:
     preset: Annotated[str, arg(metavar="{" + ",".join(PRESETS) + "}")] = "digits"
     """Where the other flags take their defaults from."""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(optional)")] = None
-    """Instead of a preset: an experiment.json, or a run directory that has one."""
+    """Instead of a preset: an experiment.json, a run directory that has one, or the name of a model that ships."""
     resume: bool = False
     """Resume the run in the directory from its newest good checkpoint."""
     overwrite: bool = False
@@ -58,7 +59,7 @@ class Train:
             with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
                 return Train(read_experiment(experiment_file(out)))
         if given.config is not None:
-            return Train(read_experiment(as_path("config", given.config)))
+            return Train(read_experiment(find_model(given.config, "config")))
         return Train(PRESETS[one_of("preset", "digits" if given.preset is None else given.preset, PRESETS)])
 
     def run(self) -> None:

@@ -15,7 +15,7 @@ class Verify:
     """Check the files of runs and models by their checksums: model, checkpoints, drawn images and results."""
 
     paths: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN_OR_MODEL ...")]
-    """Run directories or model folders."""
+    """Run directories, model folders, or names of models that ship."""
     accept: bool = False
     """Accept the models as they are now, after you have changed them on purpose. They must open."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -52,8 +52,9 @@ def checked(path: Path) -> dict[str, Any]:
     from nidiff.model.config import model_folder
     from nidiff.model.folder import has_network, whole_model
     from nidiff.model.manifest import MANIFEST, model_sha256
+    from nidiff.model.zoo import find_model
 
-    path = run_folder(path)
+    path = run_folder(find_model(path, "path"))
     place, checkpoints = model_folder(path), 0
     if is_run := (path / "experiment.json").is_file():
         checkpoints = _check_checkpoints(path)

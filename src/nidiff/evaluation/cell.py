@@ -22,14 +22,13 @@ from nidiff.generation.opened import (
     process_state,
     seeds_text,
 )
-from nidiff.sampling.sampler import DEFAULT
 
 
 def evaluate_cell(
     model: Model | Path | str,
     data: Bench | FieldBench | Dataset | Tensor | str | None = None,
     *,
-    sampler: str = DEFAULT,
+    sampler: str | None = None,
     num_steps: int | None = None,
     seeds: Sequence[int] = range(1000),
     clip: float | None = None,
@@ -43,10 +42,10 @@ def evaluate_cell(
     Under torchrun or accelerate launch all processes draw, and the main one has the result.
 
     Args:
-        model: a run directory or a model folder.
+        model: a run directory, a model folder, or the name of a model that ships, whose results go to out/NAME.
         data: the real images: a `Bench`, or what `open_bench` takes, whose other arguments go in ``settings``
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
-        sampler: NAME:key=value,…
+        sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture.
         clip: as in ``nidiff sample``, and so are ``batch`` and ``tile``.
     """
     state, seeds = process_state(), checked_seeds(seeds)
@@ -59,19 +58,19 @@ def evaluate_cell(
         provenance |= bench.baseline(model.denoiser.gaussian, model.denoiser.scaling)
     settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
     asked = Result(model.name, *settled, provenance=provenance)
-    for known in known_results(model.path, model.sha256):
+    for known in known_results(model.home, model.sha256):
         # A metric may have been added since.
         if known.question == asked.question and known.metrics.keys() >= bench.labels:
             return replace(known, run=model.name) if state.is_main_process else None
     if state.is_main_process:
         bench.prepare()  # unusable real data or features are refused before hours of drawing
-    folder = SampleFolder(model.path / "generated" / cell_name(job), job, model.shape, grid=model.grid)
+    folder = SampleFolder(model.home / "generated" / cell_name(job), job, model.shape, grid=model.grid)
     title = f"{model.name}, {job.sampler} {job.num_steps}"
     run_job(model.denoiser, folder, seeds, batch=batch, state=state, title=title)
     result = None
     if state.is_main_process:
         result = bench.measured(asked, folder.read(seeds), folder.path / "features")
-        remember(model.path, result)
+        remember(model.home, result)
     state.wait_for_everyone()
     return result
 

@@ -185,7 +185,7 @@ def known_results(run: Path, sha256: str | None = None) -> list[Result]:
     """
     file, folder = run / "metrics.json", model_folder(run)
     results = read_results(file) if file.exists() else []
-    if not results or not has_network(folder):
+    if not results or (sha256 is None and not has_network(folder)):
         return results
     now = sha256 or model_sha256(folder)
     return [result for result in results if result.provenance.get("model_sha256", now) == now]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from accelerate import PartialState
     from torch import Tensor
 
+    from nidiff.generation.opened import Alone
+
 
 @dataclass(frozen=True)
 class Job:
@@ -56,7 +58,7 @@ def run_job(
     seeds: Sequence[int],
     *,
     batch: int,
-    state: "PartialState",
+    state: "PartialState | Alone",
     title: str = "sampling",
 ) -> None:
     """Draw the images of ``seeds`` that the folder lacks, ``batch`` at a time on each process.
@@ -81,7 +83,12 @@ def run_job(
 
 
 def _draw(
-    denoiser: Denoiser, folder: SampleFolder, missing: Sequence[int], batch: int, state: "PartialState", title: str
+    denoiser: Denoiser,
+    folder: SampleFolder,
+    missing: Sequence[int],
+    batch: int,
+    state: "PartialState | Alone",
+    title: str,
 ) -> None:
     """This process' share of the images."""
     job = folder.job

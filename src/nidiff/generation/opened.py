@@ -2,10 +2,12 @@
 
 import math
 import operator
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,11 +15,11 @@ from nidiff.data.dataset import WHOLE
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, first_line, shown
-from nidiff.files import as_path
 from nidiff.generation.job import Job
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model, read_grid
 from nidiff.model.manifest import model_sha256
+from nidiff.model.zoo import Card, entry_of, find_model, read_card
 from nidiff.notation import parse_call
 from nidiff.recipe import check_whole, fits
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
@@ -26,13 +28,17 @@ from nidiff.sampling.tile import tile_size
 from nidiff.sealed import digest
 
 if TYPE_CHECKING:
+    import torch
     from accelerate import PartialState
 
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
 
 
 class Model(NamedTuple):
-    """A model opened for sampling items [C, *event] = ``shape``; ``path`` is its run directory, or its own folder."""
+    """A model opened for sampling items [C, *event] = ``shape``; ``path`` is its run directory, or its own folder.
+
+    Only `home` is written to.
+    """
 
     path: Path
     denoiser: Denoiser
@@ -40,10 +46,16 @@ class Model(NamedTuple):
     sha256: str
     grid: Grid
     event: tuple[int, ...] = ()  # the event shape, if it is not the one the model was trained on
+    card: Card | None = None  # of a model that ships with nidiff
 
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @property
+    def home(self) -> Path:
+        """Where its results belong: its run directory, or out/NAME for a model that ships, which is never changed."""
+        return self.path if self.card is None else Path("out") / self.name
 
     def at(self, event: Sequence[int]) -> "Model":
         """The same model on another grid over the same domain; ``event`` is how many points each axis has there."""
@@ -73,9 +85,24 @@ class Model(NamedTuple):
             raise InputError(f"shape={self.event}: {problem}; give a multiple of the model's own.") from error
 
 
-def process_state() -> "PartialState":
-    """This process among those that torchrun or accelerate launch started, or alone."""
+class Alone:
+    """The only process, as accelerate's PartialState would describe it."""
+
+    is_main_process, process_index, num_processes = True, 0, 1
+
+    def __init__(self, device: "torch.device") -> None:
+        self.device = device
+
+    def wait_for_everyone(self) -> None:
+        """There is nobody else."""
+
+
+def process_state() -> "PartialState | Alone":
+    """This process among those that torchrun or accelerate launch started, which needs accelerate, or alone."""
     import torch
+
+    if find_spec("accelerate") is None and "WORLD_SIZE" not in os.environ:
+        return Alone(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     from accelerate import PartialState
 
     return PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
@@ -86,18 +113,19 @@ def run_folder(path: Path) -> Path:
     return path.parent if path.name == "model" and (path.parent / "experiment.json").is_file() else path
 
 
-def open_model(path: Path, state: "PartialState") -> Model:
-    """The model in a run directory or a model folder, on the device of this process."""
-    path = run_folder(as_path("model", path))
+def open_model(path: Path, state: "PartialState | Alone") -> Model:
+    """The model in a run directory or a model folder, or one that ships, by its name, on the device of this process."""
+    path = run_folder(find_model(path, "model"))
     denoiser = load_model(path).to(state.device)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
     grid = read_grid(path, shape, denoiser.scaling)
-    return Model(path, denoiser, shape, model_sha256(model_folder(path), checked=True), grid)
+    sha256, card = model_sha256(model_folder(path), checked=True), None if entry_of(path) is None else read_card(path)
+    return Model(path, denoiser, shape, sha256, grid, card=card)
 
 
 def plan_job(
     model: Model,
-    sampler: str = DEFAULT,
+    sampler: str | None = None,
     num_steps: int | None = None,
     *,
     clip: float | None = None,
@@ -106,8 +134,12 @@ def plan_job(
 ) -> Job:
     """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
-    ``clip`` is None for the model's own, or 0 for no clipping.
+    Without a sampler it is dpmpp_2m or, of a model that ships, that of its picture, with as many steps. ``clip`` is
+    None for the model's own, or 0 for no clipping.
     """
+    if sampler is None:
+        usual = (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
+        sampler, num_steps = usual[0], usual[1] if num_steps is None else num_steps
     if not isinstance(sampler, str):
         raise InputError(f"sampler={sampler!r} must be a name, which is kept with the images: add yours to SAMPLERS.")
     if clip is not None and not (fits(clip, float) and 0 <= clip < math.inf):

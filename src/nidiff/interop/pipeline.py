@@ -25,6 +25,7 @@ from nidiff.model.config import ALGORITHMS, model_folder
 from nidiff.model.folder import check_same_covariance, image_shape, whole_model
 from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
 from nidiff.model.network import NETWORKS, OWN, load_network
+from nidiff.model.zoo import find_model, zoo_models
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import SAMPLERS, default_steps
@@ -108,7 +109,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         scheduler: NonIsotropicScheduler | None = None,
         **kwargs: Any,
     ) -> "NonIsotropicPipeline":
-        """Open a model folder, a run directory of `nidiff train` or a Hub repository.
+        """Open a model folder, a run directory of `nidiff train`, a model that ships, by its name, or a Hub repository.
 
         ``covariance`` only says what you expect: another than the model's own is refused, in ``scheduler`` too. A model
         of diffusers, trained with white noise, opens with a ``scheduler`` whose Σ is I. Other options are
@@ -121,6 +122,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         if not isinstance(dtype := kwargs.get("torch_dtype"), torch.dtype | None):
             raise InputError(f"torch_dtype={dtype!r} must be a torch.dtype, such as torch.float16.")
         folder = model_folder(as_path("pretrained_model_name_or_path", pretrained_model_name_or_path))
+        if not folder.exists() and str(folder) in zoo_models():
+            folder = model_folder(find_model(folder))
         folder = whole_model(folder if folder.exists() else downloaded(str(folder), FILES, kwargs))
         white = _is_white(folder)
         if scheduler is None:

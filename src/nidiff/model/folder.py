@@ -32,6 +32,7 @@ from nidiff.model.manifest import (
     write_manifest,
 )
 from nidiff.model.network import OWN, UNET, library, load_network, read_weights, save_network
+from nidiff.model.zoo import find_model
 
 CONFIG = f"scheduler/{SCHEDULER}"
 OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
@@ -94,13 +95,14 @@ def save_process(denoiser: Denoiser, folder: Path, grid: Grid | None = None) -> 
 def load_model(
     folder: str | Path, net: torch.nn.Module | None = None, *, covariance: Covariance | None = None
 ) -> Denoiser:
-    """The denoiser in a folder that `save_model` or `nidiff train` wrote, with its clipping and scaling.
+    """The denoiser in a folder that `save_model` or `nidiff train` wrote, with its clipping and scaling; or the model
+    of that name that ships with nidiff, as `nidiff models` lists them.
 
     A diffusers model is rebuilt from its own configuration. For any other network pass one that is built alike as
     ``net``: its weights are loaded into it. ``covariance`` only says what you expect: another Σ than the model's own is
     refused. Folders of version 0.1 open too; their data are 8-bit images.
     """
-    place = whole_model(as_path("folder", folder))
+    place = whole_model(find_model(folder))
     model = open_with(place, load_network(place, net))
     check_same_covariance(model.process.covariance, covariance)
     return model

@@ -59,14 +59,15 @@ ABOUT_DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps
 OF_PICTURES, OF_OTHERS = "pixels from −1 to 1", "in the units of the model; of volumes and video the middle is shown"
 
 
-def write_report(run_folder: Path, x0: Tensor | None = None) -> Path:
-    """Write RUN/report.html from what the run directory holds now; the old page stays until the new one is whole.
+def write_report(run_folder: Path, x0: Tensor | None = None, out: Path | None = None) -> Path:
+    """Write RUN/report.html, or ``out``, from what the run directory holds now; the old page stays until the new one is
+    whole.
 
     ``x0`` [C, *event] in the units of the model is the item to denoise, such as the first of the training data. Nothing
     outside the run directory is read: the run may be a stranger's, and its experiment.json can name any folder.
     """
     run_folder = as_path("run", run_folder)
-    run, out = RunDirectory.open(run_folder), run_folder / "report.html"
+    run, out = RunDirectory.open(run_folder), run_folder / "report.html" if out is None else out
     body = f"<h1>{escape(run.name)}</h1>\n"
     for heading, section in (SECTIONS | {DENOISING: partial(_denoising, x0=x0)}).items():
         try:

@@ -6,9 +6,11 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 import dataclasses
 import math
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
@@ -255,6 +257,28 @@ class Experiment:
             "data": f"{data}{', mirrored at random' if self.flip else ''}",
             "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}",
         }
+
+    def command(self) -> str:
+        """The command line that trains it: the preset that is nearest, and the flags in which it differs from that.
+
+        Where the data are on this machine (``data_dir``) is left out.
+        """
+        flags = {name: self._flags(preset) for name, preset in PRESETS.items()}
+        nearest = min(flags, key=lambda name: len(flags[name]))
+        return shlex.join(["nidiff", "train", "--preset", nearest, *chain(*flags[nearest])])
+
+    def _flags(self, preset: "Experiment") -> list[list[str]]:
+        """The flags that turn ``preset`` into this, each with its values."""
+        found = []
+        for one in fields(self):
+            flag, value = one.name.replace("_", "-"), getattr(self, one.name)
+            if value == getattr(preset, one.name) or one.name == "data_dir":
+                continue
+            if isinstance(value, bool):
+                found.append([f"--{flag}" if value else f"--no-{flag}"])
+            else:
+                found.append([f"--{flag}", *map(str, value if isinstance(value, tuple) else [value])])
+        return found
 
     def to_json(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)

@@ -1,0 +1,130 @@
+"""Pack a finished run as a model that ships: `python scripts/pack_model.py RUN NAME --title "What it is." --to wheel`.
+
+The entry goes to src/nidiff/zoo/NAME, which is part of the wheel, or to models/NAME, which only a checkout has.
+`nidiff.model.zoo` says what it holds. An entry of that name is replaced.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from nidiff.commands.flags import parse_seeds
+from nidiff.errors import InputError
+from nidiff.evaluation.results import Result, known_results
+from nidiff.model.packing import pack
+from nidiff.model.zoo import NAME, PICTURE, Picture, entry_bytes
+from nidiff.training.experiment import Experiment
+from nidiff.training.run import RunDirectory
+
+ROOT = Path(__file__).parent.parent
+PLACES = {"wheel": ROOT / "src/nidiff/zoo", "models": ROOT / "models"}
+MOST_SCORES, MOST_METRICS = 6, 4
+
+
+def main(words: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--title", help="what it is, in a sentence (default: from its settings)")
+    parser.add_argument("--sampler", help="of the picture (default: that of the run's grids)")
+    parser.add_argument("--num-steps", type=int, help="of the picture (default: the run's, or the sampler's own)")
+    parser.add_argument("--seeds", default="0-15", help="of the picture (default: 0-15)")
+    parser.add_argument("--seconds", type=float, help="the time of the training (default: from log.jsonl)")
+    parser.add_argument("--processor", help="what it was trained on (default: the processor of this machine)")
+    parser.add_argument("--to", choices=PLACES, default="wheel", help="in the wheel, or beside it in the repository")
+    parser.add_argument("--into", type=Path, help="another directory for the entry, instead of --to")
+    given = parser.parse_args(words)
+    try:
+        destination = (given.into or PLACES[given.to]) / given.name
+        if not NAME.fullmatch(given.name):
+            raise InputError(f"NAME={given.name!r} must be of letters, digits and hyphens.")
+        packed(given, destination)
+    except InputError as error:
+        print(f"pack_model: {error}", file=sys.stderr)
+        return 2
+    print(destination)
+    return 0
+
+
+def packed(given: argparse.Namespace, destination: Path) -> None:
+    run = RunDirectory.open(given.run)
+    experiment = run.experiment
+    card = pack(
+        run.folder,
+        destination,
+        title=given.title or title_of(experiment),
+        command=experiment.command(),
+        seconds=given.seconds or seconds_of(run.log_file, experiment),
+        images=experiment.steps * experiment.batch_size,
+        processor=given.processor or processor(),
+        picture=picture_of(run, given),
+        scores=headline(known_results(run.folder)),
+        about=experiment.about,
+    )
+    size = f"{entry_bytes(destination) / 1e6:.2f} MB"
+    print(f"{size}, {card.parameters} parameters, picture {destination / PICTURE}", file=sys.stderr)
+    print(card.command, file=sys.stderr)
+
+
+def title_of(experiment: Experiment) -> str:
+    return f"{experiment.data} with noise {experiment.covariance} and schedule {experiment.schedule}."
+
+
+def picture_of(run: RunDirectory, given: argparse.Namespace) -> Picture:
+    """The sampler that is asked for, else that of the run's grids, with a number of steps in any case."""
+    from nidiff.sampling.sampler import as_sampler, default_steps
+
+    stored = run.stored()
+    if stored is None:
+        raise InputError(f"run={str(run.folder)!r} has lost its schedule: train it again.")
+    experiment, schedule = run.experiment, stored.process.schedule
+    sampler = given.sampler or experiment.sampler
+    steps = given.num_steps or (experiment.num_steps if given.sampler is None else None)
+    steps = steps or default_steps(as_sampler(sampler)[0], schedule)
+    return Picture(tuple(parse_seeds(given.seeds)), sampler, min(steps, len(schedule)))
+
+
+def seconds_of(log: Path, experiment: Experiment) -> float | None:
+    """The time of all steps, from the speed that each line of the log has; None without a log."""
+    if not log.is_file():
+        return None
+    seconds, before = 0.0, 0
+    for line in log.read_text(encoding="utf-8").splitlines():
+        found = json.loads(line)
+        seconds += (found["step"] - before) * experiment.batch_size / found["images_per_s"]
+        before = found["step"]
+    return round(seconds, 1)
+
+
+def processor() -> str:
+    """The name of this machine's processor and the number of its cores."""
+    names = []
+    if Path("/proc/cpuinfo").is_file():
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    count = os.cpu_count() or 1
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {count} core{'s' if count > 1 else ''}"
+
+
+def headline(results: Iterable[Result]) -> list[dict[str, Any]]:
+    """The results over most samples, the best first by their first metric, a distance or an error."""
+    results = [one for one in results if one.metrics]
+    most = max((one.provenance.get("num_generated", 0) for one in results), default=0)
+    scores = []
+    for one in results:
+        if one.provenance.get("num_generated", 0) == most:
+            shown = {name: found for name, found in one.metrics.items() if found.finite is not None}
+            metrics = {name: {"value": m.finite, "error": m.error} for name, m in list(shown.items())[:MOST_METRICS]}
+            score = {"sampler": one.sampler_text, "num_steps": one.num_steps, "metrics": metrics, "source": one.source}
+            scores += [score] if metrics else []
+    return sorted(scores, key=lambda score: next(iter(score["metrics"].values()))["value"])[:MOST_SCORES]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""``nidiff models``: the models that ship with nidiff."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from nidiff.aligned import aligned
+from nidiff.errors import InputError, one_of
+
+if TYPE_CHECKING:
+    from nidiff.model.zoo import Card
+    from nidiff.training.experiment import Experiment
+
+HEAD = ("model", "noise", "training", "parameters", "size", "score", "what it is")
+NONE = "no model ships with this install: train one with nidiff train, or use a checkout of the repository."
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the models that ship with nidiff and draw their pictures; or print all that is known about one of them."""
+
+    name: Annotated[Positional[str | None], arg(metavar="NAME", help_behavior_hint="(default: all of them)")] = None
+    """The model to describe: its noise, schedule, data, the command that trained it, its scores and its picture."""
+    out: Path = Path("out/models.png")
+    """The picture of all of them, with --json too."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of words."""
+
+    def run(self) -> None:
+        from nidiff.model.zoo import zoo_models
+
+        models = zoo_models()
+        if not models:
+            raise InputError(NONE)
+        if self.name is not None:
+            entry = models[one_of("name", self.name, models)]
+            print(json.dumps(described(entry), indent=2) if self.json else "\n".join(_words(entry)))
+            return
+        from nidiff.report.contact import save_contact_sheet
+
+        found = [described(entry) for entry in models.values()]
+        save_contact_sheet({one["name"]: Path(one["picture"]["file"]) for one in found}, self.out)
+        print(f"wrote {self.out}", file=sys.stderr)
+        print(json.dumps(found, indent=2) if self.json else aligned([HEAD, *map(_cells, found)]))
+
+
+def described(entry: Path) -> dict[str, Any]:
+    """All that is known about an entry, as JSON can hold it; one whose files have changed is refused."""
+    from nidiff.model.zoo import PICTURE, check_entry, entry_bytes
+    from nidiff.training.experiment import read_experiment
+
+    card, experiment = check_entry(entry), read_experiment(entry)
+    facts = {key: value for key, value in asdict(card).items() if key != "files"}
+    return {
+        "name": entry.name,
+        "path": str(entry),
+        **facts,
+        "picture": {"file": str(entry / PICTURE), **facts["picture"]},
+        "bytes": entry_bytes(entry),
+        "experiment": experiment.to_json(),
+    }
+
+
+def _cells(found: dict[str, Any]) -> tuple[str, ...]:
+    """A row of the table, in plain ASCII."""
+    from nidiff.model.packing import time_words
+
+    experiment = found["experiment"]
+    time = "" if found["seconds"] is None else f", {time_words(found['seconds'])}"
+    return (
+        found["name"],
+        experiment["covariance"],
+        f"{experiment['steps']} x {experiment['batch_size']}{time}",
+        f"{found['parameters'] / 1e6:.2f} M",
+        f"{found['bytes'] / 1e6:.2f} MB",
+        _headline(found["scores"]),
+        found["title"],
+    )
+
+
+def _headline(scores: Any) -> str:
+    """The first metric of the first score, and how it was drawn."""
+    if not scores:
+        return ""
+    first = scores[0]
+    name, metric = next(iter(first["metrics"].items()))
+    return f"{name} {metric['value']:.4g} ({first['sampler']}, {first['num_steps']})"
+
+
+def _words(entry: Path) -> list[str]:
+    """The whole card, a line for each fact."""
+    from nidiff.evaluation.results import read_results
+    from nidiff.evaluation.table import text
+    from nidiff.model.packing import seeds_words, time_words
+    from nidiff.model.zoo import METRICS, PICTURE, check_entry, entry_bytes
+    from nidiff.training.experiment import read_experiment
+
+    card, experiment, name = check_entry(entry), read_experiment(entry), entry.name
+    picture, seeds = card.picture, seeds_words(card.picture.seeds)
+    took = "time not recorded" if card.seconds is None else time_words(card.seconds)
+    amount = f"{experiment.steps} steps of {experiment.batch_size}, {card.images} items seen"
+    facts = [
+        ("noise", f"N(0, Sigma), Sigma = {experiment.covariance}"),
+        ("schedule", experiment.schedule),
+        ("target", f"{experiment.target}, loss weighted as the error of {_weighting(experiment)}"),
+        ("data", experiment.data + (", mirrored at random" if experiment.flip else "")),
+        ("network", f"{card.parameters} parameters, float16, {entry_bytes(entry) / 1e6:.2f} MB with all files"),
+        ("training", f"{amount}, seed {experiment.seed}; {took} on {card.processor}"),
+        ("trained by", card.command),
+        ("picture", str(entry / PICTURE)),
+        ("", f"seeds {seeds}, {picture.sampler}, {picture.num_steps} steps"),
+        ("sample it", f"nidiff sample {name} --seeds {seeds}"),
+        ("in Python", f'nidiff.load_model("{name}")'),
+        ("train it again", f"nidiff train --config {name}"),
+        ("files", str(entry)),
+    ]
+    lines = [f"{name}: {card.title}", "", aligned(facts), ""]
+    if not (entry / METRICS).is_file():
+        return [*lines, *(_scores(card) or ["It has not been measured."])]
+    note = "Measured with the weights as they were trained, before they were rounded to float16."
+    return [*lines, text(read_results(entry / METRICS)), note]
+
+
+def _weighting(experiment: "Experiment") -> str:
+    return "what is predicted" if experiment.weighting == "target" else experiment.weighting
+
+
+def _scores(card: "Card") -> list[str]:
+    """The scores that only the card has."""
+    from nidiff.model.packing import number_words
+
+    return [
+        f"{score['sampler']}, {score['num_steps']} steps: "
+        + ", ".join(f"{name} {number_words(metric)}" for name, metric in score["metrics"].items())
+        for score in card.scores
+    ]

@@ -1,0 +1,186 @@
+"""From a finished run to an entry of the zoo (`nidiff.model.zoo`): small, without paths, with its card and picture."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from nidiff.errors import InputError, shown
+from nidiff.files import (
+    as_path,
+    file_sha256,
+    read_json,
+    read_object,
+    replace_json,
+    replace_text,
+    replacing,
+    replacing_folder,
+    writing,
+)
+from nidiff.model.card import METRICS as METRICS_TITLE
+from nidiff.model.card import escaped, model_card
+from nidiff.model.config import scheduler_config
+from nidiff.model.folder import image_shape, load_model, read_grid, whole_model
+from nidiff.model.manifest import MANIFEST, is_identity, model_sha256, write_manifest
+from nidiff.model.network import UNET, WEIGHTS, read_weights
+from nidiff.model.picture import draw_samples, limits_of, save_picture
+from nidiff.model.zoo import CARD, EXPERIMENT, METRICS, MOST_BYTES, PICTURE, Card, Picture, entry_bytes
+
+
+def pack(
+    run: str | Path,
+    destination: str | Path,
+    *,
+    title: str,
+    command: str,
+    seconds: float | None,
+    images: int,
+    processor: str,
+    picture: Picture,
+    scores: Sequence[Mapping[str, Any]] = (),
+    about: Mapping[str, str] | None = None,
+) -> Card:
+    """Pack the finished ``run`` into ``destination``, whose name is that of the model, and return its card.
+
+    The picture is drawn by the packed model, and colours of fields are chosen for it. Of metrics.json, the results of
+    this model are kept. ``scores`` are for its card; ``about`` is what else README.md says.
+    """
+    run, destination = as_path("run", run), as_path("destination", destination)
+    place = whole_model(run)
+    if place.parent.resolve() != run.resolve() or not (place / UNET).is_dir():
+        raise InputError(f"run={str(run)!r} is not the directory of a run whose network can be rebuilt: give one.")
+    if destination.exists() and not (destination / CARD).is_file():
+        raise InputError(f"destination={str(destination)!r} is not a packed model: choose a new directory.")
+    experiment = read_object(run / EXPERIMENT)
+    identity, facts = experiment.get("identity"), experiment.get("resolved")
+    if identity is None or not is_identity(identity) or not isinstance(facts, dict):
+        raise InputError(f"run={str(run)!r} is of an earlier version: train it again.")
+    experiment["data_dir"] = None
+    trained = model_sha256(place, checked=True)
+    results = _results(run / METRICS, trained)
+    for path in _paths([experiment, results]):
+        raise InputError(f"run={str(run)!r} names the path {shown(path)}, which others do not have: use named data.")
+    card = Card(title, command, seconds, images, processor, int(facts["parameters"]), trained, picture, tuple(scores))
+    with writing("destination", destination), replacing_folder(destination) as aside:
+        replace_json(aside / EXPERIMENT, experiment)
+        if results:
+            replace_json(aside / METRICS, results)
+        _pack_model(place, aside / "model", identity)
+        denoiser = load_model(aside)
+        grid = read_grid(aside, image_shape(denoiser.net, denoiser.process.covariance), denoiser.scaling)
+        data = draw_samples(denoiser, grid, picture)
+        card = replace(card, picture=replace(picture, limits=limits_of(data, grid)))
+        save_picture(data, grid, card.picture.limits, aside / PICTURE)
+        kept = [name for name in (EXPERIMENT, METRICS, PICTURE) if (aside / name).is_file()]
+        card = replace(card, files={name: file_sha256(aside / name) for name in kept})
+        words = model_card(denoiser.process.covariance, scheduler_config(denoiser), about, destination.name)
+        replace_text(aside / "model" / "README.md", words + card_text(destination.name, card))
+        replace_json(aside / CARD, card.to_json())
+        if (size := entry_bytes(aside)) > MOST_BYTES:
+            limit = f"{MOST_BYTES / 1e6:g} MB are the most"
+            raise InputError(f"run={str(run)!r} takes {size / 1e6:.1f} MB, and {limit}: train a smaller network.")
+    return card
+
+
+def card_text(name: str, card: Card) -> str:
+    """What README.md of an entry says beside the usual card: the training, the picture and the scores."""
+    picture = card.picture
+    seeds, drawn = seeds_words(picture.seeds), f"{picture.sampler}, {picture.num_steps} steps"
+    text = f"""
+## Training
+
+{escaped(card.title)}
+
+```
+{card.command}
+```
+
+{training_words(card)}. `nidiff train --config {name}` repeats it. The weights are stored in float16.
+
+## Picture
+
+![Samples of {name}](../{PICTURE})
+
+Seeds {seeds}, {escaped(drawn)}: `nidiff sample {name} --seeds {seeds}` draws the same ones.
+"""
+    if not card.scores:
+        return text
+    names = list(dict.fromkeys(metric for score in card.scores for metric in score["metrics"]))
+    rows = [["sampler", "steps", *names], ["---"] * (2 + len(names))]
+    for score in card.scores:
+        cells = [number_words(score["metrics"].get(metric)) for metric in names]
+        rows.append([str(score["sampler"]), str(score["num_steps"]), *cells])
+    lines = "\n".join(f"| {' | '.join(row if row[0] == '---' else map(escaped, row))} |" for row in rows)
+    sources = " ".join(dict.fromkeys(str(score["source"]) for score in card.scores if score.get("source")))
+    note = "Of the weights before they were rounded to float16; ± is the error over samples."
+    return f"{text}{METRICS_TITLE}{lines}\n\n{escaped(sources)} {note}\n"
+
+
+def training_words(card: Card) -> str:
+    """How much was trained, for how long, and on what."""
+    time = "" if card.seconds is None else f" in {time_words(card.seconds)}"
+    return f"{card.images:,} items seen{time} on {card.processor}, {card.parameters:,} parameters"
+
+
+def time_words(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def number_words(metric: Mapping[str, Any] | None) -> str:
+    """A metric with its error."""
+    if not metric or metric.get("value") is None:
+        return ""
+    error = metric.get("error")
+    return f"{metric['value']:.4g}" + ("" if error is None else f" ± {error:.2g}")
+
+
+def seeds_words(seeds: Sequence[int]) -> str:
+    """Seeds as a flag has them: 0-15 if they follow one another."""
+    follow = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
+    return f"{seeds[0]}-{seeds[-1]}" if follow else ",".join(map(str, seeds))
+
+
+def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
+    """Copy a model with its weights in float16."""
+    for file in sorted(place.rglob("*")):
+        name = file.relative_to(place)
+        is_weights = name.parts[0] == UNET and file.suffix == ".safetensors"
+        skipped = is_weights or name.parts[0] in (MANIFEST, "README.md")
+        if file.is_file() and not skipped and not file.name.startswith("."):
+            (packed / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, packed / name)
+    weights = {name: _halved(name, tensor) for name, tensor in read_weights(place / UNET).items()}
+    with replacing(packed / UNET / WEIGHTS[UNET]) as stream:
+        stream.write(to_bytes(weights, metadata={"format": "pt"}))
+    write_manifest(packed, identity)
+
+
+def _halved(name: str, tensor: Tensor) -> Tensor:
+    half = tensor.half() if tensor.is_floating_point() else tensor
+    if not bool(torch.isfinite(half).all()):
+        raise InputError(f"run has weights {name!r} that float16 cannot hold: it cannot be packed.")
+    return half.contiguous()
+
+
+def _results(file: Path, sha256: str) -> list[Any]:
+    """The results in metrics.json that are of this model, as they are."""
+    values = read_json(file) if file.exists() else []
+    return [one for one in values if one.get("provenance", {}).get("model_sha256") == sha256]
+
+
+def _paths(values: Any) -> Iterator[str]:
+    """The absolute paths among the words in values of JSON."""
+    if isinstance(values, str) and (os.path.isabs(values) or values.startswith("~")):
+        yield values
+    for one in values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else ():
+        yield from _paths(one)

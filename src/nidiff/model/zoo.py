@@ -1,0 +1,146 @@
+"""The models that ship with nidiff: where each is, by its name, and what its card says.
+
+An entry is the directory of a finished run without its checkpoints, log and drawn samples:
+
+experiment.json  the settings, which `nidiff train --config NAME` repeats; no path of the machine is in it
+model/           the model, with the weights of its network in float16
+metrics.json     what was measured, if anything was
+samples.png      the picture of its card
+zoo.json         the card: title, command, time, scores, how the picture was drawn, and checksums of the files above
+
+Nothing is written into an entry. Nothing heavy is imported here, so that a name is found at once.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nidiff.errors import FileError, InputError, known_names, shown
+from nidiff.files import REPLACED, as_path, file_sha256, read_object
+from nidiff.sealed import seal, unseal
+
+FORMAT = 1
+CARD, EXPERIMENT, PICTURE, METRICS = "zoo.json", "experiment.json", "samples.png", "metrics.json"
+NEEDED = (EXPERIMENT, PICTURE)  # with checksums in the card; those of model/ are in its manifest
+MOST_BYTES, MOST_TOGETHER = 8_000_000, 40_000_000  # of an entry, of all of them
+NAME = re.compile(r"\w[\w-]*")  # what could be meant as the name of a model
+AGAIN = "install nidiff again, or restore the file from the repository"
+PACKAGE = Path(__file__).resolve().parents[1]
+ROOT = PACKAGE.parents[1]
+
+# Where entries are looked for: in the package and, in a checkout, at the root of the repository.
+PLACES: list[Path] = [PACKAGE / "zoo", *([ROOT / "models"] if (ROOT / "pyproject.toml").is_file() else [])]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """How samples.png was drawn: a sample for each seed, row by row."""
+
+    seeds: tuple[int, ...]
+    sampler: str
+    num_steps: int
+    limits: tuple[tuple[float, float], ...] = ()
+    """Of fields: the values at the two ends of the colours, for each channel."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known about an entry beside its settings and its model."""
+
+    title: str
+    """What it is, in a sentence."""
+    command: str
+    """The command that trained it."""
+    seconds: float | None
+    """How long the training took, without the time for checkpoints and pictures."""
+    images: int
+    """Items that the training saw, with repeats."""
+    processor: str
+    parameters: int
+    trained_sha256: str
+    """The checksum of the model before its weights were rounded to float16, which the scores are of."""
+    picture: Picture
+    scores: tuple[Mapping[str, Any], ...] = ()
+    """A few results: sampler, num_steps, metrics as {name: {value, error}}, and source, a sentence."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The checksums of the files outside of model/."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON with its own checksum."""
+        return seal({"format": FORMAT, **asdict(self)})
+
+
+def zoo_models() -> dict[str, Path]:
+    """Each model that ships, by name, and its directory. Nothing is opened."""
+    found: dict[str, Path] = {}
+    for place in PLACES:
+        for file in place.glob(f"*/{CARD}"):
+            found.setdefault(file.parent.name, file.parent)
+    return dict(sorted(found.items()))
+
+
+def find_model(name_or_path: str | Path, argument: str = "folder") -> Path:
+    """The path itself if it exists, else the directory of the model that ships under that name.
+
+    An entry whose files have changed is refused. Another path is returned as it is, whether it exists or not, but a
+    single word is refused by a sentence that lists the known names.
+    """
+    path = as_path(argument, name_or_path)
+    # A kill while a model is replaced leaves it under another name.
+    there = path.exists() or (bool(path.name) and path.with_name(f"{REPLACED}{path.name}").exists())
+    if not there and (known := zoo_models()):
+        name = str(path)
+        if name not in known and NAME.fullmatch(name):
+            problem = f"{argument}={shown(name)} does not exist, and no model that ships has that name"
+            raise InputError(f"{problem}: {known_names(name, known)}.")
+        path = known.get(name, path)
+    entry = entry_of(path)
+    if entry is not None:
+        check_entry(entry)
+    return path
+
+
+def entry_of(path: Path) -> Path | None:
+    """The entry that ``path`` is, or whose model folder it is; None if it is of no entry."""
+    places = (path, path.parent) if path.name == "model" else (path,)
+    return next((place for place in places if os.path.isfile(place / CARD)), None)
+
+
+def read_card(entry: Path) -> Card:
+    """The card of an entry, if it is what was packed."""
+    file = entry / CARD
+    values = unseal(read_object(file, AGAIN), repr(str(file)), AGAIN)
+    if values.pop("format", None) != FORMAT:
+        raise FileError(f"{str(file)!r} is of another version of nidiff: use the one that it came with.")
+    try:
+        picture = dict(values.pop("picture"))
+        limits = tuple((float(low), float(high)) for low, high in picture.pop("limits"))
+        seeds = tuple(map(int, picture.pop("seeds")))
+        scores = tuple(values.pop("scores"))
+        return Card(**values, picture=Picture(seeds=seeds, limits=limits, **picture), scores=scores)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{str(file)!r} is not a card of a model ({error}): {AGAIN}.") from error
+
+
+def check_entry(entry: Path) -> Card:
+    """The card of an entry; refused if a file outside of model/ has changed, was added or is missing. The files in
+    model/ are checked when the model is opened."""
+    card = read_card(entry)
+    for name in sorted({*NEEDED, METRICS, *card.files}):
+        file, recorded = entry / name, card.files.get(name)
+        if not file.is_file():
+            if recorded is not None or name in NEEDED:
+                raise FileError(f"{str(file)!r} is missing: {AGAIN}.")
+        elif recorded is None:
+            raise FileError(f"{str(file)!r} was added to a model that ships: {AGAIN}.")
+        elif name in (*NEEDED, METRICS) and file_sha256(file) != recorded:
+            raise FileError(f"{str(file)!r} has changed since it was packed, by its checksum: {AGAIN}.")
+    return card
+
+
+def entry_bytes(entry: Path) -> int:
+    """The size of all files of an entry."""
+    return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())

@@ -1,0 +1,41 @@
+"""A contact sheet: pictures beside one another, each with its name. It needs no matplotlib."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from nidiff.errors import FileError, InputError, first_line
+from nidiff.files import as_path, replacing, writing
+
+SIDE, GAP, LINE, LETTERS = 260, 16, 26, 16  # pixels
+
+
+def save_contact_sheet(pictures: Mapping[str, Path], out: Path, columns: int | None = None) -> None:
+    """Write the pictures, each as large as it fits into a square, with their names above them, as a PNG."""
+    out = as_path("out", out)
+    if out.suffix.lower() != ".png" or out.is_dir():
+        raise InputError(f"out={str(out)!r} must be a file that ends in .png.")
+    columns = columns or math.ceil(math.sqrt(len(pictures)))
+    rows = math.ceil(len(pictures) / columns)
+    width, height = SIDE + GAP, SIDE + LINE + GAP
+    sheet = Image.new("RGB", (columns * width + GAP, rows * height + GAP), "white")
+    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(LETTERS)
+    for index, (name, file) in enumerate(pictures.items()):
+        left, top = GAP + index % columns * width, GAP + index // columns * height
+        draw.text((left, top), name, fill="black", font=font)
+        sheet.paste(_fitted(file), (left, top + LINE))
+    with writing("out", out), replacing(out) as stream:
+        sheet.save(stream, format="png", optimize=True)
+
+
+def _fitted(file: Path) -> Image.Image:
+    try:
+        with Image.open(file, formats=["PNG"]) as found:
+            picture = found.convert("RGB")
+    except Exception as error:  # Pillow raises nearly anything when a file is broken
+        raise FileError(f"{str(file)!r} cannot be read ({first_line(error)}): restore it.") from error
+    scale = SIDE / max(picture.size)
+    size = [max(1, round(scale * length)) for length in picture.size]
+    return picture.resize((size[0], size[1]), Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.LANCZOS)

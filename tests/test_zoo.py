@@ -1,0 +1,475 @@
+"""Models that ship: found by name, refused if changed, never written to, and each repeats the picture on its card."""
+
+import hashlib
+import json
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import nidiff
+from nidiff.cli import main
+from nidiff.commands.models import described
+from nidiff.commands.train import Train
+from nidiff.commands.usage import parse
+from nidiff.data.grid import Grid
+from nidiff.errors import FileError, InputError
+from nidiff.evaluation.results import Measured, Result, read_results, remember
+from nidiff.generation.opened import Alone, open_model, plan_job
+from nidiff.model.folder import load_model
+from nidiff.model.manifest import model_sha256
+from nidiff.model.packing import pack
+from nidiff.model.picture import as_levels, difference, limits_of, read_levels, save_picture
+from nidiff.model.zoo import (
+    MOST_BYTES,
+    MOST_TOGETHER,
+    PLACES,
+    Picture,
+    check_entry,
+    entry_bytes,
+    find_model,
+    read_card,
+    zoo_models,
+)
+from nidiff.training.experiment import PRESETS, Experiment, read_experiment
+from nidiff.training.identity import settings_digest
+
+ROOT = Path(__file__).parent.parent
+NAME, TITLE = "tiny-digits", "Digits after five steps, which are noise."
+SHIPPED = sorted(zoo_models().items())
+TRAINING = ("--steps", "5", "--warmup", "1", "--cooldown", "0", "--widths", "8", "16", "--batch-size", "16")
+CPU = Alone(torch.device("cpu"))
+
+
+def script(name: str) -> dict:
+    return runpy.run_path(str(ROOT / "scripts" / f"{name}.py"))
+
+
+def asked_for(command: str) -> Experiment:
+    """The experiment that a command line of `nidiff train` trains."""
+    program, name, *words = shlex.split(command)
+    assert (program, name) == ("nidiff", "train")
+    return parse(Train, words, prog="nidiff train", default=Train.defaults(words)).experiment
+
+
+def contents(folder: Path) -> dict[str, str]:
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def result(sha256: str, sampler: str, value: float) -> Result:
+    provenance = {"model_sha256": sha256, "real": "digits", "num_generated": 100}
+    metrics = {"FD-pixels": Measured(value, 0.1), "precision": Measured(0.5, 0.01, True)}
+    return Result("run", sampler, 10, "uniform", seeds="0-99", metrics=metrics, provenance=provenance)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    """A finished run with three results, one of them of another model."""
+    out = tmp_path_factory.mktemp("runs") / "some-run"
+    assert main(["train", *TRAINING, "--num-samples", "1", "--num-steps", "3", "--out", str(out)]) == 0
+    own = model_sha256(out / "model")
+    for one in (result(own, "ddim", 30.0), result(own, "dpmpp_2m", 20.0), result("0" * 64, "ddim", 1.0)):
+        remember(out, one)
+    return out
+
+
+@pytest.fixture(scope="module")
+def packed(run, tmp_path_factory) -> Path:
+    place = tmp_path_factory.mktemp("zoo")
+    words = [str(run), NAME, "--title", TITLE, "--seeds", "0-4", "--num-steps", "3", "--into", str(place)]
+    assert script("pack_model")["main"](words) == 0
+    return place / NAME
+
+
+@pytest.fixture
+def entry(packed, monkeypatch, tmp_path):
+    """A copy of the packed model, in a place where models are looked for; we are in an empty folder."""
+    place, here = tmp_path / "place", tmp_path / "here"
+    shutil.copytree(packed, place / NAME)
+    here.mkdir()
+    monkeypatch.chdir(here)
+    PLACES.append(place)
+    yield place / NAME
+    PLACES.remove(place)
+
+
+@pytest.fixture
+def say(capsys):
+    def run(*words):
+        capsys.readouterr()
+        code = main(list(map(str, words)))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+# Each model that ships ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, path", SHIPPED)
+def test_a_model_that_ships_is_whole_small_and_repeats_its_picture(name, path):
+    """Four of the picture's seeds, drawn again, are within one grey level of it, on any processor."""
+    assert find_model(name) == path
+    card = check_entry(path)
+    assert {"experiment.json", "samples.png", "zoo.json", "model"} <= set(os.listdir(path))
+    assert "../samples.png" in (path / "model/README.md").read_text(encoding="utf-8")
+    assert entry_bytes(path) <= MOST_BYTES
+    assert card.title.endswith(".")
+    weights = load_file(path / "model/unet/diffusion_pytorch_model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} <= {torch.float16, torch.int64}
+    assert difference(path, card.picture.seeds[:4]) <= 1
+
+
+@pytest.mark.parametrize("name, path", SHIPPED)
+def test_the_command_of_a_model_that_ships_trains_it(name, path):
+    experiment, card = read_experiment(path), read_card(path)
+    assert Train.defaults(["--config", name]).experiment == experiment
+    assert asked_for(card.command) == experiment
+    assert asked_for(experiment.command()) == experiment
+    identity = json.loads((path / "experiment.json").read_text())["identity"]
+    assert identity["settings"] == settings_digest(experiment)
+    assert card.images == experiment.steps * experiment.batch_size
+    if (path / "metrics.json").is_file():
+        shas = {one.provenance["model_sha256"] for one in read_results(path / "metrics.json")}
+        assert shas == {card.trained_sha256}
+
+
+def test_all_that_ships_is_small_together():
+    assert sum(entry_bytes(path) for _, path in SHIPPED) <= MOST_TOGETHER
+
+
+# Packing -----------------------------------------------------------------------------------------------------------
+
+
+def test_weights_are_rounded_to_float16_and_loaded_as_float32(run, packed):
+    before, after = load_model(run).net.state_dict(), load_model(packed).net.state_dict()
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert after[name].dtype == torch.float32
+        assert torch.equal(after[name], weight.half().float())
+    assert any(not torch.equal(after[name], weight) for name, weight in before.items())  # rounding is seen
+
+
+def test_a_packed_model_makes_the_same_samples_each_time_and_its_picture(packed):
+    draws = [nidiff.sample(load_model(packed), (2, 1, 8, 8), num_steps=3, seeds=[0, 1]) for _ in range(2)]
+    assert torch.equal(*draws)
+    assert difference(packed) == 0
+
+
+def test_another_picture_or_other_weights_are_seen_in_the_difference(packed, tmp_path):
+    """The negative control: the largest difference is that of a changed pixel."""
+    other = tmp_path / "other"
+    shutil.copytree(packed, other)
+    with Image.open(other / "samples.png") as image:
+        pixels = np.array(image)
+    pixels[0, 0] ^= 64  # the first of an enlarged pixel, which is what is read
+    Image.fromarray(pixels).save(other / "samples.png")
+    sealed_again(other)
+    assert difference(other, [0]) == 64
+    assert difference(other, [1]) == 0
+
+
+def sealed_again(entry: Path) -> None:
+    card = read_card(entry)
+    files = {name: hashlib.sha256((entry / name).read_bytes()).hexdigest() for name in card.files}
+    (entry / "zoo.json").write_text(json.dumps(replace(card, files=files).to_json()))
+
+
+def test_an_entry_has_no_path_of_the_machine_and_nothing_that_is_not_needed(run, packed):
+    assert {path.name for path in packed.iterdir()} == {
+        *("experiment.json", "metrics.json", "model", "samples.png", "zoo.json")
+    }
+    before, after = (json.loads((place / "experiment.json").read_text()) for place in (run, packed))
+    assert after == before | {"data_dir": None}
+    text = b"".join(file.read_bytes() for file in packed.rglob("*.*") if file.suffix in (".json", ".md"))
+    assert str(run.parent).encode() not in text
+    assert os.fsencode(Path.home()) not in text
+
+
+def test_of_the_results_those_of_the_model_are_kept_and_the_best_comes_first(packed):
+    results, card = read_results(packed / "metrics.json"), read_card(packed)
+    assert [one.sampler for one in results] == ["ddim", "dpmpp_2m"]
+    assert {one.provenance["model_sha256"] for one in results} == {card.trained_sha256}
+    assert [score["metrics"]["FD-pixels"]["value"] for score in card.scores] == [20.0, 30.0]
+    assert card.trained_sha256 != model_sha256(packed / "model")  # which has other weights
+
+
+def test_the_card_has_command_time_scores_and_picture(packed):
+    card, text = read_card(packed), (packed / "model/README.md").read_text(encoding="utf-8")
+    assert card.images == 80
+    assert card.seconds > 0
+    assert asked_for(card.command) == read_experiment(packed)
+    for words in (card.command, "../samples.png", "FD-pixels", "80 items seen", f"nidiff sample {NAME} --seeds 0-4"):
+        assert words in text
+
+
+def test_a_run_that_names_a_path_is_not_packed(run, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    values = json.loads((other / "experiment.json").read_text())
+    (other / "experiment.json").write_text(json.dumps(values | {"data": "/home/somebody/digits.npz"}))
+    about = {"title": "", "command": "", "seconds": None, "images": 1, "processor": "", "picture": ONE}
+    with pytest.raises(InputError, match="names the path"):
+        pack(other, tmp_path / "packed", **about)
+    assert not (tmp_path / "packed").exists()
+
+
+ONE = Picture(seeds=(0,), sampler="ddim", num_steps=2)
+
+
+def test_what_is_no_finished_run_is_not_packed_and_nothing_is_replaced_but_an_entry(run, tmp_path):
+    about = {"title": "", "command": "", "seconds": None, "images": 1, "processor": "", "picture": ONE}
+    with pytest.raises(InputError, match="run="):
+        pack(run / "model", tmp_path / "packed", **about)
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(InputError, match="destination"):
+        pack(run, tmp_path / "mine", **about)
+
+
+# By name -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_found_by_its_name_and_a_path_goes_before_it(entry, run):
+    assert zoo_models()[NAME] == entry == find_model(NAME)
+    denoiser = nidiff.load_model(NAME)
+    assert torch.equal(denoiser.net.conv_in.weight, load_model(entry).net.conv_in.weight)
+    pipeline = nidiff.NonIsotropicPipeline.from_pretrained(NAME)
+    assert torch.equal(pipeline.unet.conv_in.weight, denoiser.net.conv_in.weight)
+    os.symlink(run, NAME)
+    assert find_model(NAME) == Path(NAME)
+    assert not torch.equal(nidiff.load_model(NAME).net.conv_in.weight, denoiser.net.conv_in.weight)
+
+
+@pytest.mark.parametrize("command", ["sample", "evaluate", "report", "likelihood", "verify"])
+def test_an_unknown_name_lists_the_known_ones(command, entry, say):
+    code, _, log = say(command, "tiny-digit")
+    assert code == 2
+    assert f"did you mean {NAME!r}?" in log
+    assert all(repr(name) in log for name in zoo_models())
+
+
+def test_an_unknown_name_is_refused_in_python_training_and_models_too(entry, say):
+    with pytest.raises(InputError, match=NAME):
+        nidiff.load_model("turbulenze")
+    for words in (["train", "--config", "tiny-digit"], ["models", "tiny-digit"]):
+        code, _, log = say(*words)
+        assert code == 2
+        assert NAME in log
+
+
+def test_what_does_not_look_like_a_name_is_a_path_that_is_missing(entry):
+    for path in ("runs/tiny-digit", "tiny-digit.json", "./tiny digit"):
+        with pytest.raises(InputError) as caught:
+            nidiff.load_model(path)
+        assert NAME not in str(caught.value)
+
+
+def test_sampling_by_name_repeats_the_picture_and_writes_nothing_into_the_entry(entry, say):
+    before = contents(entry)
+    code, out, log = say("sample", NAME, "--seeds", "0-4")
+    assert code == 0
+    folder = Path(out.strip())
+    assert folder.parts[:3] == ("out", NAME, "generated")
+    assert str(folder / "grid.png") in log
+    assert (folder / "grid.png").read_bytes() == (entry / "samples.png").read_bytes()
+    code, out, _ = say("evaluate", NAME, "--seeds", "0-4", "--features", "pixels", "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert (found["sampler"], found["num_steps"], found["run"]) == ("dpmpp_2m", 3, NAME)
+    assert len(read_results(Path("out") / NAME / "metrics.json")) == 1
+    assert {path.name for path in Path().iterdir()} == {"out"}
+    assert contents(entry) == before
+
+
+def test_by_its_path_too_an_entry_is_only_read(entry):
+    model = open_model(entry / "model", CPU)
+    assert model.home == Path("out") / NAME
+    assert model.path == entry
+    assert plan_job(model).num_steps == 3
+    assert plan_job(model, "ddim").num_steps == 20
+    assert plan_job(model, num_steps=7).num_steps == 7
+
+
+def test_a_run_keeps_its_results_and_the_usual_sampler(run):
+    model = open_model(run, CPU)
+    assert model.home == run
+    assert (plan_job(model).sampler, plan_job(model).num_steps) == ("dpmpp_2m", 20)
+
+
+def test_training_by_name_takes_the_settings_and_a_directory_of_its_own(entry):
+    training = parse(Train, ["--config", NAME], prog="", default=Train.defaults(["--config", NAME]))
+    assert training.experiment == read_experiment(entry)
+    assert training.directory().folder == Path("runs") / NAME
+
+
+# Changed files -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "samples.png",
+        "experiment.json",
+        "metrics.json",
+        "zoo.json",
+        "model/unet/diffusion_pytorch_model.safetensors",
+        "model/unet/config.json",
+        "model/scheduler/scheduler_config.json",
+        "model/data.json",
+    ],
+)
+@pytest.mark.parametrize("how", ["changed", "missing"])
+def test_a_changed_or_missing_file_is_refused(file, how, entry):
+    nidiff.load_model(NAME)  # as it is, it opens
+    path = entry / file
+    content = path.read_bytes()
+    if how == "missing":
+        path.unlink()
+    else:
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    with pytest.raises((FileError, InputError)):
+        nidiff.load_model(NAME)
+
+
+def test_an_experiment_that_was_changed_is_not_trained(entry, say):
+    file = entry / "experiment.json"
+    file.write_text(file.read_text().replace('"seed": 0', '"seed": 1'))
+    code, _, log = say("train", "--config", NAME, "--dry-run")
+    assert code == 2
+    assert "checksum" in log
+
+
+def test_the_list_refuses_a_changed_picture(entry, say):
+    (entry / "samples.png").write_bytes((entry / "samples.png").read_bytes()[:-1])
+    code, _, log = say("models")
+    assert code == 2
+    assert "samples.png" in log
+
+
+# nidiff models -----------------------------------------------------------------------------------------------------
+
+
+def test_the_list_has_every_model_and_draws_them(entry, say):
+    code, out, log = say("models")
+    assert code == 0
+    assert "out/models.png" in log
+    line = next(line for line in out.splitlines() if line.startswith(NAME))
+    assert all(words in line for words in ("gaussian_free_field", "5 x 16", "MB", "FD-pixels 20", TITLE))
+    with Image.open("out/models.png") as sheet:
+        assert min(sheet.size) > 200
+        assert len(set(sheet.convert("L").tobytes())) > 20  # it is not blank
+    code, out, _ = say("models", "--json", "--out", "here.png")
+    assert {one["name"]: one for one in json.loads(out)}[NAME] == json.loads(json.dumps(described(entry)))
+    assert Path("here.png").is_file()
+
+
+def test_a_model_is_described_in_words_and_in_json(entry, say):
+    code, out, _ = say("models", NAME)
+    assert code == 0
+    card, experiment = read_card(entry), read_experiment(entry)
+    words = [TITLE, card.command, card.processor, experiment.schedule, experiment.covariance, "seed 0", "FD-pixels"]
+    assert all(word in out for word in [*words, f"nidiff sample {NAME} --seeds 0-4", str(entry / "samples.png")])
+    code, out, _ = say("models", NAME, "--json")
+    assert json.loads(out)["command"] == card.command
+    assert not Path("out").exists()  # only the list draws
+
+
+def test_a_picture_that_is_no_png_is_refused(entry, say):
+    code, _, log = say("models", "--out", "models.txt")
+    assert code == 2
+    assert "--out" in log
+
+
+# Commands and pictures ---------------------------------------------------------------------------------------------
+
+OTHER = replace(
+    PRESETS["fashion-mnist"],
+    flip=False,
+    attention=(),
+    boundary="reflecting/periodic",
+    data="my data's.npz",
+    variables=("a b", "c"),
+    num_steps=7,
+    learning_rate=1e-05,
+    size=None,
+    schedule="vp:beta_max=0.5,num_levels=30",
+    compile=True,
+)
+
+
+@pytest.mark.parametrize("experiment", [*PRESETS.values(), OTHER, replace(OTHER, num_steps=None, flip=True)])
+def test_the_command_of_an_experiment_trains_it(experiment):
+    assert asked_for(experiment.command()) == experiment
+
+
+def test_the_command_names_only_what_differs_and_no_folder_of_this_machine():
+    experiment = replace(PRESETS["cifar10-ddpm"], seed=3, data_dir=Path("/somewhere"))
+    assert experiment.command() == "nidiff train --preset cifar10-ddpm --seed 3"
+
+
+@pytest.mark.parametrize("shift", [0.0, 5.0])
+def test_the_picture_of_fields_can_be_read_as_numbers(shift, tmp_path):
+    """Within half a level of the values, and the limits hold nearly all of them."""
+    grid = Grid.usual((2, 6, 10), "float32")
+    data = torch.randn(5, 2, 6, 10, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 30.0]).view(
+        2, 1, 1
+    )
+    data = data + shift * torch.tensor([1.0, 30.0]).view(2, 1, 1)
+    limits = limits_of(data, grid)
+    levels = as_levels(data, grid, limits)
+    save_picture(data, grid, limits, tmp_path / "fields.png")
+    assert torch.equal(read_levels(tmp_path / "fields.png", levels, grid, 5), levels)
+    for channel, (low, high) in enumerate(limits):
+        assert (low == -high) == (shift == 0.0)
+        shown = low + levels[:, 0, :, channel * 10 : (channel + 1) * 10].double() / 254 * (high - low)
+        assert (shown - data[:, channel].clamp(low, high)).abs().max() <= 0.501 * (high - low) / 254
+    with Image.open(tmp_path / "fields.png") as image:
+        assert image.convert("RGB").getpixel((10 * (128 // 20) * 2, 0)) == (255, 255, 255)  # the line between
+    with pytest.raises(FileError, match="pixels"):
+        read_levels(tmp_path / "fields.png", levels, grid, 12)
+
+
+def test_signals_have_no_picture_of_a_card():
+    with pytest.raises(InputError, match="signals"):
+        limits_of(torch.zeros(2, 1, 9), Grid.usual((1, 9), "float32"))
+
+
+# A light install -----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_sampled_without_accelerate_and_matplotlib(entry, tmp_path):
+    program = f"""
+import sys, importlib.util
+from pathlib import Path
+for name in ("accelerate", "matplotlib"):
+    sys.modules[name] = None
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *more: None if name in ("accelerate", "matplotlib") else find(name, *more)
+from nidiff.model.zoo import PLACES
+PLACES.append(Path({str(entry.parent)!r}))
+from nidiff.cli import main
+sys.exit(main(["sample", {NAME!r}, "--seeds", "0-4"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (Path(done.stdout.strip()) / "grid.png").read_bytes() == (entry / "samples.png").read_bytes()
+
+
+def test_the_wheel_has_the_package_and_not_the_folder_of_models():
+    """Of the two places, only the one inside the package is built into the wheel."""
+    settings = (ROOT / "pyproject.toml").read_text()
+    assert 'packages = ["src/nidiff"]' in settings
+    assert PLACES[0] == ROOT / "src/nidiff/zoo"
+    assert PLACES[1] == ROOT / "models"
