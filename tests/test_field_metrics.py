@@ -13,7 +13,7 @@ from nidiff.cli import main
 from nidiff.data.dataset import Dataset
 from nidiff.data.grid import Grid
 from nidiff.evaluation.cell import evaluate_cell, evaluate_images
-from nidiff.evaluation.field_metrics import FIELD_METRICS, FieldSet, band_tables, measure_fields, over_seeds
+from nidiff.evaluation.field_metrics import FIELD_METRICS, FieldSet, band_tables, measure_fields
 from nidiff.evaluation.field_spectrum import Waves
 from nidiff.evaluation.field_values import spread, tail_errors
 from nidiff.evaluation.metrics import Metric
@@ -275,8 +275,6 @@ def test_errors_are_what_other_draws_would_change_and_fall_with_their_number():
         between = np.std([one[name].value for one in few], ddof=1)
         assert between / 2.5 < error[name].error < 2.5 * between
         assert 1.2 < fewer[name].error / error[name].error < 3.5  # √4, within what 10 fields tell
-    assert over_seeds([1.0, 3.0]) == (2.0, pytest.approx(2**0.5), False)
-    assert over_seeds([1.0]).error is None
 
 
 def test_a_metric_of_ones_own_sees_the_resampled_fields(monkeypatch):

@@ -209,11 +209,11 @@ def test_a_metric_of_ones_own_is_measured_tabled_plotted_reported_and_read_back(
     for result, path in zip(results, sorted(drawn, reverse=True), strict=True):
         with np.load(path) as samples:
             means = samples["arr_0"].astype(float).mean((1, 2, 3))
-        value, error, higher_is_better = result.metrics["brightness"]
+        value, error, higher_is_better, _ = result.metrics["brightness"]
         assert value == pytest.approx(means.mean(), rel=1e-12)
         assert error == pytest.approx(means.std() / len(means) ** 0.5, rel=0.3)
         assert higher_is_better
-        assert result.metrics["exact"] == (30, 0.25, False)
+        assert result.metrics["exact"] == Measured(30, 0.25)
     monkeypatch.undo()  # the direction is part of the result: a process without the metric shows it too
     table = markdown(read_results(out / "table.json"))
     assert table == (out / "table.md").read_text()

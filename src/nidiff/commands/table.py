@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -14,6 +14,10 @@ from nidiff.commands.flags import Comparing, Drawing, parse_seeds
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 from nidiff.locks import claimed
+
+if TYPE_CHECKING:
+    from nidiff.evaluation.results import Result
+    from nidiff.evaluation.seeds import Comparison
 
 SUFFIXES = ("json", "md", "tex", "csv", "png")
 
@@ -33,12 +37,15 @@ class Table:
     """Numbers of steps."""
     out: Annotated[Path, arg(metavar="DIR")] = Path("out/table")
     """Where the table goes, as .md, .tex, .csv, .json and .png."""
+    no_groups: Annotated[bool, arg(help_behavior_hint="")] = False
+    """A line for each run. By default runs that differ only in the training seed are one line, over the trainings."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
 
     def run(self) -> None:
         from nidiff.evaluation.bench import open_bench
         from nidiff.evaluation.cell import evaluate_cell
+        from nidiff.evaluation.seeds import compare_groups, group_runs, groups_json, over_groups
         from nidiff.evaluation.table import csv_text, latex, markdown, text
         from nidiff.generation.opened import open_model, plan_job, process_state
         from nidiff.report.html import write_report
@@ -53,6 +60,8 @@ class Table:
         if len({model.name for model in models}) < len(models):
             raise InputError("runs must have different names, which are those of their directories: rename one.")
         cells, results, data = [], [], ""
+        lines: list[Result] = []
+        paired: list[Comparison] = []
         drawing = vars(self.drawing) | {"seeds": seeds}
         for model in models:  # all of them are checked before the first takes hours
             bench = open_bench(model.path, model=model, **vars(self.comparing))
@@ -61,28 +70,33 @@ class Table:
                 job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile)
                 rehearse(model.denoiser, model.shape, **job.arguments)
                 cells.append((model, bench, {"sampler": sampler, "num_steps": num_steps}))
+        groups = [] if self.no_groups else group_runs({model.name: model.path for model in models})
         self._check_out()
         with claimed(self.out) if state.is_main_process else contextlib.nullcontext():
             for model, bench, steps in cells:
                 result = evaluate_cell(model, bench, **steps, **drawing)
                 if result is not None:  # write what there is so far, in every form
                     results.append(result)
-                    data = json.dumps([result.to_json() for result in results], indent=2)
+                    lines, paired = over_groups(results, groups), compare_groups(results, groups)
+                    single = [result.to_json() for result in results]
+                    found = {"groups": groups_json(results, groups), "paired": [one.to_json() for one in paired]}
+                    data = json.dumps({"results": single, **found} if groups else single, indent=2)
                     text_of = {
                         "json": f"{data}\n",
-                        "md": markdown(results),
-                        "tex": latex(results),
+                        "md": markdown(lines, paired),
+                        "tex": latex(lines, paired),
+                        "csv": csv_text([*results, *(line for line in lines if line not in results)]),
                     }  # table.json first: it marks the table as ours
                     with writing("out", self.out):
-                        for suffix, content in {**text_of, "csv": csv_text(results)}.items():
+                        for suffix, content in text_of.items():
                             replace_text(self.out / f"table.{suffix}", content)
-                    save_figure(quality_figure(results), self.out / "table.png")
+                    save_figure(quality_figure(lines), self.out / "table.png")
         if state.is_main_process:
             for model in models:
                 if model.card is None and (model.path / "experiment.json").is_file():
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
-            print(data if self.json else text(results))
+            print(data if self.json else text(lines, paired))
 
     def _check_out(self) -> None:
         """Refuse a directory with a table that is not ours: ours has results in table.json, which is written first."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nidiff.covariance.spectral import Boundary, boundary_per_axis
 from nidiff.data.grid import Grid
-from nidiff.errors import InputError, expect
+from nidiff.errors import expect
 from nidiff.evaluation.field_spectrum import (
     CrossBands,
     SpectrumBands,
@@ -205,14 +205,6 @@ def axis_groups(real: FieldSet) -> list[tuple[int, ...]]:
     alone = [(0,)] if real.is_video else [(axis,) for axis in real.long_axes]
     groups = [real.main_axes, *(axes for axes in alone if axes != real.main_axes)]
     return [axes for axes in groups if any(real.event[axis] > 1 for axis in axes)]
-
-
-def over_seeds(values: Sequence[float]) -> Measured:
-    """The mean over training seeds, and the standard deviation between them as its error; none for one seed."""
-    numbers = torch.tensor([*values], dtype=torch.float64)
-    if numbers.ndim != 1 or not len(numbers):
-        raise InputError("values is empty: give one number per training seed.")
-    return Measured(numbers.mean().item(), numbers.std().item() if len(numbers) > 1 else None)
 
 
 def _named(real: FieldSet, axes: tuple[int, ...]) -> str:

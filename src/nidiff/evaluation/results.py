@@ -35,12 +35,20 @@ COMPARED = {
 }
 
 
+class Trainings(NamedTuple):
+    """What the value is a mean over, if it is that of a group of trainings: their standard deviation and number."""
+
+    deviation: float | None
+    n: int
+
+
 class Measured(NamedTuple):
-    """A metric of one result."""
+    """A metric of one result. The error is that of the samples; it does not know of other trainings."""
 
     value: float | None
     error: float | None
     higher_is_better: bool = False
+    over: Trainings | None = None
 
     @property
     def finite(self) -> float | None:
@@ -164,11 +172,13 @@ def one_line(words: str) -> str:
 
 
 def read_results(path: Path) -> list[Result]:
-    """The results in a JSON file such as RUN/metrics.json."""
+    """The results in a JSON file such as RUN/metrics.json, or those of single runs in a table.json with groups."""
     again = "delete it to measure again"
     if not path.exists():
         raise InputError(f"there is no {path.name}: measure the run with nidiff evaluate.")
     values = read_json(path, again)
+    if isinstance(values, dict) and {"groups", "paired"} <= values.keys():
+        values = values.get("results")
     try:
         if not isinstance(values, list):
             raise TypeError("it is not a list")

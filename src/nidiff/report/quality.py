@@ -16,6 +16,7 @@ from nidiff.evaluation.results import NOT_MEASURED, Measured, Result
 from nidiff.evaluation.table import find_metrics, group_lines
 from nidiff.report.loss import LARGEST
 
+OVER_SEEDS = "Error bars of a line over seeds: ± standard deviation over trainings; of a run: error over samples"
 MOST_METRICS, MOST_LINES, MOST_TICKS = 24, 96, 40
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
 # Lines differ in colour and in marker, for eyes that do not tell all colours apart.
@@ -26,6 +27,7 @@ LOOKS: list[dict[str, Any]] = list(cycler(linestyle=["-", "--", ":"]) * SOLID)
 def quality_figure(results: Sequence[Result]) -> Figure:
     """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler.
 
+    The error bars of a group of trainings are its standard deviation over them, those of a run its error over samples.
     A picture has room for the first `MOST_METRICS` and `MOST_LINES`.
     """
     metrics = dict(islice(find_metrics(results).items(), MOST_METRICS))
@@ -48,7 +50,9 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
     handles = [panels[0].plot([], [], **LOOKS[index % len(LOOKS)])[0] for index in range(len(lines))]
-    figure.legend(handles, labels, loc="outside lower center", ncols=abreast, frameon=False, fontsize=9)
+    grouped = any(one.over is not None for line in lines.values() for result in line for one in result.metrics.values())
+    look: dict[str, Any] = {"ncols": abreast, "frameon": False, "fontsize": 9, "title_fontsize": 9}
+    figure.legend(handles, labels, loc="outside lower center", title=OVER_SEEDS if grouped else None, **look)
     return figure
 
 
@@ -80,7 +84,8 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
 
 def _drawn(one: Measured) -> tuple[float, float]:
     """Value and error, as near to them as matplotlib can draw."""
-    value, error = one.value or 0.0, one.error if one.error is not None and math.isfinite(one.error) else 0.0
+    value, error = one.value or 0.0, one.error if one.over is None or one.over.n == 1 else one.over.deviation
+    error = error if error is not None and math.isfinite(error) else 0.0
     return max(-LARGEST, min(value, LARGEST)), min(abs(error), LARGEST)
 
 

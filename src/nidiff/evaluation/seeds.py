@@ -1,0 +1,281 @@
+"""Results over training seeds: runs that differ only in the seed as one group, and a paired test between groups."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nidiff.covariance.fields import ALIASES
+from nidiff.errors import InputError
+from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, Trainings
+from nidiff.files import read_object
+from nidiff.notation import parse_call
+from nidiff.training.experiment import EXPERIMENT, Experiment, read_experiment
+
+CALLS = ("covariance", "schedule", "gaussian", "network")  # settings that are written as NAME:key=value,…
+Cell = tuple[str, int, str]  # sampler, number of steps and source of a result
+
+
+# Groups ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ only in the training seed."""
+
+    name: str
+    runs: Mapping[int, str]
+    """The name of the run of each seed, by rising seed."""
+
+
+def group_runs(runs: Mapping[str, Path]) -> list[Group]:
+    """The groups of two or more among runs, given by name: all settings but the seed are equal, and so are the data.
+
+    A run without a readable experiment.json is in no group, and neither is the second run of one seed.
+    """
+    found: list[tuple[dict[str, Any], dict[int, str]]] = []
+    for name, path in runs.items():
+        if (training := _training(path)) is None:
+            continue
+        seed, settings = training
+        same = next((members for known, members in found if known == settings), None)
+        if same is None:
+            found.append((settings, {seed: name}))
+        else:
+            same.setdefault(seed, name)
+    groups = [dict(sorted(members.items())) for _, members in found if len(members) > 1]
+    names = [f"{shared_name([*members.values()])} ({len(members)} seeds)" for members in groups]
+    return [
+        Group(", ".join(members.values()) if names.count(name) > 1 or name in runs else name, members)
+        for name, members in zip(names, groups, strict=True)
+    ]
+
+
+def settings_of(experiment: Experiment) -> dict[str, Any]:
+    """All that decides the weights: the fixed settings and the steps; gamma=1 and gamma=1.0 are the same."""
+    settings = experiment.resolved().fixed() | {"steps": experiment.steps}
+    for name in CALLS:
+        with suppress(InputError):  # what is not written so stays as it is
+            called, arguments = parse_call(name, settings[name])
+            settings[name] = (ALIASES.get(called, called) if name == "covariance" else called), arguments
+    return settings
+
+
+def shared_name(names: Sequence[str]) -> str:
+    """What the names of runs have in common, without the word before the seed: ddpm for ddpm-seed0 and ddpm-seed1."""
+    start = _shared_start(names)
+    rests = [name[len(start) :] for name in names]
+    end = _shared_start([rest[::-1] for rest in rests])[::-1]
+    middles = [rest[: len(rest) - len(end)] for rest in rests]
+    if any(middle[:1].isdigit() for middle in middles):
+        start = start.rstrip("0123456789")  # 1 of 10 and 11 is not shared
+    if any(middle[-1:].isdigit() for middle in middles):
+        end = end.lstrip("0123456789")
+    start = re.sub(r"(?:^|(?<=[\W_]))(?:training[\W_]?)?(?:seed|s)[\W_]*$", "", start).rstrip("-_,.=: ")
+    return f"{start}{end}".strip("-_,.=: ") or names[0]
+
+
+def _shared_start(names: Sequence[str]) -> str:
+    letters = takewhile(lambda column: len({*column}) == 1, zip(*names, strict=False))
+    return "".join(column[0] for column in letters)
+
+
+def over_groups(results: Sequence[Result], groups: Sequence[Group]) -> list[Result]:
+    """The results with one in place of those of a group for each sampler and number of steps, over its trainings."""
+    group_of = {run: group for group in groups for run in group.runs.values()}
+    cells = {group.name: _cells(results, group) for group in groups}
+    lines: dict[tuple[str, Any], Result] = {}
+    for index, result in enumerate(results):
+        if (group := group_of.get(result.run)) is None:
+            lines[result.run, index] = result
+        elif (group.name, cell := _cell(result)) not in lines:
+            lines[group.name, cell] = _over(group, [*cells[group.name][cell].values()])
+    return [*lines.values()]
+
+
+def over_seeds(values: Sequence[float | Measured]) -> Measured:
+    """The mean over trainings, with their standard deviation, and the mean of their errors over samples.
+
+    The deviation is that of one training (its square is divided by n − 1), and None for a single one. The mean has no
+    value if one of the trainings has none.
+    """
+    if not len(values):
+        raise InputError("values is empty: give one number per training seed.")
+    measured = [one if isinstance(one, Measured) else Measured(float(one), None) for one in values]
+    numbers, errors = [one.finite for one in measured], [one.error for one in measured]
+    value, deviation = _moments(numbers)
+    error = None if None in errors else _moments(errors)[0]
+    return Measured(value, error, measured[0].higher_is_better, Trainings(deviation, len(measured)))
+
+
+def groups_json(results: Sequence[Result], groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Each group's cells: mean, standard deviation over trainings, mean error over samples, number of trainings."""
+    named = {group.name: group for group in groups}
+    return [
+        {
+            "group": one.run,
+            "runs": {str(seed): run for seed, run in named[one.run].runs.items()},
+            **{key: getattr(one, key) for key in ("sampler", "num_steps", "spacing", "options", "seeds", "clip")},
+            "metrics": {name: _as_json(measured) for name, measured in one.metrics.items()},
+        }
+        for one in over_groups(results, groups)
+        if one.run in named
+    ]
+
+
+def _as_json(one: Measured) -> dict[str, Any]:
+    std, count = one.over or Trainings(None, 1)
+    return {
+        "mean": one.finite,
+        "std": std,
+        "error": one.error,
+        "n": count,
+        "higher_is_better": one.higher_is_better,
+    }
+
+
+def _training(path: Path) -> tuple[int, dict[str, Any]] | None:
+    """The seed of a run, and all else that decides its weights."""
+    try:
+        experiment, stored = read_experiment(path / EXPERIMENT), read_object(path / EXPERIMENT)
+    except InputError:
+        return None
+    settings = settings_of(experiment)
+    for key, part in (("identity", "data"), ("resolved", "data_checksum")):  # of the data themselves
+        known = stored.get(key)
+        settings[f"{key} of the data"] = known.get(part) if isinstance(known, dict) else None
+    return settings.pop("seed"), settings
+
+
+def _cell(result: Result) -> Cell:
+    return result.sampler_text, result.num_steps, result.source
+
+
+def _cells(results: Sequence[Result], group: Group) -> dict[Cell, dict[int, Result]]:
+    """The results of a group by cell and seed."""
+    seeds = {run: seed for seed, run in group.runs.items()}
+    found: dict[Cell, dict[int, Result]] = {}
+    for result in results:
+        if result.run in seeds:
+            found.setdefault(_cell(result), {})[seeds[result.run]] = result
+    return {cell: dict(sorted(by_seed.items())) for cell, by_seed in found.items()}
+
+
+def _over(group: Group, results: Sequence[Result]) -> Result:
+    first = results[0]
+    shared = {
+        key: value
+        for key, value in first.provenance.items()
+        if all(one.provenance.get(key) == value for one in results)
+    }
+    metrics = {name: over_seeds([one.metrics.get(name, NOT_MEASURED) for one in results]) for name in first.metrics}
+    return replace(first, run=group.name, metrics=metrics, provenance=shared, details={})
+
+
+def _moments(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (n − 1) of one value per training; None where there is none."""
+    if any(value is None for value in values):
+        return None, None
+    numbers = torch.tensor([*values], dtype=torch.float64)
+    return numbers.mean().item(), numbers.std().item() if len(numbers) > 1 else None
+
+
+# The paired test -------------------------------------------------------------------------------------------------
+
+
+class PairedTest(NamedTuple):
+    """The differences of two groups, seed by seed: their mean, its standard error, and p of the two-sided t-test."""
+
+    difference: float
+    error: float
+    p: float | None
+    """None where all differences are equal, as then there is nothing to test."""
+    n: int
+
+
+class Comparison(NamedTuple):
+    """One cell of two groups with the same training seeds: ``group`` minus ``baseline`` in each metric."""
+
+    group: str
+    baseline: str
+    seeds: tuple[int, ...]
+    sampler: str
+    num_steps: int
+    source: str
+    tests: Mapping[str, PairedTest]
+
+    def to_json(self) -> dict[str, Any]:
+        return self._asdict() | {"tests": {name: test._asdict() for name, test in self.tests.items()}}
+
+
+def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedTest:
+    """Student's t-test of first − second, which belong together in pairs: here by the seed of two trainings.
+
+    t = d̄ / (s / √n) with n − 1 degrees of freedom, where d̄ and s are mean and standard deviation of the differences.
+    """
+    if len(first) != len(second) or len(first) < 2:
+        raise InputError(f"first and second have {len(first)} and {len(second)} values: give two or more of each.")
+    differences = torch.tensor([*first], dtype=torch.float64) - torch.tensor([*second], dtype=torch.float64)
+    n = len(differences)
+    mean, error = differences.mean().item(), differences.std().item() / math.sqrt(n)
+    rounding = 1e-14 * max(map(abs, [*first, *second]))
+    p = None if not error > rounding else student_p(mean / error, n - 1)
+    return PairedTest(mean, error, p, n)
+
+
+def student_p(t: float, degrees: int) -> float:
+    """P(|T| ≥ |t|) of Student's t with a whole number of degrees of freedom, by the finite sum.
+
+    With θ = atan(|t| / √ν), 1 − p is sin θ · (1 + ½ cos² θ + 1·3/(2·4) cos⁴ θ + …) for even ν, and
+    2/π · (θ + sin θ · (cos θ + ⅔ cos³ θ + …)) for odd ν; the last power is ν − 2 (Abramowitz and Stegun 26.7.3).
+    """
+    theta, odd = math.atan2(abs(t), math.sqrt(degrees)), degrees % 2
+    term = math.cos(theta) if odd else 1.0
+    total = 0.0
+    for power in range(1 if odd else 0, degrees - 1, 2):
+        total += term
+        term *= (power + 1) / (power + 2) * math.cos(theta) ** 2
+    inside = math.sin(theta) * total
+    return min(1.0, max(0.0, 1 - (2 / math.pi * (theta + inside) if odd else inside)))
+
+
+def compare_groups(results: Sequence[Result], groups: Sequence[Group]) -> list[Comparison]:
+    """Each group against the first one before it with the same training seeds, where both were measured alike."""
+    found = []
+    for index, group in enumerate(groups):
+        baseline = next((one for one in groups[:index] if one.runs.keys() == group.runs.keys()), None)
+        if baseline is None:
+            continue
+        mine, theirs = _cells(results, group), _cells(results, baseline)
+        for cell in (cell for cell in mine if cell in theirs):
+            seeds = tuple(seed for seed in group.runs if seed in mine[cell] and seed in theirs[cell])
+            tests = (
+                {
+                    name: test
+                    for name in mine[cell][seeds[0]].metrics
+                    if (
+                        test := _test(
+                            name, [mine[cell][seed] for seed in seeds], [theirs[cell][seed] for seed in seeds]
+                        )
+                    )
+                }
+                if len(seeds) > 1
+                else {}
+            )
+            if tests:
+                found.append(Comparison(group.name, baseline.name, seeds, *cell, tests))
+    return found
+
+
+def _test(name: str, mine: Sequence[Result], theirs: Sequence[Result]) -> PairedTest | None:
+    first, second = (
+        [value for one in side if (value := one.metrics.get(name, NOT_MEASURED).finite) is not None]
+        for side in (mine, theirs)
+    )
+    return paired_test(first, second) if len(first) == len(second) == len(mine) else None
