@@ -62,6 +62,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sees both residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"sees": "both"},
     "sees x residual v": LARGE | WHITE | RESIDUAL_V | COSINE | {"sees": "x"},
 }
+RESULTS = Path("benchmarks/results/screening.json")
 CELLS = (("dpmpp_2m", 20), ("angle_2m", 10))
 
 
@@ -75,7 +76,11 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/screening"))
+    parser.add_argument("--report", action="store_true", help="only print the table of what is there, and keep it")
     options = parser.parse_args()
+    if options.report:
+        report(options.out)
+        return
     keep_freed_memory()
     features = load_features("efficientnet-lite0")
     held_out = nidiff.load_dataset(options.data, data_dir=options.data_dir, split="test")
@@ -90,6 +95,21 @@ def main() -> None:
             found = run(name, options, features, reference)
             replace_text(file, json.dumps(found) + "\n")
             log(f"{name}: {found}")
+
+
+def report(out: Path) -> None:
+    """The results in the folder as a table, the best first."""
+    found = {file.stem: json.loads(file.read_text()) for file in sorted(out.glob("*.json"))}
+    replace_text(RESULTS, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    cells = [f"{sampler} {num_steps}" for sampler, num_steps in CELLS]
+    print("| data, minutes, seed, setting | parameters | steps | " + " | ".join(cells) + " |")
+    print("|" + " --- |" * (3 + len(cells)))
+    for name, values in sorted(found.items(), key=lambda item: item[1][cells[0]]):
+        print(
+            f"| {name} | {values['parameters']:,} | {values['steps']} | "
+            + " | ".join(str(values[cell]) for cell in cells)
+            + " |"
+        )
 
 
 def run(name: str, options: argparse.Namespace, features: FeatureNetwork, reference: torch.Tensor) -> dict[str, Any]:
