@@ -456,6 +456,7 @@ PRESETS: dict[str, Experiment] = {
         covariance="from_data:power=0.5",
         network="unet:patch=2",
         batch_size=16,
+        learning_rate=1e-3,
         num_samples=16,
     ),
     "cifar10-small": dataclasses.replace(
