@@ -1,7 +1,8 @@
 """Pack a finished run as a model that ships: `python scripts/pack_model.py RUN NAME --title "What it is." --to wheel`.
 
 The entry goes to src/nidiff/zoo/NAME, which is part of the wheel, or to models/NAME, which only a checkout has.
-`nidiff.model.zoo` says what it holds. An entry of that name is replaced.
+`nidiff.model.zoo` says what it holds. An entry of that name is replaced. `--card NAME` writes the card of one anew:
+its command, which names a preset, and what --title, --seconds and --processor say.
 """
 
 import argparse
@@ -16,9 +17,9 @@ from typing import Any
 from nidiff.commands.flags import parse_seeds
 from nidiff.errors import InputError
 from nidiff.evaluation.results import Result, known_results
-from nidiff.model.packing import pack
-from nidiff.model.zoo import NAME, PICTURE, Picture, entry_bytes
-from nidiff.training.experiment import Experiment
+from nidiff.model.packing import pack, rewrite_card
+from nidiff.model.zoo import NAME, PICTURE, Picture, entry_bytes, find_model
+from nidiff.training.experiment import Experiment, read_experiment
 from nidiff.training.run import RunDirectory
 
 ROOT = Path(__file__).parent.parent
@@ -28,8 +29,9 @@ MOST_SCORES, MOST_METRICS = 6, 4
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("run", type=Path, metavar="RUN")
+    parser.add_argument("run", type=Path, metavar="RUN", nargs="?", help="a finished run; none with --card")
     parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--card", action="store_true", help="only write the card of the entry NAME anew")
     parser.add_argument("--title", help="what it is, in a sentence (default: from its settings)")
     parser.add_argument("--sampler", help="of the picture (default: that of the run's grids)")
     parser.add_argument("--num-steps", type=int, help="of the picture (default: the run's, or the sampler's own)")
@@ -43,7 +45,12 @@ def main(words: list[str] | None = None) -> int:
         destination = (given.into or PLACES[given.to]) / given.name
         if not NAME.fullmatch(given.name):
             raise InputError(f"NAME={given.name!r} must be of letters, digits and hyphens.")
-        packed(given, destination)
+        if given.card:
+            destination = recarded(given, find_model(given.name) if given.into is None else destination)
+        elif given.run is None:
+            raise InputError("RUN is missing: give a run directory, or --card.")
+        else:
+            packed(given, destination)
     except InputError as error:
         print(f"pack_model: {error}", file=sys.stderr)
         return 2
@@ -69,6 +76,13 @@ def packed(given: argparse.Namespace, destination: Path) -> None:
     size = f"{entry_bytes(destination) / 1e6:.2f} MB"
     print(f"{size}, {card.parameters} parameters, picture {destination / PICTURE}", file=sys.stderr)
     print(card.command, file=sys.stderr)
+
+
+def recarded(given: argparse.Namespace, entry: Path) -> Path:
+    said = {key: value for key in ("title", "seconds", "processor") if (value := getattr(given, key)) is not None}
+    card = rewrite_card(entry, command=read_experiment(entry).command(), **said)
+    print(card.command, file=sys.stderr)
+    return entry
 
 
 def title_of(experiment: Experiment) -> str:

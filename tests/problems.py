@@ -1,5 +1,8 @@
-"""Covariances of every family, samplers, a mixture with its exact denoiser, and a model folder to try things on."""
+"""Covariances of every family, samplers, a mixture with its exact denoiser, a model folder to try things on, and a
+Python that lacks packages."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -168,3 +171,27 @@ def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
     process = nidiff.Process(nidiff.ddpm_linear(num_levels), nidiff.gaussian_free_field(shape[1:]))
     save_model(nidiff.Denoiser(network, process, clip=1.0, scaling=PIXELS), folder)
     return folder
+
+
+BLOCKED = """
+import sys
+
+class Lacking:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, *arguments):
+        missing = name.partition(".")[0] in sys.argv[1].split(",")
+        return None if missing else self.finder.find_spec(name, *arguments)
+
+sys.meta_path[:] = map(Lacking, sys.meta_path)
+"""
+
+
+def without(modules, code, *arguments, **options):
+    """Run ``code`` in a Python that lacks the modules."""
+    command = [sys.executable, "-c", BLOCKED + code, ",".join(modules), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, **options)

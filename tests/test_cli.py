@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from problems import without
 
 import nidiff
 from nidiff.cli import COMMANDS, main
@@ -245,29 +246,6 @@ def test_python_m_nidiff_is_the_command(tmp_path):
 
 # A light install --------------------------------------------------------------------------------------------------
 
-BLOCKED = """
-import sys
-
-class Lacking:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, *arguments):
-        missing = name.partition(".")[0] in sys.argv[1].split(",")
-        return None if missing else self.finder.find_spec(name, *arguments)
-
-sys.meta_path[:] = map(Lacking, sys.meta_path)
-"""
-
-
-def without(modules, code, *arguments, **options):
-    """Run ``code`` in a Python that lacks the modules."""
-    command = [sys.executable, "-c", BLOCKED + code, ",".join(modules), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, **options)
-
 
 @pytest.mark.parametrize(
     ("module", "arguments"),
@@ -275,7 +253,7 @@ def without(modules, code, *arguments, **options):
         ("matplotlib", ["noise"]),
         ("matplotlib", ["calibrate", "digits"]),
         ("accelerate", ["train"]),
-        ("accelerate", ["sample", "nowhere"]),
+        ("torchdiffeq", ["likelihood", "nowhere"]),
         ("datasets", ["train", "--data", "hf:mnist"]),
     ],
 )

@@ -6,8 +6,6 @@ import os
 import runpy
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from problems import without
 from safetensors.torch import load_file
 
 import nidiff
@@ -25,10 +24,11 @@ from nidiff.commands.usage import parse
 from nidiff.data.grid import Grid
 from nidiff.errors import FileError, InputError
 from nidiff.evaluation.results import Measured, Result, read_results, remember
+from nidiff.extras import EXTRAS
 from nidiff.generation.opened import Alone, open_model, plan_job
 from nidiff.model.folder import load_model
 from nidiff.model.manifest import model_sha256
-from nidiff.model.packing import pack
+from nidiff.model.packing import pack, rewrite_card
 from nidiff.model.picture import as_levels, difference, limits_of, read_levels, save_picture
 from nidiff.model.zoo import (
     MOST_BYTES,
@@ -214,6 +214,14 @@ def test_the_card_has_command_time_scores_and_picture(packed):
         assert words in text
 
 
+def test_a_card_is_written_anew_and_the_rest_stays(packed, entry):
+    """As after a change of the presets, which the command names."""
+    before, card = contents(entry), rewrite_card(entry, title="Another.", command="nidiff train --preset gone")
+    assert card == read_card(entry)
+    assert script("pack_model")["main"](["--card", NAME, "--into", str(entry.parent), "--title", TITLE]) == 0
+    assert contents(entry) == before == contents(packed)
+
+
 def test_a_run_that_names_a_path_is_not_packed(run, tmp_path):
     other = tmp_path / "run"
     shutil.copytree(run, other)
@@ -288,6 +296,11 @@ def test_sampling_by_name_repeats_the_picture_and_writes_nothing_into_the_entry(
     found = json.loads(out)
     assert (found["sampler"], found["num_steps"], found["run"]) == ("dpmpp_2m", 3, NAME)
     assert len(read_results(Path("out") / NAME / "metrics.json")) == 1
+    drawing = ("--samplers", "ddim", "--num-steps", "2", "--seeds", "0-4", "--features", "pixels", "--bootstrap", "0")
+    code, out, _ = say("table", NAME, *drawing)
+    assert code == 0
+    assert NAME in out
+    assert len(read_results(Path("out") / NAME / "metrics.json")) == 2
     assert {path.name for path in Path().iterdir()} == {"out"}
     assert contents(entry) == before
 
@@ -449,20 +462,16 @@ def test_signals_have_no_picture_of_a_card():
 # A light install -----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_sampled_without_accelerate_and_matplotlib(entry, tmp_path):
-    program = f"""
-import sys, importlib.util
+def test_a_model_is_sampled_without_any_extra(entry):
+    """A picture, that is: what else a model may make is drawn by matplotlib."""
+    code = """
 from pathlib import Path
-for name in ("accelerate", "matplotlib"):
-    sys.modules[name] = None
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *more: None if name in ("accelerate", "matplotlib") else find(name, *more)
-from nidiff.model.zoo import PLACES
-PLACES.append(Path({str(entry.parent)!r}))
 from nidiff.cli import main
-sys.exit(main(["sample", {NAME!r}, "--seeds", "0-4"]))
+from nidiff.model.zoo import PLACES
+PLACES.append(Path(sys.argv[2]))
+sys.exit(main(["sample", *sys.argv[3:]]))
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = without(EXTRAS, code, entry.parent, NAME, "--seeds", "0-4")
     assert done.returncode == 0, done.stderr
     assert (Path(done.stdout.strip()) / "grid.png").read_bytes() == (entry / "samples.png").read_bytes()
 

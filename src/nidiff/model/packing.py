@@ -30,7 +30,9 @@ from nidiff.model.folder import image_shape, load_model, read_grid, whole_model
 from nidiff.model.manifest import MANIFEST, is_identity, model_sha256, write_manifest
 from nidiff.model.network import UNET, WEIGHTS, read_weights
 from nidiff.model.picture import draw_samples, limits_of, save_picture
-from nidiff.model.zoo import CARD, EXPERIMENT, METRICS, MOST_BYTES, PICTURE, Card, Picture, entry_bytes
+from nidiff.model.zoo import CARD, EXPERIMENT, METRICS, MOST_BYTES, PICTURE, Card, Picture, check_entry, entry_bytes
+
+TRAINING = "\n## Training\n"  # where the part of README.md begins that only entries have
 
 
 def pack(
@@ -88,13 +90,22 @@ def pack(
     return card
 
 
+def rewrite_card(entry: str | Path, **changes: Any) -> Card:
+    """Change what the card of an entry says, such as its title or command, in zoo.json and README.md."""
+    entry = as_path("entry", entry)
+    card, readme = replace(check_entry(entry), **changes), entry / "model" / "README.md"
+    usual = readme.read_text(encoding="utf-8").partition(TRAINING)[0]
+    with writing("entry", entry):
+        replace_text(readme, usual + card_text(entry.resolve().name, card))
+        replace_json(entry / CARD, card.to_json())
+    return card
+
+
 def card_text(name: str, card: Card) -> str:
     """What README.md of an entry says beside the usual card: the training, the picture and the scores."""
     picture = card.picture
     seeds, drawn = seeds_words(picture.seeds), f"{picture.sampler}, {picture.num_steps} steps"
-    text = f"""
-## Training
-
+    text = f"""{TRAINING}
 {escaped(card.title)}
 
 ```
