@@ -24,9 +24,10 @@ from nidiff.commands.models import Models
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
 from nidiff.commands.sample import Sample
+from nidiff.commands.sweep import Sweep
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
-from nidiff.commands.usage import CONFIG, check_words, flags_of, parse
+from nidiff.commands.usage import CONFIG, flags_of, parse
 from nidiff.commands.verify import Verify
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.extras import explained
@@ -42,10 +43,8 @@ class Command(Protocol):
     def run(self) -> None: ...
 
 
-COMMANDS: dict[str, type[Command]] = {
-    command.__name__.lower(): command
-    for command in (Calibrate, Demo, Design, Evaluate, Likelihood, Models, Noise, Report, Sample, Table, Train, Verify)
-}
+ALL = (Calibrate, Demo, Design, Evaluate, Likelihood, Models, Noise, Report, Sample, Sweep, Table, Train, Verify)
+COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in ALL}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -96,13 +95,8 @@ def _parse(arguments: list[str]) -> Command:
         choice: Command = choose(dict(COMMANDS), prog="nidiff", description=ABOUT, args=["--help"], config=CONFIG)
         return choice
     command, prog = COMMANDS[one_of("command", name, COMMANDS)], f"nidiff {name}"
-    if command is not Train:
-        return parse(command, words, prog=prog)
-    check_words(command, words, prog=prog)
-    default = Train.defaults(words)  # its flags have the defaults of a preset
-    on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
-    words = [word for word in words if word not in on]  # tyro takes only --no-… for a flag that is on by default
-    return parse(Train, words, prog=prog, default=default)
+    made: Command = command.parsed(words) if hasattr(command, "parsed") else parse(command, words, prog=prog)
+    return made
 
 
 def _stop(code: int, message: str) -> int:

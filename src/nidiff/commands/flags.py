@@ -61,14 +61,9 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Comparing:
-    """Flags of every command that compares samples with real data: the arguments of `open_bench`."""
+class Measuring:
+    """How samples are compared with real data: arguments of `open_bench`."""
 
-    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
-    """The real data: digits, fashion-mnist, cifar10, turbulence, hf:NAME, or a folder or file that nidiff train
-    can read."""
-    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
-    """Where the official files of a named data set are."""
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None
     """train or test, the held-out part. Default: train for 8-bit images, as is usual for FID, and test for all other
     data, if a part of them is held out."""
@@ -88,6 +83,17 @@ class Comparing:
     bootstrap: int = 20
     """Resamples of the generated items for the errors of the Fréchet distance, the spectrum and all metrics of fields;
     0: no errors."""
+
+
+@dataclass(frozen=True)
+class Comparing(Measuring):
+    """Flags of every command that compares samples with real data: the arguments of `open_bench`."""
+
+    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
+    """The real data: digits, fashion-mnist, cifar10, turbulence, hf:NAME, or a folder or file that nidiff train
+    can read."""
+    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
+    """Where the official files of a named data set are."""
     layout: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or the usual)")] = None
     """What the axes of arrays are, such as NCHW, as in nidiff train."""
     boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or periodic)")] = None
@@ -95,15 +101,17 @@ class Comparing:
     reflecting/periodic."""
 
 
-def parse_seeds(words: str) -> list[int]:
+def parse_seeds(words: str, argument: str = "seeds") -> list[int]:
     """0-3,8 as [0, 1, 2, 3, 8]: rising, without repeats."""
     seeds: set[int] = set()
     for part in words.split(","):
         ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
         if last < first:
-            raise InputError(f"seeds={words!r} cannot be read: give numbers and ranges such as 0-49999 or 0,3,10-20.")
+            raise InputError(
+                f"{argument}={words!r} cannot be read: give numbers and ranges such as 0-49999 or 0,3,10-20."
+            )
         if len(seeds) + last - first >= MOST_SEEDS:
-            raise InputError(f"seeds={words!r} are more than {MOST_SEEDS:,}: give fewer at a time.")
+            raise InputError(f"{argument}={words!r} are more than {MOST_SEEDS:,}: give fewer at a time.")
         seeds.update(range(first, last + 1))
     return sorted(seeds)

@@ -71,7 +71,7 @@ class Table:
                 rehearse(model.denoiser, model.shape, **job.arguments)
                 cells.append((model, bench, {"sampler": sampler, "num_steps": num_steps}))
         groups = [] if self.no_groups else group_runs({model.name: model.path for model in models})
-        self._check_out()
+        self.check_out()
         with claimed(self.out) if state.is_main_process else contextlib.nullcontext():
             for model, bench, steps in cells:
                 result = evaluate_cell(model, bench, **steps, **drawing)
@@ -98,7 +98,7 @@ class Table:
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
             print(data if self.json else text(lines, paired))
 
-    def _check_out(self) -> None:
+    def check_out(self) -> None:
         """Refuse a directory with a table that is not ours: ours has results in table.json, which is written first."""
         from nidiff.evaluation.results import read_results
 

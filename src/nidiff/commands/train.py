@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from nidiff.commands.usage import check_words, parse
 from nidiff.errors import InputError, one_of
 from nidiff.extras import require
 from nidiff.files import as_path
@@ -61,6 +63,16 @@ class Train:
         if given.config is not None:
             return Train(read_experiment(find_model(given.config, "config")))
         return Train(PRESETS[one_of("preset", "digits" if given.preset is None else given.preset, PRESETS)])
+
+    @classmethod
+    def parsed(cls, words: Sequence[str]) -> "Train":
+        """The run that the words of a command line ask for; its flags have the defaults of a preset."""
+        prog = "nidiff train"
+        check_words(cls, words, prog=prog)
+        default = cls.defaults([*words])
+        on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
+        words = [word for word in words if word not in on]  # tyro takes only --no-… for a flag that is on by default
+        return parse(cls, words, prog=prog, default=default)
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing

@@ -41,13 +41,19 @@ def parse(command: type[C], words: Sequence[str], *, prog: str, **default: C) ->
 
 
 def flags_of(command: type) -> dict[str, Any]:
+    """Each flag of a command and the type of its value; with those of the commands whose flags it takes ``also``."""
+    others = (flags_of(other) for other in getattr(command, "also", ()))
+    return {flag: kind for flags in (*others, own_flags(command)) for flag, kind in flags.items()}
+
+
+def own_flags(command: type) -> dict[str, Any]:
     """Each flag of a command and the type of its value, those of the dataclasses inside it too."""
     found: dict[str, Any] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
         kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         if is_dataclass(kind):
-            found |= flags_of(cast(type, kind))
-        elif tyro.conf.Positional not in extras:
+            found |= own_flags(cast(type, kind))
+        elif not {tyro.conf.Positional, tyro.conf.Fixed} & {*extras}:
             found[f"--{name.replace('_', '-')}"] = kind
     return found
 

@@ -186,8 +186,7 @@ def as_covariance(
         raise InputError(
             f"covariance={shown(value)} must be a covariance, its configuration, a folder, or NAME:key=value,…."
         )
-    known = {**FIELDS, **{key: family for key, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
-    known |= {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
+    known = _named()
     name = value.partition(":")[0].strip()
     first, times, _ = value.partition(TIMES)
     if times and first.partition(":")[0].strip() in (*known, "from_data"):
@@ -214,6 +213,26 @@ def as_covariance(
     if over_times:
         return call("covariance", name, arguments, known, range(one_axis(name, shape)))
     return call("covariance", name, arguments, known, shape)
+
+
+def check_text(text: str) -> None:
+    """Refuse a text whose name or keys `as_covariance` does not know; nothing is built. A folder must be there."""
+    known = {**_named(), "from_data": from_data}
+    factors = text.split(TIMES) if text.partition(":")[0].strip() in known else [text]
+    for factor in factors:
+        if factor.partition(":")[0].strip() not in known and ("/" in text or as_path("covariance", text).is_dir()):
+            load(as_path("covariance", text))
+            continue
+        name, arguments = parse_call("covariance", factor)
+        function = known[one_of("covariance", name, known)]
+        for key in arguments:
+            one_of(f"the key of covariance={shown(text)}", key, [*signature(function).parameters][1:])
+
+
+def _named() -> dict[str, Callable[..., Covariance]]:
+    """What a text can name, beside from_data."""
+    known = {**FIELDS, **{key: family for key, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
+    return known | {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
 
 
 def _product(text: str, shape: Sequence[int] | None, boundary: Boundary | None) -> Covariance:

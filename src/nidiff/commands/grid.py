@@ -1,0 +1,142 @@
+"""A grid of settings: the flags of ``nidiff train`` with lists of values, and the words of each run."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin
+
+from nidiff.commands.flags import parse_seeds
+from nidiff.commands.train import Train
+from nidiff.commands.usage import flags_of
+from nidiff.errors import InputError, shown
+from nidiff.sealed import digest
+
+MOST_RUNS = 10_000
+LONGEST = 120  # letters of the name of a run
+WHOLE = ("--data", "--held-out", "--missing", "--layout", "--sample-axis")  # text in which a comma is no list
+TIMES = " x "  # between the factors of a covariance
+Value = tuple[str, ...]  # the words that follow a flag
+
+
+class GridRun(NamedTuple):
+    """One run: a name that says what varies, and the words of its ``nidiff train``, without --out."""
+
+    name: str
+    words: tuple[str, ...]
+
+
+def split_flags(words: Sequence[str], known: Mapping[str, Any], prog: str) -> dict[str, list[str]]:
+    """The words that follow each flag; --no-flip is kept as that. A flag that is given twice is refused."""
+    found: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    seen: set[str] = set()
+    for word in words:
+        if not word.startswith("--"):
+            if current is None:
+                raise InputError(f"{shown(word)} is one argument too many; see {prog} --help")
+            current.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-")
+        bare = f"--{flag[5:]}" if flag not in known and flag.startswith("--no-") else flag
+        if bare in seen:
+            raise InputError(f"{bare} is given twice: give it once, with all of its values after it.")
+        seen.add(bare)
+        current = found[flag] = [value] if equals else []
+    for flag, values in found.items():
+        bare = f"--{flag[5:]}" if flag not in known else flag
+        if known[bare] is bool and values:
+            raise InputError(f"{flag} takes no value: leave {shown(values[0])} out; see {prog} --help")
+    return found
+
+
+def expand(grid: Mapping[str, Sequence[str]]) -> list[GridRun]:
+    """A run for each combination of the values, the last flag fastest, and the seed faster than all."""
+    flags = sorted(grid, key=lambda flag: flag == "--seed")
+    values = {flag: values_of(flag, grid[flag]) for flag in flags}
+    for flag, found in values.items():
+        if twice := [value for value in found if found.count(value) > 1] if len(found) <= MOST_RUNS else []:
+            raise InputError(f"{flag} lists {'/'.join(twice[0])} twice: leave one out.")
+    if (count := math.prod(map(len, values.values()))) > MOST_RUNS:
+        raise InputError(f"the grid has {count:,} runs, and the limit is {MOST_RUNS:,}: give fewer values.")
+    base = next((Path(grid[flag][0]) for flag in ("--config", "--preset") if grid.get(flag)), Path("digits"))
+    origin = base.parent.name if base.name == "experiment.json" else base.stem
+    runs = []
+    for chosen in product(*values.values()):
+        picked = dict(zip(flags, chosen, strict=True))
+        varied = [flag for flag in flags if len(values[flag]) > 1 and flag != "--seed"]
+        parts = [f"{flag[2:]}={'_'.join(picked[flag])}" for flag in varied] or [origin]
+        parts += [f"seed={picked['--seed'][0]}"] if "--seed" in picked else []
+        words = [word for flag, value in picked.items() for word in (flag, *value)]
+        default = [] if {"--preset", "--config"} & picked.keys() else ["--preset", "digits"]
+        runs.append(GridRun(",".join(map(_file_name, parts)), (*default, *words)))
+    names = [run.name.lower() for run in runs]  # some file systems do not tell a from A
+    return [
+        run if names.count(run.name.lower()) == 1 and len(run.name) <= LONGEST else run._replace(name=_short(run))
+        for run in runs
+    ]
+
+
+def values_of(flag: str, words: Sequence[str]) -> list[Value]:
+    """The values of a flag of ``nidiff train``, each as the words that follow the flag there."""
+    bare = f"--{flag[5:]}" if flag.startswith("--no-") else flag
+    kind = flags_of(Train)[bare]
+    if kind is bool:
+        return [()]
+    several = get_origin(kind) is tuple
+    if not words:
+        if several:
+            return [()]
+        raise InputError(f"{flag} has no value: give one, or leave it out.")
+    if "" in words:
+        raise InputError(f"{flag} has an empty value: give one, or leave it out.")
+    if several and len(words) > 1 and not any("/" in word for word in words):
+        one, many = "/".join(words), ",".join(words)
+        raise InputError(f"{flag} {' '.join(words)} could be one value or {len(words)}: write {one} or {many}.")
+    if flag == "--seed":
+        return [(str(seed),) for word in words for part in word.split(",") for seed in parse_seeds(part, "seed")]
+    if flag in WHOLE or Path in (get_args(kind) if isinstance(kind, UnionType) else (kind,)):
+        return [(word,) for word in words]
+    texts = [text for word in words for text in _texts(flag, word)]
+    return [tuple(filter(None, text.split("/"))) if several else (text,) for text in texts]
+
+
+def _texts(flag: str, word: str) -> list[str]:
+    """The values that one word lists: of a product of covariances, those of each factor."""
+    factors = [_calls(flag, word, factor) for factor in word.split(TIMES)]
+    return [TIMES.join(chosen) for chosen in product(*factors)]
+
+
+def _calls(flag: str, word: str, text: str) -> list[str]:
+    """``gff:gamma=0,1`` as gff:gamma=0 and gff:gamma=1; a comma before a bare value continues the list of its key."""
+    head, colon, rest = text.partition(":")
+    *others, name = head.split(",")
+    if not colon:
+        found = [*others, name]
+    else:
+        keys: list[tuple[str, list[str]]] = []
+        for part in rest.split(","):
+            key, equals, value = part.partition("=")
+            if equals:
+                keys.append((key, [value]))
+            elif keys:
+                keys[-1][1].append(part)
+            else:
+                raise InputError(f"{flag} {word}: write it as NAME:key=value, or NAME:key=value,value for a list.")
+        lists = [[f"{key}={value}" for value in values] for key, values in keys]
+        found = [*others, *(f"{name}:{','.join(chosen)}" for chosen in product(*lists))]
+    if not all(one.strip() and not one.endswith("=") and "=," not in one for one in found):
+        raise InputError(f"{flag} {word} has an empty value: leave a comma out, or give what is missing.")
+    return found
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^\w.=+-]", "-", text)
+
+
+def _short(run: GridRun) -> str:
+    """A name of its own for a run whose name is too long, or that of another run."""
+    return f"{run.name[: LONGEST - 9]}-{digest(list(run.words))[:8]}"
