@@ -33,6 +33,7 @@ QUICKLY = {
     "train": [["--dry-run", *TINY], ["--dry-run"], SHORT, SHORT],
     "demo": [["--bogus"]],  # it trains a classifier, whatever the flags
     "sample": [FEW],
+    "sweep": [["--dry-run", "--warmup", "0", *SHORT], ["--commands", "--warmup", "0", *SHORT]],
     "evaluate": [[*FEW, *COMPARED], COMPARED],
     "table": [[*FEW, *COMPARED, "--samplers", "ddim"]],
     "likelihood": [["--num-images", "1", "--rtol", "0.1", "--atol", "0.1"]],

@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from types import UnionType
@@ -14,7 +15,7 @@ from nidiff.commands.usage import flags_of
 from nidiff.errors import InputError, shown
 from nidiff.sealed import digest
 
-MOST_RUNS = 10_000
+MOST_RUNS = 1000
 LONGEST = 120  # letters of the name of a run
 WHOLE = ("--data", "--held-out", "--missing", "--layout", "--sample-axis")  # text in which a comma is no list
 TIMES = " x "  # between the factors of a covariance
@@ -41,27 +42,32 @@ def split_flags(words: Sequence[str], known: Mapping[str, Any], prog: str) -> di
             continue
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
-        bare = f"--{flag[5:]}" if flag not in known and flag.startswith("--no-") else flag
+        bare = without_no(flag, known)
+        if bare not in known:
+            raise InputError(f"{shown(flag)} is not a flag of {prog}; see {prog} --help")
         if bare in seen:
             raise InputError(f"{bare} is given twice: give it once, with all of its values after it.")
         seen.add(bare)
         current = found[flag] = [value] if equals else []
     for flag, values in found.items():
-        bare = f"--{flag[5:]}" if flag not in known else flag
-        if known[bare] is bool and values:
+        if known[without_no(flag, known)] is bool and values:
             raise InputError(f"{flag} takes no value: leave {shown(values[0])} out; see {prog} --help")
     return found
+
+
+def without_no(flag: str, known: Mapping[str, Any]) -> str:
+    """--flip for --no-flip, which is the same flag."""
+    return f"--{flag[5:]}" if flag not in known and flag.startswith("--no-") else flag
 
 
 def expand(grid: Mapping[str, Sequence[str]]) -> list[GridRun]:
     """A run for each combination of the values, the last flag fastest, and the seed faster than all."""
     flags = sorted(grid, key=lambda flag: flag == "--seed")
     values = {flag: values_of(flag, grid[flag]) for flag in flags}
+    _limit(values.values())
     for flag, found in values.items():
-        if twice := [value for value in found if found.count(value) > 1] if len(found) <= MOST_RUNS else []:
+        if twice := [value for value, count in Counter(found).items() if count > 1]:
             raise InputError(f"{flag} lists {'/'.join(twice[0])} twice: leave one out.")
-    if (count := math.prod(map(len, values.values()))) > MOST_RUNS:
-        raise InputError(f"the grid has {count:,} runs, and the limit is {MOST_RUNS:,}: give fewer values.")
     base = next((Path(grid[flag][0]) for flag in ("--config", "--preset") if grid.get(flag)), Path("digits"))
     origin = base.parent.name if base.name == "experiment.json" else base.stem
     runs = []
@@ -73,17 +79,17 @@ def expand(grid: Mapping[str, Sequence[str]]) -> list[GridRun]:
         words = [word for flag, value in picked.items() for word in (flag, *value)]
         default = [] if {"--preset", "--config"} & picked.keys() else ["--preset", "digits"]
         runs.append(GridRun(",".join(map(_file_name, parts)), (*default, *words)))
-    names = [run.name.lower() for run in runs]  # some file systems do not tell a from A
+    names = Counter(run.name.lower() for run in runs)  # some file systems do not tell a from A
     return [
-        run if names.count(run.name.lower()) == 1 and len(run.name) <= LONGEST else run._replace(name=_short(run))
+        run if names[run.name.lower()] == 1 and len(run.name) <= LONGEST else run._replace(name=_short(run))
         for run in runs
     ]
 
 
 def values_of(flag: str, words: Sequence[str]) -> list[Value]:
     """The values of a flag of ``nidiff train``, each as the words that follow the flag there."""
-    bare = f"--{flag[5:]}" if flag.startswith("--no-") else flag
-    kind = flags_of(Train)[bare]
+    known = flags_of(Train)
+    kind = known[without_no(flag, known)]
     if kind is bool:
         return [()]
     several = get_origin(kind) is tuple
@@ -107,6 +113,7 @@ def values_of(flag: str, words: Sequence[str]) -> list[Value]:
 def _texts(flag: str, word: str) -> list[str]:
     """The values that one word lists: of a product of covariances, those of each factor."""
     factors = [_calls(flag, word, factor) for factor in word.split(TIMES)]
+    _limit(factors)
     return [TIMES.join(chosen) for chosen in product(*factors)]
 
 
@@ -127,10 +134,17 @@ def _calls(flag: str, word: str, text: str) -> list[str]:
             else:
                 raise InputError(f"{flag} {word}: write it as NAME:key=value, or NAME:key=value,value for a list.")
         lists = [[f"{key}={value}" for value in values] for key, values in keys]
+        _limit(lists)
         found = [*others, *(f"{name}:{','.join(chosen)}" for chosen in product(*lists))]
     if not all(one.strip() and not one.endswith("=") and "=," not in one for one in found):
         raise InputError(f"{flag} {word} has an empty value: leave a comma out, or give what is missing.")
     return found
+
+
+def _limit(lists: Iterable[Sequence[Any]]) -> None:
+    """Refuse a product of lists that is too large, before it is made."""
+    if (count := math.prod(map(len, lists))) > MOST_RUNS:
+        raise InputError(f"the grid has {count:,} runs, and the limit is {MOST_RUNS:,}: give fewer values.")
 
 
 def _file_name(text: str) -> str:

@@ -11,7 +11,7 @@ from tyro.conf import Fixed, Suppress, arg
 
 from nidiff.aligned import aligned
 from nidiff.commands.flags import Comparing, Drawing, Measuring, parse_seeds
-from nidiff.commands.grid import expand, split_flags
+from nidiff.commands.grid import expand, split_flags, without_no
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.commands.usage import check_words, flags_of, own_flags, parse
@@ -71,10 +71,11 @@ class Sweep:
         check_words(cls, words, prog=PROG)
         if {"-h", "--help"} & {*words}:
             return parse(cls, ["--help"], prog=PROG)
-        given = split_flags(words, flags_of(cls), PROG)
-        for flag in (flag for flag in NOT_HERE if flag in given):
+        known, own_names = flags_of(cls), own_flags(cls)
+        given = split_flags(words, known, PROG)
+        for flag in (bare for flag in given if (bare := without_no(flag, known)) in NOT_HERE):
             raise InputError(f"{flag} is not a flag of {PROG}: {NOT_HERE[flag]}.")
-        mine = {flag: values for flag, values in given.items() if flag in own_flags(cls)}
+        mine = {flag: values for flag, values in given.items() if without_no(flag, known) in own_names}
         own = [word for flag, values in mine.items() for word in (flag, *values)]
         of_table = own_flags(Table).keys() - {"--out"}
         made = parse(cls, own, prog=PROG)

@@ -1,0 +1,290 @@
+"""``nidiff sweep``: lists of values become runs, each is checked before the first, and a sweep can be continued."""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+
+import pytest
+
+from nidiff.cli import main
+from nidiff.commands.grid import expand, values_of
+from nidiff.commands.sweep import Sweep
+from nidiff.commands.train import Train
+from nidiff.errors import InputError
+from nidiff.training import loop
+
+TINY = {
+    **{"--steps": ["4"], "--warmup": ["0"], "--cooldown": ["0"], "--widths": ["8"], "--attention": []},
+    **{"--batch-size": ["8"], "--num-samples": ["1"], "--precision": ["fp32"], "--gaussian": ["none"]},
+    "--checkpoint-every": ["2"],
+}
+TABLE = shlex.split("--samplers ddim --num-steps 2 --seeds 0-9 --features pixels --bootstrap 2 --num-real 50")
+
+
+def words(*given: str) -> list[str]:
+    """A sweep of tiny runs; flags that are given replace those of the tiny ones."""
+    flags = [word.partition("=")[0] for word in given if word.startswith("--")]
+    return ["sweep", *(word for flag, value in TINY.items() if flag not in flags for word in (flag, *value)), *given]
+
+
+def steps_of(monkeypatch) -> list[tuple[int, int]]:
+    """The seed and the number of each step that is trained from now on."""
+    done, step = [], loop.train_step
+
+    def counted(trainer, batches):
+        loss = step(trainer, batches)
+        done.append((trainer.experiment.seed, trainer.step))
+        return loss
+
+    monkeypatch.setattr(loop, "train_step", counted)
+    return done
+
+
+# The grammar -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "flag, given, expected",
+    [
+        ("--covariance", "gff:gamma=0,0.5,1", ["gff:gamma=0", "gff:gamma=0.5", "gff:gamma=1"]),
+        ("--covariance", "white gff:gamma=1", ["white", "gff:gamma=1"]),
+        ("--covariance", "white,gff:gamma=1,2", ["white", "gff:gamma=1", "gff:gamma=2"]),
+        ("--covariance", "matern:length_scale=2,nu=1", ["matern:length_scale=2,nu=1"]),
+        (
+            "--covariance",
+            "matern:length_scale=2,4,nu=1,2",
+            [f"matern:length_scale={length},nu={nu}" for length in (2, 4) for nu in (1, 2)],
+        ),
+        ("--schedule", "flow ddpm_linear:num_levels=1,2", ["flow", *(f"ddpm_linear:num_levels={n}" for n in (1, 2))]),
+        ("--target", "eps,v x0", ["eps", "v", "x0"]),
+        ("--learning-rate", "1e-3,2e-3", ["1e-3", "2e-3"]),
+        ("--seed", "0-2", ["0", "1", "2"]),
+        ("--seed", "0,3 7-8", ["0", "3", "7", "8"]),
+        ("--widths", "32/64 64/128", ["32 64", "64 128"]),
+        ("--widths", "32,64", ["32", "64"]),
+        ("--attention", "", [""]),
+        ("--data", "a,b.npz", ["a,b.npz"]),  # a path may have a comma
+        ("--held-out", "time=2010-01-01:", ["time=2010-01-01:"]),
+        ("--boundary", "reflecting/periodic", ["reflecting/periodic"]),
+        ("--no-flip", "", [""]),
+    ],
+)  # fmt: skip
+def test_a_list_of_values_is_what_the_grammar_says(flag, given, expected):
+    assert [" ".join(value) for value in values_of(flag, given.split())] == expected
+
+
+def test_each_factor_of_a_product_may_have_a_list():
+    values = values_of("--covariance", ["ar1:rho=0.5,0.9 x gff:gamma=0,1"])
+    pairs = [(rho, gamma) for rho in (0.5, 0.9) for gamma in (0, 1)]
+    assert values == [(f"ar1:rho={rho} x gff:gamma={gamma}",) for rho, gamma in pairs]
+
+
+def test_the_grid_is_the_product_and_the_names_say_what_varies():
+    grid = {"--seed": ["0-1"], "--covariance": ["gff:gamma=0,0.5"], "--steps": ["7"]}
+    runs = expand(grid)
+    assert [run.name for run in runs] == [
+        f"covariance=gff-gamma={gamma},seed={seed}" for gamma in (0, 0.5) for seed in (0, 1)
+    ]
+    assert runs[3].words == tuple(shlex.split("--preset digits --covariance gff:gamma=0.5 --steps 7 --seed 1"))
+    assert [run.name for run in expand({"--seed": ["3"], "--preset": ["fields"]})] == ["fields,seed=3"]
+    assert [run.name for run in expand({"--config": ["runs/mine/experiment.json"]})] == ["mine"]
+
+
+def test_names_are_different_and_no_paths():
+    names = [run.name for run in expand({"--data": ["a/b", "a-b", "A-b", "../x", "y" * 500], "--seed": ["0-1"]})]
+    assert len({name.lower() for name in names}) == 10
+    assert all("/" not in name and len(name) <= 120 for name in names)
+
+
+# What it does ----------------------------------------------------------------------------------------------------
+
+
+def test_the_commands_are_exactly_what_the_sweep_runs(tmp_path, capsys):
+    out = tmp_path / "a b"
+    given = words(
+        *shlex.split("--covariance white gff:gamma=0,1 --seed 0-1 --flip --widths 8/16 8 --learning-rate=1e-3"),
+        *("--out", str(out), *TABLE),
+    )
+    runs = Sweep.parsed(given[1:]).planned()
+    assert main([*given, "--commands"]) == 0
+    printed, hint = capsys.readouterr()
+    lines = printed.splitlines()
+    assert len(lines) == len(runs) == 12
+    for line, run in zip(lines, runs, strict=True):
+        program, command, *rest = shlex.split(line)
+        made = Train.parsed(rest)
+        assert (program, command) == ("nidiff", "train")
+        assert (made.experiment, made.out, made.resume) == (run.train.experiment, run.train.out, False)
+    assert {run.train.experiment.covariance for run in runs} == {"white", "gff:gamma=0", "gff:gamma=1"}
+    assert {run.train.experiment.widths for run in runs} == {(8, 16), (8,)}
+    assert all(run.train.experiment.flip for run in runs)
+    table = shlex.split(hint.partition(": ")[2])
+    assert table[:3] == ["nidiff", "table", str(out / runs[0].name)]
+    assert table[14:] == [*TABLE, "--out", str(out / "table")]
+    assert not out.exists()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """A sweep of two seeds that ran to its end."""
+    out = tmp_path_factory.mktemp("sweep") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIDIFF_DATA", str(out.parent / "cache"))
+        done = steps_of(patch)
+        assert main(words("--seed", "0-1", "--out", str(out), *TABLE)) == 0
+    assert done == [(seed, step) for seed in (0, 1) for step in (1, 2, 3, 4)]
+    return out
+
+
+@pytest.fixture
+def cache(swept, monkeypatch):
+    monkeypatch.setenv("NIDIFF_DATA", str(swept.parent / "cache"))
+
+
+def test_it_ends_in_a_table_over_the_seeds_and_a_figure(swept):
+    found = json.loads((swept / "table" / "table.json").read_text())
+    assert [one["run"] for one in found["results"]] == ["digits,seed=0", "digits,seed=1"]
+    assert [one["group"] for one in found["groups"]] == ["digits (2 seeds)"]
+    assert found["groups"][0]["metrics"]["FD-pixels"]["std"] > 0
+    assert (swept / "table" / "table.png").stat().st_size > 1000
+
+
+def test_a_killed_sweep_continues_and_ends_with_the_same_table(swept, cache, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "out"
+    shutil.copytree(swept / "digits,seed=0", out / "digits,seed=0")  # the first run is finished
+    given = words("--seed", "0-1", "--out", str(out), *TABLE)
+    step = loop.train_step
+
+    def stopped(trainer, batches):
+        loss = step(trainer, batches)
+        if trainer.step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return loss
+
+    monkeypatch.setattr(loop, "train_step", stopped)
+    assert main(given) == 130
+    said = capsys.readouterr().err
+    assert "run 1 of 2: digits,seed=0 (finished)" in said
+    assert "stopped after step 3" in said
+    assert "the same nidiff sweep command continues" in said
+    assert not (out / "table").exists()
+    monkeypatch.setattr(loop, "train_step", step)
+    assert main([*given, "--dry-run"]) == 0
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()] == [
+        "state", "finished", "to resume",
+    ]  # fmt: skip
+    assert main([*given, "--commands"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert Train.parsed(shlex.split(line)[2:]).resume
+    done = steps_of(monkeypatch)
+    assert main(given) == 0
+    assert done == [(1, 4)]
+    for name in ("table.md", "table.tex"):
+        assert (out / "table" / name).read_text() == (swept / "table" / name).read_text()
+
+
+def test_a_finished_sweep_trains_nothing_and_can_grow(swept, cache, monkeypatch, capsys):
+    done = steps_of(monkeypatch)
+    assert main(words("--seed", "0-3", "--out", str(swept), *TABLE, "--dry-run")) == 0
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[1:]] == ["finished"] * 2 + ["new"] * 2
+    before = (swept / "table" / "table.md").read_text()
+    assert main(words("--seed", "0-1", "--out", str(swept), *TABLE)) == 0
+    assert done == []
+    assert (swept / "table" / "table.md").read_text() == before
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("--covariance gff:gamma=1,1", "--covariance lists gff:gamma=1 twice"),
+        ("--covariance gff:gamma=1,1.0", "the grid repeats itself"),
+        ("--covariance gff:gamma=1 gaussian_free_field:gamma=1", "the grid repeats itself"),
+        ("--learning-rate 1e-3,0.001", "the grid repeats itself"),
+        ("--keep 1,2", "the grid repeats itself"),  # the weights are the same
+        ("--seed 0-2 1", "--seed lists 1 twice"),
+        ("--seed 0 --seed 1", "--seed is given twice"),
+        ("--covariance white --covariance gff", "--covariance is given twice"),
+        ("--flip --no-flip", "--flip is given twice"),
+        ("--flip 1", "--flip takes no value"),
+        ("--seed x", "--seed='x' cannot be read"),
+        ("--seed", "--seed has no value"),
+        ("--seed 0-5000", "the limit is 1,000"),
+        ("--covariance gff:gamma=" + ",".join(map(str, range(2000))), "the limit is 1,000"),
+        ("--covariance gff:0.5", "write it as NAME:key=value"),
+        ("--covariance gff:gamma=1,,2", "has an empty value"),
+        ("--covariance gff:gama=1,2", "did you mean 'gamma'"),
+        ("--covariance white gfff", "--covariance='gfff' is unknown: did you mean 'gff'"),
+        ("--schedule ddpm_cosine nope", "--schedule='nope' is unknown"),
+        ("--target eps,nope", "--target='nope' is unknown"),
+        ("--weighting nope", "--weighting='nope' is unknown"),
+        ("--samplers nope", "'nope' is unknown"),
+        ("--widths 32 64", "could be one value or 2: write 32/64 or 32,64"),
+        ("--cooldown 0,100", "--cooldown=100 is more than --steps=4"),
+        ("--batch-size 8 7 --accumulation 2", "--batch-size=7 must be a multiple"),
+        ("--resume", "--resume is not a flag of nidiff sweep"),
+        ("--overwrite", "--overwrite is not a flag of nidiff sweep"),
+        ("--num-steps 0", "--num-steps=0"),
+        ("--k 0", "--k=0"),
+        ("--preset digits --config x", "exclude each other"),
+        ("--preset digits nope", "--preset='nope' is unknown"),
+        ("--widhts 8", "did you mean --widths"),
+        ("--learning-rate abc", "--learning-rate='abc' is not a number"),
+        ("--no-json", "--no-json"),
+        ("-- x", "'--' is not a flag"),
+    ],
+    ids=lambda value: value[:40],
+)
+def test_a_bad_grid_is_refused_in_one_sentence_before_the_first_run(given, message, tmp_path, capsys):
+    assert (
+        main(words("--out", str(tmp_path / "out"), *given.split(), *([] if "--" in given.split() else ["--commands"])))
+        == 2
+    )
+    printed, said = capsys.readouterr()
+    assert message in said
+    assert said.count("\n") == 1
+    assert printed == ""
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ("--num-steps 2 5000", "--num-steps=5000"),
+        ("--features vgg", "--features='vgg' is unknown"),
+        ("--seeds 0-2", "too few for --k=3"),
+        ("--data nowhere.npz", "nowhere.npz"),
+    ],
+)  # fmt: skip
+def test_what_the_last_run_or_the_table_would_refuse_is_refused_before_the_first(given, message, tmp_path, capsys):
+    flags = [*("--seeds", "0-9") * ("--seeds" not in given), *("--features", "pixels") * ("--features" not in given)]
+    assert main(words("--out", str(tmp_path / "out"), *flags, *given.split())) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_with_another_experiment_is_refused_before_the_first_run(swept, tmp_path, monkeypatch, capsys):
+    done, out = steps_of(monkeypatch), tmp_path / "out"
+    shutil.copytree(swept / "digits,seed=1", out / "digits,seed=1")
+    for flag, value, message in (("--learning-rate", "0.5", "learning-rate"), ("--steps", "5", "--steps")):
+        assert main(words("--seed", "0-1", "--out", str(out), flag, value, *TABLE)) == 2
+        assert message in capsys.readouterr().err
+    (out / "table").mkdir()
+    (out / "table" / "table.csv").write_text("mine")
+    assert main(words("--seed", "0-1", "--out", str(out), *TABLE)) == 2
+    assert "table.csv" in capsys.readouterr().err
+    shutil.rmtree(out / "digits,seed=1")
+    (out / "digits,seed=1").mkdir()
+    (out / "digits,seed=1" / "thesis.tex").touch()
+    assert main(words("--seed", "0-1", "--out", str(out), *TABLE, "--commands")) == 2
+    assert done == []
+    assert sorted(path.name for path in out.iterdir()) == ["digits,seed=1", "table"]
+
+
+def test_an_empty_word_is_refused():
+    with pytest.raises(InputError, match="empty value"):
+        values_of("--target", [""])
