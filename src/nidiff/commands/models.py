@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -122,7 +122,8 @@ def _words(entry: Path) -> list[str]:
     if not (entry / METRICS).is_file():
         return [*lines, *(_scores(card) or ["It has not been measured."])]
     note = "Measured with the weights as they were trained, before they were rounded to float16."
-    return [*lines, text(read_results(entry / METRICS)), note]
+    results = [replace(one, run=name) for one in read_results(entry / METRICS)]
+    return [*lines, text(results), note]
 
 
 def _weighting(experiment: "Experiment") -> str:

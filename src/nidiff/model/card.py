@@ -1,7 +1,7 @@
 """The model card: README.md of a model folder, with the front matter the Hub reads."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nidiff.covariance.operator import Covariance
@@ -35,6 +35,11 @@ OWN = """import nidiff
 
 denoiser = nidiff.load_model({name}, net=YOUR_NETWORK)  # only its weights are stored here
 samples = nidiff.sample(denoiser, SHAPE, seeds=range(SHAPE[0]))"""
+FIELDS = """import nidiff
+
+denoiser = nidiff.load_model({name})
+samples = nidiff.sample(denoiser, {shape}, seeds=range(4))
+fields = denoiser.scaling.to_data(samples)  # in the units of the data"""
 METRICS = "\n## Metrics\n\n"
 
 
@@ -44,8 +49,13 @@ def model_card(
     about: Mapping[str, str] | None = None,
     name: str = "PATH_OR_REPOSITORY",
     pipeline: bool = True,
+    fields: Sequence[int] | None = None,
 ) -> str:
-    """The card of a model that is opened by ``name``, and by `NonIsotropicPipeline` if ``pipeline``."""
+    """The card of a model that is opened by ``name``, and by `NonIsotropicPipeline` if ``pipeline``; ``fields`` is the
+    shape [C, *event] of what it makes if that is no 8-bit picture."""
+    how = PIPELINE if pipeline else OWN
+    if fields is not None:
+        how = FIELDS
     return f"""{FRONT}
 {WHITE if covariance.condition_number == 1 else COLOURED}
 | | |
@@ -54,7 +64,7 @@ def model_card(
 ## How to sample
 
 ```python
-{(PIPELINE if pipeline else OWN).format(name=python_text(name))}
+{how.format(name=python_text(name), shape=None if fields is None else (4, *fields))}
 ```
 """
 

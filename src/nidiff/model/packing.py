@@ -75,13 +75,16 @@ def pack(
             replace_json(aside / METRICS, results)
         _pack_model(place, aside / "model", identity)
         denoiser = load_model(aside)
-        grid = read_grid(aside, image_shape(denoiser.net, denoiser.process.covariance), denoiser.scaling)
+        shape = image_shape(denoiser.net, denoiser.process.covariance)
+        grid = read_grid(aside, shape, denoiser.scaling)
         data = draw_samples(denoiser, grid, picture)
         card = replace(card, picture=replace(picture, limits=limits_of(data, grid)))
         save_picture(data, grid, card.picture.limits, aside / PICTURE)
         kept = [name for name in (EXPERIMENT, METRICS, PICTURE) if (aside / name).is_file()]
         card = replace(card, files={name: file_sha256(aside / name) for name in kept})
-        words = model_card(denoiser.process.covariance, scheduler_config(denoiser), about, destination.name)
+        fields = None if grid.kind == "picture" and grid.dtype == "uint8" else shape
+        config = scheduler_config(denoiser)
+        words = model_card(denoiser.process.covariance, config, about, destination.name, fields=fields)
         replace_text(aside / "model" / "README.md", words + card_text(destination.name, card))
         replace_json(aside / CARD, card.to_json())
         if (size := entry_bytes(aside)) > MOST_BYTES:
