@@ -18,7 +18,7 @@ from nidiff.training import loop
 TINY = {
     **{"--steps": ["4"], "--warmup": ["0"], "--cooldown": ["0"], "--widths": ["8"], "--attention": []},
     **{"--batch-size": ["8"], "--num-samples": ["1"], "--precision": ["fp32"], "--gaussian": ["none"]},
-    "--checkpoint-every": ["2"],
+    **{"--checkpoint-every": ["2"], "--schedule": ["ddpm_linear:num_levels=8"]},
 }
 TABLE = shlex.split("--samplers ddim --num-steps 2 --seeds 0-9 --features pixels --bootstrap 2 --num-real 50")
 
