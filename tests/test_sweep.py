@@ -18,7 +18,7 @@ from nidiff.training import loop
 TINY = {
     **{"--steps": ["4"], "--warmup": ["0"], "--cooldown": ["0"], "--widths": ["8"], "--attention": []},
     **{"--batch-size": ["8"], "--num-samples": ["1"], "--precision": ["fp32"], "--gaussian": ["none"]},
-    "--checkpoint-every": ["2"],
+    **{"--checkpoint-every": ["2"], "--schedule": ["ddpm_linear:num_levels=8"]},
 }
 TABLE = shlex.split("--samplers ddim --num-steps 2 --seeds 0-9 --features pixels --bootstrap 2 --num-real 50")
 
@@ -261,7 +261,8 @@ def test_a_bad_grid_is_refused_in_one_sentence_before_the_first_run(given, messa
     ],
 )  # fmt: skip
 def test_what_the_last_run_or_the_table_would_refuse_is_refused_before_the_first(given, message, tmp_path, capsys):
-    flags = [*("--seeds", "0-9") * ("--seeds" not in given), *("--features", "pixels") * ("--features" not in given)]
+    usual = {"--seeds": "0-9", "--features": "pixels", "--num-steps": "2"}
+    flags = [word for flag, value in usual.items() if flag not in given for word in (flag, value)]
     assert main(words("--out", str(tmp_path / "out"), *flags, *given.split())) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

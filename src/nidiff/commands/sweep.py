@@ -42,9 +42,11 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True)
 class Sweep:
-    """Train a grid of settings, one run after the other, and compare them in a table. Takes the flags of nidiff train,
-    whose values may be lists: --covariance gff:gamma=0,0.5,1 --widths 32/64 64/128 --seed 0-2. The same command resumes
-    it."""
+    """Train a grid of settings, one run after the other, and compare them in a table. The same command resumes it.
+
+    It takes the flags of nidiff train, whose values may be lists: --covariance gff:gamma=0,0.5,1 --seed 0-2 --widths
+    32/64 64/128. See docs/sweep.md.
+    """
 
     drawing: Annotated[Drawing, arg(name="")]
     measuring: Annotated[Measuring, arg(name="")]
