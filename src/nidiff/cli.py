@@ -31,6 +31,7 @@ from nidiff.commands.usage import CONFIG, flags_of, parse
 from nidiff.commands.verify import Verify
 from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.extras import explained
+from nidiff.memory import keep_freed_memory
 from nidiff.threads import wait_briefly
 
 ABOUT = "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version."
@@ -50,6 +51,7 @@ COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for comm
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 where the input is at fault, or 130 after an interrupt."""
     wait_briefly()  # before anything imports torch
+    keep_freed_memory()  # without it, 40 % of the time of computing features went into page faults
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -25,7 +25,7 @@ def total_memory() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to give large blocks back to the system, which costs page faults at every training step."""
+    """Tell glibc not to give large blocks back to the system, which costs page faults at every call of a network."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library or system
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, 2**30)
