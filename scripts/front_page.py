@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nidiff
 
-FEW = 10  # evaluations of the network
+FEW, FIELDS_FEW = 10, 5  # evaluations of the network
 COLUMNS = 5
 BLUE, RED, GREY = "#1f5fa8", "#c8452f", "#444444"
 
@@ -35,8 +35,8 @@ def turbulence(file: Path, samples: int) -> None:
     real = nidiff.load_dataset("turbulence", split="test").batch(torch.arange(0, 1600, 1600 // samples)[:samples])
     rows = {
         "data": (real, GREY),
-        f"white noise\nDPM-Solver++\n{FEW} evaluations": (draw("turbulence-white", "dpmpp_2m", samples), RED),
-        f"designed noise\nangle_2m\n{FEW} evaluations": (draw("turbulence", "angle_2m", samples), BLUE),
+        f"white noise\nDPM-Solver++\n{FIELDS_FEW} evaluations": (draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW), RED),
+        f"designed noise\nangle_2m\n{FIELDS_FEW} evaluations": (draw("turbulence", "angle_2m", samples, FIELDS_FEW), BLUE),
     }
     figure = plt.figure(figsize=(12, 4.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1))
@@ -72,10 +72,10 @@ def fashion(file: Path) -> None:
     figure.savefig(file, dpi=110)
 
 
-def draw(model: str, sampler: str, count: int) -> Tensor:
+def draw(model: str, sampler: str, count: int, num_steps: int = FEW) -> Tensor:
     denoiser = nidiff.load_model(model)
     shape = (count, *denoiser.gaussian.shape)
-    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=FEW, seeds=range(count), tile=16).clamp(-9, 9)
+    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=16).clamp(-9, 9)
 
 
 def spectrum(fields: Tensor) -> tuple[Tensor, Tensor]:
