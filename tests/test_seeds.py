@@ -101,6 +101,9 @@ def test_the_same_setting_in_other_words_is_the_same_and_so_is_what_does_not_dec
     first = Experiment(covariance="gff:gamma=1")
     second = Experiment(covariance="gaussian_free_field:gamma=1.0", seed=1, log_every=7, keep=0, sampler="ddim")
     assert make(a=first, b=second) == [{0: "a", 1: "b"}]
+    assert make(a=replace(first, covariance="gff"), b=second) == [{0: "a", 1: "b"}]  # 1 is the default
+    edge = replace(second, covariance="gff:gamma=1,boundary=periodic", boundary="reflecting")
+    assert make(a=replace(first, boundary="reflecting"), b=edge) == []  # the default is the boundary of the run
 
 
 def test_a_run_without_settings_and_a_second_run_of_a_seed_stay_alone(tmp_path):
@@ -159,6 +162,12 @@ def test_over_seeds_is_the_mean_the_deviation_of_one_training_and_the_mean_error
 
 def test_a_training_without_a_value_is_not_left_out_of_the_mean():
     assert over_seeds([Measured(1.0, 0.1), Measured(float("nan"), 0.1)]).value is None
+
+
+@pytest.mark.parametrize("error", [float("nan"), float("inf")])
+def test_an_error_that_is_no_number_is_not_shown(error):
+    found = over_seeds([Measured(1.0, 0.1), Measured(3.0, error)])
+    assert (found.value, found.error) == (2.0, None)
 
 
 def test_a_group_is_one_line_in_every_format(two_groups):

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,10 @@ from nidiff.cli import main
 from nidiff.commands.grid import expand, values_of
 from nidiff.commands.sweep import Sweep
 from nidiff.commands.train import Train
+from nidiff.covariance.config import check_text
 from nidiff.errors import InputError
 from nidiff.training import loop
+from nidiff.training.experiment import Experiment
 
 TINY = {
     **{"--steps": ["4"], "--warmup": ["0"], "--cooldown": ["0"], "--widths": ["8"], "--attention": []},
@@ -96,6 +99,28 @@ def test_names_are_different_and_no_paths():
     names = [run.name for run in expand({"--data": ["a/b", "a-b", "A-b", "../x", "y" * 500], "--seed": ["0-1"]})]
     assert len({name.lower() for name in names}) == 10
     assert all("/" not in name and len(name) <= 120 for name in names)
+
+
+@pytest.mark.parametrize("config", [".", "experiment.json", "../mine", ".."])
+def test_a_run_without_a_list_never_lies_in_the_place_of_the_sweep_or_of_its_table(config, tmp_path, monkeypatch):
+    (tmp_path / "mine" / "below").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "mine" / "below" if config == ".." else tmp_path / "mine")
+    assert [run.name for run in expand({"--config": [config]})] == ["mine"]
+    assert Train(Experiment(), config=Path(config)).directory().folder == Path("runs/mine")
+    (run,) = expand({"--config": ["Table"]})
+    assert run.name.startswith("Table-")
+
+
+def test_a_name_of_long_letters_fits_every_file_system():
+    for run in expand({"--data": ["日" * 100, "月" * 100]}):
+        assert 100 < len(run.name.encode()) <= 120
+
+
+def test_a_covariance_over_given_times_is_a_setting_like_any_other():
+    check_text("ou:times=0/1/3")
+    check_text("ou:scale=2")
+    with pytest.raises(InputError, match="'shape' is unknown"):
+        check_text("gff:shape=8")
 
 
 # What it does ----------------------------------------------------------------------------------------------------
@@ -204,6 +229,8 @@ def test_a_finished_sweep_trains_nothing_and_can_grow(swept, cache, monkeypatch,
         ("--covariance gff:gamma=1,1", "--covariance lists gff:gamma=1 twice"),
         ("--covariance gff:gamma=1,1.0", "the grid repeats itself"),
         ("--covariance gff:gamma=1 gaussian_free_field:gamma=1", "the grid repeats itself"),
+        ("--covariance gff gff:gamma=1", "the grid repeats itself"),
+        ("--schedule ddpm_cosine,ddpm_cosine:num_levels=1000", "the grid repeats itself"),
         ("--learning-rate 1e-3,0.001", "the grid repeats itself"),
         ("--keep 1,2", "the grid repeats itself"),  # the weights are the same
         ("--seed 0-2 1", "--seed lists 1 twice"),

@@ -84,11 +84,15 @@ def test_it_is_a_named_data_set_of_two_parts(tmp_path):
 
 
 @pytest.mark.usefixtures("small")
-def test_bad_input_is_named(tmp_path):
+def test_bad_input_is_named(tmp_path, monkeypatch):
     with pytest.raises(nidiff.InputError, match="size and channels have no meaning with 'turbulence'"):
         nidiff.load_dataset("turbulence", data_dir=tmp_path, size=8)
     with pytest.raises(nidiff.InputError, match="split='all'"):
         nidiff.load_dataset("turbulence", data_dir=tmp_path, split="all")
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(turbulence, "turbulent_vorticity", None)  # below, nothing is computed
+    with pytest.raises(nidiff.InputError, match="data_dir=.*cannot be written"):
+        nidiff.load_dataset("turbulence", data_dir=tmp_path / "file")
     file = tmp_path / "turbulence-train.npz"
     np.savez(file, vorticity=np.zeros((2, 16, 16), np.float32))
     with pytest.raises(nidiff.InputError, match="not the turbulence of this version: delete it"):

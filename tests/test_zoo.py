@@ -222,11 +222,12 @@ def test_a_card_is_written_anew_and_the_rest_stays(packed, entry):
     assert contents(entry) == before == contents(packed)
 
 
-def test_a_run_that_names_a_path_is_not_packed(run, tmp_path):
+@pytest.mark.parametrize("data", ["/home/somebody/digits.npz", "digits.npz", "photos/cats"])
+def test_a_run_that_names_a_path_is_not_packed(data, run, tmp_path):
     other = tmp_path / "run"
     shutil.copytree(run, other)
     values = json.loads((other / "experiment.json").read_text())
-    (other / "experiment.json").write_text(json.dumps(values | {"data": "/home/somebody/digits.npz"}))
+    (other / "experiment.json").write_text(json.dumps(values | {"data": data}))
     about = {"title": "", "command": "", "seconds": None, "images": 1, "processor": "", "picture": ONE}
     with pytest.raises(InputError, match="names the path"):
         pack(other, tmp_path / "packed", **about)
@@ -354,6 +355,21 @@ def test_a_changed_or_missing_file_is_refused(file, how, entry):
         path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
     with pytest.raises((FileError, InputError)):
         nidiff.load_model(NAME)
+
+
+@pytest.mark.parametrize("by", ["name", "path"])
+def test_what_ships_is_never_accepted_as_it_is(by, entry, say):
+    """Verifying may rewrite the checksums of any other model: here they would no longer say what was packed."""
+    file = entry / "model/unet/diffusion_pytorch_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4] + bytes(4))
+    before = contents(entry)
+    code, _, log = say("verify", "--accept", NAME if by == "name" else entry / "model")
+    assert code == 2
+    assert "is a model that ships" in log
+    assert contents(entry) == before
+    with pytest.raises(FileError, match="install nidiff again") as refused:
+        nidiff.load_model(NAME)
+    assert "--accept" not in str(refused.value)
 
 
 def test_an_experiment_that_was_changed_is_not_trained(entry, say):

@@ -1,6 +1,7 @@
 """A grid of settings: the flags of ``nidiff train`` with lists of values, and the words of each run."""
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,8 @@ from nidiff.errors import InputError, shown
 from nidiff.sealed import digest
 
 MOST_RUNS = 1000
-LONGEST = 120  # letters of the name of a run
+LONGEST = 120  # bytes of the name of a run
+TABLE = "table"  # where the table goes, beside the runs
 WHOLE = ("--data", "--held-out", "--missing", "--layout", "--sample-axis")  # text in which a comma is no list
 TIMES = " x "  # between the factors of a covariance
 Value = tuple[str, ...]  # the words that follow a flag
@@ -68,7 +70,8 @@ def expand(grid: Mapping[str, Sequence[str]]) -> list[GridRun]:
     for flag, found in values.items():
         if twice := [value for value, count in Counter(found).items() if count > 1]:
             raise InputError(f"{flag} lists {'/'.join(twice[0])} twice: leave one out.")
-    base = next((Path(grid[flag][0]) for flag in ("--config", "--preset") if grid.get(flag)), Path("digits"))
+    given = next((grid[flag][0] for flag in ("--config", "--preset") if grid.get(flag)), "digits")
+    base = Path(os.path.abspath(given))  # a dot has no name
     origin = base.parent.name if base.name == "experiment.json" else base.stem
     runs = []
     for chosen in product(*values.values()):
@@ -81,8 +84,7 @@ def expand(grid: Mapping[str, Sequence[str]]) -> list[GridRun]:
         runs.append(GridRun(",".join(map(_file_name, parts)), (*default, *words)))
     names = Counter(run.name.lower() for run in runs)  # some file systems do not tell a from A
     return [
-        run if names[run.name.lower()] == 1 and len(run.name) <= LONGEST else run._replace(name=_short(run))
-        for run in runs
+        run if names[run.name.lower()] == 1 and _is_usable(run.name) else run._replace(name=_short(run)) for run in runs
     ]
 
 
@@ -151,6 +153,12 @@ def _file_name(text: str) -> str:
     return re.sub(r"[^\w.=+-]", "-", text)
 
 
+def _is_usable(name: str) -> bool:
+    """Whether a name fits, and is not that of the folder beside the runs."""
+    return len(os.fsencode(name)) <= LONGEST and name.lower() != TABLE
+
+
 def _short(run: GridRun) -> str:
     """A name of its own for a run whose name is too long, or that of another run."""
-    return f"{run.name[: LONGEST - 9]}-{digest(list(run.words))[:8]}"
+    start = os.fsencode(run.name)[: LONGEST - 9].decode(errors="ignore")
+    return f"{start}-{digest(list(run.words))[:8]}"

@@ -11,7 +11,7 @@ from tyro.conf import Fixed, Suppress, arg
 
 from nidiff.aligned import aligned
 from nidiff.commands.flags import Comparing, Drawing, Measuring, parse_seeds
-from nidiff.commands.grid import expand, split_flags, without_no
+from nidiff.commands.grid import TABLE, expand, split_flags, without_no
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.commands.usage import check_words, flags_of, own_flags, parse
@@ -145,13 +145,13 @@ class Sweep:
             comparing=Comparing(**vars(self.measuring)),
             samplers=self.samplers,
             num_steps=self.num_steps,
-            out=self.out / "table",
+            out=self.out / TABLE,
             json=self.json,
         )
 
     def _table_words(self) -> list[str]:
         """The flags of ``nidiff table``; its own defaults of samplers and steps are others."""
-        words = [*self.table_words, "--out", str(self.out / "table")]
+        words = [*self.table_words, "--out", str(self.out / TABLE)]
         for flag, values in (("--samplers", self.samplers), ("--num-steps", self.num_steps)):
             words += [] if flag in words else [flag, *map(str, values)]
         return words
@@ -189,7 +189,7 @@ class Sweep:
             for sampler in self.samplers:
                 for steps in self.num_steps:
                     rehearse(trainer.denoiser, trainer.data.shape, sampler=sampler, num_steps=steps)
-            if not tried:
+            if experiment.data not in [other.data for other in tried]:
                 self._check_measuring(trainer.data)
             tried.append(experiment)
 

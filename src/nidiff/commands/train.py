@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -113,7 +114,7 @@ class Train:
     def directory(self) -> "RunDirectory":
         from nidiff.training.run import RunDirectory
 
-        config = Path(self.preset) if self.config is None else self.config.absolute()
+        config = Path(self.preset if self.config is None else os.path.abspath(self.config))  # a dot has no name
         name = config.parent.name if config.name == "experiment.json" else config.stem
         return RunDirectory(Path("runs") / name if self.out is None else self.out)
 

@@ -225,8 +225,9 @@ def check_text(text: str) -> None:
             continue
         name, arguments = parse_call("covariance", factor)
         function = known[one_of("covariance", name, known)]
-        for key in arguments:
-            one_of(f"the key of covariance={shown(text)}", key, [*signature(function).parameters][1:])
+        keys = [*signature(function).parameters]
+        for key in arguments:  # the shape or the data come first, and are not written; times can be
+            one_of(f"the key of covariance={shown(text)}", key, keys if keys[0] == "times" else keys[1:])
 
 
 def _named() -> dict[str, Callable[..., Covariance]]:

@@ -98,6 +98,8 @@ def load_turbulence(split: str, data_dir: Path | None = None, progress: bool = T
     folder = cache_folder() if data_dir is None else Path(data_dir)
     file = folder / f"turbulence-{one_of('split', split, SEEDS)}.npz"
     if not file.is_file():
+        with writing("data_dir", folder):
+            folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be is refused before minutes of computing
         made = turbulent_vorticity(
             MEMBERS[split],
             SNAPSHOTS,

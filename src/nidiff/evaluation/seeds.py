@@ -5,15 +5,17 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from inspect import signature
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from nidiff.covariance.fields import ALIASES
+from nidiff.covariance.fields import ALIASES, COVARIANCES, from_data
+from nidiff.diffusion.schedule import SCHEDULES
 from nidiff.errors import InputError
-from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, Trainings
+from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, Trainings, finite
 from nidiff.files import read_object
 from nidiff.notation import parse_call
 from nidiff.training.experiment import EXPERIMENT, Experiment, read_experiment
@@ -58,13 +60,30 @@ def group_runs(runs: Mapping[str, Path]) -> list[Group]:
 
 
 def settings_of(experiment: Experiment) -> dict[str, Any]:
-    """All that decides the weights: the fixed settings and the steps; gamma=1 and gamma=1.0 are the same."""
+    """All that decides the weights: the fixed settings and the steps; gamma=1 and gamma=1.0 are the same, and so is a
+    default that is left out."""
     settings = experiment.resolved().fixed() | {"steps": experiment.steps}
     for name in CALLS:
         with suppress(InputError):  # what is not written so stays as it is
             called, arguments = parse_call(name, settings[name])
-            settings[name] = (ALIASES.get(called, called) if name == "covariance" else called), arguments
+            called = ALIASES.get(called, called) if name == "covariance" else called
+            settings[name] = called, _usual(name, called) | arguments
     return settings
+
+
+def _usual(setting: str, called: str) -> dict[str, Any]:
+    """The values of the arguments that a text leaves out; without the boundary, which can be that of the run."""
+    known: dict[str, Mapping[str, Any]] = {
+        "covariance": {**COVARIANCES, "from_data": from_data},
+        "schedule": SCHEDULES,
+    }
+    function = known.get(setting, {}).get(called)
+    parameters: Mapping[str, Any] = {} if function is None else signature(function).parameters
+    return {
+        name: one.default
+        for name, one in parameters.items()
+        if name != "boundary" and isinstance(one.default, bool | int | float | str)
+    }
 
 
 def shared_name(names: Sequence[str]) -> str:
@@ -108,9 +127,9 @@ def over_seeds(values: Sequence[float | Measured]) -> Measured:
     if not len(values):
         raise InputError("values is empty: give one number per training seed.")
     measured = [one if isinstance(one, Measured) else Measured(float(one), None) for one in values]
-    numbers, errors = [one.finite for one in measured], [one.error for one in measured]
+    numbers, errors = [one.finite for one in measured], [finite(one.error) for one in measured]
     value, deviation = _moments(numbers)
-    error = None if None in errors else _moments(errors)[0]
+    error = _moments(errors)[0]
     return Measured(value, error, measured[0].higher_is_better, Trainings(deviation, len(measured)))
 
 

@@ -32,7 +32,7 @@ from nidiff.model.manifest import (
     write_manifest,
 )
 from nidiff.model.network import OWN, UNET, library, load_network, read_weights, save_network
-from nidiff.model.zoo import find_model
+from nidiff.model.zoo import AGAIN, entry_of, find_model
 
 CONFIG = f"scheduler/{SCHEDULER}"
 OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
@@ -147,7 +147,9 @@ def whole_model(folder: Path) -> Path:
 
 def accept_model(folder: Path) -> None:
     """Write a new manifest for a model that was changed on purpose, if it can be opened."""
-    place = model_folder(folder)
+    place = model_folder(find_model(folder))
+    if entry_of(place) is not None:
+        raise InputError(f"folder={str(folder)!r} is a model that ships, which stays as it was packed: {AGAIN}.")
     if not has_network(place):
         raise InputError(f"folder={str(folder)!r} is not a model: give a run directory or a model folder.")
     own = (place / OWN).is_dir()

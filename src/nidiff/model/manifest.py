@@ -10,6 +10,7 @@ from typing import Any
 from nidiff import __version__
 from nidiff.errors import FileError, shown
 from nidiff.files import REPLACED, file_sha256, read_object, replace_json
+from nidiff.model.zoo import AGAIN, entry_of
 from nidiff.sealed import seal, unseal
 
 FORMAT = 1
@@ -125,8 +126,12 @@ def is_identity(values: Any) -> bool:
 
 
 def _remedy(folder: Path) -> str:
+    if entry_of(folder) is not None:
+        return AGAIN
     return f"copy it again from where it was saved, or {_accept(folder)}"
 
 
 def _accept(folder: Path) -> str:
+    if entry_of(folder) is not None:
+        return AGAIN
     return f"if you changed it on purpose, run nidiff verify --accept {str(folder)!r}"

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from nidiff.data.named import DATASETS
 from nidiff.errors import InputError, shown
 from nidiff.files import (
     as_path,
@@ -66,7 +67,8 @@ def pack(
     experiment["data_dir"] = None
     trained = model_sha256(place, checked=True)
     results = _results(run / METRICS, trained)
-    for path in _paths([experiment, results]):
+    named = str(experiment.get("data"))
+    for path in [*_paths([experiment, results]), *([] if named in DATASETS or named.startswith("hf:") else [named])]:
         raise InputError(f"run={str(run)!r} names the path {shown(path)}, which others do not have: use named data.")
     card = Card(title, command, seconds, images, processor, int(facts["parameters"]), trained, picture, tuple(scores))
     with writing("destination", destination), replacing_folder(destination) as aside:
