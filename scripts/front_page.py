@@ -35,8 +35,14 @@ def turbulence(file: Path, samples: int) -> None:
     real = nidiff.load_dataset("turbulence", split="test").batch(torch.arange(0, 1600, 1600 // samples)[:samples])
     rows = {
         "data": (real, GREY),
-        f"white noise\nDPM-Solver++\n{FIELDS_FEW} evaluations": (draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW), RED),
-        f"designed noise\nangle_2m\n{FIELDS_FEW} evaluations": (draw("turbulence", "angle_2m", samples, FIELDS_FEW), BLUE),
+        f"white noise\nDPM-Solver++\n{FIELDS_FEW} evaluations": (
+            draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW),
+            RED,
+        ),
+        f"designed noise\nangle_2m\n{FIELDS_FEW} evaluations": (
+            draw("turbulence", "angle_2m", samples, FIELDS_FEW),
+            BLUE,
+        ),
     }
     figure = plt.figure(figsize=(12, 4.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1))
@@ -60,14 +66,15 @@ def fashion(file: Path) -> None:
     real = nidiff.load_dataset("fashion-mnist", split="test").batch(torch.arange(36))
     rows = {
         "photographs": real,
-        f"DDPM, white noise,\n{FEW} ancestral steps": draw("fashion-mnist-ddpm", "ancestral", 36),
-        f"nidiff's design,\n{FEW} steps": draw("fashion-mnist", "angle_2m", 36),
+        f"DDPM, white noise, {FEW} ancestral steps": draw("fashion-mnist-ddpm", "ancestral", 36),
+        f"designed, γ = 0.5, {FEW} ancestral steps": draw("fashion-mnist", "ancestral", 36),
     }
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4.3), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4.5), layout="constrained")
     for axis, (name, images) in zip(axes, rows.items(), strict=True):
         grid = images[:, 0].reshape(6, 6, 28, 28).permute(0, 2, 1, 3).reshape(168, 168)
         axis.imshow(grid, cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
-        axis.set(xticks=[], yticks=[], title=name)
+        axis.set(xticks=[], yticks=[])
+        axis.set_title(name, fontsize=11)
         axis.spines[:].set_visible(False)
     figure.savefig(file, dpi=110)
 
@@ -75,7 +82,9 @@ def fashion(file: Path) -> None:
 def draw(model: str, sampler: str, count: int, num_steps: int = FEW) -> Tensor:
     denoiser = nidiff.load_model(model)
     shape = (count, *denoiser.gaussian.shape)
-    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=16).clamp(-9, 9)
+    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=16).clamp(
+        -9, 9
+    )
 
 
 def spectrum(fields: Tensor) -> tuple[Tensor, Tensor]:
