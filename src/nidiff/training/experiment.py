@@ -407,11 +407,11 @@ _CPU = Experiment(
     network="unet",
     widths=(32, 64, 64),
     attention=(2,),
-    steps=20_000,
+    steps=40_000,
     batch_size=32,
     learning_rate=2e-3,
     warmup=200,
-    cooldown=10_000,
+    cooldown=20_000,
     ema_decay=0.998,
     sampler="angle_2m",
 )
