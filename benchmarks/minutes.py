@@ -29,8 +29,9 @@ from torch import Tensor
 import nidiff
 from nidiff.commands.train import Train
 from nidiff.commands.usage import parse
-from nidiff.data.dataset import Dataset, quantise
-from nidiff.evaluation.features import load_features
+from nidiff.data.dataset import quantise
+from nidiff.evaluation.cache import reference_features
+from nidiff.evaluation.features import compute_features, load_features
 from nidiff.evaluation.metrics import METRICS, ImageSet, measure_each
 from nidiff.files import replace_json, replacing
 from nidiff.memory import keep_freed_memory
@@ -325,25 +326,16 @@ def evaluate(experiment: Experiment, options: argparse.Namespace) -> None:
 
 
 class Bench:
-    """Held-out images and their features, which are kept in a file."""
+    """Held-out images and the features of EfficientNet-lite0, which are kept in the cache folder."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.network = load_features("efficientnet-lite0")
-        held_out: Dataset = nidiff.load_dataset(DATA, split="test")
-        pixels = held_out.stored(torch.arange(options.references))
-        stored = options.out / f"reference {options.references}.safetensors"
-        if not stored.is_file():
-            features = self.features(pixels)
-            with replacing(stored) as file:
-                file.write(safetensors.torch.save({"features": features}))
-        self.real = ImageSet(pixels, safetensors.torch.load_file(stored)["features"])
-
-    def features(self, pixels: Tensor) -> Tensor:
-        return torch.cat([self.network(part) for part in pixels.split(50)])
+        pixels = nidiff.load_dataset(DATA, split="test").stored(torch.arange(options.references))
+        self.real = ImageSet(pixels, reference_features(pixels, self.network, name=f"{DATA} held out").features)
 
     def measure(self, pixels: Tensor) -> dict[str, Any]:
         """Each metric as [value, standard error]."""
-        generated = ImageSet(pixels, self.features(pixels))
+        generated = ImageSet(pixels, compute_features(self.network, pixels))
         metrics = {label: METRICS[name] for label, name in MEASURED.items()}
         found = measure_each(metrics, self.real, generated, bootstrap=20)
         return {label: [measured.value, measured.error] for label, measured in found.items()}

@@ -17,7 +17,8 @@ from timing import log
 
 import nidiff
 from nidiff.data.dataset import quantise
-from nidiff.evaluation.features import FeatureNetwork, load_features
+from nidiff.evaluation.cache import reference_features
+from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features
 from nidiff.files import replace_text
 from nidiff.memory import keep_freed_memory
 from nidiff.training.experiment import Experiment
@@ -84,11 +85,8 @@ def main() -> None:
     keep_freed_memory()
     features = load_features("efficientnet-lite0")
     held_out = nidiff.load_dataset(options.data, data_dir=options.data_dir, split="test")
-    stored = options.out / f"{options.data}-{options.references}.pt"
-    if not stored.is_file():
-        options.out.mkdir(parents=True, exist_ok=True)
-        torch.save(_features(features, held_out.stored(torch.arange(options.references))), stored)
-    reference = torch.load(stored, weights_only=True)
+    pixels = held_out.stored(torch.arange(options.references))
+    reference = reference_features(pixels, features, name=f"{options.data} held out").features
     for name in options.settings or SETTINGS:
         file = options.out / f"{options.data} {options.minutes:g} {options.seed} {name}.json"
         if not file.exists():
@@ -135,16 +133,12 @@ def run(name: str, options: argparse.Namespace, features: FeatureNetwork, refere
     with averaged_weights(trainer):
         denoiser = with_kappa(trainer)
         for sampler, num_steps in CELLS:
-            begin, count = time.process_time(), options.samples
+            count = options.samples
             shape = (count, *trainer.data.shape)
             x = nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=64)
-            distance = nidiff.frechet_distance(_features(features, quantise(x)), reference)
+            distance = nidiff.frechet_distance(compute_features(features, quantise(x)), reference)
             found[f"{sampler} {num_steps}"] = round(distance, 2)
     return found
-
-
-def _features(features: FeatureNetwork, pixels: torch.Tensor) -> torch.Tensor:
-    return torch.cat([features(part) for part in pixels.split(50)])
 
 
 if __name__ == "__main__":

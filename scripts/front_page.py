@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.evaluation.field_spectrum import field_spectrum
 
 FEW, FIELDS_FEW = 10, 5  # evaluations of the network
 COLUMNS = 5
@@ -55,7 +56,12 @@ def turbulence(file: Path, samples: int) -> None:
     axis = right.subplots()
     for (name, (fields, colour)), style in zip(rows.items(), ("-", "--", ":"), strict=True):
         width = 3.0 if style == ":" else 1.8
-        axis.loglog(*spectrum(fields), style, color=colour, label=name.replace("\n", ", "), linewidth=width)
+        found = field_spectrum(fields)
+        shown = (found.wavenumber > 0) & (found.wavenumber < fields.shape[-1] // 2)
+        power = found.power.mean((0, 1))[shown]
+        axis.loglog(
+            found.wavenumber[shown], power, style, color=colour, label=name.replace("\n", ", "), linewidth=width
+        )
     axis.set(xlabel="wavenumber", ylabel="power", title="Spectrum of the vorticity")
     axis.legend(fontsize=8, frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
@@ -82,23 +88,7 @@ def fashion(file: Path) -> None:
 def draw(model: str, sampler: str, count: int, num_steps: int = FEW) -> Tensor:
     denoiser = nidiff.load_model(model)
     shape = (count, *denoiser.gaussian.shape)
-    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=16).clamp(
-        -9, 9
-    )
-
-
-def spectrum(fields: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean power on rings of wavenumbers 1, 2, …, half the points of a side."""
-    size = fields.shape[-1]
-    squared = torch.fft.fft2(fields[:, 0].double(), norm="ortho").abs().square().mean(0)
-    k = torch.fft.fftfreq(size, 1 / size)
-    ring = (k[:, None] ** 2 + k[None, :] ** 2).sqrt().round().long().flatten()
-    total, count = (
-        torch.zeros(size).double().index_add(0, ring, each)
-        for each in (squared.flatten(), torch.ones(size * size).double())
-    )
-    wave = torch.arange(1, size // 2)
-    return wave, (total / count)[wave]
+    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=16)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from nidiff.commands.flags import parse_seeds
 from nidiff.data.dataset import quantise
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import Job
-from nidiff.generation.opened import seeds_text
 from nidiff.model.folder import save_model
+from nidiff.notation import seeds_text
 from nidiff.sampling.tile import Tiled, tile_size
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "4", "--tile", "8")

@@ -1,6 +1,6 @@
-"""How Σ, schedules and samplers are written in one line of text: ``NAME:key=value,…``."""
+"""How Σ, schedules and samplers are written in one line of text, ``NAME:key=value,…``, and seeds, ``0-3,8``."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import signature
 from typing import Any
@@ -49,3 +49,10 @@ def call(
     except TypeError as error:
         accepted = ", ".join([*signature(function).parameters][len(first) :]) or "nothing"
         raise InputError(f"{argument}={name!r} cannot be built ({error}): it takes {accepted}.") from error
+
+
+def seeds_text(seeds: Sequence[int]) -> str:
+    """Rising seeds as the shortest text: 0-3,8 for 0, 1, 2, 3, 8."""
+    known = set(seeds)
+    first, last = ([seed for seed in seeds if seed + side not in known] for side in (-1, 1))
+    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))

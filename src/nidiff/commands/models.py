@@ -95,12 +95,13 @@ def _words(entry: Path) -> list[str]:
     """The whole card, a line for each fact."""
     from nidiff.evaluation.results import read_results
     from nidiff.evaluation.table import text
-    from nidiff.model.packing import seeds_words, time_words
+    from nidiff.model.packing import time_words
     from nidiff.model.zoo import METRICS, PICTURE, check_entry, entry_bytes
+    from nidiff.notation import seeds_text
     from nidiff.training.experiment import read_experiment
 
     card, experiment, name = check_entry(entry), read_experiment(entry), entry.name
-    picture, seeds = card.picture, seeds_words(card.picture.seeds)
+    picture, seeds = card.picture, seeds_text(card.picture.seeds)
     took = "time not recorded" if card.seconds is None else time_words(card.seconds)
     amount = f"{experiment.steps} steps of {experiment.batch_size}, {card.images} items seen"
     facts = [

@@ -47,7 +47,8 @@ class Sample:
         from nidiff.covariance.operator import check_shape
         from nidiff.generation.folder import GRID, SampleFolder
         from nidiff.generation.job import run_job
-        from nidiff.generation.opened import cell_name, open_model, plan_job, process_state, seeds_text
+        from nidiff.generation.opened import cell_name, open_model, plan_job, process_state
+        from nidiff.notation import seeds_text
 
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         if self.rate is not None and self.format != "wav":

@@ -13,15 +13,8 @@ from nidiff.evaluation.results import Result, known_results, remember
 from nidiff.files import as_path
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import run_job
-from nidiff.generation.opened import (
-    Model,
-    cell_name,
-    checked_seeds,
-    open_model,
-    plan_job,
-    process_state,
-    seeds_text,
-)
+from nidiff.generation.opened import Model, cell_name, checked_seeds, open_model, plan_job, process_state
+from nidiff.notation import seeds_text
 
 
 def evaluate_cell(

@@ -187,13 +187,6 @@ def checked_seeds(seeds: Any) -> list[int]:
     return values
 
 
-def seeds_text(seeds: Sequence[int]) -> str:
-    """Rising seeds as the shortest text: 0-3,8 for 0, 1, 2, 3, 8."""
-    known = set(seeds)
-    first, last = ([seed for seed in seeds if seed + side not in known] for side in (-1, 1))
-    return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
-
-
 def boundaries(denoiser: Denoiser, axes: int) -> tuple[str, ...]:
     """The boundary of each axis of the event: that of Σ, else, as white noise has none, that of the data's Gaussian;
     reflecting where neither says."""

@@ -32,6 +32,7 @@ from nidiff.model.manifest import MANIFEST, is_identity, model_sha256, write_man
 from nidiff.model.network import UNET, WEIGHTS, read_weights
 from nidiff.model.picture import draw_samples, limits_of, save_picture
 from nidiff.model.zoo import CARD, EXPERIMENT, METRICS, MOST_BYTES, PICTURE, Card, Picture, check_entry, entry_bytes
+from nidiff.notation import seeds_text
 
 TRAINING = "\n## Training\n"  # where the part of README.md begins that only entries have
 
@@ -109,7 +110,7 @@ def rewrite_card(entry: str | Path, **changes: Any) -> Card:
 def card_text(name: str, card: Card) -> str:
     """What README.md of an entry says beside the usual card: the training, the picture and the scores."""
     picture = card.picture
-    seeds, drawn = seeds_words(picture.seeds), f"{picture.sampler}, {picture.num_steps} steps"
+    seeds, drawn = seeds_text(picture.seeds), f"{picture.sampler}, {picture.num_steps} steps"
     text = f"""{TRAINING}
 {escaped(card.title)}
 
@@ -158,12 +159,6 @@ def number_words(metric: Mapping[str, Any] | None) -> str:
         return ""
     error = metric.get("error")
     return f"{metric['value']:.4g}" + ("" if error is None else f" ± {error:.2g}")
-
-
-def seeds_words(seeds: Sequence[int]) -> str:
-    """Seeds as a flag has them: 0-15 if they follow one another."""
-    follow = len(seeds) > 1 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds)))
-    return f"{seeds[0]}-{seeds[-1]}" if follow else ",".join(map(str, seeds))
 
 
 def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
