@@ -95,6 +95,7 @@ SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
     ("ddim", {}),
     ("ddim", {"eta": 0.5}),
     ("ddim", {"eta": 1.0}),
+    ("churn", {"amount": 0.5}),
     ("euler", {}),
     ("heun", {}),
     ("dpmpp_2m", {}),

@@ -24,6 +24,7 @@ from .covariance.spectral import Cosine as Cosine
 from .covariance.spectral import Fourier as Fourier
 from .covariance.spectral import Spectral as Spectral
 from .data.load import load_dataset as load_dataset
+from .diffusion.condition import Condition as Condition
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.denoiser import unconditional as unconditional
 from .diffusion.family import blue as blue

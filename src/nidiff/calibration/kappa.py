@@ -27,7 +27,7 @@ def measure_kappa(
     ``data`` [N, ...]: one evaluation of the network per image and row.
 
     β = E[F · F*] / E F², F* being what F should be: 1 for a network that says the conditional mean, and less for one
-    whose errors would only add noise to that mode. κ = β² E F².
+    whose errors would only add noise to that mode. κ = β² E F². Conditions that are `given` are those of ``data``.
     """
     check_denoiser(denoiser)
     process, gaussian = denoiser.process, denoiser.gaussian
@@ -51,10 +51,11 @@ def measure_kappa(
         level = process.schedule.level(int(row))
         wiener = gaussian.at(level, process.covariance)
         found = []
-        for x0 in images.split(BATCH):
+        for index in torch.arange(len(images)).split(BATCH):
+            x0, own = images[index], denoiser.for_images(index)
             eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device)
             x = process.perturb(x0, level, eps)
-            said, wanted = (wiener.residual(x, clean).double().cpu() for clean in (denoiser(x, level), x0))
+            said, wanted = (wiener.residual(x, clean).double().cpu() for clean in (own(x, level), x0))
             found.append(torch.stack([_powers(gaussian, each) for each in (said, said - wanted, wanted)]))
         power, error, own = torch.cat(found, dim=1)
         # F (F − wanted) has mean 0 if the network says the conditional mean: what stands out of its scatter counts.

@@ -1,14 +1,16 @@
 """The hub: every sampler, loss and likelihood meets a network only as x̂0 = denoiser(x, level)."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.modes import largest as magnitude
+from nidiff.diffusion.condition import Condition, as_conditions, as_rows, check_conditions, take_rows
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
+from nidiff.diffusion.guidance import guided
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level, Schedule, broadcast
@@ -19,6 +21,14 @@ from nidiff.recipe import is_number, plain
 MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 ONE = Identity((1,))
 FEW = 33  # rows that are looked at where each is a table
+Estimate = Callable[[Tensor, Level], Tensor]  # (x, level) -> x̂0
+
+
+class Correction(Protocol):
+    """Another x̂0, made of that of a denoiser: guidance, or what an observation says."""
+
+    def bind(self, denoiser: "Denoiser") -> Estimate:
+        """x̂0 as a function of x and the level; ``denoiser`` is the one without this correction."""
 
 
 class Denoiser(torch.nn.Module):
@@ -33,6 +43,9 @@ class Denoiser(torch.nn.Module):
     that of the model plus what the network adds. ``sees`` is what the network is given: "x"; "z", x centred and scaled
     to variance 1 in every mode (the default of "residual"); or "both", in this order along the axis of channels.
     ``kappa`` is what `nidiff.measure_kappa` found.
+
+    ``conditions`` are those that the network was trained with, by name; what is not `given` is null. ``bound`` are the
+    values given, and ``corrections`` what x̂0 went through, in this order: see `given`, `guided` and `corrected`.
     """
 
     def __init__(
@@ -46,6 +59,9 @@ class Denoiser(torch.nn.Module):
         gaussian: GaussianModel | None = None,
         sees: str | None = None,
         kappa: Kappa | None = None,
+        conditions: Mapping[str, Condition] | None = None,
+        bound: Mapping[str, Any] | None = None,
+        corrections: Sequence[Correction] = (),
     ) -> None:
         super().__init__()
         if not (callable(net) and isinstance(process, Process)):
@@ -76,10 +92,19 @@ class Denoiser(torch.nn.Module):
         self.clip = clip
         self.scaling = scaling
         self._trainable: set[torch.dtype] = set()  # in which its levels were checked
+        self.conditions = as_conditions(conditions)
+        self.bound: dict[str, Any] = dict(bound or {})
+        self.corrections = tuple(corrections)
+        self._corrected: Estimate | None = None
+        if self.corrections:
+            self._corrected = self.corrections[-1].bind(self._with(corrections=self.corrections[:-1]))
 
     def forward(self, x: Tensor, level: Level) -> Tensor:
         """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
-        x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
+        if self._corrected is None:
+            x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
+        else:
+            x0 = self._corrected(x, level)
         return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
 
     def _bound(self, target: object) -> Target:
@@ -135,12 +160,48 @@ class Denoiser(torch.nn.Module):
         gaussian = None if self.gaussian is None else self.gaussian.on_grid(shape)
         return self._with(process=process, gaussian=gaussian, kappa=None)
 
+    def given(self, **conditions: Any) -> "Denoiser":
+        """The same, told ``conditions``: one row per image, or one for all. They reach the network as keyword arguments
+        (class_labels, encoder_hidden_states, …), tensors on x's device and floats in the network's dtype.
+
+        Of a condition that is not given the network is told null, where the denoiser knows it.
+        """
+        check_conditions(self.net, self.conditions, conditions)
+        return self._with(bound={**self.bound, **conditions})
+
+    def guided(
+        self,
+        scale: float,
+        *,
+        null: Mapping[str, Any] | None = None,
+        interval: tuple[float, float] | None = None,
+    ) -> "Denoiser":
+        """The same with classifier-free guidance of its conditions: x̂0(null) + scale (x̂0(conditions) − x̂0(null)).
+
+        Scale 1 is the conditional law, 0 the unconditional one; from 1 on, samples are more typical of the condition
+        and less varied. Σ does not enter. A step takes two calls of the network, one at scale 0 and 1.
+
+        Args:
+            null: the conditions that say "none", by name; those not named stay as they are. Default: those that the
+                network was trained with.
+            interval: two rows of the schedule; outside of them x̂0(conditions) is left as it is.
+        """
+        return self.corrected(guided(self, scale, null, interval))
+
+    def corrected(self, correction: Correction) -> "Denoiser":
+        """The same with ``correction`` of its x̂0: that of `guided`, of `nidiff.posterior`, or one of your own."""
+        return self._with(corrections=(*self.corrections, correction))
+
+    def for_images(self, index: Tensor) -> "Denoiser":
+        """The same for some of the images [B] that its conditions are for."""
+        return self._with(bound={name: take_rows(value, index) for name, value in self.bound.items()})
+
     def silenced(self) -> "Denoiser":
         """The same with a network that says 0."""
         return self._with(net=silent, sees="x")
 
     def _with(self, **changes: Any) -> "Denoiser":
-        own = {name: getattr(self, name) for name in ("net", "process", "clip", "scaling", "gaussian", "sees", "kappa")}
+        own = {name: getattr(self, name) for name in OWN}
         return Denoiser(**{**own, "target": self._chosen, **changes})
 
     def network_input(self, x: Tensor, level: Level) -> Tensor:
@@ -165,7 +226,9 @@ class Denoiser(torch.nn.Module):
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
-        output = as_tensor(self.net(self.network_input(x, level).to(own), label.expand(len(x)))).to(x.dtype)
+        told = {name: one.absent for name, one in self.conditions.items()} | self.bound
+        told = {name: as_rows(name, value, len(x), x.device, own) for name, value in told.items()}
+        output = as_tensor(self.net(self.network_input(x, level).to(own), label.expand(len(x)), **told)).to(x.dtype)
         if output.shape != x.shape:
             raise InputError(
                 f"net returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}: make them equal."
@@ -215,7 +278,13 @@ class Denoiser(torch.nn.Module):
         return self.process.conditional_score(x, self(x, level), level)
 
 
-def silent(x: Tensor, label: Tensor) -> Tensor:
+OWN = (
+    *("net", "process", "clip", "scaling", "gaussian", "sees", "kappa"),
+    *("conditions", "bound", "corrections"),
+)  # its arguments, but for the target
+
+
+def silent(x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
     """A network that says 0."""
     return torch.zeros_like(x)
 

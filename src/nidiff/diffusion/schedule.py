@@ -244,6 +244,14 @@ class Schedule:
         own = None if self._log_signal is None else interpolate(label, self._rows, self._log_signal)
         return self._level(value, label if isinstance(logsnr, Tensor) else label.item(), own)
 
+    def level_with_noise(self, deviation: float) -> Level:
+        """The level of y = x0 + deviation · Σ^½ eps, that is, of sigma / signal = deviation; x is signal · y there."""
+        value = check_number("deviation", deviation)
+        low, high = (math.exp(-0.5 * end) for end in self.clock.tolist()) if not self.event_shape else (0.0, 1.0)
+        if not self.event_shape and not low <= value <= high:
+            raise InputError(f"deviation={deviation} is not a level of the schedule, which has {low:.3g} … {high:.3g}.")
+        return self.level_at(-2 * math.log(value))
+
     def nearest_row(self, mean_logsnr: Tensor) -> Tensor:
         """The fractional rows at which `mean_logsnr` has these values."""
         return interpolate(-mean_logsnr, -self.mean_logsnr, self._rows)

@@ -71,6 +71,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         gaussian: the `nidiff.GaussianModel` of the data, or what its ``to_config()`` returned.
         sees: what the network is given: "x", "z" or "both", as in `nidiff.Denoiser`. `scale_model_input` makes it.
         kappa: of `nidiff.measure_kappa`, for the angle samplers; it is saved with the gaussian.
+        conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
     """
 
     order = 1
@@ -92,6 +93,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         gaussian: GaussianModel | Mapping[str, Any] | None = None,
         sees: str | None = None,
         kappa: Kappa | None = None,
+        conditions: Mapping[str, Any] | None = None,
     ) -> None:
         self._model = configured(self.config, torch.nn.Identity())
         self.process, self.covariance = self._model.process, self._model.process.covariance
@@ -341,7 +343,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
                 return self.covariance.sqrt(variance_noise.to(x))
             return self.process.noise(x.shape, generator, dtype=work, device=x.device)
 
-        denoiser = self._model.silenced().with_net(lambda x, label: output)  # it has answered already
+        denoiser = self._model.silenced().with_net(lambda x, label, **told: output)  # it has answered already
         x0 = denoiser(x, here)
         sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._levels), Past(here, x0, x)
         if last and not sampler.finishes:

@@ -51,6 +51,7 @@ DEFAULTS: dict[str, Any] = {
     "gaussian": None,
     "sees": None,
     "kappa": None,
+    "conditions": None,
     "num_train_timesteps": None,
     "beta_schedule": BETA_SCHEDULE,
 }
@@ -106,6 +107,8 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
     }
     if denoiser.gaussian is not None:  # else these are not there, as in folders of earlier versions
         config |= {"gaussian": _gaussian_config(denoiser.gaussian, denoiser.kappa), "sees": denoiser.sees}
+    if denoiser.conditions:
+        config["conditions"] = {name: one._asdict() for name, one in denoiser.conditions.items()}
     try:
         json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -142,7 +145,8 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
         raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or its scale and shift.")
     kappa = kappa if config["kappa"] is None else config["kappa"]
     limit = limit if clip else None
-    return Denoiser(net, process, target, limit, scaling, gaussian=gaussian, sees=config["sees"], kappa=kappa)
+    known = {"gaussian": gaussian, "sees": config["sees"], "kappa": kappa, "conditions": config["conditions"]}
+    return Denoiser(net, process, target, limit, scaling, **known)
 
 
 def _scaling_config(scaling: Scaling) -> dict[str, Any]:

@@ -54,6 +54,8 @@ def save_model(
     """
     folder = as_path("folder", folder).resolve()  # a link stays, and what it leads to is replaced
     check_denoiser(denoiser)
+    if denoiser.bound or denoiser.corrections:
+        raise InputError("denoiser has conditions, guidance or an observation bound: save the one without them.")
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
         raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")

@@ -1,6 +1,7 @@
 """The sampling loop, once, and the names of the samplers it knows."""
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter, signature
@@ -17,7 +18,7 @@ from nidiff.errors import InputError, one_of, shown
 from nidiff.notation import parse_call
 from nidiff.randomness import Generators, check_place, generators_from_seeds
 from nidiff.recipe import KINDS, check_kinds, check_number, check_whole, fits, is_number, plain
-from nidiff.sampling.ancestral import ancestral, ddim
+from nidiff.sampling.ancestral import ancestral, churn, ddim
 from nidiff.sampling.angle import angle, angle_2m, angle_rows, known_gaussian
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.planning import planned_rows
@@ -53,7 +54,8 @@ def sample(
     tile: int | None = None,
     spacing: str | Spacing | None = None,
     rows: Sequence[float] | None = None,
-    start: str | None = None,
+    start: str | Tensor | None = None,
+    level: Level | float | None = None,
     bound: float | None = None,
     initial: Tensor | None = None,
     denoise: bool = True,
@@ -72,7 +74,10 @@ def sample(
             a denoiser that knows the data's Gaussian.
         rows: the levels themselves instead, as falling rows of the schedule.
         start: "prior", or "gaussian": begin at the first level with the Gaussian model of the data instead. That level
-            is then lower, the least noisy one that loses at most ``bound``. Default: the sampler's own, the prior.
+            is then lower, the least noisy one that loses at most ``bound``. Default: the sampler's own, the prior. Or
+            noisy data y = x0 + (sigma / signal) Σ^½ eps at a ``level``: then x = signal · y is a state of the process,
+            and a stochastic sampler ("ancestral") draws x0 given y, exactly as the model knows it.
+        level: of y, a level or a row of the schedule: ``schedule.level_with_noise(0.3)`` for x0 + 0.3 Σ^½ eps.
         bound: nats per dimension (0.005): an upper bound of KL(x ‖ Gaussian) at that level, for any data
             (`gaussian_loss`).
         seeds: one per image: its noise then depends on its seed alone. Default: torch's global generator.
@@ -91,15 +96,21 @@ def sample(
     check_kinds(sample, {"denoise": denoise})
     if callback is not None and not callable(callback):
         raise InputError(f"callback={shown(callback)} must be a function of a Visit, or None.")
-    begin = one_of("start", chosen.start if start is None else start, STARTS)
+    noisy = start if isinstance(start, Tensor) else None
+    begin = "noisy" if noisy is not None else one_of("start", chosen.start if start is None else start, STARTS)
+    first = _level_of(noisy, level, schedule)
     if begin == "gaussian":
         known_gaussian(denoiser, "start='gaussian'")
-    if bound is not None and (begin == "prior" or rows is not None):
+    if bound is not None and (begin != "gaussian" or rows is not None):
         raise InputError("bound says how low start='gaussian' begins, without rows: leave it out, or give that alone.")
     if rows is None:
         count = default_steps(chosen, schedule) if num_steps is None else num_steps
         limit = chosen.bound if bound is None else bound
-        rows = _choose_rows(denoiser, chosen, told, count, chosen.spacing if spacing is None else spacing, begin, limit)
+        rows = _choose_rows(
+            denoiser, chosen, told, count, chosen.spacing if spacing is None else spacing, begin, limit, first
+        )
+    elif first is not None:
+        raise InputError("rows and level both say where sampling begins: give initial with rows, or start with level.")
     elif num_steps is not None:
         raise InputError("rows and num_steps both say which levels to visit: give one of the two.")
     rows = checked_rows(schedule, rows)
@@ -118,16 +129,14 @@ def sample(
         if not shape or len(seeds) != shape[0]:
             raise InputError(f"seeds has {len(seeds)} entries for shape={shape}: give one per image.")
         source = generators_from_seeds(seeds)
-    if initial is None:
-        x = _first_state(denoiser, shape, source, levels[0], begin, place)
-    elif begin == "gaussian":
-        raise InputError("initial and start='gaussian' both say where sampling begins: give one of the two.")
-    elif not isinstance(initial, Tensor) or initial.is_complex():
-        raise InputError(f"initial is a {type(initial).__name__}: give a real tensor, such as torch.from_numpy(array).")
-    elif tuple(initial.shape) != shape:
-        raise InputError(f"initial has shape {tuple(initial.shape)}, but shape={shape}: they must be equal.")
+    if initial is not None and begin != "prior":
+        raise InputError("initial and start both say where sampling begins: give one of the two.")
+    if noisy is not None:
+        x = levels[0].signal * _given_state("start", noisy, shape, place)
+    elif initial is not None:
+        x = _given_state("initial", initial, shape, place)
     else:
-        x = initial.to(**place)
+        x = _first_state(denoiser, shape, source, levels[0], begin, place)
     chain = Chain(denoiser, lambda: denoiser.process.noise(shape, source, **place))
     visit = None if callback is None else _telling(callback, len(levels))
     return walk(chain, x, levels, chosen, told, denoise=denoise, visit=visit)
@@ -141,18 +150,54 @@ def _choose_rows(
     spacing: str | Spacing,
     start: str,
     bound: float | None,
+    begin: float | None = None,
 ) -> list[Any]:
-    """``count`` rows, with a warm start from the row at which that loses no more than ``bound``."""
+    """``count`` rows: from ``begin`` on, or, with a warm start, from the row at which that loses no more than
+    ``bound``. Where fewer rows are left than that, all of these."""
     process, gaussian, first = denoiser.process, denoiser.gaussian, len(denoiser.process.schedule) - 1
     count = check_count(process.schedule, count)
-    if start == "gaussian" and gaussian is not None:
+    if begin is not None:
+        first = math.floor(begin)
+        count = min(count, first + 1)
+    elif start == "gaussian" and gaussian is not None:
         first = max(start_row(process, gaussian, bound), count - 1)
     if spacing not in FROM_DATA:
-        return spaced_rows(process.schedule.below(first) if start == "gaussian" else process.schedule, count, spacing)
-    gaussian = known_gaussian(denoiser, f"spacing={spacing!r}")
-    if spacing == "angle" or sampler.finishes:  # which makes no error on Gaussian data, wherever it steps
-        return angle_rows(process, gaussian, count, first)
-    return planned_rows(process, gaussian, sampler, options, count, start=start, first=first)
+        rows: list[Any] = spaced_rows(
+            process.schedule if start == "prior" else process.schedule.below(first), count, spacing
+        )
+    else:
+        gaussian = known_gaussian(denoiser, f"spacing={spacing!r}")
+        if spacing == "angle" or sampler.finishes:  # which makes no error on Gaussian data, wherever it steps
+            rows = angle_rows(process, gaussian, count, first)
+        else:
+            law = "prior" if start == "prior" else "gaussian"  # of noisy data, too
+            rows = planned_rows(process, gaussian, sampler, options, count, start=law, first=first)
+    return rows if begin is None else [begin, *rows[1:]]
+
+
+def _level_of(noisy: Tensor | None, level: Level | float | None, schedule: Schedule) -> float | None:
+    """The row at which noisy data are a state of the process."""
+    if (noisy is None) != (level is None):
+        raise InputError("start=y and level say together where noisy data are: give both, or neither.")
+    if level is None:
+        return None
+    row = level.label if isinstance(level, Level) else plain(level)
+    if not is_number(row):
+        raise InputError(f"level={shown(level)} must be a level of the schedule, or its row.")
+    if not 0 <= row <= len(schedule) - 1:
+        raise InputError(f"level={shown(level)} does not exist: the rows of the schedule are 0 … {len(schedule) - 1}.")
+    return float(row)
+
+
+def _given_state(argument: str, x: Any, shape: tuple[int, ...], place: dict[str, Any]) -> Tensor:
+    """A tensor of the user's that is to be the first state."""
+    if not isinstance(x, Tensor) or x.is_complex():
+        raise InputError(f"{argument} is a {type(x).__name__}: give a real tensor, such as torch.from_numpy(array).")
+    if tuple(x.shape) != shape:
+        raise InputError(f"{argument} has shape {tuple(x.shape)}, but shape={shape}: they must be equal.")
+    if not bool(x.isfinite().all()):
+        raise InputError(f"{argument} has NaN or infinite values: fill them in first.")
+    return x.to(**place)
 
 
 def _first_state(
@@ -257,6 +302,7 @@ def _warn_of_amplification(denoiser: Denoiser, levels: list[Level]) -> None:
 SAMPLERS: dict[str, Sampler] = {
     "ancestral": Sampler(ancestral),
     "ddim": Sampler(ddim, "trailing", 20),
+    "churn": Sampler(churn),
     "euler": Sampler(euler, "trailing", 20),
     "heun": Sampler(heun, "trailing", 20),
     "dpmpp_2m": Sampler(dpmpp_2m, "trailing", 20),

@@ -27,14 +27,18 @@ def tile_size(*event: int) -> int:
 
 
 class Tiled(torch.nn.Module):
-    """``net`` called on ``size`` images at a time, the last ones filled up with copies; a label per image."""
+    """``net`` called on ``size`` images at a time, the last ones filled up with copies; a label per image, and a row of
+    each condition."""
 
     def __init__(self, net: Callable[..., Any], size: int) -> None:
         super().__init__()
         self.net, self.size = net, check_whole("tile", size, 1, LARGEST)
 
-    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+    def forward(self, x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
         missing = -len(x) % self.size
         index = torch.arange(len(x) + missing, device=x.device).clamp(max=len(x) - 1)
-        parts = zip(x[index].split(self.size), label[index].split(self.size), strict=True)
-        return torch.cat([as_tensor(self.net(*part)) for part in parts])[: len(x)]
+        parts = []
+        for own in index.split(self.size):
+            told = {name: value[own] if isinstance(value, Tensor) else value for name, value in conditions.items()}
+            parts.append(as_tensor(self.net(x[own], label[own], **told)))
+        return torch.cat(parts)[: len(x)]

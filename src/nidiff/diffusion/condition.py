@@ -1,0 +1,136 @@
+"""What a network may be told beside x and the level: a class, a text's embedding, parameters, other fields.
+
+A denoiser binds conditions (`Denoiser.given`), so that nothing that calls one has to know them.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.errors import InputError, known_names, one_of, shown
+from nidiff.recipe import is_number
+
+CLASSES = "class_labels"  # what diffusers' networks and ours call the class
+
+
+class Condition(NamedTuple):
+    """One that a network was trained with. Rows without it were given ``null``."""
+
+    classes: int | None = None
+    """How many classes there are, 0 … classes − 1; None: it is not a class, but numbers."""
+    shape: tuple[int, ...] = ()
+    """Of one row."""
+    null: int | None = None
+    """What says that it is not given; None: NaN."""
+    dropout: float = 0.0
+    """The share of rows that it was left out of in training: without any, the network does not know null."""
+
+    @property
+    def absent(self) -> float:
+        """null, as the network is given it."""
+        return math.nan if self.null is None else self.null
+
+
+def known_conditions(net: Callable[..., Any]) -> list[str] | None:
+    """The names of what ``net(x, label, …)`` takes beside x and the label; None if it takes any."""
+    function = net.forward if isinstance(net, torch.nn.Module) else net
+    try:
+        parameters = [*signature(function).parameters.values()]
+    except ValueError:  # a function written in C
+        return None
+    if any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
+        return None
+    return [one.name for one in parameters[2:] if one.kind is not Parameter.POSITIONAL_ONLY]
+
+
+def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> None:
+    """Refuse values that the network does not take, or that are not what it was trained with."""
+    names = [*conditions] or known_conditions(net)
+    for name, value in values.items():
+        if names is not None and name not in names:
+            takes = known_names(name, names) if names else "it takes none"
+            raise InputError(f"{name} is not a condition of the network: {takes}.")
+        if value is None:
+            raise InputError(f"{name} is None: leave it out, or give one row per image.")
+        if name == CLASSES:
+            _check_classes(value, *_class_range(net, conditions.get(name)))
+        elif isinstance(value, Tensor) and name in conditions and value.ndim:
+            shape = conditions[name].shape
+            if tuple(value.shape[1:]) != shape:
+                rows = f"[B, {', '.join(map(str, shape))}]" if shape else "[B]"
+                raise InputError(f"{name} has shape {tuple(value.shape)}: the network was trained with {rows}.")
+
+
+def _class_range(net: Any, condition: Condition | None) -> tuple[int | None, int | None]:
+    """(how many classes, null), as far as they are known."""
+    if condition is not None:
+        return condition.classes, condition.null
+    config = getattr(net, "config", None)
+    config = config if isinstance(config, Mapping) else {}
+    return config.get("num_classes", config.get("num_class_embeds")), -1 if "num_classes" in config else None
+
+
+def _check_classes(labels: Any, classes: int | None, null: int | None) -> None:
+    """Whole numbers from 0 to classes − 1, or null; diffusers' networks also take floats, of which nothing is known."""
+    values = torch.as_tensor(labels)
+    if classes is None:
+        return
+    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+        raise InputError(f"{CLASSES}={shown(labels)} must be whole numbers from 0 to {classes - 1}.")
+    beyond = (values < 0) | (values >= classes)
+    if null is not None:
+        beyond &= values != null
+    if bool(beyond.any()):
+        first = values[beyond].flatten()[0].item()
+        none = "" if null is None else f", or {null} for none"
+        raise InputError(f"{CLASSES} has {first}, and the classes are 0 … {classes - 1}: give one of these{none}.")
+
+
+def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torch.dtype) -> Any:
+    """A condition as the network is given it for ``count`` images; what is neither numbers nor a tensor stays as it is.
+
+    Floats have the dtype of the network.
+    """
+    several = isinstance(value, list | tuple) and value and all(map(is_number, value))
+    if several or is_number(value) or (isinstance(value, float) and math.isnan(value)):
+        value = torch.tensor(value)
+    if not isinstance(value, Tensor):
+        return value
+    value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
+    if not value.ndim:
+        return value.expand(count)
+    if len(value) not in (1, count):
+        raise InputError(f"{name} has {len(value)} rows for {count} images: give one per image, or one for all.")
+    return value.expand(count, *value.shape[1:])
+
+
+def take_rows(value: Any, index: Tensor) -> Any:
+    """The rows of some of the images; what has one row for all stays."""
+    return value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim and len(value) > 1 else value
+
+
+def as_conditions(conditions: Any) -> dict[str, Condition]:
+    """The conditions of a denoiser by name, from `Condition`s or what a model stored of them."""
+    if conditions is None:
+        return {}
+    if not isinstance(conditions, Mapping):
+        raise InputError(f"conditions={shown(conditions)} must be a dict of nidiff.Condition by name.")
+    found = {}
+    for name, one in conditions.items():
+        if isinstance(one, Mapping):
+            for key in one:
+                one_of(f"a key of conditions[{name!r}]", key, Condition._fields)
+            one = Condition(**{**one, "shape": tuple(one.get("shape", ()))})
+        if not isinstance(one, Condition) or not _is_sound(one):
+            raise InputError(f"conditions[{name!r}]={shown(one)} is not a nidiff.Condition: give its kind.")
+        found[str(name)] = one
+    return found
+
+
+def _is_sound(one: Condition) -> bool:
+    wholes = all(isinstance(n, int) and not isinstance(n, bool) for n in (*one.shape, one.classes or 1, one.null or 0))
+    return wholes and (one.classes is None or one.classes > 0) and is_number(one.dropout) and 0 <= one.dropout <= 1
