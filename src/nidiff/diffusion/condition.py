@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from nidiff.errors import InputError, known_names, one_of, shown
 from nidiff.recipe import is_number
 
 CLASSES = "class_labels"  # what diffusers' networks and ours call the class
+FORM = "return_dict"  # of diffusers' networks: how they answer, which is no condition
 
 
 class Condition(NamedTuple):
@@ -30,21 +32,38 @@ class Condition(NamedTuple):
     """The share of rows that it was left out of in training: without any, the network does not know null."""
 
     @property
-    def absent(self) -> float:
-        """null, as the network is given it."""
-        return math.nan if self.null is None else self.null
+    def absent(self) -> float | Tensor:
+        """null, as the network is given it: numbers of this ``shape``, NaN alone, or a class."""
+        if self.null is None:
+            return math.nan
+        return torch.full((1, *self.shape), float(self.null)) if self.shape else self.null
 
 
 def known_conditions(net: Callable[..., Any]) -> list[str] | None:
     """The names of what ``net(x, label, …)`` takes beside x and the label; None if it takes any."""
+    parameters = _parameters(net)
+    if parameters is None or any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
+        return None
+    return [one.name for one in parameters if one.name != FORM and one.kind is not Parameter.POSITIONAL_ONLY]
+
+
+def needed_conditions(net: Callable[..., Any]) -> list[str]:
+    """The names of those that ``net`` cannot be called without."""
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    names = [one.name for one in _parameters(net) or () if one.default is Parameter.empty and one.kind in named]
+    config = getattr(net, "config", None)
+    if isinstance(config, Mapping) and any(config.get(key) for key in ("num_class_embeds", "class_embed_type")):
+        names.append(CLASSES)  # by default None, which diffusers' networks of classes refuse
+    return names
+
+
+def _parameters(net: Callable[..., Any]) -> list[Parameter] | None:
+    """Those of ``net(x, label, …)`` after the label; None if they are not known."""
     function = net.forward if isinstance(net, torch.nn.Module) else net
     try:
-        parameters = [*signature(function).parameters.values()]
+        return [*signature(function).parameters.values()][2:]
     except ValueError:  # a function written in C
         return None
-    if any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
-        return None
-    return [one.name for one in parameters[2:] if one.kind is not Parameter.POSITIONAL_ONLY]
 
 
 def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> None:
@@ -95,9 +114,7 @@ def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torc
 
     Floats have the dtype of the network.
     """
-    several = isinstance(value, list | tuple) and value and all(map(is_number, value))
-    if several or is_number(value) or (isinstance(value, float) and math.isnan(value)):
-        value = torch.tensor(value)
+    value = _numbers(value)
     if not isinstance(value, Tensor):
         return value
     value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
@@ -108,8 +125,22 @@ def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torc
     return value.expand(count, *value.shape[1:])
 
 
+def _numbers(value: Any) -> Any:
+    """Numbers as a tensor; anything else as it is."""
+    several = isinstance(value, list | tuple | range) and value and all(map(is_number, value))
+    one = is_number(value) or (isinstance(value, float) and math.isnan(value))
+    return torch.as_tensor(value) if several or one or isinstance(value, np.ndarray) else value
+
+
+def count_rows(value: Any) -> int:
+    """For how many images a condition is: 1 where it is for all."""
+    value = _numbers(value)
+    return len(value) if isinstance(value, Tensor) and value.ndim else 1
+
+
 def take_rows(value: Any, index: Tensor) -> Any:
     """The rows of some of the images; what has one row for all stays."""
+    value = _numbers(value)
     return value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim and len(value) > 1 else value
 
 

@@ -228,8 +228,25 @@ def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
     """Call a network that has no numbers: some arguments are not looked at before it is used."""
     size, axes = arguments.get("sample_size"), max(weight.ndim for weight in sketch.parameters()) - 2
     sizes = size if isinstance(size, list) else [size] * axes
-    if size is not None:
-        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), torch.zeros(1, device="meta"))
+    if size is not None and (told := _conditions(arguments)) is not None:
+        label = torch.zeros(1, device="meta")
+        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), label, **told)
+
+
+def _conditions(arguments: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """What a network of diffusers must be told, for one image, without numbers; None if it is not one that we know."""
+    told = {}
+    if arguments.get("num_class_embeds") is not None or arguments.get("class_embed_type") == "timestep":
+        told["class_labels"] = torch.zeros(1, dtype=torch.long, device="meta")
+    if (width := arguments.get("encoder_hid_dim") or arguments.get("cross_attention_dim")) is not None:
+        width = width[0] if isinstance(width, list) else width
+        told["encoder_hidden_states"] = torch.empty(1, 1, width, device="meta")
+    others = (
+        arguments.get("class_embed_type") not in (None, "timestep"),
+        arguments.get("addition_embed_type") is not None,
+        arguments.get("encoder_hid_dim_type") not in (None, "text_proj"),
+    )
+    return None if any(others) else told
 
 
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
@@ -306,6 +323,7 @@ def library(net: Module) -> str | None:
 NETWORKS: dict[str, Any] = {
     "FieldUNet": "nidiff.model.unet",
     "UNet2DModel": "diffusers",
+    "UNet2DConditionModel": "diffusers",
     "UNet1DModel": "diffusers",
 }
 
