@@ -17,6 +17,7 @@ from nidiff.recipe import is_number
 
 CLASSES = "class_labels"  # what diffusers' networks and ours call the class
 FORM = "return_dict"  # of diffusers' networks: how they answer, which is no condition
+PARAMETERS, FIELDS = "parameters", "fields"  # what our networks call numbers, and fields on the grid of x
 
 
 class Condition(NamedTuple):
@@ -30,6 +31,10 @@ class Condition(NamedTuple):
     """What says that it is not given; None: NaN."""
     dropout: float = 0.0
     """The share of rows that it was left out of in training: without any, the network does not know null."""
+    scale: tuple[float, ...] = ()
+    """Of numbers, one per channel: in the units of the data they are scale · value + shift; empty: 1."""
+    shift: tuple[float, ...] = ()
+    """See ``scale``; empty: 0."""
 
     @property
     def absent(self) -> float | Tensor:
@@ -155,7 +160,8 @@ def as_conditions(conditions: Any) -> dict[str, Condition]:
         if isinstance(one, Mapping):
             for key in one:
                 one_of(f"a key of conditions[{name!r}]", key, Condition._fields)
-            one = Condition(**{**one, "shape": tuple(one.get("shape", ()))})
+            lists = {key: tuple(value) for key, value in one.items() if isinstance(value, list)}
+            one = Condition(**{**one, **lists})
         if not isinstance(one, Condition) or not _is_sound(one):
             raise InputError(f"conditions[{name!r}]={shown(one)} is not a nidiff.Condition: give its kind.")
         found[str(name)] = one
@@ -163,5 +169,9 @@ def as_conditions(conditions: Any) -> dict[str, Condition]:
 
 
 def _is_sound(one: Condition) -> bool:
+    if not all(isinstance(each, tuple) for each in (one.shape, one.scale, one.shift)):
+        return False
     wholes = all(isinstance(n, int) and not isinstance(n, bool) for n in (*one.shape, one.classes or 1, one.null or 0))
+    if not all(map(is_number, (*one.scale, *one.shift))) or len(one.scale) != len(one.shift) or 0 in one.scale:
+        return False
     return wholes and (one.classes is None or one.classes > 0) and is_number(one.dropout) and 0 <= one.dropout <= 1
