@@ -9,8 +9,10 @@ import io
 import os
 import re
 import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import tyro
 
@@ -61,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
         if arguments == ["--version"]:
             print(f"nidiff {nidiff.__version__}")
         else:
-            with explained():
+            with explained(), _plain_warnings():
                 _parse(arguments or ["--help"]).run()
         sys.stdout.flush()
     except SystemExit as stop:  # how tyro ends after --help
@@ -81,6 +83,24 @@ def main(argv: list[str] | None = None) -> int:
             raise
         return _stop(BAD_INPUT, "there is not enough memory for this: use smaller sizes, or fewer images at a time.")
     return 0
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """What nidiff warns of is one sentence on stderr, once, without the line of code; other warnings stay as they
+    are."""
+    ours, before, said = str(Path(nidiff.__file__).parent), warnings.showwarning, set[str]()
+
+    def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+        if category is not UserWarning or not filename.startswith(ours):
+            before(message, category, filename, *rest)
+        elif str(message) not in said:
+            said.add(str(message))
+            _stop(0, str(message))
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _open_closed_streams() -> None:

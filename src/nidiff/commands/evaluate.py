@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, Drawing, parse_seeds
+from nidiff.commands.flags import Comparing, Drawing, Telling, parse_seeds
 from nidiff.errors import InputError
 from nidiff.files import read_npz
 from nidiff.recipe import fits
@@ -28,6 +28,7 @@ class Evaluate:
     """A run directory, a model folder, or the name of a model that ships (only missing images are drawn); or images: a
     folder, .npy or .npz file."""
     drawing: Annotated[Drawing, arg(name="")]
+    telling: Annotated[Telling, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """Same as in nidiff sample."""
@@ -47,12 +48,14 @@ class Evaluate:
 
         path = run_folder(find_model(self.run_or_images, "path"))
         if any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
-            options = {**vars(self.drawing), **vars(self.comparing), "seeds": parse_seeds(self.drawing.seeds)}
-            result = evaluate_cell(path, sampler=self.sampler, num_steps=self.num_steps, **options)
+            options = {**vars(self.drawing), **self.telling.given, **vars(self.comparing)}
+            options |= {"seeds": parse_seeds(self.drawing.seeds), "sampler": self.sampler, "num_steps": self.num_steps}
+            result = evaluate_cell(path, **options)
             if result is not None and (path / "experiment.json").is_file() and entry_of(path) is None:
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
-            if (self.drawing, self.sampler, self.num_steps) != (Drawing(), Evaluate.sampler, None):
+            drawing = (self.drawing, self.telling, self.sampler, self.num_steps)
+            if drawing != (Drawing(), Telling(), Evaluate.sampler, None):
                 raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
             file = path / "samples.npz"
             if not path.exists():  # nor may it be the name of a data set

@@ -10,6 +10,7 @@ from tyro.conf import arg
 from nidiff.errors import InputError
 
 MOST_SEEDS = 10_000_000
+MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,30 @@ class Drawing:
 
 
 @dataclass(frozen=True)
+class Telling:
+    """What the network of a conditional model is told, seed by seed: arguments of `plan_job`."""
+
+    classes: Annotated[str | None, arg(metavar="CLASSES", help_behavior_hint="(default: all, in turn)")] = None
+    """Of a model that was trained with classes: 0-9, or 0,2,5. Seeds have them in turn, in this order: seed s has the
+    class number s modulo how many there are. none draws without a class."""
+    guidance: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 1)")] = None
+    """The scale of classifier-free guidance: 1 is what the network learned of the class or condition, 0 is without it,
+    and more than 1 makes samples more typical and less varied. Other scales take two calls of the network per step."""
+    guidance_interval: Annotated[
+        tuple[float, ...] | None, arg(metavar="LOW HIGH", help_behavior_hint="(default: all rows)")
+    ] = None
+    """The rows of the schedule between which it is guided; 0 has the least noise."""
+    condition: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
+    """Of a model that was trained with a condition: an .npy or .npz file [N, ...] of it. Seed s is told row s modulo
+    N."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments of `plan_job`."""
+        return vars(self) | {"classes": None if self.classes is None else parse_classes(self.classes)}
+
+
+@dataclass(frozen=True)
 class Measuring:
     """How samples are compared with real data: arguments of `open_bench`."""
 
@@ -103,15 +128,23 @@ class Comparing(Measuring):
 
 def parse_seeds(words: str, argument: str = "seeds") -> list[int]:
     """0-3,8 as [0, 1, 2, 3, 8]: rising, without repeats."""
-    seeds: set[int] = set()
+    return sorted({*_numbers(words, argument, "0-49999 or 0,3,10-20", MOST_SEEDS)})
+
+
+def parse_classes(words: str) -> list[int]:
+    """8,0-3 as [8, 0, 1, 2, 3], in the order given; "none" as no classes."""
+    return [] if words.strip() == "none" else _numbers(words, "classes", "0-9 or 0,2,5, or none", MOST_CLASSES)
+
+
+def _numbers(words: str, argument: str, such_as: str, most: int) -> list[int]:
+    """Numbers and ranges, in the order given."""
+    numbers: list[int] = []
     for part in words.split(","):
         ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
         if last < first:
-            raise InputError(
-                f"{argument}={words!r} cannot be read: give numbers and ranges such as 0-49999 or 0,3,10-20."
-            )
-        if len(seeds) + last - first >= MOST_SEEDS:
-            raise InputError(f"{argument}={words!r} are more than {MOST_SEEDS:,}: give fewer at a time.")
-        seeds.update(range(first, last + 1))
-    return sorted(seeds)
+            raise InputError(f"{argument}={words!r} cannot be read: give numbers and ranges such as {such_as}.")
+        if len(numbers) + last - first >= most:
+            raise InputError(f"{argument}={words!r} are more than {most:,}: give fewer at a time.")
+        numbers += range(first, last + 1)
+    return numbers

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Drawing, parse_seeds
+from nidiff.commands.flags import Drawing, Telling, parse_seeds
 from nidiff.errors import InputError
 
 
@@ -19,6 +19,7 @@ class Sample:
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     drawing: Annotated[Drawing, arg(name="")]
+    telling: Annotated[Telling, arg(name="")]
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
     angle or angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are
@@ -31,7 +32,7 @@ class Sample:
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the samples go; those of a model that ships by default to out/NAME/generated/…."""
     format: Annotated[str, arg(metavar="{npz,png,both,npy,netcdf,zarr,wav,gif}")] = "npz"
-    """In the units of the data: one samples.npz (arr_0 [N, *event, C] and seeds), a PNG per seed, or both; or the npz
+    """In the units of the data: one samples.npz (arr_0 [N, *event, C], seeds and, if any, classes), a PNG per seed, or both; or the npz
     and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for signals, or
     a GIF per seed, for video. What is no picture is drawn in a PNG."""
     shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: the model's)")] = None
@@ -56,7 +57,8 @@ class Sample:
         model = open_model(self.model, state)
         model = model if self.shape is None else model.at(check_shape(self.shape))
         grid = model.grid if self.rate is None else replace(model.grid, rate=self.rate)
-        job = plan_job(model, self.sampler, self.num_steps, clip=drawing.clip, tile=drawing.tile, floats=self.floats)
+        options = {"clip": drawing.clip, "tile": drawing.tile, "floats": self.floats, **self.telling.given}
+        job = plan_job(model, self.sampler, self.num_steps, **options)
         out = self.out or model.home / "generated" / cell_name(job)
         folder = SampleFolder(out, job, model.shape, self.format, grid)
         run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, Drawing, parse_seeds
+from nidiff.commands.flags import Comparing, Drawing, Telling, parse_seeds
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 from nidiff.locks import claimed
@@ -31,6 +31,7 @@ class Table:
     too."""
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
+    telling: Annotated[Telling, arg(name="")] = Telling()
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
     """Same as in nidiff sample."""
     num_steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
@@ -62,12 +63,13 @@ class Table:
         cells, results, data = [], [], ""
         lines: list[Result] = []
         paired: list[Comparison] = []
-        drawing = vars(self.drawing) | {"seeds": seeds}
+        told = self.telling.given
+        drawing = vars(self.drawing) | told | {"seeds": seeds}
         for model in models:  # all of them are checked before the first takes hours
             bench = open_bench(model.path, model=model, **vars(self.comparing))
             bench.check(model.shape, len(seeds))
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
-                job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile)
+                job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile, **told)
                 rehearse(model.denoiser, model.shape, **job.arguments)
                 cells.append((model, bench, {"sampler": sampler, "num_steps": num_steps}))
         groups = [] if self.no_groups else group_runs({model.name: model.path for model in models})

@@ -32,13 +32,14 @@ OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
 WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
 
 
-def save_samples_figure(data: Tensor, grid: Grid, path: Path) -> None:
-    """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, anything else as a figure.
+def save_samples_figure(data: Tensor, grid: Grid, path: Path, columns: int | None = None) -> None:
+    """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, in so many ``columns``, anything
+    else as a figure.
 
     Without matplotlib there is no figure, which is said.
     """
     if grid.kind == "picture":
-        save_grid(data, path)
+        save_grid(data, path, columns)
         return
     try:
         require("matplotlib")

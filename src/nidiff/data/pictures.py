@@ -13,11 +13,11 @@ from nidiff.data.dataset import quantise
 from nidiff.files import replacing
 
 
-def save_grid(images: Tensor, path: Path) -> None:
+def save_grid(images: Tensor, path: Path, columns: int | None = None) -> None:
     """Write [N, C, H, W], whole numbers or in [-1, 1], as one picture, nearest-neighbour enlarged if it is small."""
     shown = as_grey_or_rgb(images)
     factor = max(1, 64 // shown.shape[-1])
-    save_png(grid_pixels(shown).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
+    save_png(grid_pixels(shown, columns).repeat_interleave(factor, 0).repeat_interleave(factor, 1), path)
 
 
 def save_png(pixels: Tensor, path: Path, about: Mapping[str, str] | None = None) -> None:

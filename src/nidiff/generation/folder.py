@@ -2,7 +2,7 @@
 
 job.json       what decides the numbers of a seed; the samples of another job are refused
 parts/         finished batches, while the job runs
-samples.npz    arr_0 [N, *event, C] in the units of the data, seeds [N], and the digest of the job
+samples.npz    arr_0 [N, *event, C] in the units of the data, seeds [N], their classes [N], and the digest of the job
 png/           SEED.png: pictures themselves (unless there are 1 or 3 channels, in grey side by side), others drawn
 grid.png       the first of them
 samples.npy, samples.nc, samples.zarr, wav/, gif/  the same in other formats (`nidiff.generation.export`)
@@ -53,6 +53,8 @@ FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}} | {
 }
 JOB, ARCHIVE, GRID = "job.json", "samples.npz", "grid.png"
 SHOWN = 64  # in grid.png
+MOST_COLUMNS = 16  # there
+OPTIONAL = ("shape", "classes", "guidance", "interval", "condition")  # of a job: stored only where they are set
 REMEDY = "delete it, so that its images are drawn again"
 
 
@@ -101,7 +103,7 @@ class SampleFolder:
                 raise InputError(f"{out} holds other files: choose an empty or new directory.")
             return
         found, mine = read_job(self.path, again), self.job.to_json()
-        keys = [*mine, *({"shape"} & found.keys() - mine.keys())]
+        keys = [*mine, *(key for key in OPTIONAL if key in found.keys() - mine.keys())]
         different = "; ".join(
             f"{key}: {shown(found.get(key))}, not {mine.get(key)!r}" for key in keys if found.get(key) != mine.get(key)
         )
@@ -137,13 +139,22 @@ class SampleFolder:
                 images = self.read(seeds)
                 if "png" in self.kinds:
                     self._save_pictures(seeds, images)
-                shown = images[:SHOWN]
+                shown = images[: self._shown]
             else:
-                pictures = [self._picture(seed) for seed in seeds[:SHOWN]]
+                pictures = [self._picture(seed) for seed in seeds[: self._shown]]
                 shown = torch.stack([picture for picture in pictures if picture is not None])
-            save_samples_figure(shown, self.grid, self.path / GRID)
+            save_samples_figure(shown, self.grid, self.path / GRID, self._columns)
             self._export(seeds)
             self._clean()
+
+    @property
+    def _columns(self) -> int | None:
+        """Of grid.png: one for each class, if they fit."""
+        return len(self.job.classes) if 1 < len(self.job.classes) <= MOST_COLUMNS else None
+
+    @property
+    def _shown(self) -> int:
+        return SHOWN - SHOWN % (self._columns or 1)
 
     def _export(self, seeds: Sequence[int]) -> None:
         """The samples in the other formats that are asked for. A file of all samples that is there already is kept up
@@ -190,7 +201,9 @@ class SampleFolder:
         return whole + sorted(self.parts.glob("[0-9]*.npz"))
 
     def _store(self, file: Path, images: "NDArray[Any]", seeds: "NDArray[Any]") -> None:
-        replace_npz(file, {"arr_0": images, "seeds": seeds, "job": np.array(self._digest)})
+        classes = np.array(self.job.classes, dtype=np.int64)
+        told = {"classes": classes[seeds % len(classes)]} if len(classes) else {}
+        replace_npz(file, {"arr_0": images, "seeds": seeds, **told, "job": np.array(self._digest)})
 
     def _stored(self, file: Path) -> "dict[str, NDArray[Any]]":
         """What a file holds, if it is of this job; version 0.1 wrote no digest."""

@@ -1,15 +1,16 @@
 """Many images by their seeds: the same files on any number of processes, however often the job is killed."""
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, Interrupted
-from nidiff.generation.folder import SampleFolder
+from nidiff.generation.folder import OPTIONAL, SampleFolder
+from nidiff.generation.told import classes_text, tell
 from nidiff.progress import progress_bar
 from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import Visit, rehearse, sample
@@ -35,12 +36,31 @@ class Job:
     tile: int = 0  # images in one call of the network, whatever the batch; 0: the batch
     floats: bool = False  # keep float32 in [−1, 1] instead of whole numbers
     shape: tuple[int, ...] = ()  # of the event, if it is not the model's own
+    classes: tuple[int, ...] = ()  # the class of a seed is classes[seed % len(classes)]; without any, there is none
+    guidance: float | None = None  # its scale, if it is not 1
+    interval: tuple[float, float] | None = None  # the rows of the schedule between which it is guided; None: all
+    condition: str = ""  # the digest of the rows
+    rows: Mapping[str, "Tensor"] = field(default_factory=dict, compare=False, repr=False)
+    """Conditions [N, …] by name, of which a seed is told row seed % N; not stored."""
 
     def to_json(self) -> dict[str, Any]:
-        """The job as it is stored, and as its digest is made of; a shape only if there is one."""
-        values = asdict(self)
-        shape = list(values.pop("shape"))
-        return values | ({"shape": shape} if shape else {})
+        """The job as it is stored, and as its digest is made of; what is `OPTIONAL` only if it is there."""
+        values = asdict(replace(self, rows={}))
+        del values["rows"]
+        found = {name: values.pop(name) for name in OPTIONAL}
+        given = {name: value for name, value in found.items() if value not in ((), None, "")}
+        return values | {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the images are told, as a name and a table say it."""
+        found = {
+            "classes": classes_text(self.classes),
+            "guidance": self.guidance,
+            "guidance_interval": "/".join(f"{row:g}" for row in self.interval or ()),
+            "condition": self.condition[:8],
+        }
+        return {key: value for key, value in found.items() if value not in ("", None)}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -102,7 +122,7 @@ def _draw(
                     progress(min(done, len(missing)), len(missing))
 
                 shape = (len(block), *folder.shape)
-                images = sample(denoiser, shape, seeds=block, callback=advance, **job.arguments).cpu()
+                images = sample(tell(denoiser, job, block), shape, seeds=block, callback=advance, **job.arguments).cpu()
                 data = kept(images, denoiser.scaling, folder.grid.dtype, job.floats)
                 for seed, *both in zip(block, images, data, strict=True):  # an exponential can overflow too
                     if not all(bool(each.isfinite().all()) for each in both):

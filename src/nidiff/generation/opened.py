@@ -16,6 +16,7 @@ from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import InputError, first_line, shown
 from nidiff.generation.job import Job
+from nidiff.generation.told import planned
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, load_model, read_grid
 from nidiff.model.manifest import model_sha256
@@ -131,11 +132,16 @@ def plan_job(
     clip: float | None = None,
     tile: int | None = None,
     floats: bool = False,
+    classes: Sequence[int] | None = None,
+    guidance: float | None = None,
+    guidance_interval: Sequence[float] | None = None,
+    condition: Path | None = None,
 ) -> Job:
     """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
     Without a sampler it is dpmpp_2m or, of a model that ships, that of its picture, with as many steps. ``clip`` is
-    None for the model's own, or 0 for no clipping.
+    None for the model's own, or 0 for no clipping. ``classes`` are those of the seeds in turn: by default all of the
+    model's, and empty for none. ``condition`` is an .npy or .npz file of conditions, a row per seed in turn.
     """
     if sampler is None:
         usual = (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
@@ -158,6 +164,7 @@ def plan_job(
         tile=tile_size(*model.shape[1:]) if tile is None else tile,
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
+        **planned(model.denoiser, classes, guidance, guidance_interval, condition),
     )
 
 
@@ -170,7 +177,7 @@ def _warm(sampler: Sampler) -> dict[str, Any]:
 def cell_name(job: Job) -> str:
     """A name for the folder of a job: readable, and different for different jobs."""
     usual = job.spacing == SAMPLERS[job.sampler].spacing
-    options = ({} if usual else {"spacing": job.spacing}) | job.options
+    options = ({} if usual else {"spacing": job.spacing}) | job.options | job.told
     words = [job.sampler, *(f"{key}={value}" for key, value in options.items()), str(job.num_steps)]
     readable = re.sub(r"[^\w.=+-]", "_", "-".join(words))[:100]  # a name that every file system takes
     return f"{readable}-{digest(job.to_json())[:8]}"

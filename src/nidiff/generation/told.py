@@ -1,0 +1,172 @@
+"""What the image of a seed is told: its class, and its row of a file of conditions.
+
+Both are functions of the seed alone, so that a seed stays an image, whatever the batch and the number of processes.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.condition import CLASSES, Condition
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.guidance import Guidance
+from nidiff.errors import InputError, first_line, known_names, shown
+from nidiff.files import as_path, check_member
+from nidiff.notation import seeds_text
+from nidiff.recipe import check_number, is_number
+
+if TYPE_CHECKING:
+    from nidiff.generation.job import Job
+
+
+def of_seeds(values: Any, seeds: Sequence[int]) -> Any:
+    """``values[seed % len(values)]`` of each seed, as a tensor."""
+    values = torch.as_tensor(values)
+    return values[torch.tensor([seed % len(values) for seed in seeds], dtype=torch.long)]
+
+
+def tell(denoiser: Denoiser, job: "Job", seeds: Sequence[int]) -> Denoiser:
+    """The denoiser that draws the images of ``seeds``: bound to what each is told, and guided."""
+    values = {name: of_seeds(rows, seeds) for name, rows in job.rows.items()}
+    if job.classes:
+        values[CLASSES] = of_seeds(job.classes, seeds)
+    if not values:
+        return denoiser
+    bound = denoiser.given(**values)
+    if job.guidance is None:
+        return bound
+    null = {name: denoiser.conditions[name].absent for name in values}
+    return bound.corrected(Guidance(job.guidance, null, job.interval))  # `planned` has checked it, and warned
+
+
+def planned(
+    denoiser: Denoiser,
+    classes: Sequence[int] | None,
+    guidance: float | None,
+    interval: Sequence[float] | None,
+    condition: str | Path | None,
+) -> dict[str, Any]:
+    """The fields of a `Job` that say what its images are told, if a model can be told so.
+
+    ``classes`` are all of the model's without any, and none if it is empty.
+    """
+    known = denoiser.conditions
+    chosen = _classes(known.get(CLASSES), classes)
+    rows = {} if condition is None else read_rows(condition, known)
+    given = {*rows, *([CLASSES] if chosen else [])}
+    for name in known.keys() - given:
+        if not known[name].dropout:
+            argument = "classes" if name == CLASSES else "condition"
+            raise InputError(f"{argument} is missing: the model was trained with {name} in every item, so give it.")
+    found: dict[str, Any] = {"classes": chosen, "rows": rows, "condition": rows_digest(rows) if rows else ""}
+    if interval is not None and guidance is None:
+        raise InputError("guidance_interval has no meaning without guidance: give both, or leave it out.")
+    if guidance is None:
+        return found
+    scale, between = check_number("guidance", guidance), _interval(interval, len(denoiser.process.schedule))
+    if not given:
+        remedy = "give classes or a condition" if known else "the model was trained without any, so leave it out"
+        raise InputError(f"guidance={shown(guidance)} needs something that the images are told: {remedy}.")
+    if scale == 1:  # the conditional law itself
+        return found
+    first = {name: of_seeds(values, [0]) for name, values in rows.items()} | ({CLASSES: chosen[0]} if chosen else {})
+    denoiser.given(**first).guided(scale, interval=between)  # which warns, and refuses the rest
+    return found | {"guidance": scale, "interval": between}
+
+
+def _classes(condition: Condition | None, classes: Sequence[int] | None) -> tuple[int, ...]:
+    if condition is None or condition.classes is None:
+        if classes:
+            raise InputError(f"classes={shown(classes_text(classes))}: the model was trained without: leave them out.")
+        return ()
+    if classes is None:
+        return tuple(range(condition.classes))
+    if beyond := [one for one in classes if not (type(one) is int and 0 <= one < condition.classes)]:
+        text = f"classes has {shown(beyond[0])}, and those of the model are 0 … {condition.classes - 1}"
+        raise InputError(f"{text}: give some of these.")
+    return tuple(classes)
+
+
+def _interval(interval: Sequence[float] | None, rows: int) -> tuple[float, float] | None:
+    if interval is None:
+        return None
+    values = tuple(interval) if isinstance(interval, list | tuple) else ()
+    if len(values) != 2 or not all(map(is_number, values)) or not 0 <= values[0] <= values[1] <= rows - 1:
+        text = f"guidance_interval={shown(interval)} must be two rows of the schedule"
+        raise InputError(f"{text}, the lower one first: give some from 0 to {rows - 1}.")
+    return values[0], values[1]
+
+
+def read_rows(file: str | Path, known: Mapping[str, Condition]) -> dict[str, Tensor]:
+    """The conditions in an .npy or .npz file, [N, …] by name, in the units of the model.
+
+    Arrays of an .npz are called as the conditions are, or there is one array and one such condition.
+    """
+    path, names = as_path("condition", file), [name for name in known if name != CLASSES]
+    argument = f"condition={str(path)!r}"
+    if not names:
+        raise InputError(f"{argument}: the model was trained without such a condition: leave it out.")
+    arrays = _arrays(path, argument)
+    if len(arrays) == len(names) == 1:
+        arrays = {names[0]: next(iter(arrays.values()))}
+    rows = {}
+    for name, values in arrays.items():
+        if name not in names:
+            raise InputError(f"{argument} has an array {name!r} that is not a condition: {known_names(name, names)}.")
+        rows[name] = _checked(argument, name, values, known[name])
+    return rows
+
+
+def _arrays(path: Path, argument: str) -> dict[str, Any]:
+    try:
+        with path.open("rb") as stream:
+            if path.suffix.lower() != ".npz":
+                return {"": np.lib.format.read_array(stream, allow_pickle=False)}
+            with np.load(stream, allow_pickle=False) as content:
+                for info in content.zip.infolist():
+                    check_member(content.zip, info, path.stat().st_size)
+                return dict(content)
+    except MemoryError:
+        raise
+    except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
+        problem = f"{argument} cannot be read as arrays ({first_line(error)})"
+        raise InputError(f"{problem}: write it with numpy.save or numpy.savez.") from error
+
+
+def _checked(argument: str, name: str, values: Any, condition: Condition) -> Tensor:
+    """The rows of one condition, if they are what the network was trained with."""
+    sizes = "".join(f", {size}" for size in condition.shape)
+    if values.dtype.kind not in "fiu" or values.shape[1:] != condition.shape or not values.size:
+        found = f"{values.dtype} {list(values.shape)}"
+        raise InputError(f"{argument} holds {found}: the model was trained with {name} [N{sizes}], so give numbers so.")
+    numbers = torch.from_numpy(values.astype(np.float64))
+    bad = ~numbers.isfinite().flatten(1).all(1) if numbers.ndim > 1 else ~numbers.isfinite()
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise InputError(f"{argument} has NaN or infinite numbers in row {row}: leave that row out, or fill it in.")
+    return _in_units_of_model(numbers, condition).float()
+
+
+def _in_units_of_model(numbers: Tensor, condition: Condition) -> Tensor:
+    """What a file holds as the network is given it; the one place that knows the units of conditions."""
+    return numbers
+
+
+def rows_digest(rows: Mapping[str, Tensor]) -> str:
+    """The checksum of conditions by name, whatever the file was."""
+    found = hashlib.sha256()
+    for name in sorted(rows):
+        found.update(f"{name} {tuple(rows[name].shape)}\n".encode())
+        found.update(rows[name].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def classes_text(classes: Sequence[int]) -> str:
+    """Classes as they are written: 0-9, or 3,1,2 where they do not rise."""
+    rises = all(a < b for a, b in zip(classes, classes[1:], strict=False))
+    return seeds_text(classes) if rises else ",".join(map(str, classes))
