@@ -17,6 +17,7 @@ import tyro
 import nidiff
 from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
+from nidiff.commands.denoise import Denoise
 from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.likelihood import Likelihood
@@ -44,7 +45,22 @@ class Command(Protocol):
     def run(self) -> None: ...
 
 
-ALL = (Calibrate, Demo, Design, Evaluate, Likelihood, Models, Noise, Report, Sample, Sweep, Table, Train, Verify)
+ALL = (
+    Calibrate,
+    Demo,
+    Denoise,
+    Design,
+    Evaluate,
+    Likelihood,
+    Models,
+    Noise,
+    Report,
+    Sample,
+    Sweep,
+    Table,
+    Train,
+    Verify,
+)
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in ALL}
 
 
