@@ -24,6 +24,7 @@ from nidiff.commands.likelihood import Likelihood
 from nidiff.commands.models import Models
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
+from nidiff.commands.restore import Restore
 from nidiff.commands.sample import Sample
 from nidiff.commands.sweep import Sweep
 from nidiff.commands.table import Table
@@ -55,6 +56,7 @@ ALL = (
     Models,
     Noise,
     Report,
+    Restore,
     Sample,
     Sweep,
     Table,

@@ -61,6 +61,7 @@ class Denoise:
         def make() -> "Restoration":
             x, seeds = draw(model, plan, len(items), prepare, "denoising")
             observed = items.to(torch.float32)
-            return Restoration(x, seeds, observed, model.grid, model.denoiser.scaling)
+            label = "given" if self.noise is None else "observed"
+            return Restoration(x, seeds, observed, model.grid, model.denoiser.scaling, label=label)
 
         flags.finish(model, flags.task("denoise", self.file, items, plan, **own), make)

@@ -65,6 +65,8 @@ class Restoration:
     """[N, C, *event] in the units of the data, where it is known."""
     hidden: Tensor | None = None
     """Where errors are measured, of the shape of the truth; None: everywhere."""
+    label: str = "observed"
+    """What the figure calls that."""
 
     @property
     def samples(self) -> Tensor:

@@ -26,7 +26,7 @@ def save_restored(found: Restoration, path: Path) -> None:
     shown = min(MOST_SAMPLES, samples.shape[1])
     for item in range(min(MOST_ITEMS, len(samples))):
         like = mean[item] if found.truth is None else found.truth[item].float()
-        row: list[tuple[str, Tensor]] = [("observed", found.observed[item].float())]
+        row: list[tuple[str, Tensor]] = [(found.label, found.observed[item].float())]
         row += [(f"sample {found.seeds[item, index]}", samples[item, index]) for index in range(shown)]
         row += [("mean", mean[item])] if samples.shape[1] > 1 else []
         pictures = [(name, _picture(values, like, found)) for name, values in row]
