@@ -193,8 +193,10 @@ class Denoiser(torch.nn.Module):
         return self._with(corrections=(*self.corrections, correction))
 
     def for_images(self, index: Tensor) -> "Denoiser":
-        """The same for some of the images [B] that its conditions are for."""
-        return self._with(bound={name: take_rows(value, index) for name, value in self.bound.items()})
+        """The same for some of the images [B] that its conditions and observations are for."""
+        corrections = [one.for_images(index) if hasattr(one, "for_images") else one for one in self.corrections]
+        bound = {name: take_rows(value, index) for name, value in self.bound.items()}
+        return self._with(bound=bound, corrections=corrections)
 
     def silenced(self) -> "Denoiser":
         """The same with a network that says 0."""
