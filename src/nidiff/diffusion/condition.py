@@ -49,7 +49,7 @@ def known_conditions(net: Callable[..., Any]) -> list[str] | None:
     parameters = _parameters(net)
     if parameters is None or any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
         return None
-    return [one.name for one in parameters if one.name != FORM and one.kind is not Parameter.POSITIONAL_ONLY]
+    return [one.name for one in parameters if one.kind is not Parameter.POSITIONAL_ONLY]
 
 
 def needed_conditions(net: Callable[..., Any]) -> list[str]:
@@ -76,6 +76,7 @@ def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition
     names = [*conditions] or known_conditions(net)
     for name, value in values.items():
         if names is not None and name not in names:
+            names = [one for one in names if one != FORM]
             takes = known_names(name, names) if names else "it takes none"
             raise InputError(f"{name} is not a condition of the network: {takes}.")
         if value is None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.condition import CLASSES, count_rows, known_conditions, needed_conditions
+from nidiff.diffusion.condition import CLASSES, count_rows, needed_conditions
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, first_line, one_of, shown
@@ -129,8 +129,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         if check_number("guidance_scale", scale) == 1:
             return denoiser
         if not conditions:
-            names = ", ".join(denoiser.conditions or known_conditions(self.unet) or ()) or "none"
-            raise InputError(f"guidance_scale={scale} needs a condition: give one that the network takes ({names}).")
+            raise InputError(f"guidance_scale={scale} needs a condition: give class_labels, or what the network takes.")
         return denoiser.guided(scale, null=null, interval=interval)
 
     @classmethod
