@@ -26,11 +26,11 @@ MOST_CLASSES = 100_000
 KEPT_DIGITS = 7  # of a scaling: so that it is the same on every machine
 
 
-def variables_beside(labels: str | None, condition: str | None) -> tuple[str, ...]:
+def variables_beside(labels: object, condition: object) -> tuple[str, ...]:
     """The variables of a NetCDF, HDF5 or Zarr file that are labels or conditions, and so no channels of the data."""
-    found = [] if labels in (None, OWN) else [labels]
-    found += [] if condition is None else condition.split(",")
-    return tuple(name for name in found if name is not None and not _is_array(name))
+    found = [labels] if isinstance(labels, str) and labels != OWN else []
+    found += condition.split(",") if isinstance(condition, str) else []
+    return tuple(name for name in found if not _is_array(name))
 
 
 def with_labels(data: Dataset, labels: Any, name: str) -> Dataset:

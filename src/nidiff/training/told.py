@@ -19,7 +19,8 @@ def conditions_of(data: Dataset, dropout: float = 0.0) -> dict[str, Condition]:
     if data.conditions is not None:
         one = Condition(shape=tuple(data.conditions.shape[1:]), dropout=dropout)
         if (units := data.condition_scaling) is not None:
-            assert isinstance(units.scale, tuple) and isinstance(units.shift, tuple)
+            assert isinstance(units.scale, tuple)
+            assert isinstance(units.shift, tuple)
             one = one._replace(scale=units.scale, shift=units.shift)
         found[_name(data.conditions)] = one
     return found
