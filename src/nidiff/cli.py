@@ -109,15 +109,15 @@ def _plain_warnings() -> Iterator[None]:
     are."""
     ours, before, said = str(Path(nidiff.__file__).parent), warnings.showwarning, set[str]()
 
-    def show(message: Warning | str, category: type[Warning], filename: str, *rest: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if category is not UserWarning or not filename.startswith(ours):
-            before(message, category, filename, *rest)
+            before(message, category, filename, lineno, *rest)
         elif str(message) not in said:
             said.add(str(message))
             _stop(0, str(message))
 
     with warnings.catch_warnings():
-        warnings.showwarning = show
+        warnings.showwarning = show  # type: ignore[assignment]
         yield
 
 

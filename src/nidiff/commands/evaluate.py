@@ -22,6 +22,8 @@ class Evaluate:
 
     8-bit images: Fréchet distance, KID, precision, recall and spectrum. All other data: spectra by channel and axis,
     coherence of channels, distributions of values and increments, structure functions and spread, in their own units.
+    Of a model with classes and labelled images, also by class: the Fréchet distance, and the share of samples that a
+    classifier gives the class asked for. Samples of some classes are compared with real data of these classes.
     """
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
@@ -60,14 +62,15 @@ class Evaluate:
             file = path / "samples.npz"
             if not path.exists():  # nor may it be the name of a data set
                 raise InputError(f"path={str(path)!r} does not exist: give a run, a model, or samples.")
-            layout, source = self.comparing.layout, path
+            layout, source, classes = self.comparing.layout, path, None
             if file.exists():  # of nidiff sample, whatever the layout of the real data is
-                arrays = read_npz(file, ["arr_0"], "draw it again with nidiff sample")
+                arrays = read_npz(file, ["arr_0"], "draw it again with nidiff sample", optional=["classes"])
+                classes = arrays.get("classes")
                 layout, source = CHANNELS_LAST.get(arrays["arr_0"].ndim), file
             images = load_dataset(source.absolute(), scaling="none", layout=layout, memory_limit=None)
-            result = evaluate_images(images, name=path.name, **vars(self.comparing))
+            result = evaluate_images(images, name=path.name, classes=classes, **vars(self.comparing))
         if result is not None:
-            words = field_text(result) if result.details else text([result])
+            words = field_text(result) if "bands" in result.details else text([result])
             print(json.dumps(result.to_json(), indent=2) if self.json else words)
             for unit in () if self.json else ("bits", "nats"):
                 if fits(cost := result.provenance.get(f"gaussian_{unit}_per_dim"), float):

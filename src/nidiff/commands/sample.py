@@ -32,9 +32,9 @@ class Sample:
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the samples go; those of a model that ships by default to out/NAME/generated/…."""
     format: Annotated[str, arg(metavar="{npz,png,both,npy,netcdf,zarr,wav,gif}")] = "npz"
-    """In the units of the data: one samples.npz (arr_0 [N, *event, C], seeds and, if any, classes), a PNG per seed, or both; or the npz
-    and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for signals, or
-    a GIF per seed, for video. What is no picture is drawn in a PNG."""
+    """In the units of the data: one samples.npz (arr_0 [N, *event, C], seeds and any classes), a PNG per seed, or both;
+    or the npz and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for
+    signals, or a GIF per seed, for video. What is no picture is drawn in a PNG."""
     shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: the model's)")] = None
     """Sample on another grid over the same domain, of so many points along each axis."""
     rate: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: that of the data)")] = None

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,7 +31,7 @@ class Table:
     too."""
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
-    telling: Annotated[Telling, arg(name="")] = Telling()
+    telling: Annotated[Telling, arg(name="")] = field(default_factory=Telling)
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
     """Same as in nidiff sample."""
     num_steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
@@ -67,6 +67,7 @@ class Table:
         drawing = vars(self.drawing) | told | {"seeds": seeds}
         for model in models:  # all of them are checked before the first takes hours
             bench = open_bench(model.path, model=model, **vars(self.comparing))
+            bench = bench.of_classes(plan_job(model, **told).classes)
             bench.check(model.shape, len(seeds))
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
                 job = plan_job(model, sampler, num_steps, clip=self.drawing.clip, tile=self.drawing.tile, **told)

@@ -33,8 +33,8 @@ WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours
 
 
 def save_samples_figure(data: Tensor, grid: Grid, path: Path, columns: int | None = None) -> None:
-    """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, in so many ``columns``, anything
-    else as a figure.
+    """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, in so many
+    ``columns``, anything else as a figure.
 
     Without matplotlib there is no figure, which is said.
     """

@@ -3,8 +3,9 @@
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import nidiff
 from nidiff.covariance.spectral import Boundary, boundary_per_axis
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.grid import Grid
+from nidiff.data.sources import take
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import InputError
+from nidiff.evaluation.by_class import RIGHT, Classifier, check_classes, class_metrics, fit_classifier, share
 from nidiff.evaluation.cache import pixels_sha256, reference_features
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, load_field_features
 from nidiff.evaluation.field_metrics import FieldSet, band_tables, field_metrics, measure_fields
@@ -42,6 +45,23 @@ class Bench:
     network: FeatureNetwork
     k: int = 3
     bootstrap: int = 20
+    classes: Tensor | None = None
+    """[N], where the real images have them."""
+    asked: tuple[int, ...] = ()
+    """Those that are compared, each of which is then measured too."""
+    classifier: Callable[[], Classifier] | None = field(default=None, repr=False)
+    """Of all classes of the real images."""
+
+    def of_classes(self, asked: Sequence[int]) -> "Bench":
+        """The same with the real images of these classes only, if there are labels."""
+        asked = tuple(sorted({*asked}))
+        if self.classes is None or asked in ((), self.asked):
+            return self
+        check_classes(self.name, self.classes, asked)
+        rows = torch.isin(self.classes, torch.tensor(asked))
+        classifier = self.classifier or cache(partial(fit_classifier, self.pixels, self.classes))
+        own: dict[str, Any] = {"pixels": self.pixels[rows], "classes": self.classes[rows], "classifier": classifier}
+        return replace(self, asked=asked, **own)
 
     def check(self, shape: tuple[int, ...], num_generated: int) -> None:
         """Refuse images that cannot be compared, before they are drawn."""
@@ -57,7 +77,7 @@ class Bench:
     @property
     def labels(self) -> set[str]:
         """The names of the metrics."""
-        return {*by_label(self.network.name)}
+        return {*by_label(self.network.name), *([RIGHT] if self.asked else [])}
 
     def prepare(self) -> None:
         """Compute what is needed of the real images, and refuse them if that cannot be."""
@@ -91,14 +111,22 @@ class Bench:
         key, value, _ = mean_cost(gaussian, Dataset(self.pixels, scaling=scaling or PIXELS))
         return {f"gaussian_{key}": value}
 
-    def measured(self, asked: Result, generated: Tensor, features: Path | None = None) -> Result:
-        """``asked`` with the metrics of what was generated; its features are kept in the folder ``features``."""
-        return replace(asked, metrics=self.measure(generated, features))
+    def measured(
+        self, asked: Result, generated: Tensor, features: Path | None = None, classes: Tensor | None = None
+    ) -> Result:
+        """``asked`` with the metrics of what was generated; its features are kept in the folder ``features``.
 
-    def measure(self, generated: Tensor, features: Path | None = None) -> dict[str, Measured]:
-        """The metrics of uint8 images; their features are kept in the folder ``features``."""
+        Where ``classes`` [N] were asked for and the real images have them, those of each class are in its details.
+        """
         images = self._images(generated, "generated", features)
-        return measure(self.real, images, self.network.name, bootstrap=self.bootstrap)
+        metrics = measure(self.real, images, self.network.name, bootstrap=self.bootstrap)
+        if classes is None or self.classes is None or self.classifier is None:
+            return replace(asked, metrics=metrics)
+        classifier = self.classifier()
+        right, how = classifier.right(generated, classes), (self.network.name, self.bootstrap)
+        each = class_metrics(self.real, self.classes, images, classes, right, *how)
+        details = {"by_class": each, "classifier": classifier.accuracy}
+        return replace(asked, metrics=metrics | {RIGHT: share(right)}, details=details)
 
     def _images(self, pixels: Tensor, name: str, cache: Path | None = None) -> ImageSet:
         features = reference_features(pixels, self.network, name=name, cache=cache).features
@@ -121,7 +149,23 @@ class FieldBench:
     bootstrap: int = 20
     train: Dataset | None = None
     """What the model was trained on, if the real data are others."""
+    classes: Tensor | None = None
+    """[N], where the real data have them."""
+    asked: tuple[int, ...] = ()
     _floors: dict[int, dict[str, Measured]] = field(default_factory=dict, repr=False)
+
+    def of_classes(self, asked: Sequence[int]) -> "FieldBench":
+        """The same with the real data of these classes only, if there are labels."""
+        asked = tuple(sorted({*asked}))
+        if self.classes is None or asked in ((), self.asked):
+            return self
+        check_classes(self.name, self.classes, asked)
+        chosen, train = torch.tensor(asked), self.train
+        rows = torch.isin(self.classes, chosen)
+        if train is not None and train.labels is not None:
+            train = take(train, torch.isin(train.labels, chosen).nonzero()[:, 0])
+        own: dict[str, Any] = {"values": self.values[rows], "classes": self.classes[rows], "train": train}
+        return replace(self, asked=asked, _floors={}, **own)
 
     @property
     def labels(self) -> set[str]:
@@ -172,7 +216,9 @@ class FieldBench:
         key, value, _ = mean_cost(gaussian, data)
         return {f"gaussian_{key}": value}
 
-    def measured(self, asked: Result, generated: Tensor, features: Path | None = None) -> Result:
+    def measured(
+        self, asked: Result, generated: Tensor, features: Path | None = None, classes: Tensor | None = None
+    ) -> Result:
         found = self._set(generated)
         against = "the other half of the real data" if self.train is None else "training data"
         floor = {"floor": self.floor(len(generated)), "floor_of": against}
@@ -231,7 +277,8 @@ def open_bench(
             "efficientnet-lite0" if features is None else features, file=features_file, trust=trust_features
         )
         pixels = all_pixels(given)
-        return Bench(pixels[_rows(len(pixels), num_real)], train.name if train else "images", network, k, bootstrap)
+        rows, name = _rows(len(pixels), num_real), train.name if train else "images"
+        return Bench(pixels[rows], name, network, k, bootstrap, _classes(given, rows))
     real = train or Real(given if isinstance(given, Dataset) else Dataset(as_fields(given, "data")), "data", "given")
     if source is not None and split is None:
         real = source.held_out(train)
@@ -247,6 +294,7 @@ def open_bench(
         None if features is None else load_field_features(features, shape, trust=trust_features),
         bootstrap,
         train.data if train is not None and real is not train else None,
+        _classes(real.data, _rows(len(real.data), num_real)),
     )
 
 
@@ -276,6 +324,12 @@ def all_values(data: Any, count: int | None = None) -> Tensor:
         count = None
     values = as_fields(data, "data")
     return values[_rows(len(values), count)].float()
+
+
+def _classes(data: Any, rows: Tensor) -> Tensor | None:
+    """The labels of some of the items, where there are any."""
+    labels = data.labels if isinstance(data, Dataset) else None
+    return None if labels is None else labels[rows]
 
 
 def _rows(total: int, count: int | None) -> Tensor:

@@ -3,18 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from nidiff.data.dataset import Dataset
+from nidiff.errors import InputError
 from nidiff.evaluation.bench import Bench, FieldBench, all_pixels, all_values, open_bench
 from nidiff.evaluation.results import Result, known_results, remember
 from nidiff.files import as_path
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import run_job
 from nidiff.generation.opened import Model, cell_name, checked_seeds, open_model, plan_job, process_state
+from nidiff.generation.told import of_seeds
 from nidiff.notation import seeds_text
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def evaluate_cell(
@@ -27,6 +33,10 @@ def evaluate_cell(
     clip: float | None = None,
     batch: int = 128,
     tile: int | None = None,
+    classes: Sequence[int] | None = None,
+    guidance: float | None = None,
+    guidance_interval: Sequence[float] | None = None,
+    condition: Path | None = None,
     **settings: Any,
 ) -> Result | None:
     """Draw the items of ``seeds`` and compare them with real ones, as ``nidiff evaluate`` does.
@@ -39,17 +49,21 @@ def evaluate_cell(
         data: the real images: a `Bench`, or what `open_bench` takes, whose other arguments go in ``settings``
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
         sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture.
-        clip: as in ``nidiff sample``, and so are ``batch`` and ``tile``.
+        clip: as in ``nidiff sample``, and so are ``batch``, ``tile``, ``guidance`` and ``condition``.
+        classes: those of the seeds in turn; by default all that the model was trained with. They are compared with
+            real items of these classes, where the data have labels, and pictures of each class are measured too.
     """
     state, seeds = process_state(), checked_seeds(seeds)
     model = model if isinstance(model, Model) else open_model(as_path("model", model), state)
-    job = plan_job(model, sampler, num_steps, clip=clip, tile=tile)
+    telling: dict[str, Any] = {"guidance": guidance, "guidance_interval": guidance_interval, "condition": condition}
+    job = plan_job(model, sampler, num_steps, clip=clip, tile=tile, classes=classes, **telling)
     bench = data if isinstance(data, Bench | FieldBench) else open_bench(model.path, data, model=model, **settings)
+    bench = bench.of_classes(job.classes)
     bench.check(model.shape, len(seeds))
     provenance = bench.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
     if model.denoiser.gaussian is not None:
         provenance |= bench.baseline(model.denoiser.gaussian, model.denoiser.scaling)
-    settled = (job.sampler, job.num_steps, job.spacing, job.options, seeds_text(seeds), job.clip)
+    settled = (job.sampler, job.num_steps, job.spacing, job.options | job.told, seeds_text(seeds), job.clip)
     asked = Result(model.name, *settled, provenance=provenance)
     for known in known_results(model.home, model.sha256):
         # A metric may have been added since.
@@ -62,7 +76,8 @@ def evaluate_cell(
     run_job(model.denoiser, folder, seeds, batch=batch, state=state, title=title)
     result = None
     if state.is_main_process:
-        result = bench.measured(asked, folder.read(seeds), folder.path / "features")
+        drawn = of_seeds(job.classes, seeds) if job.classes else None
+        result = bench.measured(asked, folder.read(seeds), folder.path / "features", drawn)
         remember(model.home, result)
     state.wait_for_everyone()
     return result
@@ -73,15 +88,24 @@ def evaluate_images(
     data: Bench | FieldBench | Dataset | Tensor | str | None = None,
     *,
     name: str = "images",
+    classes: "Sequence[int] | NDArray[Any] | Tensor | None" = None,
     **settings: Any,
 ) -> Result | None:
-    """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept."""
+    """Compare images that are there already; the arguments are those of `evaluate_cell`, and nothing is kept.
+
+    ``classes`` are those of the images, one for each.
+    """
     state = process_state()
     bench = data if isinstance(data, Bench | FieldBench) else open_bench(as_path("name", name), data, **settings)
     generated = all_pixels(images) if isinstance(bench, Bench) else all_values(images)
+    given = None if classes is None else torch.as_tensor(classes)
+    if given is not None:
+        if given.shape != (len(generated),):
+            raise InputError(f"classes has shape {tuple(given.shape)} for {len(generated)} images: give one for each.")
+        bench = bench.of_classes(given.tolist())
     bench.check(tuple(generated.shape[1:]), len(generated))
     if not state.is_main_process:
         return None
     clip = 1.0 if isinstance(bench, Bench) else None  # nothing was drawn; 1.0 is what tables leave out
     asked = Result(name, "-", 0, clip=clip, provenance=bench.provenance(len(generated)))
-    return bench.measured(asked, generated)
+    return bench.measured(asked, generated, classes=given)

@@ -96,7 +96,9 @@ class Result:
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Of fields: "floor", the metrics of real data against real data, and "bands", the tables of the spectra."""
+    """Of fields: "floor", the metrics of real data against real data, and "bands", the tables of the spectra.
+    Of pictures with classes: "by_class", the metrics of each, and "classifier", the share of real images it names
+    correctly."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON with its own checksum; a number that is not finite is null."""

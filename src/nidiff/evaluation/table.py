@@ -13,13 +13,19 @@ from nidiff.aligned import aligned
 from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, one_line
 from nidiff.evaluation.seeds import Comparison, PairedTest
 from nidiff.model.card import escaped
+from nidiff.recipe import fits
 
 HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
-PAIRED = "Paired over seeds"
+PAIRED, BY_CLASS = "Paired over seeds", "By class"
+MOST_CLASSES = 20  # in a table
 FEW = 10  # trainings
 OVER_SEEDS = (
     "a ± b (samples ± c): mean a and standard deviation b over trainings that differ only in the seed; c is the mean "
     "error of one training over its samples."
+)
+RIGHT_CLASS = (
+    "right class: the share of samples that a small classifier, trained on the real images, gives the class asked for; "
+    "of real images that it was not trained on, {}."
 )
 
 
@@ -37,6 +43,8 @@ class Style(NamedTuple):
 def markdown(results: Sequence[Result], paired: Sequence[Comparison] = ()) -> str:
     """The table in Markdown: the best value of each metric and number of steps in bold."""
     parts = [_markdown(cells(results, MARKDOWN)), *notes(results, MARKDOWN)]
+    for rows in class_cells(results, MARKDOWN):
+        parts += [f"## {BY_CLASS}: {rows[0][0]}", _markdown(rows[1:])]
     if paired:
         parts += [f"## {PAIRED}", _markdown(paired_cells(paired, MARKDOWN)), *paired_notes(paired, MARKDOWN)]
     return "\n\n".join(parts) + "\n"
@@ -52,6 +60,8 @@ def latex(results: Sequence[Result], paired: Sequence[Comparison] = ()) -> str:
     """The table in LaTeX, which needs no packages: a float with its caption, the best values in bold."""
     caption = f"Quality of samples by number of steps. {' '.join(notes(results, LATEX))}"
     found = _latex(cells(results, LATEX), caption)
+    for rows in class_cells(results, LATEX):
+        found += _latex(rows[1:], f"{BY_CLASS}: {rows[0][0]}.")
     if paired:
         found += _latex(paired_cells(paired, LATEX), f"{PAIRED}. {' '.join(paired_notes(paired, LATEX))}")
     return found
@@ -73,6 +83,8 @@ def _latex(rows: Sequence[Sequence[str]], caption: str) -> str:
 def text(results: Sequence[Result], paired: Sequence[Comparison] = ()) -> str:
     """The table for a terminal, in ASCII."""
     parts = [aligned(cells(results, PLAIN)), *notes(results, PLAIN)]
+    for rows in class_cells(results, PLAIN):
+        parts += ["", f"{BY_CLASS}: {rows[0][0]}", aligned(rows[1:])]
     if paired:
         parts += ["", PAIRED, aligned(paired_cells(paired, PLAIN)), *paired_notes(paired, PLAIN)]
     return "\n".join(parts)
@@ -128,7 +140,28 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
     """Where the numbers come from: one sentence if it is the same for all, else one for each mark in the table."""
     found = [f"{mark} {source}".lstrip() for source, mark in _marks(results).items()]
     grouped = any(one.over is not None for result in results for one in result.metrics.values())
-    return [style.escape(note) for note in (*found, *([OVER_SEEDS] if grouped else []))]
+    known = {share for result in results if fits(share := result.details.get("classifier"), float)}
+    named = [RIGHT_CLASS.format(", ".join(f"{share:.1%}" for share in sorted(known)))] if known else []
+    return [style.escape(note) for note in (*found, *named, *([OVER_SEEDS] if grouped else []))]
+
+
+def class_cells(results: Sequence[Result], style: Style) -> list[list[list[str]]]:
+    """A table for each metric that was measured of each class, with a column for each: its title, head and rows."""
+    told = [result for result in results if isinstance(result.details.get("by_class"), Mapping)]
+    classes = sorted({one for result in told for one in result.details["by_class"]}, key=int)
+    metrics = dict.fromkeys(name for result in told for one in result.details["by_class"].values() for name in one)
+    if not told or len(classes) > MOST_CLASSES:  # more are in JSON
+        return []
+    tables = []
+    for metric in metrics:
+        rows = [[style.escape(metric)], ["run", "sampler", "steps", *classes]]
+        for result in told:
+            row = [style.escape(result.run), style.escape(result.sampler_text), str(result.num_steps)]
+            found = [result.details["by_class"].get(one, {}).get(metric) for one in classes]
+            numbers = [NOT_MEASURED if one is None else Measured(one["value"], one["error"]) for one in found]
+            rows.append([*row, *(number(one, style) for one in numbers)])
+        tables.append(rows)
+    return tables
 
 
 def paired_cells(paired: Sequence[Comparison], style: Style) -> list[list[str]]:

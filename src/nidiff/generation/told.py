@@ -5,6 +5,7 @@ Both are functions of the seed alone, so that a seed stays an image, whatever th
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,5 +169,5 @@ def rows_digest(rows: Mapping[str, Tensor]) -> str:
 
 def classes_text(classes: Sequence[int]) -> str:
     """Classes as they are written: 0-9, or 3,1,2 where they do not rise."""
-    rises = all(a < b for a, b in zip(classes, classes[1:], strict=False))
+    rises = all(a < b for a, b in pairwise(classes))
     return seeds_text(classes) if rises else ",".join(map(str, classes))
