@@ -44,7 +44,7 @@ class Denoise:
             raise InputError("give one of noise=, the noise that the file has, and add_noise=, what is to be added.")
         model, plan = flags.open(self.model)
         if self.noise is not None:
-            level, own = noise_level(self.noise, model, flags.units), {"noise": self.noise}
+            level, own = noise_level(self.noise, model, flags.units), {"noise": float(self.noise)}
         else:
             level, own = noise_level(self.add_noise or 0.0, model, "model", "add_noise"), {"add_noise": self.add_noise}
         items = flags.load(self.file, model, model.shape)
