@@ -168,8 +168,8 @@ class Experiment:
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
     def load_data(self, **options: Any) -> "Dataset":
-        """The data, with ``options`` for the other arguments of `load_dataset`, such as split; with labels and condition
-        only if they are variables of the same file, which are then no channels."""
+        """The data, with ``options`` for the other arguments of `load_dataset`, such as split. They have labels and
+        conditions only if these are variables of the same file, which are then no channels."""
         from nidiff.data.beside import variables_beside
         from nidiff.data.load import load_dataset
         from nidiff.data.science import is_science
