@@ -15,6 +15,7 @@ from diffusers.training_utils import EMAModel
 from timing import Row, compare, interleave, log, report, summary, warn_if_busy
 
 from nidiff.data.load import load_dataset
+from nidiff.memory import keep_freed_memory
 from nidiff.model.network import unet2d
 from nidiff.training.experiment import Experiment
 from nidiff.training.loop import Trainer, build, step_batches, train_step
@@ -124,9 +125,10 @@ def main() -> None:
     )
     theirs = plain_loop(experiment)  # first: ours changes how the process keeps memory
     log("building ours")
+    keep_freed_memory()  # as the command does
     trainer = build(experiment)
     times = interleave({OURS: our_loop(trainer), THEIRS: theirs}, options.rounds)
-    title = f"training, batch {experiment.batch_size}, {trainer.images.shape}, ours in {trainer.experiment.precision}"
+    title = f"training, batch {experiment.batch_size}, {trainer.data.shape}, ours in {trainer.experiment.precision}"
     rows = [compare(times, THEIRS, OURS, note="bound: at least 1.5"), outside_share(trainer, options.rounds)]
     report({title: rows}, as_json=options.json)
 

@@ -254,6 +254,7 @@ def test_variables_of_a_science_file(tmp_path):
             "co2": (("time",), random.normal(400, 9, 12)),
             "month": (("time",), np.arange(12)),
             "mask": (("lat", "lon"), np.ones((4, 8), "f4")),
+            "season": (("time",), np.array(["dry", "wet", "dry"] * 4, dtype=object)),
         }
     )
     table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
@@ -273,6 +274,10 @@ def test_variables_of_a_science_file(tmp_path):
     table.drop_vars(["low", "mask"]).to_netcdf(tmp_path / "b.nc", engine="h5netcdf")
     rest = nidiff.load_dataset(tmp_path / "b.nc", condition="orography", progress=False)
     assert rest.grid.channels == ("t",)  # a condition is no channel
+    own = Experiment(data=str(tmp_path / "b.nc"), condition="orography", labels="gone.npy")
+    assert own.load_data().grid.channels == ("t",)  # nor where the data are only compared with
+    seasons = opened(variables=("t",), labels="season")
+    assert (seasons.class_names, seasons.labels[:3].tolist()) == (("dry", "wet"), [0, 1, 0])
     for wrong, match in {"nothing": "condition.*co2", "mask": "condition.*time", "co2,low": "condition.*shape"}.items():
         with pytest.raises(nidiff.InputError, match=match):
             opened(variables=("t",), condition=wrong)

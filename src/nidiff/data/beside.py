@@ -58,9 +58,10 @@ OTHERS = "give other labels, or leave those items out"
 
 def _as_classes(labels: str, values: "NDArray[Any]") -> tuple[Tensor, tuple[str, ...]]:
     """Labels as whole numbers from 0, and the names of the classes if they are words, which are sorted."""
-    if values.dtype.kind in "USb":
-        words = values.astype(str)
-        names, numbers = np.unique(words, return_inverse=True)
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind in "Ub" or (values.dtype.kind == "O" and all(isinstance(one, str) for one in values)):
+        names, numbers = np.unique(values.astype(str), return_inverse=True)
         found, classes = torch.from_numpy(numbers.reshape(-1)).long(), tuple(map(str, names))
     elif values.dtype.kind in "iuf":
         whole = np.isfinite(values) & (values == np.floor(values))

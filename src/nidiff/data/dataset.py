@@ -69,7 +69,7 @@ class Dataset:
         if self.grid is None:
             object.__setattr__(self, "grid", Grid.usual(self.shape, dtype if dtype in WHOLE else "float32"))
         if self.num_classes is None and self.labels is not None and len(self.labels):
-            object.__setattr__(self, "num_classes", int(self.labels.max()) + 1)
+            object.__setattr__(self, "num_classes", len(self.class_names) or int(self.labels.max()) + 1)
 
     def __len__(self) -> int:
         return len(self.values)

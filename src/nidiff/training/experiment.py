@@ -69,7 +69,7 @@ class Experiment:
     numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
     condition: str | None = None
     """Train with numbers or fields that are known of each item: an .npy or .npz file [N, P], or [N, C, *event] on the
-    grid of the data or a coarser one; or variables of the NetCDF, HDF5 or Zarr file, as a,b."""
+    grid of the data or a coarser one, or variables of the NetCDF, HDF5 or Zarr file, joined by commas."""
     condition_dropout: float = 0.1
     """The share of images whose label and condition are left out, so that samples can be guided; 0: of none."""
     flip: bool = False
@@ -168,11 +168,17 @@ class Experiment:
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
     def load_data(self, **options: Any) -> "Dataset":
-        """The data, with ``options`` for the other arguments of `load_dataset`, such as split, or labels and condition,
-        which only training needs."""
+        """The data, with ``options`` for the other arguments of `load_dataset`, such as split. They have labels and
+        conditions only if these are variables of the same file, which are then no channels."""
+        from nidiff.data.beside import variables_beside
         from nidiff.data.load import load_dataset
+        from nidiff.data.science import is_science
 
-        return load_dataset(self.data, **{**{name: getattr(self, name) for name in READING}, **options})
+        own = {name: getattr(self, name) for name in READING}
+        if is_science(Path(self.data)):
+            beside = {"labels": self.labels, "condition": self.condition}
+            own |= {name: value for name, value in beside.items() if variables_beside(value, None)}
+        return load_dataset(self.data, **{**own, **options})
 
     def build_covariance(self, images: "Dataset") -> "Covariance":
         """Σ over the axes of an item; ``from_data`` is fitted to (at most 10,000 of) the items."""

@@ -26,7 +26,6 @@ from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
 from nidiff.diffusion.roughness import roughness
 from nidiff.errors import InputError, Interrupted, one_of
-from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
 from nidiff.progress import progress_bar
 from nidiff.randomness import random_index, uniform
@@ -86,7 +85,6 @@ def build(
     experiment = experiment.resolved()
     one_of("weighting", experiment.weighting, WEIGHTINGS)
     check_sampling(experiment)
-    keep_freed_memory()
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
     accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
