@@ -66,6 +66,9 @@ from .interop.pipeline import NonIsotropicPipeline as NonIsotropicPipeline
 from .interop.scheduler import NonIsotropicScheduler as NonIsotropicScheduler
 from .interop.whitened import Whitened as Whitened
 from .interop.whitened import whitened as whitened
+from .inverse import operators as operators
+from .inverse.observation import Observation as Observation
+from .inverse.posterior import posterior as posterior
 from .model.folder import load_model as load_model
 from .model.folder import save_model as save_model
 from .model.unet import FieldUNet as FieldUNet

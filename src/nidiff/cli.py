@@ -19,12 +19,14 @@ import tyro
 import nidiff
 from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
+from nidiff.commands.denoise import Denoise
 from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.likelihood import Likelihood
 from nidiff.commands.models import Models
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
+from nidiff.commands.restore import Restore
 from nidiff.commands.sample import Sample
 from nidiff.commands.sweep import Sweep
 from nidiff.commands.table import Table
@@ -46,7 +48,23 @@ class Command(Protocol):
     def run(self) -> None: ...
 
 
-ALL = (Calibrate, Demo, Design, Evaluate, Likelihood, Models, Noise, Report, Sample, Sweep, Table, Train, Verify)
+ALL = (
+    Calibrate,
+    Demo,
+    Denoise,
+    Design,
+    Evaluate,
+    Likelihood,
+    Models,
+    Noise,
+    Report,
+    Restore,
+    Sample,
+    Sweep,
+    Table,
+    Train,
+    Verify,
+)
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in ALL}
 
 

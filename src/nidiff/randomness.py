@@ -76,6 +76,17 @@ def random_index(
     return index if device is None else index.to(device)
 
 
+def uniform(batch: int, generator: Generators = None, *, device: torch.device | str | None = None) -> Tensor:
+    """``batch`` numbers, uniform on [0, 1)."""
+    _check_generators(generator, (check_whole("batch", batch, 0, MOST_IMAGES),))
+    if isinstance(generator, Sequence):
+        numbers = torch.cat([torch.rand(1, generator=g, device=g.device) for g in generator])
+    else:
+        source = device if generator is None else generator.device
+        numbers = torch.rand(batch, generator=generator, device=source)
+    return numbers if device is None else numbers.to(device)
+
+
 def _check_generators(generator: Generators, shape: Sequence[int]) -> None:
     if generator is None or isinstance(generator, torch.Generator):
         return

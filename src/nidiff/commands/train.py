@@ -171,9 +171,11 @@ def _facts(trainer: "Trainer") -> dict[str, Any]:
     """What came of the settings, for people to read; they must not change when a run is resumed."""
     from nidiff.training.identity import data_checksum
 
+    told = {name: one.classes or list(one.shape) for name, one in trainer.denoiser.conditions.items()}
     return {
         "images": len(trainer.data),
         "image_shape": list(trainer.data.shape),
+        **({"conditions": told} if told else {}),
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
         "data_checksum": data_checksum(trainer.data),
     }

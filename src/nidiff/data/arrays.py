@@ -47,6 +47,19 @@ def open_array(file: Path, reading: Reading) -> Dataset:
     return Dataset(values, grid=Grid(layout.axes, dtype=dtype.name))
 
 
+def read_array(file: Path, argument: str) -> "NDArray[Any]":
+    """The array of an .npy or .npz file that ``argument`` names, as it is stored."""
+    try:
+        array = _member_of_npz(file, ()) if file.suffix.lower() == ".npz" else _mapped(file)
+        require_memory(f"{argument}={str(file)!r} of shape {array.shape}", 2.0 * array.nbytes, "give fewer items")
+        return np.array(array)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
+        problem = f"{argument}={str(file)!r} cannot be read as an array ({first_line(error)})"
+        raise InputError(f"{problem}: write it with numpy.save, without objects.") from error
+
+
 class Npy:
     """An .npy file whose items come first, one after the other. It is read, not mapped: a mapped file that is cut
     short ends the process."""

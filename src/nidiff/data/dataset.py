@@ -52,6 +52,15 @@ class Dataset:
     """Names, units and coordinates."""
     along: "Along | None" = None
     """The name and the coordinates [N] of the sample axis, where there are any: the times, or the names of files."""
+    conditions: Tensor | None = None
+    """[N, P], numbers, or [N, C', *event], fields on the grid of the data: float32 of mean 0 and standard deviation 1,
+    where they are asked for."""
+    condition_scaling: Scaling | None = None
+    """Between the units of the conditions and those of the model."""
+    class_names: tuple[str, ...] = ()
+    """What the classes 0, 1, … are called, where they have names."""
+    num_classes: int | None = None
+    """How many classes all of the data have, also where these are a part of them. By default, as the labels say."""
 
     def __post_init__(self) -> None:
         dtype = str(self.values.dtype).removeprefix("torch.")
@@ -59,6 +68,8 @@ class Dataset:
             object.__setattr__(self, "scaling", WHOLE.get(dtype, Scaling(1.0)))
         if self.grid is None:
             object.__setattr__(self, "grid", Grid.usual(self.shape, dtype if dtype in WHOLE else "float32"))
+        if self.num_classes is None and self.labels is not None and len(self.labels):
+            object.__setattr__(self, "num_classes", int(self.labels.max()) + 1)
 
     def __len__(self) -> int:
         return len(self.values)

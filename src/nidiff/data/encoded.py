@@ -51,6 +51,8 @@ class Reading:
     layout: str | None = None
     variables: tuple[str, ...] = ()
     sample_axis: str | None = None
+    beside: tuple[str, ...] = ()
+    """Variables that are no channels, since they are labels or conditions."""
 
     def __post_init__(self) -> None:
         if self.layout is not None:

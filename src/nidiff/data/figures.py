@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_VOLUMES, MOST_VIDEOS, MOST_FRAMES = 4, 5, 9, 3, 5, 8
 MOST_POINTS = 512  # along an axis of a panel; of more, every second, third, … is drawn
-BLUE = "#0072b2"
+BLUE, UNKNOWN = "#0072b2", "0.55"  # lines, missing values
 SMALL, USUAL = 8, 10  # points, of letters
 OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
 WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
@@ -81,7 +81,8 @@ def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
     colour_maps, tiles = require("matplotlib").colormaps, []
     for plane, one in zip(values, scale, strict=True):
         look = _colours(one)
-        tiles.append(colour_maps[look["cmap"]](look["norm"](plane), bytes=True)[..., :3])
+        colours = colour_maps[look["cmap"]].with_extremes(bad=UNKNOWN)
+        tiles.append(colours(look["norm"](np.ma.masked_invalid(plane)), bytes=True)[..., :3])
     film, _ = _mosaic(np.stack(tiles)[None] / 255.0)
     return Image.fromarray((255 * film).round().astype(np.uint8))
 

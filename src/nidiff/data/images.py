@@ -1,6 +1,7 @@
 """Folders of images, of videos as frames, and arrays, as a data set."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,8 +47,9 @@ def open_images(path: str | Path, reading: Reading) -> Dataset:
     if {*layout.event} != {"H", "W"}:
         problem = f"layout={layout.letters!r} does not fit the images of path={str(path)!r}"
         raise InputError(f"{problem}: leave it out, or give NTHWC if each subfolder has the frames of a video.")
-    pixels, _, skipped = read_encoded([Encoded(str(file), file) for file in files], reading)
-    return Dataset(pixels, skipped=skipped)
+    pixels, rows, skipped = read_encoded([Encoded(str(file), file) for file in files], reading)
+    labels, names = _subfolders(path, [files[row] for row in rows])
+    return Dataset(pixels, labels, skipped=skipped, class_names=names)
 
 
 def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
@@ -57,6 +59,16 @@ def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     except OSError as error:
         raise InputError(f"path={str(folder)!r} cannot be read ({error.strerror}): give another folder.") from error
     return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+
+
+def _subfolders(path: Path, files: Sequence[Path]) -> tuple[Tensor | None, tuple[str, ...]]:
+    """The subfolder of each file as its class, in the order of their names; none if some file is in no subfolder."""
+    inside = [file.relative_to(path).parts for file in files]
+    if any(len(parts) == 1 for parts in inside):
+        return None, ()
+    names = sorted({parts[0] for parts in inside})
+    numbers = {name: number for number, name in enumerate(names)}
+    return torch.tensor([numbers[parts[0]] for parts in inside]), tuple(names)
 
 
 class Clips:

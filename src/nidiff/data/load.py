@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from nidiff.data.beside import variables_beside, with_conditions, with_labels
 from nidiff.data.dataset import Dataset
 from nidiff.data.encoded import MEMORY_LIMIT, Encoded, Reading, Size, read_encoded
 from nidiff.data.images import files_of, fit_pixels, open_images
@@ -40,6 +41,8 @@ def load_dataset(
     scaling: str | Sequence[str] | Scaling = "auto",
     missing: str | float = "refuse",
     held_out: str | float | None = None,
+    labels: str | Path | None = None,
+    condition: str | Path | None = None,
     memory_limit: int | None = MEMORY_LIMIT,
     progress: bool = True,
 ) -> Dataset:
@@ -65,11 +68,20 @@ def load_dataset(
             number in the units of the data.
         held_out: the fraction of the items, or the range of their coordinate, such as time=2010-01-01:, that is the
             "test" part.
+        labels: the class of each item, as ``.labels``: "data" (the data set's own, or the subfolders of a folder), an
+            .npy or .npz file [N] of whole numbers from 0 or of words, which are sorted, or a variable of the NetCDF,
+            HDF5 or Zarr file. Default: the data set's own, if it has any.
+        condition: what else is known of each item, as ``.conditions``: an .npy or .npz file [N, P] of numbers or
+            [N, C, *event] of fields, on the grid of the data or on one whose sizes divide those; or variables of the
+            NetCDF, HDF5 or Zarr file, as "a,b". They get mean 0 and standard deviation 1 per channel over the training
+            part.
         memory_limit: more bytes than this are read batch by batch. None: no limit.
         progress: show bars on a terminal.
     """
     given = tuple(variables) if isinstance(variables, list | tuple) else variables
-    reading = Reading(size, channels, skip_corrupt, memory_limit, progress, layout, given, sample_axis)  # type: ignore[arg-type]
+    labels, condition = (str(one) if isinstance(one, Path) else one for one in (labels, condition))
+    beside = variables_beside(labels, condition)
+    reading = Reading(size, channels, skip_corrupt, memory_limit, progress, layout, given, sample_axis, beside)  # type: ignore[arg-type]
     check_kinds(load_dataset, {"skip_corrupt": skip_corrupt, "progress": progress})
     if not isinstance(split, str):
         raise InputError(f"split={shown(split)} must be a name, such as 'train'.")
@@ -78,11 +90,15 @@ def load_dataset(
     if not (isinstance(name, str) and (name in DATASETS or name.startswith("hf:"))):
         name = str(as_path("name", name))
     data = _open(name, split, data_dir, reading, held_out is not None)
+    if labels is not None:
+        data = with_labels(data, labels, name)
+    if condition is not None and held_out is None and split != "train":
+        raise InputError(f"condition={condition!r} belongs to the training part of {name!r}: leave split out.")
     own_split = name in DATASETS and split != "train" and not isinstance(scaling, Scaling)
     if own_split and any(rule.kind in FITTED for rule in as_rules(scaling, data)):  # it is fitted to the training part
         train = _open(name, "train", data_dir, reading, False)
         scaling = _finished(train, name, "train", None, scaling, as_missing(missing), progress).scaling
-    return _finished(data, name, split, held_out, scaling, as_missing(missing), progress)
+    return _finished(data, name, split, held_out, scaling, as_missing(missing), progress, condition)
 
 
 def _open(name: str, split: str, data_dir: Path | None, reading: Reading, is_split: bool) -> Dataset:
@@ -137,11 +153,20 @@ def _open_path(path: Path, reading: Reading) -> Dataset:
 
 
 def _finished(
-    data: Dataset, name: str, split: str, held_out: object, scaling: object, missing: str | float, progress: bool
+    data: Dataset,
+    name: str,
+    split: str,
+    held_out: object,
+    scaling: object,
+    missing: str | float,
+    progress: bool,
+    condition: str | None = None,
 ) -> Dataset:
     """The part that is asked for, without missing values, and with the scaling of the training part."""
     is_test = torch.zeros(len(data), dtype=torch.bool) if held_out is None else held_out_rows(data, held_out)
     train, test = (chosen.nonzero()[:, 0] for chosen in (~is_test, is_test))
+    if condition is not None:
+        data = with_conditions(data, condition, name, train)
     rules = [] if isinstance(scaling, Scaling) else as_rules(scaling, data)
     values, refusing, found = data.values, Cleaning(f"path={name!r}", data.grid, data.along), None
     if missing != MEAN:
@@ -176,4 +201,7 @@ def _load_hub(name: str, split: str, reading: Reading) -> Dataset:
     files = [Encoded(f"{name}[{row}]", partial(file, row)) for row in range(len(images))]
     pixels, rows, skipped = read_encoded(files, reading)
     has_labels = isinstance(table.features.get("label"), datasets.ClassLabel)
-    return Dataset(pixels, torch.tensor(table["label"])[rows] if has_labels else None, skipped)
+    labels = torch.tensor(table["label"])[rows] if has_labels else None
+    return Dataset(
+        pixels, labels, skipped=skipped, class_names=tuple(table.features["label"].names) if has_labels else ()
+    )

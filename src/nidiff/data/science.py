@@ -61,7 +61,7 @@ def open_science(path: Path, reading: Reading) -> Dataset:
     """
     argument = f"path={str(path)!r}"
     table = _opened(path, argument)
-    names = _variables(table, argument, reading.variables)
+    names = _variables(table, argument, reading.variables, reading.beside)
     dims, sample, channel = _axes(table[names[0]], argument, reading)
     if channel is not None and len(names) > 1:
         raise InputError(f"layout={reading.layout!r} has C, and so has one variable: name one with variables=.")
@@ -88,6 +88,30 @@ def open_science(path: Path, reading: Reading) -> Dataset:
     if values is not source:
         table.close()
     return Dataset(values, grid=grid, along=along)
+
+
+def read_variables(
+    path: Path, argument: str, names: Sequence[str], sample: str, event: Sequence[str]
+) -> "list[NDArray[Any]]":
+    """Variables that belong to the items along the axis ``sample``, which comes first; then the axes in the order of
+    ``event``, or as in the file if they are others."""
+    table = _opened(path, f"path={str(path)!r}")
+    found = []
+    with table:
+        for name in names:
+            one = table[one_of(argument, name, map(str, table.variables))]
+            dims = [str(dim) for dim in one.dims if dim != sample]
+            if len(dims) == len(one.dims):
+                raise InputError(
+                    f"{argument}={name!r} is not over {sample!r}, the axis of the items: choose one that is."
+                )
+            if {*dims} == {*event}:
+                dims = [*event]
+            size = prod(one.shape) * one.dtype.itemsize
+            require_memory(f"{argument}={name!r} of shape {one.shape}", 2.0 * size, "give fewer items")
+            with Watched.now(_watched_file(path)).reading():
+                found.append(np.asarray(one.transpose(sample, *dims).values))
+    return found
 
 
 class Fields:
@@ -224,12 +248,13 @@ def _is_numbers(dtype: Any) -> bool:
     return dtype.kind == "f" or (dtype.kind == "u" and dtype.itemsize <= 2)
 
 
-def _variables(table: Any, argument: str, asked: tuple[str, ...]) -> list[str]:
+def _variables(table: Any, argument: str, asked: tuple[str, ...], beside: tuple[str, ...]) -> list[str]:
     if asked:
         if len({*asked}) < len(asked):
             raise InputError(f"variables={asked} names one twice: leave one out.")
         return [one_of("variables", name, map(str, table.data_vars)) for name in asked]
-    found = [str(name) for name, one in table.data_vars.items() if _is_numbers(one.dtype) and one.ndim >= 2]
+    known = {str(name): one for name, one in table.data_vars.items() if name not in beside}
+    found = [name for name, one in known.items() if _is_numbers(one.dtype) and one.ndim >= 2]
     if not found:
         held = {str(name): f"{one.dtype} {one.shape}" for name, one in table.data_vars.items()}
         raise InputError(

@@ -41,7 +41,8 @@ def take(data: Dataset, rows: Tensor) -> Dataset:
     """The data set of some rows."""
     values = data.values[rows] if isinstance(data.values, Tensor) else Rows(data.values, rows)
     along = None if data.along is None else (data.along[0], data.along[1][rows.numpy()])
-    return replace(data, values=values, labels=None if data.labels is None else data.labels[rows], along=along)
+    labels, conditions = (None if one is None else one[rows] for one in (data.labels, data.conditions))
+    return replace(data, values=values, labels=labels, conditions=conditions, along=along)
 
 
 def blocks(rows: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:

@@ -92,14 +92,14 @@ def load_turbulence(split: str, data_dir: Path | None = None, progress: bool = T
     """float32 [N, 1, 64, 64]: vorticity of forced turbulence on a periodic square, N = 6,400 to train and 1,600 to test
     by other simulations (see `turbulent_vorticity`: 50 snapshots of each of 16 and 4, in eight copies).
 
-    They are computed once, in minutes, and kept in ``data_dir`` or the cache folder. The seeds are fixed, but
-    turbulence is chaotic: another processor rounds differently, and has other fields of the same law.
+    They are computed once, in about half a minute, and kept in ``data_dir`` or the cache folder. The seeds are fixed,
+    but turbulence is chaotic: another processor rounds differently, and has other fields of the same law.
     """
     folder = cache_folder() if data_dir is None else Path(data_dir)
     file = folder / f"turbulence-{one_of('split', split, SEEDS)}.npz"
     if not file.is_file():
         with writing("data_dir", folder):
-            folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be is refused before minutes of computing
+            folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be is refused before they are computed
         made = turbulent_vorticity(
             MEMBERS[split],
             SNAPSHOTS,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from nidiff.errors import InputError, known_names, one_of, shown
 from nidiff.recipe import is_number
 
 CLASSES = "class_labels"  # what diffusers' networks and ours call the class
+FORM = "return_dict"  # of diffusers' networks: how they answer, which is no condition
+PARAMETERS, FIELDS = "parameters", "fields"  # what our networks call numbers, and fields on the grid of x
 
 
 class Condition(NamedTuple):
@@ -28,23 +31,44 @@ class Condition(NamedTuple):
     """What says that it is not given; None: NaN."""
     dropout: float = 0.0
     """The share of rows that it was left out of in training: without any, the network does not know null."""
+    scale: tuple[float, ...] = ()
+    """Of numbers, one per channel: in the units of the data they are scale · value + shift; empty: 1."""
+    shift: tuple[float, ...] = ()
+    """See ``scale``; empty: 0."""
 
     @property
-    def absent(self) -> float:
-        """null, as the network is given it."""
-        return math.nan if self.null is None else self.null
+    def absent(self) -> float | Tensor:
+        """null, as the network is given it: numbers of this ``shape``, NaN alone, or a class."""
+        if self.null is None:
+            return math.nan
+        return torch.full((1, *self.shape), float(self.null)) if self.shape else self.null
 
 
 def known_conditions(net: Callable[..., Any]) -> list[str] | None:
     """The names of what ``net(x, label, …)`` takes beside x and the label; None if it takes any."""
+    parameters = _parameters(net)
+    if parameters is None or any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
+        return None
+    return [one.name for one in parameters if one.kind is not Parameter.POSITIONAL_ONLY]
+
+
+def needed_conditions(net: Callable[..., Any]) -> list[str]:
+    """The names of those that ``net`` cannot be called without."""
+    named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+    names = [one.name for one in _parameters(net) or () if one.default is Parameter.empty and one.kind in named]
+    config = getattr(net, "config", None)
+    if isinstance(config, Mapping) and any(config.get(key) for key in ("num_class_embeds", "class_embed_type")):
+        names.append(CLASSES)  # by default None, which diffusers' networks of classes refuse
+    return names
+
+
+def _parameters(net: Callable[..., Any]) -> list[Parameter] | None:
+    """Those of ``net(x, label, …)`` after the label; None if they are not known."""
     function = net.forward if isinstance(net, torch.nn.Module) else net
     try:
-        parameters = [*signature(function).parameters.values()]
+        return [*signature(function).parameters.values()][2:]
     except ValueError:  # a function written in C
         return None
-    if any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
-        return None
-    return [one.name for one in parameters[2:] if one.kind is not Parameter.POSITIONAL_ONLY]
 
 
 def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> None:
@@ -52,6 +76,7 @@ def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition
     names = [*conditions] or known_conditions(net)
     for name, value in values.items():
         if names is not None and name not in names:
+            names = [one for one in names if one != FORM]
             takes = known_names(name, names) if names else "it takes none"
             raise InputError(f"{name} is not a condition of the network: {takes}.")
         if value is None:
@@ -95,9 +120,7 @@ def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torc
 
     Floats have the dtype of the network.
     """
-    several = isinstance(value, list | tuple) and value and all(map(is_number, value))
-    if several or is_number(value) or (isinstance(value, float) and math.isnan(value)):
-        value = torch.tensor(value)
+    value = _numbers(value)
     if not isinstance(value, Tensor):
         return value
     value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
@@ -108,8 +131,22 @@ def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torc
     return value.expand(count, *value.shape[1:])
 
 
+def _numbers(value: Any) -> Any:
+    """Numbers as a tensor; anything else as it is."""
+    several = isinstance(value, list | tuple | range) and value and all(map(is_number, value))
+    one = is_number(value) or (isinstance(value, float) and math.isnan(value))
+    return torch.as_tensor(value) if several or one or isinstance(value, np.ndarray) else value
+
+
+def count_rows(value: Any) -> int:
+    """For how many images a condition is: 1 where it is for all."""
+    value = _numbers(value)
+    return len(value) if isinstance(value, Tensor) and value.ndim else 1
+
+
 def take_rows(value: Any, index: Tensor) -> Any:
     """The rows of some of the images; what has one row for all stays."""
+    value = _numbers(value)
     return value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim and len(value) > 1 else value
 
 
@@ -124,7 +161,8 @@ def as_conditions(conditions: Any) -> dict[str, Condition]:
         if isinstance(one, Mapping):
             for key in one:
                 one_of(f"a key of conditions[{name!r}]", key, Condition._fields)
-            one = Condition(**{**one, "shape": tuple(one.get("shape", ()))})
+            lists = {key: tuple(value) for key, value in one.items() if isinstance(value, list)}
+            one = Condition(**{**one, **lists})
         if not isinstance(one, Condition) or not _is_sound(one):
             raise InputError(f"conditions[{name!r}]={shown(one)} is not a nidiff.Condition: give its kind.")
         found[str(name)] = one
@@ -132,5 +170,9 @@ def as_conditions(conditions: Any) -> dict[str, Condition]:
 
 
 def _is_sound(one: Condition) -> bool:
+    if not all(isinstance(each, tuple) for each in (one.shape, one.scale, one.shift)):
+        return False
     wholes = all(isinstance(n, int) and not isinstance(n, bool) for n in (*one.shape, one.classes or 1, one.null or 0))
+    if not all(map(is_number, (*one.scale, *one.shift))) or len(one.scale) != len(one.shift) or 0 in one.scale:
+        return False
     return wholes and (one.classes is None or one.classes > 0) and is_number(one.dropout) and 0 <= one.dropout <= 1

@@ -1,6 +1,7 @@
 """The hub: every sampler, loss and likelihood meets a network only as x̂0 = denoiser(x, level)."""
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import torch
@@ -167,7 +168,7 @@ class Denoiser(torch.nn.Module):
         Of a condition that is not given the network is told null, where the denoiser knows it.
         """
         check_conditions(self.net, self.conditions, conditions)
-        return self._with(bound={**self.bound, **conditions})
+        return self._told({**self.bound, **conditions})
 
     def guided(
         self,
@@ -193,12 +194,22 @@ class Denoiser(torch.nn.Module):
         return self._with(corrections=(*self.corrections, correction))
 
     def for_images(self, index: Tensor) -> "Denoiser":
-        """The same for some of the images [B] that its conditions are for."""
-        return self._with(bound={name: take_rows(value, index) for name, value in self.bound.items()})
+        """The same for some of the images [B] that its conditions and observations are for."""
+        corrections = [one.for_images(index) if hasattr(one, "for_images") else one for one in self.corrections]
+        bound = {name: take_rows(value, index) for name, value in self.bound.items()}
+        return self._with(bound=bound, corrections=corrections)
 
     def silenced(self) -> "Denoiser":
         """The same with a network that says 0."""
         return self._with(net=silent, sees="x")
+
+    def _told(self, bound: Mapping[str, Any]) -> "Denoiser":
+        """The same with other conditions. All else is shared and was checked: a training step does this too."""
+        if self.corrections:  # which are bound to the conditions
+            return self._with(bound=bound)
+        other = copy(self)
+        other.bound = dict(bound)
+        return other
 
     def _with(self, **changes: Any) -> "Denoiser":
         own = {name: getattr(self, name) for name in OWN}

@@ -8,12 +8,13 @@ with and without the condition c, so Σ, x and the level fall out of the differe
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from nidiff.diffusion.condition import take_rows
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, shown
 from nidiff.recipe import check_number, is_number
@@ -34,6 +35,9 @@ class Guidance:
     def bind(self, denoiser: "Denoiser") -> "Estimate":
         told = denoiser.clipped(None)  # the sum is clipped, not its parts
         return partial(self._estimate, told, told.given(**self.null))
+
+    def for_images(self, index: Tensor) -> "Guidance":
+        return replace(self, null={name: take_rows(value, index) for name, value in self.null.items()})
 
     def _estimate(self, told: "Denoiser", free: "Denoiser", x: Tensor, level: Level) -> Tensor:
         low, high = (level.label, level.label) if self.interval is None else self.interval

@@ -36,15 +36,15 @@ class FlowNetwork(torch.nn.Module):
         _time_shift("scheduler", self.schedule)
         self.covariance = None if covariance is None else as_covariance(covariance)
 
-    def forward(self, x: Tensor, label: Tensor) -> Tensor:
-        """What the network says at 1000 · sigma of the row ``label``."""
+    def forward(self, x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
+        """What the network says at 1000 · sigma of the row ``label``, told ``conditions``."""
         label, count = label.double().cpu(), len(self.schedule)
         # Theirs ends at 1, of which our last row is a hair short.
         sigma = torch.where(label == count - 1, 1.0, self.schedule.level(label).sigma)
         timestep = (count * sigma).to(x.device, torch.float32)
         if self.covariance is None:
-            return as_tensor(self.unet(x, timestep))
-        return self.covariance.sqrt(as_tensor(self.unet(self.covariance.inv_sqrt(x), timestep)))
+            return as_tensor(self.unet(x, timestep, **conditions))
+        return self.covariance.sqrt(as_tensor(self.unet(self.covariance.inv_sqrt(x), timestep, **conditions)))
 
 
 def flow_scheduler(schedule: Schedule) -> FlowMatchEulerDiscreteScheduler:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from safetensors import SafetensorError
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.denoiser import as_tensor
+from nidiff.diffusion.condition import CLASSES, count_rows, needed_conditions
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, first_line, one_of, shown
 from nidiff.evaluation.results import known_results
@@ -27,7 +28,7 @@ from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
 from nidiff.model.network import NETWORKS, OWN, load_network
 from nidiff.model.zoo import find_model, zoo_models
 from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.recipe import check_whole
+from nidiff.recipe import check_number, check_whole
 from nidiff.sampling.sampler import SAMPLERS, default_steps
 
 # What is fetched from the Hub: never a program.
@@ -56,7 +57,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
     @torch.no_grad()
     def __call__(
         self,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         generator: Generators = None,
         num_inference_steps: int | None = None,
         output_type: str = "pil",
@@ -64,22 +65,39 @@ class NonIsotropicPipeline(DiffusionPipeline):
         *,
         eta: float = 0.0,
         seeds: Sequence[int] | None = None,
+        class_labels: Any = None,
+        guidance_scale: float = 1.0,
+        null: Mapping[str, Any] | None = None,
+        interval: tuple[float, float] | None = None,
+        **conditions: Any,
     ) -> ImagePipelineOutput | tuple[Any]:
         """Images in [0, 1].
 
         Args:
+            batch_size: default, as many as there are seeds or rows of a condition, or 1.
             generator: one for the batch, or a list of one per image.
             num_inference_steps: default, that of `nidiff.sample` for the same algorithm: 20, 10 for angles, and all
                 levels for ddpm.
-            output_type: "pil", "np" [B, H, W, C] or "pt" [B, C, H, W].
+            output_type: "pil", "np" [B, H, W, C], "pt" [B, C, H, W], or "latent": as "pt", but what the network makes
+                itself, neither clipped nor moved from [−1, 1] to [0, 1].
             eta: of algorithm "ddim".
             seeds: instead of a generator, one seed per image: the images of `nidiff.sample` with these seeds.
+            class_labels: one per image, or one for all; like ``conditions``, whatever else the network takes beside x
+                and the level (encoder_hidden_states, …), as in `nidiff.Denoiser.given`.
+            guidance_scale: of classifier-free guidance, x̂0(null) + guidance_scale (x̂0(conditions) − x̂0(null)): 1 is
+                none. The formula of diffusers' pipelines; ``null`` and ``interval`` are those of `Denoiser.guided`.
         """
-        one_of("output_type", output_type, ("pil", "np", "pt"))
+        one_of("output_type", output_type, ("pil", "np", "pt", "latent"))
         self._check_own()
-        batch_size = check_whole("batch_size", batch_size)
+        if class_labels is not None:
+            conditions[CLASSES] = class_labels
+        denoiser = self._told(conditions, guidance_scale, null, interval)
         if seeds is not None:
             seeds = list(seeds) if isinstance(seeds, Iterable) else []
+        if batch_size is None:
+            batch_size = len(seeds or ()) or max(map(count_rows, conditions.values()), default=1)
+        batch_size = check_whole("batch_size", batch_size)
+        if seeds is not None:
             if generator is not None or len(seeds) != batch_size:
                 raise InputError(f"seeds has {len(seeds)} entries: give batch_size={batch_size}, and no generator.")
             generator = generators_from_seeds(seeds)
@@ -90,15 +108,29 @@ class NonIsotropicPipeline(DiffusionPipeline):
         self.scheduler.set_timesteps(num_inference_steps, device)
         images = self.scheduler.init_noise((batch_size, *self._image_shape), generator, device, dtype)
         for t in self.progress_bar(self.scheduler.timesteps):
-            output = as_tensor(self.unet(self.scheduler.scale_model_input(images, t), t.expand(batch_size)))
-            images = self.scheduler.step(output, t, images, generator, return_dict=False, eta=eta)[0]
-        result: Any = (images / 2 + 0.5).clamp(0, 1)
-        if output_type != "pt":
+            images = self.scheduler.step_with(denoiser, t, images, generator, return_dict=False, eta=eta)[0]
+        result: Any = images if output_type == "latent" else (images / 2 + 0.5).clamp(0, 1)
+        if output_type in ("pil", "np"):
             result = result.cpu().float().movedim(1, -1).numpy()
         if output_type == "pil":
             result = self.numpy_to_pil(result)
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=result) if return_dict else (result,)
+
+    def _told(self, conditions: Mapping[str, Any], scale: float, null: Any, interval: Any) -> Denoiser:
+        """The model as a denoiser, told the conditions and guided."""
+        denoiser = self.scheduler.denoiser(self.unet).given(**conditions)
+        if missing := [
+            name for name in needed_conditions(self.unet) if name not in {**denoiser.conditions, **conditions}
+        ]:
+            raise InputError(
+                f"{missing[0]} is missing, which the network needs: give one row per image, or one for all."
+            )
+        if check_number("guidance_scale", scale) == 1:
+            return denoiser
+        if not conditions:
+            raise InputError(f"guidance_scale={scale} needs a condition: give class_labels, or what the network takes.")
+        return denoiser.guided(scale, null=null, interval=interval)
 
     @classmethod
     def from_pretrained(

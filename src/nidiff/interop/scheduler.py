@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nidiff.covariance.config import SCHEDULER, Config, as_covariance, save_arrays
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
@@ -320,9 +320,43 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             variance_noise: **white** noise to use instead.
             eta: of ddim, from 0 (deterministic) to 1 (ddpm).
         """
-        index = self._index(timestep)
         self._check("sample", sample)
         self._check("model_output", model_output, sample)
+        output = model_output.to(torch.promote_types(sample.dtype, torch.float32))
+        answered = self._model.silenced().with_net(lambda x, label, **told: output)
+        result = self._step(answered, timestep, sample, generator, variance_noise, eta)
+        return DDPMSchedulerOutput(*result) if return_dict else result
+
+    def step_with(
+        self,
+        denoiser: Denoiser,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: Generators = None,
+        variance_noise: Tensor | None = None,
+        return_dict: bool = True,
+        *,
+        eta: float = 0.0,
+    ) -> DDPMSchedulerOutput | tuple[Tensor, Tensor]:
+        """The same, by what a ``denoiser`` says at ``sample``: `denoiser` of this scheduler, with conditions, guidance
+        or an observation (`nidiff.Denoiser.given`, `guided`, `nidiff.posterior`)."""
+        check_denoiser(denoiser)
+        if denoiser.process is not self.process:
+            raise InputError("denoiser has another process: make it of the network by scheduler.denoiser(net).")
+        self._check("sample", sample)
+        result = self._step(denoiser, timestep, sample, generator, variance_noise, eta)
+        return DDPMSchedulerOutput(*result) if return_dict else result
+
+    def _step(
+        self,
+        denoiser: Denoiser,
+        timestep: int | Tensor,
+        sample: Tensor,
+        generator: Generators,
+        variance_noise: Tensor | None,
+        eta: float,
+    ) -> tuple[Tensor, Tensor]:
+        index = self._index(timestep)
         _check_generator(generator)
         if variance_noise is not None:
             self._check("variance_noise", variance_noise, sample)
@@ -334,7 +368,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if eta and algorithm != "ddim":
             raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
         work = torch.promote_types(sample.dtype, torch.float32)
-        here, x, output = self._levels[index], sample.to(work), model_output.to(work)
+        here, x = self._levels[index], sample.to(work)
         if index == 0 and self._from_prior and self.process.schedule.forgets:
             _warn_if_white(self.process, x)
 
@@ -343,7 +377,6 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
                 return self.covariance.sqrt(variance_noise.to(x))
             return self.process.noise(x.shape, generator, dtype=work, device=x.device)
 
-        denoiser = self._model.silenced().with_net(lambda x, label, **told: output)  # it has answered already
         x0 = denoiser(x, here)
         sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._levels), Past(here, x0, x)
         if last and not sampler.finishes:
@@ -354,8 +387,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             there = CLEAN if last else self._levels[index + 1]
             x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
         self._past = index, seen, x.detach()
-        result = x.to(sample.dtype), x0.to(sample.dtype)
-        return DDPMSchedulerOutput(*result) if return_dict else result
+        return x.to(sample.dtype), x0.to(sample.dtype)
 
     def _previous(self, index: int, x: Tensor) -> Past | None:
         """What the last step saw if x came from it, up to rounding: not for another batch, or another start."""
@@ -402,7 +434,7 @@ def _warn_if_white(process: Process, x: Tensor) -> None:
         warnings.warn(
             f"The initial sample is not N(0, Σ) with Σ = {process.covariance!r}, so the images will not be the "
             "model's: draw it by scheduler.init_noise(shape), or use nidiff.interop.NonIsotropicPipeline.",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -24,6 +24,13 @@ WEIGHTS = {UNET: "diffusion_pytorch_model.safetensors", OWN: "weights.safetensor
 PART = re.compile(r"diffusion_pytorch_model-(\d{5})-of-(\d{5})\.safetensors")  # of a large one
 FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 AGAIN = "copy it again from where the model was saved"
+# What a builder is told by other settings than network=, and what helps if it does not take it.
+SAID = {"both": "sees", "num_classes": "labels", "num_parameters": "condition", "condition_channels": "condition"}
+REMEDIES = {
+    "num_classes": "let its builder take it, or use network='unet'",
+    "num_parameters": "use network='unet'",
+    "condition_channels": "use network='unet'",
+}
 
 
 def build_network(
@@ -39,11 +46,13 @@ def build_network(
     the one called ``auto``.
 
     ``boundary``, ``both`` and ``sizes`` (widths, layers, attention, dropout) are given to a builder that takes them; a
-    key in ``text`` wins. With ``both`` the network must take twice the channels.
+    key in ``text`` wins. With ``both`` the network must take twice the channels. It must also take what is given of
+    num_classes, num_parameters and condition_channels.
     """
     name, own = parse_call("network", text)
-    if "both" in own:
-        raise InputError(f"network={shown(text)}: whether it takes both is said by sees: leave both out.")
+    for key, said_by in SAID.items():
+        if key in own and (key == "both" or sizes.get(key)):
+            raise InputError(f"network={shown(text)}: {key} is said by {said_by}: leave it out there.")
     name = auto if name == "auto" else name
     parameters = signature(BUILDERS[one_of("network", name, BUILDERS)]).parameters
     any_key = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
@@ -51,6 +60,9 @@ def build_network(
     taken = {key: value for key, value in offered.items() if value is not None and (any_key or key in parameters)}
     if both and "both" not in taken:
         raise InputError(f"network={name!r} does not take twice the channels, which sees='both' needs: use x or z.")
+    for key, use in REMEDIES.items():
+        if sizes.get(key) and key not in taken:
+            raise InputError(f"network={name!r} takes no {key}, which {SAID[key]} needs: {use}.")
     net = call("network", name, taken | own, BUILDERS, tuple(shape))
     if not isinstance(net, Module):
         raise InputError(f"network={name!r} made a {type(net).__name__}: let it return a torch.nn.Module.")
@@ -68,6 +80,8 @@ def unet(
     boundary: str | Sequence[str] = "fixed",
     factorised: bool = False,
     num_classes: int | None = None,
+    num_parameters: int | None = None,
+    condition_channels: int = 0,
     both: bool = False,
 ) -> Module:
     """A `FieldUNet` for data [C, *event] with one, two or three event axes, which says what the arguments are.
@@ -89,6 +103,8 @@ def unet(
         dropout=dropout,
         num_classes=num_classes,
         factorised=factorised,
+        num_parameters=num_parameters,
+        condition_channels=condition_channels,
     )
 
 
@@ -99,13 +115,15 @@ def unet2d(
     layers: int = 2,
     attention: Sequence[int] = (1,),
     dropout: float = 0.0,
+    num_classes: int | None = None,
     both: bool = False,
 ) -> Module:
     """diffusers' UNet2DModel for images [C, H, W]: one resolution per width, each half the one before, ``layers``
     blocks per resolution and self-attention at the resolutions listed in ``attention`` (0 is the full one).
 
-    widths (128, 256, 256, 256), layers 2, attention (1,) is DDPM's CIFAR-10 network (35.7M parameters). With ``both``
-    it takes twice the channels, for a denoiser whose network sees "both".
+    widths (128, 256, 256, 256), layers 2, attention (1,) is DDPM's CIFAR-10 network (35.7M parameters). With
+    ``num_classes`` it needs class_labels, 0 … num_classes − 1, or num_classes for no class. With ``both`` it takes
+    twice the channels, for a denoiser whose network sees "both".
     """
     from diffusers import UNet2DModel
 
@@ -134,8 +152,15 @@ def unet2d(
         norm_num_groups=norm_groups(widths),
         attention_head_dim=None,
         dropout=dropout,
+        num_class_embeds=None if num_classes is None else check_whole("num_classes", num_classes) + 1,
     )
     return network
+
+
+def null_class(net: Module, classes: int) -> int:
+    """What says "no class" to a network of so many classes: diffusers' have one more for it; to others it is −1."""
+    config = getattr(net, "config", None)
+    return classes if isinstance(config, Mapping) and config.get("num_class_embeds") is not None else -1
 
 
 def save_network(net: Module, folder: Path) -> None:
@@ -228,8 +253,25 @@ def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
     """Call a network that has no numbers: some arguments are not looked at before it is used."""
     size, axes = arguments.get("sample_size"), max(weight.ndim for weight in sketch.parameters()) - 2
     sizes = size if isinstance(size, list) else [size] * axes
-    if size is not None:
-        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), torch.zeros(1, device="meta"))
+    if size is not None and (told := _conditions(arguments)) is not None:
+        label = torch.zeros(1, device="meta")
+        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), label, **told)
+
+
+def _conditions(arguments: Mapping[str, Any]) -> dict[str, Tensor] | None:
+    """What a network of diffusers must be told, for one image, without numbers; None if it is not one that we know."""
+    told = {}
+    if arguments.get("num_class_embeds") is not None or arguments.get("class_embed_type") == "timestep":
+        told["class_labels"] = torch.zeros(1, dtype=torch.long, device="meta")
+    if (width := arguments.get("encoder_hid_dim") or arguments.get("cross_attention_dim")) is not None:
+        width = width[0] if isinstance(width, list) else width
+        told["encoder_hidden_states"] = torch.empty(1, 1, width, device="meta")
+    others = (
+        arguments.get("class_embed_type") not in (None, "timestep"),
+        arguments.get("addition_embed_type") is not None,
+        arguments.get("encoder_hid_dim_type") not in (None, "text_proj"),
+    )
+    return None if any(others) else told
 
 
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
@@ -306,6 +348,7 @@ def library(net: Module) -> str | None:
 NETWORKS: dict[str, Any] = {
     "FieldUNet": "nidiff.model.unet",
     "UNet2DModel": "diffusers",
+    "UNet2DConditionModel": "diffusers",
     "UNet1DModel": "diffusers",
 }
 

@@ -21,7 +21,7 @@ MOST_LAYERS = 100
 
 
 class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
-    """A U-Net of fields [B, C, *event] with one, two or three axes: ``net(x, label, class_labels=None)`` is a tensor.
+    """A U-Net of fields [B, C, *event] with one, two or three axes: ``net(x, label)`` is a tensor.
 
     One resolution per width, each half the one before; ``layers`` residual blocks per resolution on the way down, as
     many on the way up, and two between. The output is 0 before training. It may be called at other sizes than
@@ -40,6 +40,9 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
             "fixed" (it is 0 outside), one word or one per axis.
         dropout: Dropout in the blocks.
         num_classes: Makes ``class_labels`` known, 0 … num_classes − 1; −1, like None, is no class.
+        num_parameters: P, makes ``parameters`` [B, P] known, numbers of about mean 0 and variance 1; NaN, like None,
+            is one that is not known.
+        condition_channels: C', makes ``fields`` [B, C', *event] known, on the grid of x; NaN, like None, is not known.
         factorised: For video, whose first axis is time: every convolution is one over space and then one over time,
             and only space is halved.
     """
@@ -58,6 +61,8 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         dropout: float = 0.0,
         num_classes: int | None = None,
         factorised: bool = False,
+        num_parameters: int | None = None,
+        condition_channels: int = 0,
     ) -> None:
         super().__init__()
         size = tuple(check_whole("sample_size", n) for n in _listed("sample_size", sample_size))
@@ -92,7 +97,13 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         resize = CONVOLUTIONS[axes - 1]
         self.level: Any = nn.Sequential(nn.Linear(widths[0], embedded), nn.SiLU(), nn.Linear(embedded, embedded))
         self.classes = None if num_classes is None else nn.Embedding(check_whole("num_classes", num_classes), embedded)
-        self.first = conv(in_channels * volume, widths[0])
+        self.numbers: Any = None
+        if num_parameters is not None:  # each with a flag that says whether it is known
+            inputs = 2 * check_whole("num_parameters", num_parameters)
+            self.numbers = nn.Sequential(nn.Linear(inputs, embedded), nn.SiLU(), nn.Linear(embedded, embedded))
+        told = check_whole("condition_channels", condition_channels, 0)
+        seen = in_channels + told + (told > 0)  # and where they are known
+        self.first = conv(seen * volume, widths[0])
         self.down: Any = nn.ModuleList()
         self.up: Any = nn.ModuleList()
         self.halve, self.enlarge = nn.ModuleList(), nn.ModuleList()
@@ -109,8 +120,16 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         self.norm = nn.GroupNorm(groups, widths[0])
         self.last = _zeroed(conv(widths[0], out_channels * volume))
 
-    def forward(self, x: Tensor, label: Tensor | float, class_labels: Tensor | None = None) -> Tensor:
-        """What the network says of the noisy fields ``x`` at the levels ``label``, one for all or one per field."""
+    def forward(
+        self,
+        x: Tensor,
+        label: Tensor | float,
+        class_labels: Tensor | None = None,
+        parameters: Tensor | None = None,
+        fields: Tensor | None = None,
+    ) -> Tensor:
+        """What the network says of the noisy fields ``x`` at the levels ``label``, one for all or one per field, and of
+        the conditions that it was built for."""
         if x.ndim != 2 + len(self.patch):
             raise InputError(
                 f"x has shape {tuple(x.shape)}: give a batch [B, C, *event] of {len(self.patch)} event axes."
@@ -118,8 +137,8 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         check_divided("x", x.shape[2:], self.multiples)
         if x.shape[1] != self.config["in_channels"]:
             raise InputError(f"x has {x.shape[1]} channels, and the network takes {self.config['in_channels']}.")
-        embedding = self._embedding(x, label, class_labels)
-        x = self.first(to_channels(x, self.patch))
+        embedding = self._embedding(x, label, class_labels, parameters)
+        x = self.first(to_channels(self._beside(x, fields), self.patch))
         skips = []
         for depth, blocks in enumerate(self.down):
             if depth:
@@ -136,8 +155,20 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
                 x = F.interpolate(self.enlarge[depth - 1](x), scale_factor=self.strides, mode="nearest")
         return to_neighbours(self.last(F.silu(self.norm(x))), self.patch)
 
-    def _embedding(self, x: Tensor, label: Tensor | float, class_labels: Tensor | None) -> Tensor:
-        """What the blocks are told: the level, as sines and cosines as in diffusers' U-Nets, and the class."""
+    def _beside(self, x: Tensor, fields: Tensor | None) -> Tensor:
+        """x, the fields of the condition, 0 where one of them is NaN, and 1 where none is, as channels."""
+        told = self.config["condition_channels"]
+        if not told:
+            if fields is not None:
+                raise InputError("fields are given to a network that knows none: build it with condition_channels.")
+            return x
+        known = x.new_full((), math.nan) if fields is None else fields
+        return torch.cat([x, *_without_nan("fields", known, x, (told, *x.shape[2:]), together=True)], 1)
+
+    def _embedding(
+        self, x: Tensor, label: Tensor | float, class_labels: Tensor | None, parameters: Tensor | None
+    ) -> Tensor:
+        """What the blocks are told: the level, as sines and cosines as in diffusers' U-Nets, the class and numbers."""
         labels = torch.as_tensor(label, device=x.device).expand(len(x))
         waves = get_timestep_embedding(labels, self.level[0].in_features, True, 0)
         embedding: Tensor = self.level(waves.to(x.dtype))
@@ -151,6 +182,12 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
             if looks and bool((classes >= known).any()):
                 raise InputError(f"class_labels must be below {known}, the number of classes; -1 is no class.")
             embedding = embedding + self.classes(classes.clamp(min=0)) * (classes >= 0)[:, None]
+        if parameters is not None and self.numbers is None:
+            raise InputError("parameters are given to a network that knows none: build it with num_parameters.")
+        if self.numbers is not None:
+            count = self.numbers[0].in_features // 2
+            numbers = x.new_full((), math.nan) if parameters is None else parameters
+            embedding = embedding + self.numbers(torch.cat([*_without_nan("parameters", numbers, x, (count,))], 1))
         return F.silu(embedding)
 
 
@@ -214,6 +251,24 @@ class Padded(nn.Module):
             start, end = x.narrow(axis, 0, 1), x.narrow(axis, -1, 1)
             x = torch.cat([end, x, start] if kind == "periodic" else [start, x, end], axis)
         return x
+
+
+def _without_nan(
+    name: str, values: Tensor, x: Tensor, shape: Sequence[int], together: bool = False
+) -> tuple[Tensor, Tensor]:
+    """A condition [B, *shape] of x with 0 for NaN, and 1 where it is not NaN; ``together``: where no channel is."""
+    values = torch.as_tensor(values, device=x.device).to(x.dtype)
+    if values.ndim < 2 and (not values.ndim or len(shape) > 1 or shape[0] > 1):
+        values = values.reshape(-1, *[1] * len(shape))  # one number for all, as NaN for none
+    elif values.ndim < 2:
+        values = values[:, None]
+    whole = (len(x), *shape)
+    if values.ndim != len(whole) or any(n not in (1, m) for n, m in zip(values.shape, whole, strict=True)):
+        raise InputError(f"{name} has shape {tuple(values.shape)}: the network takes {whole}.")
+    values = values.expand(whole)
+    known = ~values.isnan()
+    known = known.all(1, keepdim=True) if together else known
+    return torch.where(known, values, 0.0), known.to(x.dtype)
 
 
 def _convolution(inputs: int, outputs: int, kinds: Sequence[str], factorised: bool) -> nn.Module:

@@ -22,6 +22,7 @@ from nidiff.sampling.ancestral import ancestral, churn, ddim
 from nidiff.sampling.angle import angle, angle_2m, angle_rows, known_gaussian
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.planning import planned_rows
+from nidiff.sampling.repaint import repaint
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
 from nidiff.sampling.spacing import FROM_DATA, SPACINGS, check_count, checked_rows, spaced_rows
 from nidiff.sampling.step import Chain, Sampler, Spacing, Step, walk
@@ -221,7 +222,7 @@ def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> list
     """
     if isinstance(denoiser, Denoiser):  # else `sample` says so
         denoiser.check_levels(torch.float32)
-        denoiser = denoiser.silenced()
+        denoiser = denoiser.silenced().for_images(torch.tensor([0], device="cpu"))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         image = sample(denoiser, (1, *check_sizes(shape)), seeds=[0], device="cpu", **arguments)
@@ -312,4 +313,5 @@ SAMPLERS: dict[str, Sampler] = {
     "als": Sampler(als, settles=True),
     "cas": Sampler(cas),
     "pc": Sampler(predictor_corrector),
+    "repaint": Sampler(repaint, num_steps=100),
 }

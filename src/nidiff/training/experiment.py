@@ -7,7 +7,7 @@ import dataclasses
 import math
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import chain
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from nidiff.covariance.operator import Covariance
     from nidiff.data.dataset import Dataset
+    from nidiff.diffusion.condition import Condition
     from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.diffusion.schedule import Schedule
 
@@ -63,6 +64,14 @@ class Experiment:
     held_out: str | None = None
     """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
     such as time=2010-01-01: or item=0:99."""
+    labels: str | None = None
+    """Train with classes: data (those of the data set, or the subfolders of a folder), an .npy or .npz file of whole
+    numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
+    condition: str | None = None
+    """Train with numbers or fields that are known of each item: an .npy or .npz file [N, P], or [N, C, *event] on the
+    grid of the data or a coarser one; or variables of the NetCDF, HDF5 or Zarr file, as a,b."""
+    condition_dropout: float = 0.1
+    """The share of images whose label and condition are left out, so that samples can be guided; 0: of none."""
     flip: bool = False
     """Mirror half of the images at random."""
 
@@ -148,8 +157,8 @@ class Experiment:
                     raise InputError(f"{name}={shown(value)} must be at least {low} and {limit}.")
         if not (is_number(self.learning_rate) and self.learning_rate > 0 and self.gradient_clip > 0):
             raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
-        for name in ("data", "covariance", "schedule", "gaussian", "sampler"):
-            if not getattr(self, name):
+        for name in ("data", "covariance", "schedule", "gaussian", "sampler", "labels", "condition"):
+            if getattr(self, name) is not None and not getattr(self, name):
                 raise InputError(f"{name} is empty: give one, or leave it out.")
         if len(self.widths) > MOST_WIDTHS:
             raise InputError(f"widths has {len(self.widths)} numbers: give at most {MOST_WIDTHS}.")
@@ -159,7 +168,8 @@ class Experiment:
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
     def load_data(self, **options: Any) -> "Dataset":
-        """The data, with ``options`` for the other arguments of `load_dataset`, such as split."""
+        """The data, with ``options`` for the other arguments of `load_dataset`, such as split, or labels and condition,
+        which only training needs."""
         from nidiff.data.load import load_dataset
 
         return load_dataset(self.data, **{**{name: getattr(self, name) for name in READING}, **options})
@@ -223,12 +233,23 @@ class Experiment:
         by_sampler = sampler.finishes or sampler.start == "gaussian" or sampler.spacing in FROM_DATA
         return by_sampler or parse_call("schedule", self.schedule)[0] == "designed"
 
-    def build_network(self, shape: Sequence[int], dtype: str = "uint8") -> "Module":
-        """The network for items of ``shape`` [C, *event] whose numbers are of that type in files."""
+    def build_network(
+        self, shape: Sequence[int], dtype: str = "uint8", told: "Mapping[str, Condition] | None" = None
+    ) -> "Module":
+        """The network for items of ``shape`` [C, *event] whose numbers are of that type in files, and for the
+        conditions that it is ``told``."""
+        from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
         from nidiff.model.network import build_network
 
-        auto = "unet2d" if len(shape) == 3 and dtype != "float32" else "unet"
+        told = told or {}
+        is_picture = len(shape) == 3 and dtype != "float32" and {*told} <= {CLASSES}
+        auto = "unet2d" if is_picture else "unet"
         sizes = {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
+        if CLASSES in told:
+            sizes["num_classes"] = told[CLASSES].classes
+        for name, key in {PARAMETERS: "num_parameters", FIELDS: "condition_channels"}.items():
+            if name in told:
+                sizes[key] = told[name].shape[0]
         boundary = None if self.boundary is None else self.boundary.split("/")
         return build_network(self.network, shape, auto=auto, boundary=boundary, both=self.sees == "both", **sizes)
 
@@ -355,6 +376,9 @@ BEFORE = {
     "scaling": ("none",),  # floats were in [-1, 1]
     "missing": "refuse",
     "held_out": None,
+    "labels": None,
+    "condition": None,
+    "condition_dropout": 0.1,
 }
 # The fields that are arguments of `load_dataset`.
 READING = (
@@ -378,7 +402,7 @@ RANGES = (
     (0, LARGEST, SIZES),
     (1, MOST_LAYERS, ("layers",)),
     (0, math.inf, ("weight_decay",)),
-    (0, 1, ("ema_decay", "dropout")),
+    (0, 1, ("ema_decay", "dropout", "condition_dropout")),
 )
 PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
 

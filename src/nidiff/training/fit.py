@@ -1,7 +1,6 @@
 """Refuse a run that no machine could do, before the data are read and before anything large is asked for."""
 
 import math
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import check_boundary, white_in
 from nidiff.data.dataset import Dataset
+from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel
@@ -18,8 +18,10 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.errors import InputError
 from nidiff.memory import require_memory
+from nidiff.model.network import null_class
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.experiment import Experiment
+from nidiff.training.told import conditions_of
 
 SMALL = (2, 2)
 CLIP = 1.0  # of models whose data are whole numbers: they are in [-1, 1]
@@ -43,7 +45,7 @@ def check_sampling(experiment: Experiment) -> None:
 
 
 def make_denoiser(
-    net: Callable[..., Any],
+    net: Any,
     experiment: Experiment,
     covariance: Covariance,
     gaussian: GaussianModel | None,
@@ -58,13 +60,17 @@ def make_denoiser(
     sees = None if experiment.sees == "auto" else experiment.sees
     scaling, range_is_known = (PIXELS, True) if data is None else (data.scaling, data.has_known_range)
     options: Any = {"clip": CLIP if range_is_known else None, "scaling": scaling, "gaussian": gaussian, "sees": sees}
+    if data is not None and (told := conditions_of(data, experiment.condition_dropout)):
+        if CLASSES in told:
+            told[CLASSES] = told[CLASSES]._replace(null=null_class(net, told[CLASSES].classes or 0))
+        options["conditions"] = told
     return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
 
 
-def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int, dtype: str = "uint8") -> None:
-    """Refuse a network, a batch or a grid of samples that cannot fit in memory; ``shape`` is that of an item, whose
-    numbers are of type ``dtype`` in files."""
-    parameters = _parameters(experiment, shape, dtype)
+def check_size(experiment: Experiment, data: Dataset, per_pass: int) -> None:
+    """Refuse a network, a batch or a grid of samples of the data that cannot fit in memory."""
+    shape = data.shape
+    parameters = _parameters(experiment, data)
     widths = f"widths={experiment.widths} with layers={experiment.layers}"
     require_memory(widths, BYTES * parameters, "use a smaller network")
     # The least that one image costs: itself, its noise, both together and the output, and the first activations.
@@ -76,11 +82,12 @@ def check_size(experiment: Experiment, shape: Sequence[int], per_pass: int, dtyp
     require_memory(samples, experiment.num_samples * (image + max(PICTURE, pixels)), "draw fewer samples")
 
 
-def _parameters(experiment: Experiment, shape: Sequence[int], dtype: str) -> float:
+def _parameters(experiment: Experiment, data: Dataset) -> float:
     """The number of parameters of the network, which is built without memory for them."""
     try:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in experiment.build_network(shape, dtype).parameters())
+            net = experiment.build_network(data.shape, data.grid.dtype, conditions_of(data))
+            return sum(parameter.numel() for parameter in net.parameters())
     except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
         return math.inf
 

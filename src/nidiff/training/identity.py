@@ -23,6 +23,7 @@ PARTS = {
     "data": "the data",
     "network": "the network, or the version of diffusers that builds it",
 }
+LATER = {"num_parameters": None, "condition_channels": 0}
 SPREAD = 64  # images that stand for data which do not fit in memory
 
 
@@ -61,9 +62,11 @@ def process_digest(config: Mapping[str, Any]) -> str:
 
 
 def data_digest(images: Dataset) -> str:
-    """The digest of all pixels if they are in memory, else of a few images spread over the data."""
+    """The digest of all pixels if they are in memory, else of a few images spread over the data, and of all labels and
+    conditions, where there are any."""
     pixels = images.values if isinstance(images.values, Tensor) else _spread(images)
-    return digest([len(images), list(images.shape), _array_digest(pixels)])
+    told = [_array_digest(one) for one in (images.labels, images.conditions) if one is not None]
+    return digest([len(images), list(images.shape), _array_digest(pixels), *told])
 
 
 def data_checksum(images: Dataset) -> str:
@@ -74,6 +77,8 @@ def data_checksum(images: Dataset) -> str:
 def network_digest(net: torch.nn.Module) -> str:
     """The digest of its class, its configuration if it is one of diffusers', and the shapes of its parameters."""
     config = {key: value for key, value in getattr(net, "config", {}).items() if not key.startswith("_")}
+    # What networks of earlier versions did not have is left out where they are as those were.
+    config = {key: value for key, value in config.items() if key not in LATER or value != LATER[key]}
     shapes = {name: [str(value.dtype), list(value.shape)] for name, value in net.named_parameters()}
     return digest([type(net).__name__, config, shapes])
 

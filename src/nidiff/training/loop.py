@@ -2,6 +2,7 @@
 stopped and resumed."""
 
 import contextlib
+import dataclasses
 import itertools
 import signal
 import time
@@ -28,7 +29,7 @@ from nidiff.errors import InputError, Interrupted, one_of
 from nidiff.memory import keep_freed_memory
 from nidiff.model.config import scheduler_config
 from nidiff.progress import progress_bar
-from nidiff.randomness import random_index
+from nidiff.randomness import random_index, uniform
 from nidiff.sampling.sampler import rehearse
 from nidiff.training.baseline import baseline_text, gaussian_baseline
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
@@ -37,10 +38,11 @@ from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.fit import check_sampling, check_size, make_denoiser
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
 from nidiff.training.run import RunDirectory
+from nidiff.training.told import conditions_of, examples_of, rows_of, told_in_words
 
 KAPPA_IMAGES, KAPPA_ROWS = 512, 17
-# The images of one forward and backward pass, and a generator for each.
-Batch = tuple[Tensor, list[torch.Generator]]
+# The images of one forward and backward pass, what the network is told of them, and a generator for each.
+Batch = tuple[Tensor, dict[str, Tensor], list[torch.Generator]]
 
 
 @dataclass
@@ -94,8 +96,11 @@ def build(
         raise InputError(f"{size} must be a multiple of processes × accumulation = {per_pass}.")
     if stored is not None and stored.scaling is not None:  # it need not be fitted again
         reading["scaling"] = stored.scaling
-    images = experiment.load_data(progress=accelerator.is_main_process, **reading)
-    check_size(experiment, images.shape, per_pass, images.grid.dtype)
+    told = {"labels": experiment.labels, "condition": experiment.condition}
+    images = experiment.load_data(progress=accelerator.is_main_process, **told, **reading)
+    if experiment.labels is None:  # they may have some, which the network shall not know
+        images = dataclasses.replace(images, labels=None, class_names=(), num_classes=None)
+    check_size(experiment, images, per_pass)
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is not None:
@@ -103,7 +108,7 @@ def build(
     else:
         covariance = experiment.build_covariance(images) if covariance is None else covariance
         gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
-    net = experiment.build_network(images.shape, images.grid.dtype).train()
+    net = experiment.build_network(images.shape, images.grid.dtype, conditions_of(images)).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
@@ -160,7 +165,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
             if main and due:
                 save(trainer, run)
             if main and pictures:
-                draw(trainer, run)
+                with averaged_weights(trainer):
+                    draw(trainer, run, trainer.denoiser)
             if due or pictures:
                 accelerator.wait_for_everyone()
             if stop and not last:
@@ -168,10 +174,11 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
     if main:
         baseline = baseline_text(trainer.baseline)
         about = experiment.about | ({"Gaussian baseline": baseline} if baseline else {})
+        about |= told_in_words(trainer.denoiser.conditions, trainer.data.class_names)
         with averaged_weights(trainer):
             denoiser = with_kappa(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
-                run.write_samples(trainer.step, denoiser, experiment, trainer.data.shape, trainer.data.grid)
+                draw(trainer, run, denoiser)
             run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
     accelerator.wait_for_everyone()
 
@@ -188,7 +195,9 @@ def with_kappa(trainer: Trainer) -> Denoiser:
     rows = torch.linspace(0, len(trainer.data) - 1, count, dtype=torch.float64).long()
     amount = {"num_images": count, "num_rows": KAPPA_ROWS}
     with progress_bar("measuring what the network knows of each mode", "levels") as progress:
-        return measure_kappa(denoiser, trainer.data.batch(rows), **amount, progress=progress)
+        told = denoiser.given(**rows_of(trainer.data, rows))
+        found = measure_kappa(told, trainer.data.batch(rows), **amount, progress=progress)
+    return denoiser.with_kappa(found.kappa)
 
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
@@ -198,10 +207,11 @@ def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
     torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index, -1))
     total = torch.zeros((), device=accelerator.device)
     for rest in reversed(range(experiment.accumulation)):
-        x0, generators = next(batches)
+        x0, told, generators = next(batches)
         with accelerator.no_sync(trainer.denoiser.net) if rest else contextlib.nullcontext():
             x0 = x0.to(accelerator.device)
-            loss = denoising_loss(trainer.denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
+            denoiser = trainer.denoiser.given(**told)
+            loss = denoising_loss(denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
             accelerator.backward(loss / experiment.accumulation)
         total += loss.detach() / experiment.accumulation
     accelerator.clip_grad_norm_(trainer.net.parameters(), experiment.gradient_clip)
@@ -220,10 +230,10 @@ def learning_rate(experiment: Experiment, step: int) -> float:
     return experiment.learning_rate * min(1.0, up, down)
 
 
-def draw(trainer: Trainer, run: RunDirectory) -> None:
-    """Write a grid of samples of the averaged weights."""
-    with averaged_weights(trainer):
-        run.write_samples(trainer.step, trainer.denoiser, trainer.experiment, trainer.data.shape, trainer.data.grid)
+def draw(trainer: Trainer, run: RunDirectory, denoiser: Denoiser) -> None:
+    """Write a grid of samples of the classes 0, 1, 2, … in turn, or of the conditions of the first items."""
+    told = denoiser.given(**examples_of(trainer.data, trainer.experiment.num_samples))
+    run.write_samples(trainer.step, told, trainer.experiment, trainer.data.shape, trainer.data.grid)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:
@@ -277,18 +287,20 @@ def step_batches(trainer: Trainer) -> Iterator[Batch]:
     experiment, accelerator = trainer.experiment, trainer.accelerator
     size = experiment.batch_size // (accelerator.num_processes * experiment.accumulation)
     first = accelerator.process_index * size * experiment.accumulation
-    generators: list[list[torch.Generator]] = []
+    dropout, beside = experiment.condition_dropout if trainer.denoiser.conditions else 0.0, []
 
     def draws() -> Iterator[tuple[Tensor, Tensor | None]]:
         for step, part in itertools.product(range(trainer.step, experiment.steps), range(experiment.accumulation)):
             start = first + part * size
             own = image_generators(experiment.seed, step, start, size, accelerator.device)
             index = image_indices(experiment.seed, len(trainer.data), step * experiment.batch_size + start, size)
-            generators.append(own)
-            yield index, random_index(2, size, own, device="cpu").bool() if experiment.flip else None
+            flip = random_index(2, size, own, device="cpu").bool() if experiment.flip else None
+            dropped = uniform(size, own, device="cpu") < dropout if dropout else None
+            beside.append((rows_of(trainer.data, index, flip, dropped, trainer.denoiser.conditions), own))
+            yield index, flip
 
     for x0 in trainer.data.prefetch(draws()):
-        yield x0, generators.pop(0)
+        yield x0, *beside.pop(0)
 
 
 def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> float:

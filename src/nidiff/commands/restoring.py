@@ -1,0 +1,140 @@
+"""The flags that `nidiff denoise` and `nidiff restore` share, and how both end."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from nidiff.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nidiff.diffusion.denoiser import Denoiser
+    from nidiff.generation.opened import Model
+    from nidiff.generation.restoration import Plan, Restoration
+
+
+@dataclass(frozen=True)
+class Restoring:
+    """Which samples are drawn of each item, how, and where they go."""
+
+    samples: int = 8
+    """Samples of each item. From two on, their spread is measured."""
+    sampler: str = "ancestral"
+    """As in nidiff sample. One that adds no fresh noise, such as dpmpp_2m, has one answer for one start."""
+    num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 100, or all there are)")] = None
+    """Sampling steps. With few of them, the spread of ancestral is too small."""
+    seed: int = 0
+    """Of the first sample of the first item; the samples of all items have seeds that follow."""
+    batch: int = 64
+    """Samples of an item at a time. It changes the speed and the memory, not the samples."""
+    clip: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the model's own)")] = None
+    """The expected clean item is clipped to [-clip, clip] at every step; 0: no clipping."""
+    tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 8, by the size)")] = None
+    """Items in one call of the network: the same bits with any --batch; 0: the whole batch."""
+    units: Annotated[str, arg(metavar="{data,model}")] = "data"
+    """Of --noise: those of the data (of 8-bit pictures, 0 to 255), or those of the model, noise / scale (of 8-bit
+    pictures, noise / 127.5)."""
+    classes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: none)")] = None
+    """The class of all items, for a model that was trained with labels."""
+    guidance: float = 1.0
+    """Guidance towards that class: 1 is the law that the model learned."""
+    layout: Annotated[str | None, arg(metavar="LETTERS", help_behavior_hint="(default: by the model's shape)")] = None
+    """What the axes of an array are, such as NCHW, as in nidiff train."""
+    variables: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: the model's)")] = ()
+    """Of NetCDF, HDF5 and Zarr: the variables that are the channels; of .npz: its array."""
+    sample_axis: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the first one)")] = None
+    """Of NetCDF, HDF5 and Zarr: the axis of the items."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: in the run)")] = None
+    """A new directory for the files; of a model that ships by default in out/NAME."""
+    format: Annotated[str, arg(metavar="{npz,netcdf,zarr}")] = "npz"
+    """samples.npz alone, or samples.nc or samples.zarr beside it, with names, units and coordinates."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of the directory."""
+
+    def open(self, path: Path) -> tuple["Model", "Plan"]:
+        """The model, and the plan of what to draw."""
+        from nidiff.generation.opened import open_model, process_state
+        from nidiff.generation.restoration import check_format, plan_restoration
+
+        model = open_model(path, process_state())
+        check_format(self.format, model.grid)
+        drawing = {"samples": self.samples, "seed": self.seed, "batch": self.batch}
+        return model, plan_restoration(model, self.sampler, self.num_steps, **drawing, clip=self.clip, tile=self.tile)
+
+    def load(self, path: Path, model: "Model", shape: tuple[int, ...], *, with_nan: bool = False) -> "Tensor":
+        """Items [N, C, *event] in the units of the data."""
+        from nidiff.data.items import load_items
+        from nidiff.data.science import is_science
+
+        names = self.variables or (model.grid.channels if is_science(path) else ())
+        items = load_items(path, shape, layout=self.layout, variables=names, sample_axis=self.sample_axis)
+        known = items.isfinite() if items.is_floating_point() else None
+        if known is not None and not bool(known.all()):
+            if not with_nan or bool(items.isinf().any()):
+                remedy = "use nidiff restore with --missing, which takes NaN as unobserved, or fill them in"
+                raise InputError(f"file={str(path)!r} has NaN or infinite values: {remedy}.")
+            for item in range(len(items)):
+                if not bool(known[item].any()):
+                    raise InputError(f"file={str(path)!r}: item {item} is NaN everywhere: leave it out.")
+        return items
+
+    def told(self, model: "Model", plan: "Plan") -> "Denoiser":
+        """The denoiser, clipped as planned and told the class."""
+        import torch
+
+        denoiser = model.denoiser.clipped(plan.job.clip)
+        if self.classes is None:
+            if self.guidance != 1.0:
+                raise InputError("guidance has no meaning without a class: give --classes, or leave it out.")
+            return denoiser
+        denoiser = denoiser.given(class_labels=torch.tensor([self.classes]))
+        return denoiser if self.guidance == 1.0 else denoiser.guided(self.guidance)
+
+    def task(self, command: str, path: Path, items: "Tensor", plan: "Plan", **own: Any) -> dict[str, Any]:
+        """All that decides the numbers."""
+        from nidiff.generation.restoration import values_sha256
+
+        asked = {} if self.classes is None else {"classes": self.classes, "guidance": self.guidance}
+        told = {"units": self.units} if "noise" in own else {}
+        file = {"file": path.name, "values": values_sha256(items)}
+        return {"command": command, **file, **own, **told, **plan.to_json(), **asked}
+
+    def finish(self, model: "Model", task: Mapping[str, Any], make: "Callable[[], Restoration]") -> None:
+        """Draw the samples, unless they are there already, write them, and print where they are."""
+        from nidiff.generation.restoration import about, default_folder, known_facts, new_folder
+        from nidiff.report.restored import save_restored
+
+        out = default_folder(model, task) if self.out is None else self.out
+        facts = known_facts(out, task)
+        if facts is None:
+            found = make()
+            measured = {"items": len(found.x), "samples": found.x.shape[1], "same": found.same, **found.errors()}
+            facts = {"task": dict(task), "found": measured}
+            with new_folder(out, facts) as folder:
+                found.write(folder, self.format, about(task))
+                save_restored(found, folder / "restored.png")
+            print(f"wrote {out / 'restored.png'}", file=sys.stderr)
+        else:
+            print("the same was done before, and its files are left as they are", file=sys.stderr)
+        measured = facts["found"]
+        if measured["same"]:
+            print(f"all samples of an item are the same: {_ONE_ANSWER.format(task['sampler'])}", file=sys.stderr)
+        if "rmse_of_mean" in measured:
+            print(_words(measured), file=sys.stderr)
+        print(json.dumps({"out": str(out), **measured}) if self.json else out)
+
+
+_ONE_ANSWER = "{} adds no fresh noise, so they are not draws of the posterior; use --sampler ancestral for those."
+
+
+def _words(measured: Mapping[str, Any]) -> str:
+    errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}"
+    if "coverage" not in measured:
+        return errors
+    return f"{errors}; {measured['coverage']:.1%} of the truth lies in the {measured['interval']:.0%} interval"

@@ -1,0 +1,65 @@
+"""What was observed of items, samples of what they may have been, their mean and spread, and the truth, in one PNG."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from nidiff.data.figures import thumbnail
+from nidiff.data.pictures import as_grey_or_rgb, eight_bits
+from nidiff.generation.restoration import Restoration
+from nidiff.report.contact import save_sheet
+
+MOST_ITEMS, MOST_SAMPLES, SIDE = 6, 4, 128
+UNSEEN = (250, 190, 110)  # the colour of pixels that were not observed
+
+
+def save_restored(found: Restoration, path: Path) -> None:
+    """A row for each of the first items: what was observed, some samples, their mean and spread, and the truth.
+
+    The spread has a scale of its own, whose end stands above it; everything else has that of the item.
+    """
+    samples, mean, spread = found.samples, found.mean, found.spread
+    rows: list[tuple[str, Image.Image]] = []
+    shown = min(MOST_SAMPLES, samples.shape[1])
+    for item in range(min(MOST_ITEMS, len(samples))):
+        like = mean[item] if found.truth is None else found.truth[item].float()
+        row: list[tuple[str, Tensor]] = [(found.label, found.observed[item].float())]
+        row += [(f"sample {found.seeds[item, index]}", samples[item, index]) for index in range(shown)]
+        row += [("mean", mean[item])] if samples.shape[1] > 1 else []
+        pictures = [(name, _picture(values, like, found)) for name, values in row]
+        if samples.shape[1] > 1:
+            most = max(float(spread[item].max()), 1e-30)
+            pictures.append((f"spread, to {most:.3g}", _spread(spread[item], most, found)))
+        if found.truth is not None:
+            pictures.append(("truth", _picture(like, like, found)))
+        columns = len(pictures)
+        rows += pictures
+    save_sheet(rows, path, columns, side=SIDE)
+
+
+def _picture(values: Tensor, like: Tensor, found: Restoration) -> Image.Image:
+    """[C, *event] in the units of the data."""
+    if found.grid.kind != "picture":
+        return thumbnail(values, like, found.grid)
+    unseen = as_grey_or_rgb(values.isnan().float()[None]).amax((0, 1)).bool()
+    whole = {"uint8": 255, "uint16": 65535}[found.grid.dtype]
+    return _coloured(values.nan_to_num() * 255 / whole, unseen)
+
+
+def _spread(values: Tensor, most: float, found: Restoration) -> Image.Image:
+    if found.grid.kind != "picture":
+        ends = torch.stack([torch.zeros_like(values), torch.full_like(values, most)], 1)
+        return thumbnail(values, ends if found.grid.kind == "signal" else ends.flatten(1, 2), found.grid)
+    return _coloured(values * 255 / most)
+
+
+def _coloured(values: Tensor, unseen: Tensor | None = None) -> Image.Image:
+    """Numbers 0 … 255 as a picture, in which some pixels have the colour `UNSEEN`."""
+    pixels: Any = as_grey_or_rgb(values.round().clamp(0, 255).byte()[None])[0]
+    pixels = eight_bits(pixels).expand(3, *pixels.shape[1:]).clone()
+    if unseen is not None:
+        pixels[:, unseen] = torch.tensor(UNSEEN, dtype=torch.uint8)[:, None]
+    return Image.fromarray(pixels.movedim(0, -1).contiguous().numpy())

@@ -1,0 +1,135 @@
+"""Fresh noise of another colour than Σ's: with the drift that belongs to it every marginal stays right."""
+
+import numpy as np
+import pytest
+import torch
+
+import nidiff
+from nidiff.model.network import unet2d
+from nidiff.sampling.ancestral import mix
+from nidiff.testing.problems import Gaussian, output_covariance, uniform_in_logsnr
+
+SHAPE = (2, 3)
+PROCESSES = {"coloured": nidiff.gaussian_free_field(SHAPE, gamma=1.5), "white": nidiff.Identity(SHAPE)}
+COLOURS = {
+    "red": nidiff.power_law(SHAPE, 2.0),
+    "blue": nidiff.power_law(SHAPE, -2.0),
+    "as white": nidiff.Identity(SHAPE),
+}
+
+
+def problem_of(kind):
+    """Data whose covariance does not commute with the colour, nor with Σ."""
+    return Gaussian(PROCESSES["coloured"], mean_scale=0.0) if kind == "coloured" else WhiteNoise()
+
+
+class WhiteNoise(Gaussian):
+    """The same data under white noise."""
+
+    def __init__(self):
+        super().__init__(PROCESSES["coloured"], mean_scale=0.0)
+        self.covariance, self.noise_matrix = PROCESSES["white"], torch.eye(6, dtype=torch.float64)
+
+
+def without_drift(colour):
+    """What is done elsewhere: the ODE's step, and coloured noise on top of it."""
+
+    def step(chain, x, x0, here, there):
+        from nidiff.sampling.ancestral import _relative_colour
+
+        rate = _relative_colour(chain.denoiser.process.covariance, colour, {})
+        passed = (there.signal / there.sigma / (here.signal / here.sigma)) ** 2
+        fresh = (1 - (rate * -1.0).map(lambda h: passed**h)) ** 0.5 * there.sigma
+        return mix(x, x0, here, there, fresh=0.0) + fresh * chain.noise()
+
+    return step
+
+
+def error_of(problem, sampler, options, num_levels):
+    schedule = uniform_in_logsnr(num_levels, "variance")
+    _, target = problem.marginal(schedule.level(0))
+    found = output_covariance(problem, schedule, sampler, options)
+    return ((found - target).norm() / target.norm()).item()
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_every_marginal_stays_right(kind, colour):
+    problem, options = problem_of(kind), {"colour": COLOURS[colour]}
+    coarse, fine = (error_of(problem, "churn", options, count) for count in (60, 240))
+    assert fine < 0.06
+    assert fine < 0.45 * coarse
+
+
+@pytest.mark.parametrize("kind", PROCESSES)
+def test_without_the_drift_they_do_not(kind):
+    """Negative control: more steps do not help."""
+    problem = problem_of(kind)
+    assert error_of(problem, without_drift(COLOURS["blue"]), {}, 240) > 0.5
+
+
+def test_the_noise_of_a_clean_image_is_exact_after_any_step():
+    """One clean image, x̂0 = x0: x at the next level is signal' x0 + sigma' Σ^½ eps in every mode, in one step."""
+    cov, process = PROCESSES["coloured"], nidiff.Process(uniform_in_logsnr(5, "variance"), PROCESSES["coloured"])
+    here, there = process.schedule.level(4), process.schedule.level(1)
+    variances = {}
+    for name, colour in COLOURS.items():
+        denoiser = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), process, "x0")
+        found = nidiff.sample(
+            denoiser,
+            (20_000, *SHAPE),
+            sampler="churn",
+            colour=colour,
+            rows=[4, 1],
+            initial=here.sigma * cov.sample((20_000, *SHAPE), torch.Generator().manual_seed(0), dtype=torch.float64),
+            denoise=False,
+            dtype=torch.float64,
+            seeds=None,
+        )
+        variances[name] = cov.periodogram(found).mean(0) / (there.sigma**2 * cov.eigenvalues)
+        torch.testing.assert_close(variances[name], torch.ones(SHAPE, dtype=torch.float64), rtol=0, atol=0.05)
+
+
+@pytest.mark.parametrize("amount", [0.0, 1.0])
+def test_its_ends_are_ddim_and_ancestral(amount):
+    process = nidiff.Process(nidiff.ddpm_cosine(50), nidiff.gaussian_free_field((4, 4)))
+    denoiser = nidiff.Denoiser(lambda x, label: 0.3 * x, process, "v")
+    arguments = {"num_steps": 12, "seeds": range(3), "dtype": torch.float64}
+    churned = nidiff.sample(denoiser, (3, 1, 4, 4), sampler="churn", amount=amount, **arguments)
+    other = "ancestral" if amount else "ddim"
+    torch.testing.assert_close(
+        churned, nidiff.sample(denoiser, (3, 1, 4, 4), sampler=other, spacing="uniform", **arguments)
+    )
+
+
+def test_a_white_model_with_coloured_noise_from_the_command_line(tmp_path):
+    from nidiff.cli import main
+
+    net, process = (
+        unet2d((1, 8, 8), widths=(8,), attention=()),
+        nidiff.Process(nidiff.ddpm_linear(9), nidiff.Identity((8, 8))),
+    )
+    nidiff.save_model(nidiff.Denoiser(net, process, "v"), tmp_path / "model")
+    sampler = "churn:colour=gff,gamma=1,amount=0.5"
+    words = ["sample", str(tmp_path / "model"), "--seeds", "0-1", "--out", str(tmp_path / "out"), "--sampler", sampler]
+    assert main(words) == 0
+    written = torch.from_numpy(np.load(tmp_path / "out" / "samples.npz")["arr_0"])
+    drawn = nidiff.sample(nidiff.load_model(tmp_path / "model"), (2, 1, 8, 8), sampler=sampler, seeds=[0, 1], tile=64)
+    assert torch.equal(written, drawn.movedim(1, -1))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"amount": -1.0}, "amount"),
+        ({"colour": nidiff.gaussian_free_field((4, 4), boundary="reflecting")}, "colour"),
+        ({"colour": nidiff.gaussian_free_field((4, 5))}, "colour"),
+        ({"colour": 3}, "colour"),
+        ({"gamma": 1.0}, "gamma"),
+        ({"colour": "grey"}, "grey"),
+    ],
+)
+def test_bad_input(options, named):
+    process = nidiff.Process(nidiff.ddpm_cosine(10), nidiff.gaussian_free_field((4, 4)))
+    with pytest.raises(nidiff.InputError, match=named):
+        nidiff.sample(nidiff.Denoiser(lambda x, label: x, process, "v"), (1, 1, 4, 4), sampler="churn", **options)

@@ -1,0 +1,409 @@
+"""Training with classes, numbers and fields: what the network is told belongs to its image, and a run stays a function
+of its experiment."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+
+import nidiff
+from nidiff.cli import main
+from nidiff.diffusion.condition import Condition
+from nidiff.model.network import build_network
+from nidiff.model.unet import FieldUNet
+from nidiff.randomness import generators_from_seeds, uniform
+from nidiff.training.draws import image_generators, image_indices
+from nidiff.training.experiment import Experiment
+from nidiff.training.identity import data_digest, network_digest
+from nidiff.training.loop import build, step_batches, train_step
+from nidiff.training.told import examples_of, rows_of
+
+TINY = Experiment(
+    network="unet",
+    widths=(8,),
+    attention=(),
+    batch_size=16,
+    precision="fp32",
+    schedule="ddpm_linear:num_levels=20",
+    warmup=2,
+    cooldown=0,
+    steps=4,
+    checkpoint_every=2,
+    num_samples=4,
+    num_steps=2,
+)
+ITEMS = 24
+
+
+def train(folder, experiment=TINY, *flags, **changes):
+    config = folder.parent / f"{folder.name}.json"
+    config.write_text(json.dumps(dataclasses.replace(experiment, **changes).to_json()))
+    return main(["train", "--config", str(config), "--out", str(folder), *flags])
+
+
+def weights(folder):
+    return load_file(folder / "model" / "unet" / "diffusion_pytorch_model.safetensors")
+
+
+@pytest.fixture
+def fields(tmp_path):
+    """Fields on 8×8, their means over cells of 4×4, and two numbers of each, in an .npy file each."""
+    random = np.random.default_rng(0)
+    data = random.normal(3.0, 2.0, (ITEMS, 1, 8, 8)).astype("f4")
+    np.save(tmp_path / "data.npy", data)
+    np.save(tmp_path / "coarse.npy", data.reshape(ITEMS, 1, 2, 4, 2, 4).mean((3, 5)))
+    np.save(tmp_path / "numbers.npy", random.normal(500.0, 30.0, (ITEMS, 2)))
+    return tmp_path
+
+
+def load(folder, **options):
+    return nidiff.load_dataset(folder / "data.npy", layout="NCHW", progress=False, **options)
+
+
+# Runs ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_with_classes_resumes_to_the_same_bits_and_the_model_knows_them(tmp_path):
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    own = {"labels": "data", "network": "unet2d", "flip": True}
+    assert train(straight, **own) == 0
+    assert train(stopped, **own, steps=2) == 0
+    assert main(["train", "--out", str(stopped), "--resume", "--steps", "4"]) == 0
+    assert all(torch.equal(weights(straight)[name], value) for name, value in weights(stopped).items())
+    model = nidiff.load_model(straight)
+    assert model.conditions == {"class_labels": Condition(classes=10, null=10, dropout=0.1)}
+    ours = build(dataclasses.replace(TINY, labels="data", condition_dropout=0.0)).denoiser
+    assert ours.conditions == {"class_labels": Condition(classes=10, null=-1)}
+    assert "10 classes" in (straight / "model" / "README.md").read_text()
+    told = model.given(class_labels=torch.tensor([3, 7])).guided(2.0)
+    assert torch.isfinite(nidiff.sample(told, (2, 1, 8, 8), num_steps=2, seeds=range(2))).all()
+    with pytest.raises(nidiff.InputError, match="class_labels"):
+        model.given(class_labels=torch.tensor([11]))
+
+
+def test_a_run_does_not_resume_with_other_labels(tmp_path, capsys):
+    labels = np.arange(1498) % 3
+    np.save(tmp_path / "labels.npy", labels)
+    assert train(tmp_path / "run", labels=str(tmp_path / "labels.npy"), steps=2) == 0
+    np.save(tmp_path / "labels.npy", labels[::-1])
+    assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--steps", "4"]) == 2
+    assert "the data" in capsys.readouterr().err
+    assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--labels", "data"]) == 2
+    assert "labels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("file", "name", "shape"), [("numbers", "parameters", (2,)), ("coarse", "fields", (1, 8, 8))])
+def test_a_run_with_numbers_or_fields(fields, file, name, shape):
+    own = {"data": str(fields / "data.npy"), "layout": "NCHW", "condition": str(fields / f"{file}.npy"), "steps": 2}
+    assert train(fields / "run", **own, condition_dropout=0.5) == 0
+    model, stored = nidiff.load_model(fields / "run"), np.load(fields / f"{file}.npy")
+    known = model.conditions[name]
+    assert (known.classes, known.shape, known.null, known.dropout) == (None, shape, None, 0.5)
+    axes = tuple(axis for axis in range(stored.ndim) if axis != 1)
+    np.testing.assert_allclose(known.shift, stored.mean(axes), rtol=1e-5)  # in the units of the file
+    np.testing.assert_allclose(known.scale, stored.std(axes), rtol=1e-5)
+    rows = load(fields, condition=str(fields / f"{file}.npy")).conditions[:3]
+    drawn = nidiff.sample(model.given(**{name: rows}), (3, 1, 8, 8), num_steps=2, seeds=range(3))
+    assert torch.isfinite(drawn).all()
+
+
+def test_training_depends_on_what_the_network_is_told(tmp_path):
+    """The negative control: the same images with other labels give other weights."""
+    found = []
+    for name, classes in {"one": 2, "other": 3}.items():
+        np.save(tmp_path / f"{name}.npy", np.arange(1498) % classes % 2)
+        trainer = build(dataclasses.replace(TINY, labels=str(tmp_path / f"{name}.npy")))
+        batches = step_batches(trainer)
+        for _ in range(4):  # residuals begin at 0: the first steps do not reach the classes
+            train_step(trainer, batches)
+        found.append(trainer.net.classes.weight.detach())
+    assert not torch.equal(*found)
+
+
+def test_a_dry_run_says_what_the_network_is_told(tmp_path, capsys):
+    assert train(tmp_path / "run", TINY, "--dry-run", labels="data") == 0
+    assert json.loads(capsys.readouterr().out)["conditions"] == {"class_labels": 10}
+    assert not (tmp_path / "run").exists()
+
+
+# Draws ---------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_out_depends_on_the_image_alone():
+    """Two halves of a batch are told what one process would tell the whole; about a half is left out."""
+    trainer = build(dataclasses.replace(TINY, labels="data", condition_dropout=0.5, batch_size=64, flip=True, steps=2))
+    halves = build(dataclasses.replace(trainer.experiment, accumulation=2))
+    whole, parts = [*step_batches(trainer)], [*step_batches(halves)]
+    for step in range(2):
+        x0, told, _ = whole[step]
+        pair = parts[2 * step : 2 * step + 2]
+        assert torch.equal(x0, torch.cat([half[0] for half in pair]))
+        assert torch.equal(told["class_labels"], torch.cat([half[1]["class_labels"] for half in pair]))
+        index = image_indices(0, len(trainer.data), 64 * step, 64)
+        kept = told["class_labels"] >= 0
+        assert torch.equal(told["class_labels"][kept], trainer.data.labels[index][kept])
+        assert 16 < int(kept.sum()) < 48
+    assert not torch.equal(whole[0][1]["class_labels"] < 0, whole[1][1]["class_labels"] < 0)
+
+
+@pytest.mark.parametrize("labels", [None, "data"])
+def test_nothing_more_is_drawn_unless_something_is_left_out(labels):
+    """Then a run has the bits that it had before there were conditions: its generators have drawn nothing else."""
+    experiment = dataclasses.replace(TINY, labels=labels, condition_dropout=0.0 if labels else 0.1, steps=1)
+    _, told, generators = next(step_batches(build(experiment)))
+    untouched = image_generators(0, 0, 0, 16)
+    assert (told == {}) == (labels is None)
+    assert all(torch.equal(a.get_state(), b.get_state()) for a, b in zip(generators, untouched, strict=True))
+    if labels:  # the negative control
+        _, _, generators = next(step_batches(build(dataclasses.replace(experiment, condition_dropout=0.1))))
+        assert not any(torch.equal(a.get_state(), b.get_state()) for a, b in zip(generators, untouched, strict=True))
+
+
+def test_a_draw_per_image_is_that_of_its_generator():
+    together = uniform(4, generators_from_seeds(range(4)))
+    assert torch.equal(together[2:], uniform(2, generators_from_seeds([2, 3])))
+    assert bool(((together >= 0) & (together < 1)).all())
+
+
+def test_fields_are_mirrored_with_their_images_and_left_out_as_a_whole(fields):
+    data = load(fields, condition=str(fields / "coarse.npy"))
+    index, flip, dropped = torch.arange(4), torch.tensor([True, False] * 2), torch.tensor([False, False, True, True])
+    conditions = {"fields": Condition(shape=(1, 8, 8), dropout=0.5)}
+    told, plain = rows_of(data, index, flip, dropped, conditions)["fields"], data.conditions[:4]
+    assert torch.equal(told[0], plain[0].flip(-1))
+    assert torch.equal(told[1], plain[1])
+    assert told[2:].isnan().all()
+    assert not data.conditions.isnan().any()  # the data stay as they were
+
+
+def test_the_grid_of_samples_shows_the_classes_in_turn():
+    data = nidiff.load_dataset("digits", labels="data")
+    assert examples_of(data, 12)["class_labels"].tolist() == [*range(10), 0, 1]
+
+
+# Labels --------------------------------------------------------------------------------------------------------------
+
+
+def test_subfolders_are_classes(tmp_path):
+    for name, count in {"dog": 2, "ant": 1, "cat": 3}.items():
+        (tmp_path / name / "more").mkdir(parents=True)
+        for number in range(count):
+            file = tmp_path / name / ("more" if number else ".") / f"{number}.png"
+            Image.new("L", (4, 4), 10 * number).save(file)
+    data = nidiff.load_dataset(tmp_path, labels="data", progress=False)
+    assert data.class_names == ("ant", "cat", "dog")
+    assert data.labels.tolist() == [0, 1, 1, 1, 2, 2]
+    assert torch.equal(data.labels, nidiff.load_dataset(tmp_path, labels="data", memory_limit=0).labels)
+    (tmp_path / "ant" / "broken.png").write_bytes(b"no image")
+    skipping = nidiff.load_dataset(tmp_path, labels="data", skip_corrupt=True, progress=False)
+    assert skipping.labels.tolist() == data.labels.tolist()
+    Image.new("L", (4, 4)).save(tmp_path / "loose.png")
+    with pytest.raises(nidiff.InputError, match="labels.*subfolder"):
+        nidiff.load_dataset(tmp_path, labels="data", skip_corrupt=True, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "names", "count"),
+    [
+        (np.arange(ITEMS) % 5, np.arange(ITEMS) % 5, (), 5),
+        ((np.arange(ITEMS) % 5).astype("f8"), np.arange(ITEMS) % 5, (), 5),
+        (np.array(["b", "a"] * 12), np.array([1, 0] * 12), ("a", "b"), 2),
+        (np.array([True, False] * 12), np.array([1, 0] * 12), ("False", "True"), 2),
+    ],
+)
+def test_labels_of_an_array(fields, values, labels, names, count):
+    np.savez(fields / "labels.npz", values)
+    data = load(fields, labels=fields / "labels.npz")
+    assert data.labels.tolist() == labels.tolist()
+    assert (data.class_names, data.num_classes) == (names, count)
+    train, test = (
+        load(fields, labels=fields / "labels.npz", held_out=0.25, split=split) for split in ("train", "test")
+    )
+    assert sorted(torch.cat([train.labels, test.labels]).tolist()) == sorted(labels.tolist())
+    assert train.num_classes == test.num_classes == count
+
+
+def test_the_held_out_part_keeps_its_own_labels_and_conditions(fields):
+    """They are told apart by their values; the units are those of the training part."""
+    rows = np.arange(ITEMS, dtype="f4")
+    np.save(fields / "data.npy", np.broadcast_to(rows[:, None, None, None], (ITEMS, 1, 8, 8)))
+    np.save(fields / "labels.npy", rows)
+    np.save(fields / "rows.npy", rows)
+    own = {"labels": fields / "labels.npy", "condition": fields / "rows.npy", "held_out": "item=0:5"}
+    for split, count in {"train": 18, "test": 6}.items():
+        data = load(fields, split=split, **own)
+        values = data.stored(torch.arange(count))[:, 0, 0, 0]
+        assert torch.equal(values, data.labels.float())
+        torch.testing.assert_close(data.condition_scaling.to_data(data.conditions)[:, 0], values)
+        assert data.condition_scaling.shift[0] == pytest.approx(rows[6:].mean())
+
+
+def test_variables_of_a_science_file(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    random = np.random.default_rng(0)
+    axes, coarse = ("time", "lat", "lon"), ("time", "lat4", "lon4")
+    table = xarray.Dataset(
+        {
+            "t": (axes, random.normal(size=(12, 4, 8)).astype("f4")),
+            "orography": (("lat", "time", "lon"), random.normal(size=(4, 12, 8)).astype("f4")),
+            "low": (coarse, random.normal(size=(12, 2, 2)).astype("f4")),
+            "co2": (("time",), random.normal(400, 9, 12)),
+            "month": (("time",), np.arange(12)),
+            "mask": (("lat", "lon"), np.ones((4, 8), "f4")),
+        }
+    )
+    table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
+
+    def opened(**options):
+        return nidiff.load_dataset(tmp_path / "a.nc", progress=False, **options)
+
+    months = opened(variables=("t",), labels="month", condition="co2")
+    assert months.labels.tolist() == [*range(12)]
+    assert months.conditions.shape == (12, 1)
+    high = opened(variables=("t",), condition="orography", memory_limit=0)  # streamed
+    expected = table["orography"].transpose(*axes).values
+    np.testing.assert_allclose(high.condition_scaling.to_data(high.conditions)[:, 0], expected, rtol=1e-5, atol=1e-6)
+    low = opened(variables=("t",), condition="low").conditions
+    assert low.shape == (12, 1, 4, 8)
+    assert torch.equal(low, low[..., ::2, ::4].repeat_interleave(2, 2).repeat_interleave(4, 3))
+    table.drop_vars(["low", "mask"]).to_netcdf(tmp_path / "b.nc", engine="h5netcdf")
+    rest = nidiff.load_dataset(tmp_path / "b.nc", condition="orography", progress=False)
+    assert rest.grid.channels == ("t",)  # a condition is no channel
+    for wrong, match in {"nothing": "condition.*co2", "mask": "condition.*time", "co2,low": "condition.*shape"}.items():
+        with pytest.raises(nidiff.InputError, match=match):
+            opened(variables=("t",), condition=wrong)
+
+
+BAD = {
+    "none of its own": ({"labels": "data"}, None, "labels"),
+    "no such file": ({"labels": "labels.npz"}, None, "labels.*exist"),
+    "no variables": ({"labels": "season"}, None, "labels.*variables"),
+    "not a name": ({"labels": 3}, None, "labels"),
+    "too few": ({"labels": "a.npy"}, np.arange(5), "labels.*24"),
+    "two of each": ({"labels": "a.npy"}, np.zeros((ITEMS, 2), int), "labels.*shape"),
+    "not whole": ({"labels": "a.npy"}, np.full(ITEMS, 0.5), "labels.*0.5"),
+    "NaN of labels": ({"labels": "a.npy"}, np.full(ITEMS, np.nan), "labels.*nan"),
+    "negative": ({"labels": "a.npy"}, np.full(ITEMS, -1), "labels.*-1"),
+    "very many": ({"labels": "a.npy"}, np.arange(ITEMS) * 10**7, "labels.*from 0"),
+    "objects": ({"labels": "a.npy"}, np.array([{}] * ITEMS), "labels.*objects"),
+    "complex": ({"labels": "a.npy"}, np.ones(ITEMS, complex), "labels.*dtype"),
+    "few rows": ({"condition": "a.npy"}, np.zeros((5, 2)), "condition.*24"),
+    "NaN": ({"condition": "a.npy"}, np.full((ITEMS, 2), np.nan), "condition.*NaN"),
+    "another grid": ({"condition": "a.npy"}, np.zeros((ITEMS, 1, 3, 3)), "condition.*8×8"),
+    "words": ({"condition": "a.npy"}, np.array([["a"]] * ITEMS), "condition.*dtype"),
+    "condition no variables": ({"condition": "season"}, None, "condition.*variables"),
+    "an empty condition": ({"condition": ","}, None, "condition"),
+    "of the training part": ({"condition": "a.npy", "split": "test"}, np.zeros((299, 2)), "condition.*training"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_labels_and_conditions_that_cannot_be_meant(fields, case, monkeypatch):
+    monkeypatch.chdir(fields)
+    options, array, match = BAD[case]
+    if array is not None:
+        np.save("a.npy", array, allow_pickle=True)
+    with pytest.raises(nidiff.InputError, match=match) as error:
+        nidiff.load_dataset("digits", **options) if "split" in options else load(fields, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_one_sentence_on_the_command_line(tmp_path, capsys):
+    for own in ({"labels": "nothing.npy"}, {"condition": "nothing.npy"}):
+        assert train(tmp_path / "run", **own) == 2
+        assert f"{next(iter(own))}='nothing.npy'" in capsys.readouterr().err
+    for flags in (["--condition-dropout", "1"], ["--condition-dropout", "-0.1"], ["--labels", ""]):
+        assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 2
+        assert flags[0].removeprefix("--") in capsys.readouterr().err
+    np.save(tmp_path / "a.npy", np.arange(1498.0))
+    own = {"condition": str(tmp_path / "a.npy")}
+    assert train(tmp_path / "run", **own, network="unet2d") == 2
+    assert "network='unet'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+    assert type(build(dataclasses.replace(TINY, **own, network="auto")).net) is FieldUNet  # which takes them
+
+
+def test_the_digest_of_the_data_is_that_of_their_labels_and_conditions_too(fields):
+    plain = load(fields)
+    told = load(fields, condition=str(fields / "numbers.npy"))
+    assert data_digest(plain) != data_digest(told)
+    other = dataclasses.replace(told, conditions=told.conditions.flip(0))
+    assert data_digest(told) != data_digest(other)
+
+
+# Networks ------------------------------------------------------------------------------------------------------------
+
+SMALL = {"widths": (8,), "layers": 1, "attention": ()}
+
+
+def built(**options):
+    """A network whose output is not 0, as it would be before training."""
+    torch.manual_seed(0)
+    net = build_network("unet", (1, 8, 8), **SMALL, **options).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return net
+
+
+def test_nan_is_what_is_not_known():
+    """None, NaN for all, and NaN for each say the same; a known value says something else; each row is its own."""
+    x, label, nan = torch.randn(3, 1, 8, 8), torch.arange(3), torch.nan
+    values = {"parameters": torch.randn(3, 2), "fields": torch.randn(3, 4, 8, 8)}
+    net = built(num_parameters=2, condition_channels=4)
+    nothing = net(x, label)
+    assert torch.isfinite(nothing).all()
+    for name, value in values.items():
+        told = net(x, label, **{name: value})
+        assert (told - nothing).flatten(1).abs().amax(1).min() > 0
+        for absent in (torch.full_like(value, nan), torch.full((3,), nan)):
+            assert torch.equal(net(x, label, **{name: absent}), nothing)
+        mixed = value.clone()
+        mixed[1] = nan
+        assert torch.equal(net(x, label, **{name: mixed})[[0, 2]], told[[0, 2]])
+        assert torch.equal(net(x, label, **{name: mixed})[1], nothing[1])
+        zero = net(x, label, **{name: torch.zeros_like(value)})
+        assert not torch.equal(zero, nothing)  # 0 is a value
+        with pytest.raises(nidiff.InputError, match=name):
+            net(x, label, **{name: value[:2]})
+        with pytest.raises(nidiff.InputError, match=name):
+            built()(x, label, **{name: value})
+
+
+def test_a_network_that_is_told_nothing_is_as_it_was():
+    """Its weights, its digest and what it is called with: runs of earlier versions go on."""
+    net = built()
+    torch.manual_seed(0)
+    before = {key: value for key, value in net.config.items() if key not in ("num_parameters", "condition_channels")}
+    same = FieldUNet(**{key: value for key, value in before.items() if not key.startswith("_")})
+    assert [*same.state_dict()] == [*net.state_dict()]
+    assert network_digest(same) == network_digest(net)
+    assert network_digest(built(num_parameters=1)) != network_digest(net)
+
+    class Earlier(torch.nn.Module):
+        config = before
+
+        def named_parameters(self):
+            return net.named_parameters()
+
+    Earlier.__name__ = "FieldUNet"
+    assert network_digest(Earlier()) == network_digest(net)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "match"),
+    [
+        ("unet2d", {"num_parameters": 2}, "num_parameters.*unet"),
+        ("unet2d", {"condition_channels": 1}, "condition_channels.*unet"),
+        ("unet:num_classes=3", {"num_classes": 4}, "num_classes.*labels"),
+        ("unet", {"num_parameters": -1}, "num_parameters"),
+        ("unet:condition_channels=-1", {}, "condition_channels"),
+    ],
+)
+def test_networks_that_cannot_be_told(text, options, match):
+    with pytest.raises(nidiff.InputError, match=match):
+        build_network(text, (1, 8, 8), **SMALL, **options)

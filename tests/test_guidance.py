@@ -1,0 +1,243 @@
+"""Conditions and classifier-free guidance, with exact denoisers in place of a network."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from problems import Mixture
+from scipy.integrate import quad
+
+import nidiff
+from nidiff.testing.problems import uniform_in_logsnr
+
+COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
+LABELS = {"class_labels": nidiff.Condition(classes=2, null=-1, dropout=0.1)}
+
+
+class Told(torch.nn.Module):
+    """The exact x̂0 of a mixture: of one of its parts if the class is told, of all if it is -1."""
+
+    def __init__(self, problem, schedule):
+        super().__init__()
+        self.problem, self.schedule, self.calls = problem, schedule, 0
+
+    def forward(self, x, label, class_labels):
+        self.calls += 1
+        level = self.schedule.level(float(label[0]))
+        answers = torch.stack(
+            [*(part.denoise(x, level) for part in self.problem.parts), self.problem.denoise(x, level)]
+        )
+        return answers[class_labels, torch.arange(len(x))]
+
+
+def told(num_levels=40):
+    problem, schedule = Mixture(COV), uniform_in_logsnr(num_levels, "variance")
+    process = nidiff.Process(schedule, COV)
+    return problem, nidiff.Denoiser(Told(problem, schedule), process, "x0", conditions=LABELS)
+
+
+def moments(denoiser, count=4000):
+    x = nidiff.sample(denoiser, (count, 2, 3), sampler="heun", num_steps=40, seeds=range(count), dtype=torch.float64)
+    return x.flatten(1).mean(0), x.flatten(1).T.cov()
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0])
+def test_scale_1_is_the_conditional_law_and_0_the_unconditional_one(scale):
+    problem, denoiser = told()
+    mean, covariance = moments(denoiser.given(class_labels=1).guided(scale))
+    parts = {0.0: problem.moments(), 1.0: (problem.parts[1].mean, problem.parts[1].matrix)}
+    error = 4 * parts[scale][1].diagonal().max().sqrt() / 4000**0.5
+    assert (mean - parts[scale][0]).abs().max() < error + 0.01
+    assert (covariance - parts[scale][1]).norm() / parts[scale][1].norm() < 0.08
+    assert (mean - parts[1 - scale][0]).abs().max() > 4 * error  # and it is not the other one
+
+
+def test_the_class_may_differ_from_image_to_image():
+    problem, denoiser = told()
+    labels = torch.tensor([0, 1] * 500)
+    x = nidiff.sample(denoiser.given(class_labels=labels), (1000, 2, 3), num_steps=20, seeds=range(1000))
+    for number, part in enumerate(problem.parts):
+        mean = x[labels == number].flatten(1).double().mean(0)
+        assert (mean - part.mean).abs().max() < 0.15
+
+
+class Shifted(torch.nn.Module):
+    """x0 = c · a + N(0, C) with c ~ N(0, 1) in every mode: C and T = C + a² are its variances with and without c."""
+
+    def __init__(self, process, own, total, shift):
+        super().__init__()
+        self.process, self.own, self.total, self.shift = process, own, total, shift
+
+    def forward(self, x, label, c):
+        level = self.process.schedule.level(float(label[0]))
+        known = c.isfinite().to(x).reshape(-1, 1, 1)
+        variance = known * self.own + (1 - known) * self.total
+        mean = c.nan_to_num().reshape(-1, 1, 1) * self.shift
+        cov = self.process.covariance
+        gain = level.signal * variance / (level.signal**2 * variance + level.sigma**2 * cov.eigenvalues)
+        return cov.from_basis(cov.to_basis(x - level.signal * cov.from_basis(mean)) * gain + mean)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 2.0, 4.0])
+def test_larger_scales_tilt_as_derived(scale):
+    """With Gaussian data the guided flow is linear in every mode. Its equation by v, the variance of the noise,
+
+        dx/dv = ½ (1 − w) x / (v + T) + ½ w (x − c a) / (v + C)
+
+    is solved by φ(v) = (v + T)^((1−w)/2) (v + C)^(w/2): samples have the variance T^(1−w) C^w, whatever Σ. (The law
+    p(x) p(c | x)^w has another one, 1 / ((1 − w)/T + w/C).)
+    """
+    cov = nidiff.Diagonal(torch.tensor([[0.2, 1.0, 1.8], [0.5, 0.7, 1.8]]))
+    schedule = uniform_in_logsnr(400, "signal", -18.0, 18.0)
+    process = nidiff.Process(schedule, cov)
+    own = torch.tensor([[0.3, 0.5, 1.0], [0.1, 0.2, 0.4]], dtype=torch.float64)
+    shift = torch.tensor([[1.0, 0.5, 1.0], [0.3, 0.2, 0.5]], dtype=torch.float64)
+    total, c = own + shift**2, 1.5
+    kind = {"c": nidiff.Condition(dropout=0.1)}
+    denoiser = nidiff.Denoiser(Shifted(process, own, total, shift), process, "x0", conditions=kind)
+    denoiser = denoiser.given(c=torch.tensor([c], dtype=torch.float64)).guided(scale)
+    start = schedule.level(399)
+    initial = torch.stack([torch.zeros_like(own), start.sigma * cov.eigenvalues.sqrt()])  # where the mean and 1 σ go
+    x = nidiff.sample(denoiser, (2, 2, 3), sampler="heun", num_steps=400, initial=initial, dtype=torch.float64)
+    torch.testing.assert_close((x[1] - x[0]).square(), total ** (1 - scale) * own**scale, rtol=3e-3, atol=0)
+
+    def mean(C, T, a):
+        def phi(v):
+            return (v + T) ** ((1 - scale) / 2) * (v + C) ** (scale / 2)
+
+        # v = exp(u): the integral goes over many decades
+        value, _ = quad(lambda u: 0.5 * scale * c * a / (math.exp(u) + C) / phi(math.exp(u)) * math.exp(u), -40, 40)
+        return phi(0) * value
+
+    expected = [mean(*each) for each in zip(own.flatten(), total.flatten(), shift.flatten(), strict=True)]
+    torch.testing.assert_close(x[0].flatten(), torch.tensor(expected, dtype=torch.float64), rtol=3e-3, atol=1e-3)
+
+
+def test_guidance_is_the_same_in_eps_and_in_x0():
+    """The rule of Ho and Salimans, (1 − w) eps(none) + w eps(c), with coloured noise."""
+    _, denoiser = told()
+    x, level = torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(20)
+    of_class = denoiser.given(class_labels=0)
+    expected = 3 * of_class.eps(x, level) - 2 * denoiser.eps(x, level)
+    torch.testing.assert_close(of_class.guided(3.0).eps(x, level), expected)
+
+
+def test_only_between_two_rows():
+    _, denoiser = told()
+    of_class, x = denoiser.given(class_labels=0), torch.randn(3, 2, 3, dtype=torch.float64)
+    limited, guided = of_class.guided(3.0, interval=(10, 20)), of_class.guided(3.0)
+    for row, expected in ((9, of_class), (10, guided), (20, guided), (21, of_class)):
+        level = denoiser.process.schedule.level(row)
+        torch.testing.assert_close(limited(x, level), expected(x, level))
+
+
+@pytest.mark.parametrize(("scale", "calls"), [(0.0, 1), (1.0, 1), (2.0, 2)])
+def test_a_guided_step_is_two_calls_of_the_network(scale, calls):
+    _, denoiser = told()
+    guided = denoiser.given(class_labels=0).guided(scale)
+    denoiser.net.calls = 0
+    guided(torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(5))
+    assert denoiser.net.calls == calls
+
+
+def test_the_sum_is_clipped_and_not_its_parts():
+    _, denoiser = told()
+    x, level = torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(20)
+    of_class = denoiser.given(class_labels=0)
+    clipped = of_class.clipped(0.2).guided(3.0)(x, level)
+    torch.testing.assert_close(clipped, of_class.guided(3.0)(x, level).clamp(-0.2, 0.2))
+    parts = 3 * of_class.clipped(0.2)(x, level) - 2 * denoiser.clipped(0.2)(x, level)
+    assert not torch.allclose(clipped, parts)
+
+
+def test_what_the_network_is_told_reaches_it_as_it_is():
+    """Text embeddings, with the words of diffusers; a network in half precision is told floats of its own."""
+    seen = {}
+
+    class Text(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+
+        def forward(self, sample, timestep, encoder_hidden_states, class_labels=None, return_dict=True):
+            seen.update(text=encoder_hidden_states, labels=class_labels, return_dict=return_dict)
+            return sample * encoder_hidden_states.mean((1, 2))[:, None, None]
+
+    process = nidiff.Process(nidiff.ddpm_cosine(10), COV)
+    text = torch.randn(2, 5, 4)
+    denoiser = nidiff.Denoiser(Text(), process, "v").given(
+        encoder_hidden_states=text, class_labels=3, return_dict=False
+    )
+    nidiff.sample(denoiser.guided(2.0, null={"encoder_hidden_states": torch.zeros(1, 5, 4)}), (2, 2, 3), num_steps=3)
+    assert seen["text"].shape == (2, 5, 4)
+    assert seen["text"].dtype == torch.bfloat16
+    assert seen["labels"].tolist() == [3, 3]
+    assert seen["return_dict"] is False
+
+
+def test_images_in_tiles_have_their_own_classes():
+    net = nidiff.FieldUNet((8, 8), widths=(8, 16), layers=1, attention=(), num_classes=10)
+    for weight in net.parameters():  # some layers are 0 before training
+        torch.nn.init.normal_(weight, std=0.1)
+    process = nidiff.Process(nidiff.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
+    conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
+    denoiser = nidiff.Denoiser(net, process, "v", conditions=conditions)
+    labels, arguments = torch.tensor([3, 1, 4, 1, 5]), {"num_steps": 3, "tile": 2}
+    shape = (5, 1, 8, 8)
+    together = nidiff.sample(denoiser.given(class_labels=labels).guided(2.0), shape, seeds=range(5), **arguments)
+    for image in range(5):
+        alone = denoiser.given(class_labels=labels).for_images(torch.tensor([image])).guided(2.0)
+        x = nidiff.sample(alone, (1, 1, 8, 8), seeds=[image], **arguments)
+        assert torch.equal(x[0], together[image])
+    other = nidiff.sample(denoiser.given(class_labels=labels.flip(0)), shape, seeds=range(5), **arguments)
+    assert not torch.equal(other, together)
+
+
+def test_a_model_remembers_its_conditions(tmp_path):
+    net = nidiff.FieldUNet((8, 8), widths=(8, 16), layers=1, attention=(), num_classes=10)
+    process = nidiff.Process(nidiff.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
+    conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
+    denoiser = nidiff.Denoiser(net, process, "v", conditions=conditions)
+    nidiff.save_model(denoiser, tmp_path / "model")
+    assert nidiff.load_model(tmp_path / "model").conditions == conditions
+    for bound in (denoiser.given(class_labels=1), denoiser.given(class_labels=1).guided(2.0)):
+        with pytest.raises(nidiff.InputError, match="bound"):
+            nidiff.save_model(bound, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("ask", "named"),
+    [
+        (lambda d: d.given(colour=1), "colour .*class_labels"),
+        (lambda d: d.given(class_labels=torch.tensor([0, 2])), "class_labels has 2"),
+        (lambda d: d.given(class_labels=-2), "class_labels has -2"),
+        (lambda d: d.given(class_labels=0.5), "class_labels"),
+        (lambda d: d.given(class_labels=None), "class_labels"),
+        (lambda d: d.guided(2.0), "given"),
+        (lambda d: d.given(class_labels=0).guided(math.nan), "scale"),
+        (lambda d: d.given(class_labels=0).guided(2.0, interval=(3, 1)), "interval"),
+        (lambda d: d.given(class_labels=0).guided(2.0, interval=3), "interval"),
+        (lambda d: d.given(class_labels=0).guided(2.0, null=4), "null"),
+        (lambda d: d.given(class_labels=[0, 1, 0])(torch.zeros(2, 2, 3), d.process.schedule.level(3)), "3 rows"),
+        (lambda d: nidiff.Denoiser(d.net, d.process).given(class_labels=0).guided(2.0), "null"),
+        (lambda d: nidiff.Denoiser(lambda x, label: x, d.process).given(class_labels=0), "takes none"),
+        (lambda d: nidiff.Denoiser(d.net, d.process, conditions={"a": 3}), "conditions"),
+        (lambda d: nidiff.Denoiser(d.net, d.process, conditions=3), "conditions"),
+    ],
+)
+def test_bad_input(ask, named):
+    with pytest.raises(nidiff.InputError, match=named):
+        ask(told(10)[1])
+
+
+def test_guidance_of_a_network_that_never_went_without_is_warned_of():
+    _, denoiser = told(10)
+    never = nidiff.Denoiser(
+        denoiser.net, denoiser.process, "x0", conditions={"class_labels": nidiff.Condition(2, (), -1)}
+    )
+    with pytest.warns(UserWarning, match="dropout"):
+        never.given(class_labels=0).guided(2.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        denoiser.given(class_labels=0).guided(2.0)

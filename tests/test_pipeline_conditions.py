@@ -1,0 +1,265 @@
+"""Conditions, guidance and latents with diffusers: the pipeline's images are those of `nidiff.sample`."""
+
+import json
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, UNet2DConditionModel, UNet2DModel
+
+import nidiff
+from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
+from nidiff.model.network import unet
+
+GFF = nidiff.gaussian_free_field((8, 8))
+LEVELS = nidiff.ddpm_linear(50)
+SAMPLERS = {"ddpm": "ancestral", "ddim": "ddim", "dpmsolver++": "dpmpp_2m"}
+TEXT = torch.randn(3, 2, 6, generator=torch.Generator().manual_seed(0))
+CLASSES = torch.tensor([2, 0, 1])
+# Each network, what it is told about three images, and what it was trained with.
+CASES = {
+    "FieldUNet": ({"class_labels": CLASSES}, nidiff.Condition(classes=3, null=-1, dropout=0.1)),
+    "UNet2DModel": ({"class_labels": CLASSES}, nidiff.Condition(classes=3, null=3, dropout=0.1)),
+    "UNet2DConditionModel": ({"encoder_hidden_states": TEXT}, nidiff.Condition(shape=(2, 6), null=0, dropout=0.1)),
+}
+
+
+def network(name: str):
+    """One with weights that all matter: some begin at 0."""
+    torch.manual_seed(0)
+    sizes = {"sample_size": 8, "in_channels": 1, "out_channels": 1, "layers_per_block": 1, "norm_num_groups": 4}
+    if name == "FieldUNet":
+        net = unet((1, 8, 8), widths=(8,), layers=1, attention=(), num_classes=3)
+    elif name == "UNet2DModel":
+        blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",), "block_out_channels": (8,)}
+        net = UNet2DModel(**sizes, **blocks, num_class_embeds=4)
+    else:
+        net = text_unet(1)
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.2)
+    return net.eval()
+
+
+def text_unet(channels: int) -> UNet2DConditionModel:
+    return UNet2DConditionModel(
+        sample_size=8,
+        in_channels=channels,
+        out_channels=channels,
+        block_out_channels=(8, 8),
+        layers_per_block=1,
+        norm_num_groups=4,
+        cross_attention_dim=6,
+        attention_head_dim=2,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+    )
+
+
+def model(name: str, **options):
+    """The pipeline of a network that knows its conditions."""
+    (told, condition) = CASES[name]
+    options = {"conditions": dict.fromkeys(told, condition), **options}
+    return quiet(NonIsotropicPipeline(network(name), NonIsotropicScheduler(GFF, LEVELS, **options)))
+
+
+def quiet(pipeline):
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+def in_unit_range(x):
+    return (x / 2 + 0.5).clamp(0, 1)
+
+
+# The images of nidiff.sample -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", SAMPLERS)
+@pytest.mark.parametrize("name", CASES)
+def test_a_guided_pipeline_makes_the_images_of_sample_to_the_bit(name, algorithm):
+    told, _ = CASES[name]
+    pipeline = model(name, algorithm=algorithm)  # x̂0 is clipped, after guidance
+    options = {"num_inference_steps": 4, "output_type": "pt", "seeds": [4, 5, 6]}
+    images = pipeline(**options, guidance_scale=2.5, **told).images
+    denoiser, rows = pipeline.scheduler.denoiser(pipeline.unet), pipeline.scheduler.timesteps.tolist()
+    expected = {
+        scale: in_unit_range(
+            nidiff.sample(
+                denoiser.given(**told).guided(scale),
+                (3, 1, 8, 8),
+                sampler=SAMPLERS[algorithm],
+                rows=rows,
+                seeds=[4, 5, 6],
+            )
+        )
+        for scale in (1.0, 2.5)
+    }
+    assert torch.equal(images, expected[2.5])
+    assert torch.equal(pipeline(**options, **told).images, expected[1.0])
+    assert not torch.allclose(expected[1.0], expected[2.5], atol=1e-3)
+    # Nothing told is null told, which the model knows.
+    free = nidiff.sample(denoiser, (3, 1, 8, 8), sampler=SAMPLERS[algorithm], rows=rows, seeds=[4, 5, 6])
+    assert torch.equal(pipeline(**options).images, in_unit_range(free))
+    assert torch.equal(pipeline(**options, guidance_scale=0.0, **told).images, in_unit_range(free))
+
+
+@pytest.mark.parametrize("target", ["eps", "noise", "x0", "v", "score"])
+def test_guidance_of_the_output_is_guidance_of_x0(target):
+    """x̂0 is affine in what the network says: diffusers' formula, in eps, is ours. Clipping each part is another."""
+    net = network("UNet2DModel").double()
+    denoiser = nidiff.Denoiser(net, nidiff.Process(LEVELS, GFF), target).given(class_labels=1)
+    free, level = denoiser.given(class_labels=3), LEVELS.level(25)
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        guided = denoiser.guided(3.0, null={"class_labels": 3})
+        output = free.output(x, level) + 3.0 * (denoiser.output(x, level) - free.output(x, level))
+        expected = denoiser.target.decode(output, x, level, GFF)
+        torch.testing.assert_close(guided(x, level), expected, rtol=1e-9, atol=1e-9)
+        bound = 0.5 * expected.abs().max().item()
+        torch.testing.assert_close(guided.clipped(bound)(x, level), expected.clamp(-bound, bound))
+        parts = [each.clipped(bound)(x, level) for each in (free, denoiser)]
+        assert (parts[0].lerp(parts[1], 3.0) - expected.clamp(-bound, bound)).abs().max() > 1e-3 * bound
+
+
+def test_with_white_noise_a_guided_pipeline_takes_the_steps_of_diffusers():
+    net, peer = network("UNet2DModel"), DDIMScheduler(timestep_spacing="trailing", num_train_timesteps=100)
+    ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((8, 8)), clip_sample=False)
+    peer = DDIMScheduler.from_config(peer.config, clip_sample=False)
+    images = quiet(NonIsotropicPipeline(net, ours))(
+        class_labels=CLASSES,
+        guidance_scale=3.0,
+        null={"class_labels": 3},
+        num_inference_steps=5,
+        output_type="latent",
+        generator=torch.Generator().manual_seed(1),
+    ).images
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    peer.set_timesteps(5)
+    with torch.no_grad():
+        for t in peer.timesteps:
+            eps, free = (net(x, t, class_labels=y).sample for y in (CLASSES, torch.full((3,), 3)))
+            x = peer.step(free + 3.0 * (eps - free), t, x).prev_sample
+    torch.testing.assert_close(images, x, rtol=1e-3, atol=1e-3 * x.abs().max().item())
+
+
+def test_conditions_are_one_per_image_or_one_for_all():
+    pipeline = model("UNet2DModel")
+    options = {"num_inference_steps": 2, "output_type": "pt"}
+    one, tensor, array, every = (
+        pipeline(**options, seeds=[1, 2], class_labels=y).images
+        for y in (2, torch.tensor([2]), torch.tensor([2, 2]).numpy(), [2, 2])
+    )
+    assert torch.equal(one, tensor)
+    assert torch.equal(one, array)
+    assert torch.equal(one, every)
+    assert not torch.equal(one, pipeline(**options, seeds=[1, 2], class_labels=[2, 1]).images)
+    assert len(pipeline(**options, class_labels=range(3)).images) == 3  # as many as there are labels
+
+
+def test_guidance_outside_of_its_interval_is_left_out():
+    pipeline = model("FieldUNet")
+    options = {"num_inference_steps": 3, "output_type": "pt", "seeds": [1], "class_labels": 1}
+    plain, nowhere, everywhere, guided = (
+        pipeline(**options, **more).images
+        for more in (
+            {},
+            {"guidance_scale": 3.0, "interval": (200, 300)},
+            {"guidance_scale": 3.0, "interval": (0, 49)},
+            {"guidance_scale": 3.0},
+        )
+    )
+    assert torch.equal(plain, nowhere)
+    assert torch.equal(guided, everywhere)
+    assert not torch.equal(plain, guided)
+
+
+# A model folder --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_conditional_model_keeps_its_conditions_in_every_folder(name, tmp_path):
+    told, condition = CASES[name]
+    first = model(name)
+    options = {**told, "guidance_scale": 2.0, "num_inference_steps": 2, "output_type": "pt", "seeds": [1, 2, 3]}
+    images = first(**options).images
+    nidiff.save_model(first.scheduler.denoiser(first.unet), tmp_path / "ours")
+    first.save_pretrained(tmp_path / "theirs")
+    for folder in (tmp_path / "ours", tmp_path / "theirs"):
+        assert torch.equal(quiet(NonIsotropicPipeline.from_pretrained(folder))(**options).images, images)
+        denoiser = nidiff.load_model(folder)
+        assert type(denoiser.net).__name__ == name
+        assert denoiser.conditions == dict.fromkeys(told, condition)
+        rows = first.scheduler.timesteps.tolist()
+        x = nidiff.sample(denoiser.given(**told).guided(2.0), (3, 1, 8, 8), rows=rows, seeds=[1, 2, 3])
+        assert torch.equal(in_unit_range(x), images)
+
+
+def test_a_damaged_conditional_network_is_named(tmp_path):
+    pipeline = model("UNet2DConditionModel")
+    nidiff.save_model(pipeline.scheduler.denoiser(pipeline.unet), tmp_path / "m")
+    (tmp_path / "m" / "manifest.json").unlink()
+    file = tmp_path / "m" / "unet" / "config.json"
+    config = json.loads(file.read_text())
+    for key, value in (("cross_attention_dim", 7), ("act_fn", "nothing"), ("sample_size", "large")):
+        file.write_text(json.dumps({**config, key: value}))
+        with pytest.raises(nidiff.InputError, match="unet"):
+            nidiff.load_model(tmp_path / "m")
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "words"),
+    [
+        ("UNet2DModel", {"labels": 1}, "labels is not a condition.*'class_labels'"),
+        ("UNet2DConditionModel", {"class_labels": 1}, "class_labels.*'encoder_hidden_states'"),
+        ("UNet2DModel", {"batch_size": 2, "class_labels": [0, 1, 2]}, "class_labels has 3 rows for 2 images"),
+        ("UNet2DModel", {"seeds": [1], "class_labels": [0, 1]}, "class_labels has 2 rows for 1 images"),
+        ("UNet2DModel", {"class_labels": 4}, "class_labels has 4"),
+        ("FieldUNet", {"class_labels": [0.5]}, "class_labels.*whole numbers"),
+        ("UNet2DConditionModel", {"encoder_hidden_states": TEXT[..., :5]}, r"encoder_hidden_states.*\[B, 2, 6\]"),
+        ("UNet2DModel", {"guidance_scale": 2.0}, "guidance_scale=2.0 needs a condition"),
+        ("UNet2DModel", {"guidance_scale": float("nan"), "class_labels": 1}, "guidance_scale"),
+        ("UNet2DModel", {"guidance_scale": 2.0, "class_labels": 1, "null": 3}, "null"),
+        ("UNet2DModel", {"guidance_scale": 2.0, "class_labels": 1, "interval": (5, 1)}, "interval"),
+    ],
+)
+def test_bad_conditions_are_refused_by_name(name, given, words):
+    with pytest.raises(nidiff.InputError, match=words):
+        model(name)(num_inference_steps=2, output_type="pt", **given)
+
+
+@pytest.mark.parametrize("name", ["UNet2DModel", "UNet2DConditionModel"])
+def test_a_missing_condition_and_a_missing_null_are_asked_for(name):
+    told, _ = CASES[name]
+    pipeline, argument = model(name, conditions=None), next(iter(told))
+    with pytest.raises(nidiff.InputError, match=f"{argument} is missing"):
+        pipeline(3)
+    with pytest.raises(nidiff.InputError, match=f"null is missing.*{argument}"):
+        pipeline(guidance_scale=2.0, **told)
+    null = {key: torch.full_like(value[:1], 3) for key, value in told.items()}
+    assert len(pipeline(guidance_scale=2.0, null=null, num_inference_steps=2, **told).images) == 3
+
+
+def test_guidance_of_a_model_trained_without_dropout_warns():
+    never = {"class_labels": nidiff.Condition(classes=3, null=3)}
+    with pytest.warns(UserWarning, match="dropout of class_labels"):
+        model("UNet2DModel", conditions=never)(class_labels=1, guidance_scale=2.0, num_inference_steps=1)
+
+
+def test_a_step_is_taken_with_a_denoiser_of_this_scheduler_only():
+    pipeline = model("FieldUNet")
+    scheduler = pipeline.scheduler
+    scheduler.set_timesteps(2)
+    x, t = scheduler.init_noise((1, 1, 8, 8)), scheduler.timesteps[0]
+    denoiser = scheduler.denoiser(pipeline.unet)
+    with torch.no_grad():
+        ours = scheduler.step_with(denoiser.given(class_labels=2), t, x)
+        output = pipeline.unet(x, t, class_labels=torch.tensor([2]))
+    theirs = scheduler.step(output, t, x)
+    assert torch.equal(ours.prev_sample, theirs.prev_sample)
+    assert torch.equal(ours.pred_original_sample, theirs.pred_original_sample)
+    with pytest.raises(nidiff.InputError, match="denoiser"):
+        scheduler.step_with(pipeline.unet, t, x)
+    with pytest.raises(nidiff.InputError, match="denoiser has another process"):
+        scheduler.step_with(model("FieldUNet").scheduler.denoiser(pipeline.unet), t, x)

@@ -1,0 +1,159 @@
+"""Noisy data y = x0 + noise · Σ^½ eps are a state of the process: sampling that starts there draws from p(x0 | y)."""
+
+import math
+
+import pytest
+import torch
+
+import nidiff
+
+SHAPE, LEVELS, NOISE = (1, 6, 6), 500, 0.7
+SIGMA = nidiff.gaussian_free_field(SHAPE[1:])
+DATA = nidiff.GaussianModel(0.5 * torch.ones(SHAPE), nidiff.power_law(SHAPE[1:], 3.0))  # another spectrum than Σ's
+PROCESS = nidiff.Process(nidiff.ddpm_cosine(LEVELS), SIGMA)
+EXACT = DATA.denoiser(PROCESS)
+LEVEL = PROCESS.schedule.level_with_noise(NOISE)
+WHITE = nidiff.Identity(SHAPE[1:])
+
+
+def noisy(count, noise=SIGMA, seed=0):
+    """Clean fields, and the same with noise of a colour."""
+    source = torch.Generator().manual_seed(seed)
+    x0 = DATA.sample((count, *SHAPE), source, dtype=torch.float64)
+    return x0, x0 + NOISE * noise.sample((count, *SHAPE), source, dtype=torch.float64)
+
+
+def draw(y, **options):
+    """A sample for each y, in float64."""
+    options = {"sampler": "ancestral", "dtype": torch.float64, "level": LEVEL, **options}
+    torch.manual_seed(0)
+    return nidiff.sample(EXACT, tuple(y.shape), start=y, **options)
+
+
+def posterior(y):
+    """The mean [N, 1, 6, 6] and the standard deviation per mode of x0 given y, from the spectra alone:
+    gain = C / (C + noise² Σ), mean = μ + gain (y − μ), variance = noise² Σ gain."""
+    data, noise = DATA.covariance.eigenvalues, NOISE**2 * SIGMA.eigenvalues
+    gain = data / (data + noise)
+    centred = DATA.covariance.with_eigenvalues(gain).matmul(y - DATA.mean)
+    return DATA.mean + centred, (noise * gain) ** 0.5
+
+
+def in_modes(x):
+    """Orthonormal coefficients of every mode, real: amplitudes of cosines and sines."""
+    return (torch.fft.fft2(x, norm="ortho").real + torch.fft.fft2(x, norm="ortho").imag).flatten(1)
+
+
+def covered(x0, draws, k):
+    """Which numbers of x0 [N, D] lie between the k-th from below and the k-th from above of their draws [N, S, D]. If
+    all are draws of one law, whatever it is, that has the probability 1 − 2k / (S + 1)."""
+    rising = draws.sort(1).values
+    return (x0 >= rising[:, k - 1]) & (x0 <= rising[:, -k])
+
+
+def calibration(noise, count=60, samples=59):
+    """Coverage of the 50 % and the 90 % interval of the modes, each with its standard error over items."""
+    x0, y = noisy(count, noise)
+    draws = in_modes(draw(y.repeat_interleave(samples, 0))).reshape(count, samples, -1)
+    inside = [covered(in_modes(x0), draws, k).double().mean(1) for k in (15, 3)]
+    return [(one.mean().item(), (one.std() / math.sqrt(count)).item()) for one in inside]
+
+
+def test_the_samples_have_the_mean_and_covariance_of_the_posterior_as_steps_grow():
+    _, y = noisy(1, seed=1)
+    mean, spread = posterior(y)
+    count, errors = 3000, []
+    for num_steps in (4, 16, None):
+        found = draw(y.expand(count, *SHAPE), num_steps=num_steps)
+        ratio = in_modes(found - mean).square().mean(0) / spread.flatten().square()
+        errors.append((ratio - 1).abs().mean().item())
+        off = in_modes(found.mean(0, keepdim=True) - mean)[0] / spread.flatten()
+    assert errors[0] > 2.5 * errors[1] > 5 * errors[2]  # of first order, down to the noise of so many draws
+    assert errors[2] < 0.02 + math.sqrt(2 / count)
+    assert (off.square().sum() * count).item() < 36 + 5 * math.sqrt(2 * 36)
+
+
+def test_intervals_cover_as_often_as_they_say_on_gaussian_fields():
+    for (share, error), expected in zip(calibration(SIGMA), (0.5, 0.9), strict=True):
+        assert abs(share - expected) < 4 * error + 0.005  # and what is left of the error of the steps
+
+
+def test_noise_of_another_colour_is_not_calibrated():
+    """The control: white noise of the same amount is not a state of a process under Σ."""
+    (half, half_error), (most, most_error) = calibration(WHITE)
+    assert most < 0.9 - 6 * most_error
+    assert half < 0.5 - 2 * half_error
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "dpmpp_2m"])
+def test_a_deterministic_sampler_has_one_answer_and_no_spread(sampler):
+    _, y = noisy(1)
+    found = draw(y.expand(5, *SHAPE), sampler=sampler, num_steps=10)
+    assert torch.equal(found, found[:1].expand_as(found))
+    assert draw(y.expand(5, *SHAPE), num_steps=10).std(0).min() > 0.01
+
+
+def test_seeds_decide_the_draws_and_a_row_is_as_good_as_its_level():
+    _, y = noisy(3)
+    first = draw(y, seeds=[5, 6, 7], num_steps=10)
+    assert torch.equal(first, draw(y, seeds=[5, 6, 7], num_steps=10, level=LEVEL.label))
+    assert torch.equal(first[1:2], draw(y[1:2], seeds=[6], num_steps=10))
+    assert not torch.equal(first, draw(y, seeds=[8, 9, 10], num_steps=10))
+
+
+def test_digits_under_noise_lie_in_the_intervals_of_the_model_that_ships():
+    """A trained network: 30 held-out digits, and the tolerance is what such a network is off
+    (benchmarks/calibration_of_start.py has the measurement)."""
+    denoiser, count, samples = nidiff.load_model("digits"), 30, 19
+    data = nidiff.load_dataset("digits", split="test")
+    x0 = data.batch(torch.arange(0, len(data), len(data) // count)[:count])
+    source = torch.Generator().manual_seed(0)
+    y = x0 + 0.5 * denoiser.process.noise(tuple(x0.shape), source)
+    level = denoiser.process.schedule.level_with_noise(0.5)
+    shown = y.repeat_interleave(samples, 0)
+    seeds = range(len(shown))
+    found = nidiff.sample(
+        denoiser, tuple(shown.shape), sampler="ancestral", num_steps=12, start=shown, level=level, seeds=seeds
+    )
+    draws = in_modes(found).reshape(count, samples, -1)
+    for k, expected in ((5, 0.5), (1, 0.9)):
+        assert abs(covered(in_modes(x0), draws, k).float().mean().item() - expected) < 0.12
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"level": None}, "level"),
+        ({"level": LEVELS}, "level=500 does not exist"),
+        ({"level": -1}, "level=-1 does not exist"),
+        ({"level": "high"}, "level='high'"),
+        ({"level": math.nan}, "level=nan"),
+        ({"level": LEVEL, "rows": [3, 0]}, "rows and level"),
+        ({"level": LEVEL, "initial": torch.zeros(2, *SHAPE)}, "initial and start"),
+        ({"level": LEVEL, "bound": 0.1}, "bound"),
+    ],
+)
+def test_a_level_that_makes_no_sense_is_refused(given, words):
+    _, y = noisy(2)
+    with pytest.raises(nidiff.InputError, match=words):
+        nidiff.sample(EXACT, tuple(y.shape), start=y, **given)
+
+
+def test_data_that_are_no_state_are_refused():
+    _, y = noisy(2)
+    hole = y.clone()
+    hole[0, 0, 2, 3] = math.nan
+    for bad, words in (
+        (hole, "start has NaN"),
+        (y[:1], "start has shape"),
+        (y[:, 0], "start has shape"),
+        (y * 1j, "start is a Tensor"),
+    ):
+        with pytest.raises(nidiff.InputError, match=words):
+            nidiff.sample(EXACT, (2, *SHAPE), start=bad, level=LEVEL)
+    with pytest.raises(nidiff.InputError, match="level"):
+        nidiff.sample(EXACT, (2, *SHAPE), level=LEVEL)
+    low, high = (PROCESS.schedule.level(row) for row in (0, LEVELS - 1))
+    for beyond in (0.9 * low.sigma / low.signal, 1.1 * high.sigma / high.signal, 0.0, -1.0):
+        with pytest.raises(nidiff.InputError, match="deviation"):
+            PROCESS.schedule.level_with_noise(beyond)
