@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Nats and bits per dimension of held-out data under a model and under their Gaussian N(mu, C), with errors."""
+    """Nats and bits per dimension of held-out data under a model and under their Gaussian N(mu, C), with errors.
+
+    A model that was trained with classes is told those of the data, which gives log p(x | class). Of other conditions
+    it is told that they are not given.
+    """
 
     run_or_model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory, a model folder, or the name of a model that ships."""
@@ -25,6 +29,8 @@ class Likelihood:
     """What the axes of arrays are, such as NCHW, as in nidiff train."""
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: test if there is one)")] = None
     """train or test, the held-out part."""
+    unconditional: bool = False
+    """Do not tell the model the classes of the data, which gives log p(x)."""
     num_images: int = 64
     """Items at most, spread over the data."""
     trace: str = "hutchinson"
@@ -43,6 +49,7 @@ class Likelihood:
     """Print JSON."""
 
     def run(self) -> None:
+        from nidiff.diffusion.condition import CLASSES
         from nidiff.errors import InputError
         from nidiff.evaluation.likelihood import measure_likelihood
         from nidiff.evaluation.real import real_data
@@ -63,9 +70,12 @@ class Likelihood:
             "rtol": self.rtol,
             "atol": self.atol,
         }
+        denoiser, classes = model.denoiser, model.denoiser.conditions.get(CLASSES)
+        if self.unconditional and classes is not None:
+            denoiser = denoiser.given(**{CLASSES: classes.absent})
         amount = {"num_images": self.num_images, "batch": self.batch, "seed": self.seed}
         with progress_bar(f"likelihood of {real.name}", "items") as progress:
-            found = measure_likelihood(model.denoiser, real.data, **amount, **solving, progress=progress)
+            found = measure_likelihood(denoiser, real.data, **amount, **solving, progress=progress)
         about = {
             "run": model.name,
             "model_sha256": model.sha256,
@@ -74,6 +84,7 @@ class Likelihood:
             "num_images": len(found.log_prob),
             "dimensions": found.dimensions,
             "dequantised": found.is_whole,
+            **({} if classes is None else {"of_class": found.of_class}),
             "seed": self.seed,
             **solving,
         }
@@ -108,11 +119,13 @@ def _text(about: dict[str, object], summary: dict[str, dict[str, "Measured"]]) -
         if about["dequantised"]
         else "the density in the units of the data"
     )
+    told = {True: "The model is told the class of each item: log p(x | class).", False: "The model is told no class."}
     lines = [
         f"-log p per dimension of {about['num_images']} items of {about['data']} ({part}), less is better",
         aligned(rows),
         f"Of {about['dimensions']} dimensions; {units}; +- is the standard error over items.",
     ]
+    lines += [told[bool(about["of_class"])]] if "of_class" in about else []
     if "gaussian" not in summary:
         lines.append("The model has no Gaussian of its data (--gaussian none), so there is no baseline.")
     return "\n".join(lines)

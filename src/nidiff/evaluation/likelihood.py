@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nidiff.data.dataset import LARGEST, Dataset
+from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.errors import InputError, expect
 from nidiff.evaluation.results import Measured
@@ -34,6 +35,8 @@ class Likelihood:
     """Numbers in an item."""
     is_whole: bool
     """Whether the data are whole numbers, to which noise from −½ to ½ was added."""
+    of_class: bool = False
+    """Whether the model was told the class of each item: log p(x | class). The Gaussian never is."""
 
     def cost(self, log_prob: Tensor, *, of_data: bool = True, unit: float = 1.0) -> Measured:
         """−log p per dimension and ``unit`` (nats), its mean over items and the standard error of that."""
@@ -75,7 +78,8 @@ def measure_likelihood(
 
     x̂0 is not clipped, or the flow would have kinks. To whole numbers v, noise uniform on [−½, ½] is added, so that
     −log₂ p bounds the bits that v costs. ``seed`` decides that noise and the probes; ``options`` are those of
-    `nidiff.log_likelihood`.
+    `nidiff.log_likelihood`. A model that was trained with classes, and has none bound, is told the labels of the data
+    where they have them: then it is log p(x | class).
     """
     check_denoiser(denoiser)
     expect("data", data, Dataset, "give what nidiff.load_dataset returns")
@@ -92,6 +96,7 @@ def measure_likelihood(
     smooth, gaussian = denoiser.clipped(None), denoiser.gaussian
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
+    labels = data.labels if CLASSES in denoiser.conditions.keys() - denoiser.bound.keys() else None
     found = []  # of each part: log p, log volume, and log N
     for part in rows.split(min(batch, len(rows))):
         values = data.stored(part).double()
@@ -100,11 +105,13 @@ def measure_likelihood(
             values = values + torch.special.ndtr(white_noise(values.shape, generators, dtype=torch.float64)) - 0.5
         x = scaling.to_model(values)
         normal = x.new_zeros(len(x)) if gaussian is None else gaussian.log_prob(x)
-        found.append((_log_prob(smooth, x, generators, options).double(), scaling.log_volume(values), normal))
+        told = smooth if labels is None else smooth.given(**{CLASSES: labels[part]})
+        found.append((_log_prob(told, x, generators, options).double(), scaling.log_volume(values), normal))
         if progress is not None:
             progress(min(len(found) * batch, len(rows)), len(rows))
     model, volume, normal = (torch.cat(each) for each in zip(*found, strict=True))
-    return Likelihood(model, volume, None if gaussian is None else normal, math.prod(data.shape), is_whole)
+    size, of_class = math.prod(data.shape), labels is not None
+    return Likelihood(model, volume, None if gaussian is None else normal, size, is_whole, of_class)
 
 
 def _log_prob(denoiser: Denoiser, x: Tensor, generators: list[torch.Generator], options: Mapping[str, Any]) -> Tensor:

@@ -140,7 +140,7 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
     """Where the numbers come from: one sentence if it is the same for all, else one for each mark in the table."""
     found = [f"{mark} {source}".lstrip() for source, mark in _marks(results).items()]
     grouped = any(one.over is not None for result in results for one in result.metrics.values())
-    known = {share for result in results if fits(share := result.details.get("classifier"), float)}
+    known = {float(share) for share in (one.details.get("classifier", "") for one in results) if fits(share, float)}
     named = [RIGHT_CLASS.format(", ".join(f"{share:.1%}" for share in sorted(known)))] if known else []
     return [style.escape(note) for note in (*found, *named, *([OVER_SEEDS] if grouped else []))]
 

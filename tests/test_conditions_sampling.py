@@ -1,0 +1,354 @@
+"""What the image of a seed is told is a function of the seed: classes, guidance and conditions on the command line."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import nidiff
+from nidiff.cli import main
+from nidiff.commands.flags import parse_classes
+from nidiff.data.dataset import Dataset, quantise
+from nidiff.data.grid import Grid
+from nidiff.diffusion.scaling import PIXELS
+from nidiff.errors import InputError
+from nidiff.evaluation.bench import open_bench
+from nidiff.evaluation.cell import evaluate_images
+from nidiff.evaluation.likelihood import measure_likelihood
+from nidiff.evaluation.results import read_results
+from nidiff.evaluation.table import markdown, text
+from nidiff.generation.folder import SampleFolder
+from nidiff.generation.job import Job, run_job
+from nidiff.generation.opened import Alone, Model, cell_name, open_model, plan_job
+from nidiff.generation.told import classes_text
+from nidiff.model.folder import save_model
+from nidiff.model.unet import FieldUNet
+from nidiff.sealed import digest
+from nidiff.training.experiment import Experiment
+
+FLAGS = ("--seeds", "0-19", "--num-steps", "3", "--tile", "8", "--floats")
+CPU = Alone(torch.device("cpu"))
+PROCESS = nidiff.Process(nidiff.ddpm_linear(40), nidiff.gaussian_free_field((8, 8)))
+
+
+def conditional_model(folder: Path, dropout: float = 0.1) -> Path:
+    """A model that was never trained, whose images depend on their class."""
+    torch.manual_seed(0)
+    net = FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
+    with torch.no_grad():
+        net.classes.weight.mul_(5)
+        for weight in net.last.parameters():
+            weight.normal_(0, 0.2)
+    conditions = {"class_labels": nidiff.Condition(10, (), -1, dropout)}
+    save_model(nidiff.Denoiser(net, PROCESS, "x0", 1.0, PIXELS, conditions=conditions), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return conditional_model(tmp_path_factory.mktemp("conditional") / "model")
+
+
+@pytest.fixture
+def draw(model, tmp_path, capsys):
+    """The arrays that a command line draws; each in a folder of its own, unless it is named."""
+    count = iter(range(100))
+
+    def run(*flags, out=None):
+        out = tmp_path / str(next(count)) if out is None else out
+        code = main(["sample", str(model), "--out", str(out), *FLAGS, *flags])
+        log = capsys.readouterr().err
+        assert code == 0, log
+        with np.load(out / "samples.npz", allow_pickle=False) as content:
+            return dict(content)
+
+    return run
+
+
+# A seed has a class ----------------------------------------------------------------------------------------------
+
+
+def test_the_class_is_a_function_of_the_seed(model, draw):
+    found = draw("--classes", "7,0-2")
+    assert found["classes"].tolist() == [7, 0, 1, 2] * 5
+    denoiser = nidiff.load_model(model).given(class_labels=torch.tensor([7, 0, 1, 2] * 5))
+    expected = nidiff.sample(denoiser, (20, 1, 8, 8), num_steps=3, seeds=range(20), tile=8)
+    assert np.array_equal(found["arr_0"], expected.movedim(1, -1).numpy())
+    some = draw("--classes", "7,0-2", "--seeds", "5,6,11")
+    assert some["classes"].tolist() == [0, 1, 2]
+    assert np.array_equal(some["arr_0"], found["arr_0"][[5, 6, 11]])
+    turned = draw("--classes", "0-2,7")
+    assert not any(np.array_equal(*pair) for pair in zip(found["arr_0"], turned["arr_0"], strict=True))
+
+
+def test_without_a_flag_all_classes_have_their_turn(draw):
+    found, asked = draw(), draw("--classes", "0-9")
+    assert found["classes"].tolist() == [*range(10)] * 2
+    assert np.array_equal(found["arr_0"], asked["arr_0"])
+    assert "classes" not in draw("--classes", "none")
+
+
+@pytest.mark.parametrize("batch", ["1", "7"])
+def test_the_batch_does_not_change_a_bit(draw, tmp_path, batch):
+    flags = ("--classes", "0,3,5", "--guidance", "2.5")
+    draw(*flags, out=tmp_path / "a")
+    draw(*flags, "--batch", batch, out=tmp_path / "b")
+    assert (tmp_path / "a" / "samples.npz").read_bytes() == (tmp_path / "b" / "samples.npz").read_bytes()
+
+
+def test_scale_one_is_the_condition_and_zero_is_none(draw, tmp_path):
+    plain, guided, free = draw(out=tmp_path / "plain"), draw("--guidance", "2"), draw("--classes", "none")
+    draw("--guidance", "1", out=tmp_path / "plain")  # the same job, or it would be refused
+    assert np.array_equal(draw("--guidance", "0")["arr_0"], free["arr_0"])
+    for one, other in ((plain, guided), (plain, free), (guided, free)):
+        assert not np.array_equal(one["arr_0"], other["arr_0"])
+
+
+def test_between_no_rows_there_is_no_guidance(draw):
+    whole = draw("--guidance", "3")
+    assert np.array_equal(draw("--guidance", "3", "--guidance-interval", "0", "39")["arr_0"], whole["arr_0"])
+    nowhere, high = (
+        draw("--guidance", "3", "--guidance-interval", *rows)["arr_0"] for rows in (("3.1", "3.2"), ("20", "39"))
+    )
+    assert np.array_equal(nowhere, draw()["arr_0"])
+    assert not any(np.array_equal(high, other) for other in (nowhere, whole["arr_0"]))
+
+
+def test_the_grid_has_a_column_for_each_class(draw, tmp_path):
+    draw("--classes", "4,8,1", "--seeds", "0-5", out=tmp_path / "g")
+    with Image.open(tmp_path / "g" / "grid.png") as grid:
+        assert grid.size == (8 * (3 * 9 - 1), 8 * (2 * 9 - 1))  # two rows; each pixel is 8 × 8 there
+
+
+def test_classes_are_read_in_the_order_given_and_written():
+    assert parse_classes("8, 0-2,8") == [8, 0, 1, 2, 8]
+    assert parse_classes("none") == []
+    for words in ("0-9", "3", "8,0,1", "0-2,7"):
+        assert classes_text(parse_classes(words)) == words
+    with pytest.raises(InputError, match="classes"):
+        parse_classes("a-b")
+
+
+# Jobs ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_told_is_part_of_the_job_only_where_it_is_set(model):
+    opened = open_model(model, CPU)
+    plain = Job("model", "ddim", 5, "uniform").to_json()
+    assert not {"classes", "guidance", "interval", "condition", "rows"} & plain.keys()
+    asked = [{}, {"classes": []}, {"classes": [1, 2]}, {"classes": [2, 1]}, {"guidance": 2}]
+    asked += [{"guidance": 2, "guidance_interval": (3, 7)}]
+    jobs = [plan_job(opened, **one) for one in asked]
+    assert len({digest(job.to_json()) for job in jobs}) == len({cell_name(job) for job in jobs}) == len(asked)
+    assert "classes=0-9-guidance=2.0" in cell_name(jobs[4])
+    assert json.loads(json.dumps(jobs[5].to_json())) == jobs[5].to_json()
+    assert plan_job(opened, guidance=1) == jobs[0]
+
+
+def test_another_list_of_classes_is_another_job(draw, model, tmp_path, capsys):
+    draw("--classes", "0-4", out=tmp_path / "a")
+    before = (tmp_path / "a" / "samples.npz").read_bytes()
+    for flags, word in ((("--classes", "4"), "classes"), (("--classes", "0-4", "--guidance", "2"), "guidance")):
+        assert main(["sample", str(model), "--out", str(tmp_path / "a"), *FLAGS, *flags]) == 2
+        log = capsys.readouterr().err
+        assert "another job" in log
+        assert word in log
+    assert (tmp_path / "a" / "samples.npz").read_bytes() == before
+    assert main(["sample", str(model), "--out", str(tmp_path / "a"), *FLAGS, "--classes", "none"]) == 2
+
+
+# Conditions from a file ------------------------------------------------------------------------------------------
+
+
+class Shifted(torch.nn.Module):
+    """x̂0 is a constant field, the sum of its two parameters."""
+
+    def forward(self, x, label, parameters=None):
+        return parameters.sum(1).reshape(-1, 1, 1, 1).expand_as(x).nan_to_num(0.5)
+
+
+def told_model(dropout: float = 0.1) -> Model:
+    conditions = {"parameters": nidiff.Condition(shape=(2,), dropout=dropout)}
+    denoiser = nidiff.Denoiser(Shifted(), PROCESS, "x0", conditions=conditions)
+    return Model(Path("told"), denoiser, (1, 8, 8), "0" * 64, Grid(("y", "x")))
+
+
+def means(model: Model, out: Path, seeds, **options) -> np.ndarray:
+    job = plan_job(model, "ddim", 3, **options)
+    folder = SampleFolder(out, job, model.shape, grid=model.grid)
+    run_job(model.denoiser, folder, seeds, batch=2, state=CPU)
+    return folder.read(seeds).mean((1, 2, 3)).numpy()
+
+
+def test_a_seed_is_told_its_row_of_the_file(tmp_path):
+    rows = np.array([[0.1, 0.2], [-0.3, 0.1], [0.0, 0.4]])
+    np.save(tmp_path / "c.npy", rows)
+    model, seeds, expected = told_model(), [0, 1, 2, 3, 8], rows.sum(1)[[0, 1, 2, 0, 2]]
+    assert np.allclose(means(model, tmp_path / "a", seeds, condition=tmp_path / "c.npy"), expected, atol=1e-6)
+    guided = means(model, tmp_path / "b", seeds, condition=tmp_path / "c.npy", guidance=3)
+    assert np.allclose(guided, 0.5 + 3 * (expected - 0.5), atol=1e-5)
+    assert np.allclose(means(model, tmp_path / "c", seeds), 0.5, atol=1e-6)  # which null is
+
+
+def test_a_job_knows_the_contents_of_the_file(tmp_path):
+    rows, model = np.array([[0.1, 0.2], [-0.3, 0.1]]), told_model()
+    np.save(tmp_path / "a.npy", rows)
+    np.savez(tmp_path / "b.npz", parameters=rows)
+    np.save(tmp_path / "c.npy", rows[::-1])
+    a, b, c = (plan_job(model, condition=tmp_path / name).to_json() for name in ("a.npy", "b.npz", "c.npy"))
+    assert a == b
+    assert a["condition"] != c["condition"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (np.zeros((4, 3)), r"condition=.*\[N, 2\]"),
+        (np.zeros((0, 2)), "condition="),
+        (np.zeros(()), "condition="),
+        (np.zeros((4, 2), dtype=bool), "condition="),
+        (np.array([[0.0, 0.0], [0.0, np.nan]]), "condition=.* in row 1"),
+        (np.array([["a", "b"]]), "condition="),
+    ],
+)
+def test_rows_that_the_network_was_not_trained_with_are_refused(tmp_path, rows, words):
+    np.save(tmp_path / "c.npy", rows)
+    with pytest.raises(InputError, match=words):
+        plan_job(told_model(), condition=tmp_path / "c.npy")
+
+
+def test_files_that_are_no_conditions_are_refused(tmp_path, model):
+    (tmp_path / "c.npy").write_text("no array")
+    np.savez(tmp_path / "d.npz", parameters=np.zeros((1, 2)), parametres=np.zeros((1, 2)))
+    np.save(tmp_path / "e.npy", np.zeros((1, 2)))
+    for name in ("c.npy", "d.npz", "missing.npy"):
+        with pytest.raises(InputError, match="condition="):
+            plan_job(told_model(), condition=tmp_path / name)
+    with pytest.raises(InputError, match="condition="):
+        plan_job(open_model(model, CPU), condition=tmp_path / "e.npy")
+    with pytest.raises(InputError, match="condition is missing"):
+        plan_job(told_model(dropout=0.0))
+
+
+# Bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--classes", "0-10"), "classes has 10"),
+        (("--classes", "-1"), "classes"),
+        (("--classes", "a"), "--classes='a'"),
+        (("--classes", "none", "--guidance", "2"), "--guidance=2.0 needs"),
+        (("--guidance", "x"), "--guidance"),
+        (("--guidance", "inf"), "--guidance"),
+        (("--guidance-interval", "3", "4"), "--guidance-interval"),
+        (("--guidance", "2", "--guidance-interval", "4", "3"), "--guidance-interval"),
+        (("--guidance", "2", "--guidance-interval", "0", "40"), "from 0 to 39"),
+        (("--guidance", "2", "--guidance-interval", "3"), "--guidance-interval"),
+        (("--condition", "c.npy"), "--condition='c.npy'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_bad_flags_exit_with_2_and_write_nothing(model, tmp_path, capsys, flags, words):
+    assert main(["sample", str(model), "--out", str(tmp_path / "x"), *FLAGS, *flags]) == 2
+    out, log = capsys.readouterr()
+    assert words in log
+    assert "Traceback" not in log
+    assert out == ""
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_model_without_classes_refuses_them():
+    plain = Model(Path("plain"), nidiff.Denoiser(lambda x, t: x, PROCESS), (1, 8, 8), "0" * 64, Grid(("y", "x")))
+    with pytest.raises(InputError, match="classes='0-3'"):
+        plan_job(plain, classes=[0, 1, 2, 3])
+    with pytest.raises(InputError, match="guidance=2"):
+        plan_job(plain, guidance=2)
+    assert plan_job(plain, classes=[]) == plan_job(plain)
+
+
+@pytest.mark.filterwarnings("default")
+def test_guidance_without_dropout_is_warned_of_in_one_sentence(tmp_path, capsys):
+    model = conditional_model(tmp_path / "model", dropout=0.0)
+    assert main(["sample", str(model), "--out", str(tmp_path / "a"), *FLAGS, "--batch", "5", "--guidance", "2"]) == 0
+    log = capsys.readouterr().err
+    assert log.count("dropout") == 2  # of the sentence: without dropout …: condition_dropout
+    assert log.startswith("nidiff: the network was trained without dropout")
+    assert ".py" not in log
+    assert main(["sample", str(model), "--out", str(tmp_path / "b"), *FLAGS, "--classes", "none"]) == 2
+    assert "classes is missing" in capsys.readouterr().err
+
+
+# Tables ----------------------------------------------------------------------------------------------------------
+
+
+def test_real_images_have_their_classes_and_others_have_not():
+    """Digits against themselves: each class is at distance 0, and nearly all are recognised. With the labels turned by
+    one, the whole is still at distance 0, and no class is."""
+    digits = nidiff.load_dataset("digits")
+    rows = torch.arange(0, len(digits), 3)
+    data = Dataset(digits.stored(rows), digits.labels[rows])
+    bench = open_bench(Path("digits"), data, features="pixels", bootstrap=0)
+    found, turned = (evaluate_images(data, bench, classes=labels) for labels in (data.labels, (data.labels + 1) % 10))
+    for one in (found, turned):
+        assert one.metrics["FD-pixels"].value == pytest.approx(0, abs=1e-6)
+    assert found.metrics["right class"].value > 0.95
+    assert turned.metrics["right class"].value < 0.05
+    assert found.details["classifier"] > 0.9
+    assert [*found.details["by_class"]] == [str(one) for one in range(10)]
+    for name, bound in (("FD-pixels", 1e-6), ("right class", None)):
+        ours, others = ([one[name]["value"] for one in each.details["by_class"].values()] for each in (found, turned))
+        assert (max(ours) < bound < 1 < min(others)) if bound else (max(others) < 0.3 < 0.8 < min(ours))
+    for words in (text([found]), markdown([found])):
+        assert "By class: right class" in words
+
+
+def test_evaluate_compares_with_real_data_of_the_same_classes(model, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(model, run / "model")
+    (run / "experiment.json").write_text(json.dumps(Experiment().to_json()))
+    flags = ("--seeds", "0-29", "--num-steps", "2", "--features", "pixels", "--bootstrap", "0")
+    flags = (*flags, "--num-real", "300", "--classes", "3,5", "--guidance", "1.5")
+    assert main(["evaluate", str(run), *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    labels = nidiff.load_dataset("digits").labels
+    spread = torch.linspace(0, len(labels) - 1, 300, dtype=torch.float64).long()
+    assert found["provenance"]["num_real"] == int(torch.isin(labels[spread], torch.tensor([3, 5])).sum())
+    assert found["options"] == {"classes": "3,5", "guidance": 1.5}
+    assert [*found["details"]["by_class"]] == ["3", "5"]
+    assert main(["evaluate", str(run), *flags]) == 0
+    assert "classes=3,5, guidance=1.5" in capsys.readouterr().out
+    assert len(read_results(run / "metrics.json")) == 1  # asked again, it is not measured again
+    table = ["table", str(run), *flags, "--samplers", "dpmpp_2m", "--out", str(tmp_path / "t")]
+    assert main(table) == 0
+    assert "## By class: FD-pixels" in (tmp_path / "t" / "table.md").read_text()
+    assert len(read_results(run / "metrics.json")) == 1
+
+
+def test_real_data_without_the_class_are_refused():
+    digits = nidiff.load_dataset("digits")
+    rows = (digits.labels != 4).nonzero()[:60, 0]
+    bench = open_bench(Path("digits"), Dataset(digits.stored(rows), digits.labels[rows]), features="pixels")
+    with pytest.raises(InputError, match="classes has 4"):
+        bench.of_classes([3, 4])
+    with pytest.raises(InputError, match="classes has shape"):
+        evaluate_images(quantise(torch.zeros(9, 1, 8, 8)), bench, classes=[1, 2])
+
+
+def test_the_likelihood_is_that_given_the_class(model):
+    denoiser, digits = nidiff.load_model(model), nidiff.load_dataset("digits")
+    rows = (digits.labels == 3).nonzero()[:2, 0]
+    data = Dataset(digits.stored(rows), digits.labels[rows])
+    coarse = {"rtol": 1e-2, "atol": 1e-2}
+    found = measure_likelihood(denoiser, data, **coarse)
+    bound = [measure_likelihood(denoiser.given(class_labels=one), data, **coarse) for one in (3, 4, -1)]
+    assert found.of_class
+    assert not bound[0].of_class
+    assert torch.equal(found.log_prob, bound[0].log_prob)
+    assert not torch.equal(found.log_prob, bound[1].log_prob)
+    assert torch.equal(measure_likelihood(denoiser, Dataset(data.values), **coarse).log_prob, bound[2].log_prob)
