@@ -63,7 +63,12 @@ class Restore:
         if how in ("scale", "blur") and not scaling.is_linear:
             raise InputError(f"{how} has no meaning where the model sees the logarithm of the data: use mask=.")
         deviations = in_model_units(self.noise, model, flags.units) if self.noise else (0.0,)
-        items = flags.load(self.file, model, self._shape(model), with_nan=how in ("mask", "missing"))
+        try:
+            items = flags.load(self.file, model, self._shape(model), with_nan=how in ("mask", "missing"))
+        except InputError as error:
+            if self.scale is None or self.degrade:
+                raise
+            raise InputError(f"{str(error).rstrip('.')}; for a file of full size, add --degrade.") from error
         masks, operators = self._operators(model, items)
         denoiser, y = flags.told(model, plan), to_model(_filled(items, masks, scaling), model)
         noise: Any = deviations[0]
@@ -106,7 +111,7 @@ class Restore:
                 f"give one of mask=, scale=, blur= and --missing, which say what was observed: not {count}."
             )
         if self.missing and self.degrade:
-            raise InputError("degrade needs clean data, and --missing says that some are not known: give mask=.")
+            raise InputError("--degrade needs clean data, and --missing says that some are not known: give mask=.")
         return given[0]
 
     def _shape(self, model: "Model") -> tuple[int, ...]:
@@ -138,7 +143,7 @@ class Restore:
             if items.is_floating_point() and bool((masks & items.isnan()).any()):
                 raise InputError(f"mask={self.mask!r} sees points that are NaN in the file: use --missing instead.")
             if self.degrade and items.is_floating_point() and bool(items.isnan().any()):
-                raise InputError(f"degrade needs clean data, and file={str(self.file)!r} has NaN: leave degrade out.")
+                raise InputError(f"--degrade needs clean data, and file={str(self.file)!r} has NaN: leave it out.")
         else:
             masks = items.isfinite()
         return masks, [op.mask(one) for one in masks]

@@ -91,8 +91,10 @@ class Restoring:
         denoiser = model.denoiser.clipped(plan.job.clip)
         if self.classes is None:
             if self.guidance != 1.0:
-                raise InputError("guidance has no meaning without a class: give --classes, or leave it out.")
+                raise InputError("--guidance has no meaning without a class: give --classes, or leave it out.")
             return denoiser
+        if "class_labels" not in denoiser.conditions:
+            raise InputError(f"classes={self.classes}: the model was trained without labels: leave it out.")
         denoiser = denoiser.given(class_labels=torch.tensor([self.classes]))
         return denoiser if self.guidance == 1.0 else denoiser.guided(self.guidance)
 
