@@ -12,7 +12,7 @@ from nidiff.covariance.fields import FAMILIES
 from nidiff.sampling.sampler import SAMPLERS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LINES = {"your_own": 60, "climate": 90, "volumes": 90, "resolution": 90}  # else 50
+LINES = {"your_own": 60, "climate": 90, "volumes": 90, "resolution": 90, "latent_offset": 120}  # else 50
 
 
 def load(name: str):
@@ -79,6 +79,16 @@ def test_white_sampling_of_an_offset_model_narrows_the_brightness(tmp_path):
     (narrow, error), (own, _) = found["trained offset, sampled white"], found["own Σ in both"]
     assert narrow + 3 * error < 0.75 * own
     assert (tmp_path / "offset_noise.png").exists()
+
+
+def test_a_white_start_of_offset_latents_narrows_the_brightness(tmp_path):
+    found = load("latent_offset").main(tmp_path, vae_steps=60, steps=2, count=40)
+    for model in ("", "Gaussian, "):  # the network has learnt nothing yet, and the start is all there is
+        own, white = (found[key] for key in ((f"{model}its own Σ", f"{model}white start")))
+        assert white < 0.5 * own
+    assert (tmp_path / "latent_offset.png").exists()
+    told = nidiff.load_model(tmp_path / "latent_offset").conditions
+    assert told["encoder_hidden_states"].shape == (2, 16)
 
 
 def test_two_changed_lines_train_a_pipeline_that_keeps_its_covariance(tmp_path):

@@ -9,6 +9,7 @@ from diffusers import DDIMScheduler, UNet2DConditionModel, UNet2DModel
 import nidiff
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.network import unet
+from nidiff.randomness import generators_from_seeds
 
 GFF = nidiff.gaussian_free_field((8, 8))
 LEVELS = nidiff.ddpm_linear(50)
@@ -203,6 +204,85 @@ def test_a_damaged_conditional_network_is_named(tmp_path):
         file.write_text(json.dumps({**config, key: value}))
         with pytest.raises(nidiff.InputError, match="unet"):
             nidiff.load_model(tmp_path / "m")
+
+
+# Latents ---------------------------------------------------------------------------------------------------------
+
+
+def latent_model(algorithm, schedule=LEVELS):
+    torch.manual_seed(0)
+    offset = nidiff.offset((8, 8), strength=0.8, normalize=False)
+    options = {"algorithm": algorithm, "clip_sample": False, "prediction_type": "sample"}
+    return text_unet(4).eval(), NonIsotropicScheduler(offset, schedule, **options)
+
+
+SPREAD = {"keeps the variance": LEVELS, "explodes": nidiff.smld_geometric(20, 30.0, 0.1)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("schedule", SPREAD)
+@pytest.mark.parametrize("algorithm", ["ddpm", "dpmsolver++"])
+def test_the_loop_of_a_latent_pipeline_makes_the_latents_of_sample(algorithm, schedule):
+    """Both halves of the batch in one call, guidance of what the network says, latents times init_noise_sigma."""
+    net, scheduler = latent_model(algorithm, SPREAD[schedule])
+    generators, zeros = generators_from_seeds([4, 5, 6]), torch.zeros_like(TEXT)
+    scheduler.set_timesteps(4)
+    x = scheduler.init_noise((3, 4, 8, 8), generators) / scheduler.init_noise_sigma * scheduler.init_noise_sigma
+    for t in scheduler.timesteps:
+        both = scheduler.scale_model_input(torch.cat([x, x]), t)
+        free, told = net(both, t, encoder_hidden_states=torch.cat([zeros, TEXT])).sample.chunk(2)
+        x = scheduler.step(free + 3.0 * (told - free), t, x, eta=0.0, generator=generators, return_dict=False)[0]
+    denoiser = scheduler.denoiser(net).given(encoder_hidden_states=TEXT)
+    rows = {"rows": scheduler.timesteps.tolist(), "seeds": [4, 5, 6], "sampler": SAMPLERS[algorithm]}
+    expected = nidiff.sample(denoiser.guided(3.0, null={"encoder_hidden_states": zeros}), x.shape, **rows)
+    torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("algorithm", SAMPLERS)
+def test_stable_diffusion_takes_the_scheduler_and_a_coloured_start(algorithm):
+    pytest.importorskip("transformers")
+    from diffusers import AutoencoderKL, StableDiffusionPipeline
+
+    net, scheduler = latent_model(algorithm)
+    blocks = {"down_block_types": ["DownEncoderBlock2D"] * 2, "up_block_types": ["UpDecoderBlock2D"] * 2}
+    vae = AutoencoderKL(1, 1, **blocks, block_out_channels=(8, 8), norm_num_groups=4).eval()
+    parts = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
+    pipeline = quiet(
+        StableDiffusionPipeline(vae=vae, unet=net, scheduler=scheduler, requires_safety_checker=False, **parts)
+    )
+    zeros, generators = torch.zeros_like(TEXT), generators_from_seeds([4, 5, 6])
+    start = scheduler.init_noise((3, 4, 8, 8), generators) / scheduler.init_noise_sigma
+    latents = pipeline(
+        prompt_embeds=TEXT,
+        negative_prompt_embeds=zeros,
+        guidance_scale=3.0,
+        latents=start,
+        generator=generators,
+        num_inference_steps=4,
+        output_type="latent",
+    ).images
+    denoiser = scheduler.denoiser(net).given(encoder_hidden_states=TEXT)
+    rows = {"rows": scheduler.timesteps.tolist(), "seeds": [4, 5, 6], "sampler": SAMPLERS[algorithm]}
+    expected = nidiff.sample(denoiser.guided(3.0, null={"encoder_hidden_states": zeros}), latents.shape, **rows)
+    torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["ddim", "dpmpp_2m"])
+def test_a_white_start_of_offset_noise_narrows_the_mean_of_a_channel_as_the_example_says(sampler):
+    """√(1 + s² N), exactly: with the denoiser of Gaussian latents the samplers without noise are linear maps."""
+    strength, white = 0.8, torch.randn(6, 4, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    offset = nidiff.offset((8, 8), strength=strength, normalize=False)
+    latents = nidiff.matern((8, 8), length_scale=2.0).sample((200, 4, 8, 8), torch.Generator().manual_seed(1))
+    denoiser = nidiff.fit_gaussian(latents + 0.3).denoiser(nidiff.Process(nidiff.ddpm_linear(1000), offset))
+    options = {"sampler": sampler, "num_steps": 5, "dtype": torch.float64}
+    start, from_white, own = (
+        nidiff.sample(denoiser, white.shape, initial=x, **options).mean((2, 3))
+        for x in (torch.zeros_like(white), white, offset.sqrt(white))
+    )
+    torch.testing.assert_close(
+        (own - start) / (from_white - start), torch.full_like(own, (1 + strength**2 * 64) ** 0.5)
+    )
 
 
 # Bad input -------------------------------------------------------------------------------------------------------
