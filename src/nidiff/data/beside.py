@@ -107,7 +107,7 @@ def with_conditions(data: Dataset, condition: Any, name: str, train: Tensor) -> 
     if whole.ndim > 2:
         channels = whole.shape[1]
         require_memory(f"condition={condition!r}", 8.0 * len(data) * channels * count, "give fewer items")
-        whole = _on_grid(condition, whole, shape[1:])
+        whole = on_grid(condition, whole, shape[1:])
     with np.errstate(over="ignore"):
         values = torch.from_numpy(np.array(whole, dtype=np.float32))
     bad = ~torch.isfinite(values)
@@ -130,7 +130,7 @@ def _standard(values: Tensor) -> Scaling:
     return Scaling(kept[0], kept[1])
 
 
-def _on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
+def on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
     """Fields [N, C', …] on the grid of the data, each value of a coarser one repeated over its cell."""
     own = fields.shape[2:]
     if len(own) != len(event) or any(n % m for n, m in zip(event, own, strict=True)):

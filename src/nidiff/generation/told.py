@@ -13,9 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.data.beside import on_grid
 from nidiff.diffusion.condition import CLASSES, Condition
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.guidance import Guidance
+from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, first_line, known_names, shown
 from nidiff.files import as_path, check_member
 from nidiff.notation import seeds_text
@@ -140,9 +142,15 @@ def _arrays(path: Path, argument: str) -> dict[str, Any]:
 
 
 def _checked(argument: str, name: str, values: Any, condition: Condition) -> Tensor:
-    """The rows of one condition, if they are what the network was trained with."""
-    sizes = "".join(f", {size}" for size in condition.shape)
-    if values.dtype.kind not in "fiu" or values.shape[1:] != condition.shape or not values.size:
+    """The rows of one condition, if they are what the network was trained with; one channel may go without its axis,
+    and fields may be coarser."""
+    shape = condition.shape
+    sizes = "".join(f", {size}" for size in shape)
+    if values.ndim == len(shape) and shape[:1] == (1,):
+        values = values[:, None]
+    if len(shape) > 1 and values.ndim == len(shape) + 1 and values.dtype.kind in "biuf":
+        values = on_grid(argument.removeprefix("condition=").strip("'"), values, shape[1:])
+    if values.dtype.kind not in "biuf" or values.shape[1:] != shape or not values.size:
         found = f"{values.dtype} {list(values.shape)}"
         raise InputError(f"{argument} holds {found}: the model was trained with {name} [N{sizes}], so give numbers so.")
     numbers = torch.from_numpy(values.astype(np.float64))
@@ -154,8 +162,11 @@ def _checked(argument: str, name: str, values: Any, condition: Condition) -> Ten
 
 
 def _in_units_of_model(numbers: Tensor, condition: Condition) -> Tensor:
-    """What a file holds as the network is given it; the one place that knows the units of conditions."""
-    return numbers
+    """What a file holds as the network is given it: (value − shift) / scale per channel. The one place that knows the
+    units of conditions."""
+    if not condition.scale:
+        return numbers
+    return Scaling(condition.scale, condition.shift).to_model(numbers)
 
 
 def rows_digest(rows: Mapping[str, Tensor]) -> str:
