@@ -34,7 +34,13 @@ every_kind = pytest.mark.parametrize("keeps", KEEPS.values(), ids=KEEPS.keys())
 
 
 def test_the_list_of_cases_covers_every_sampler():
-    elsewhere = {"als", "cas", "angle", "angle_2m"}  # test_langevin.py; test_gaussian.py and test_per_mode.py
+    elsewhere = {
+        "als",
+        "cas",
+        "angle",
+        "angle_2m",
+        "repaint",
+    }  # test_langevin, test_gaussian and test_per_mode, test_posterior
     assert {name for name, _ in SAMPLER_CASES} == {*SAMPLERS} - elsewhere
 
 

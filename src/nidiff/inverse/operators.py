@@ -184,9 +184,9 @@ def blur(width: float | Sequence[float], boundary: Boundary = "reflecting") -> O
     def apply(x: Tensor) -> Tensor:
         own = _over(x, widths, "width")
         event = tuple(x.shape[x.ndim - len(own) :])
-        return _basis(boundary, event).scaled(x, _gaussian_response(tuple(own), boundary, event))
+        return _basis(boundary, event).scaled(x, _gaussian_response(tuple(own), check_boundary(boundary), event))
 
-    return Operator(Part(f"blur({width})", apply))
+    return Operator(Part(f"blur({width})", apply, transpose=apply))  # it is symmetric
 
 
 def waves(keep: float | Tensor, boundary: Boundary = "periodic") -> Operator:
@@ -198,9 +198,9 @@ def waves(keep: float | Tensor, boundary: Boundary = "periodic") -> Operator:
     check_boundary(boundary)
     chosen: Any = plain(keep)
     if not is_number(chosen):
-        chosen = torch.as_tensor(keep)
-        if chosen.dtype != torch.bool or not chosen.ndim:
-            raise InputError(f"keep={shown(keep)} must be the largest |k|, or true and false for each mode.")
+        chosen = keep
+        if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or not chosen.ndim:
+            raise InputError(f"keep={shown(keep)} must be the largest |k|, or a tensor of true and false per mode.")
     if not (bool(chosen.any()) if isinstance(chosen, Tensor) else chosen >= 0):
         raise InputError("keep leaves no mode: give a number of 0 or more, or true for some of the modes.")
 
@@ -299,7 +299,8 @@ def _basis(boundary: Boundary, event: tuple[int, ...]) -> Covariance:
     return _white(check_boundary(boundary), event)
 
 
-def _gaussian_response(widths: tuple[float, ...], boundary: Boundary, event: tuple[int, ...]) -> Tensor:
+@lru_cache(maxsize=32)
+def _gaussian_response(widths: tuple[float, ...], boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Tensor:
     each = [
         (-0.5 * (2 * math.pi * width * frequency).square()).exp()
         for width, frequency in zip(widths, frequencies(event, boundary), strict=True)

@@ -12,9 +12,10 @@ exact for Gaussian data and a linear A. The methods differ in what they take for
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from inspect import signature
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -26,16 +27,24 @@ from nidiff.errors import InputError, choose, expect, shown
 from nidiff.inverse.observation import Observation, Seen, seen_at
 from nidiff.inverse.operators import Function, derivative
 from nidiff.inverse.solve import conjugate_gradients
-from nidiff.recipe import is_number, plain
+from nidiff.recipe import check_kinds, check_whole, is_number, plain
+
+
+class Told(NamedTuple):
+    """A denoiser and what was seen; ``free`` is the denoiser without its clipping."""
+
+    denoiser: Denoiser
+    free: Denoiser
+    observation: Observation
 
 
 class Method(Protocol):
-    """x̂0 given y, of a denoiser that is not clipped."""
+    """E[x0 | x, y], or what stands for it."""
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
         """Refuse what this method cannot do."""
 
-    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor: ...
+    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -58,10 +67,10 @@ class Moments:
                 "denoiser.with_gaussian(nidiff.fit_gaussian(data)), or use method='jacobian'."
             )
 
-    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
-        x0 = _clipped(denoiser.clipped(None)(x, level), denoiser)
-        variance = self.variance(denoiser, level)
-        seen = seen_at(observation, x0)
+    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
+        x0 = told.denoiser(x, level)
+        variance = self.variance(told.denoiser, level)
+        seen = seen_at(told.observation, x0)
         weights = _solved(seen, lambda v: broadcast(variance, v) * v, self.tolerance, self.iterations)
         back = seen.pull(weights)
         return x0 + (broadcast(variance, back) * back).to(x0)
@@ -89,9 +98,9 @@ class Jacobian:
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
         pass
 
-    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
-        x0, variance = _with_jacobian(denoiser, x, level)
-        seen = seen_at(observation, x0)
+    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
+        x0, variance = _with_jacobian(told, x, level)
+        seen = seen_at(told.observation, x0)
         return x0 + variance(seen.pull(_solved(seen, variance, self.tolerance, self.iterations))).to(x0)
 
 
@@ -113,15 +122,15 @@ class Gradient:
     iterations: int = 500
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        if self.r is not None and not self.r >= 0:
+        if self.r is not None and not (is_number(self.r) and self.r >= 0):
             raise InputError(f"r={shown(self.r)} must be a standard deviation of 0 or more.")
         if self.r == 0 and observation.is_exact:
             raise InputError("r=0 needs observation noise: give Observation a noise above 0, or leave r out.")
 
-    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
-        x0, variance = _with_jacobian(denoiser, x, level)
-        seen = seen_at(observation, x0)
-        squared = self._squared(denoiser, level) if self.r is None else self.r**2
+    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
+        x0, variance = _with_jacobian(told, x, level)
+        seen = seen_at(told.observation, x0)
+        squared = self._squared(told.denoiser, level) if self.r is None else self.r**2
         weights = _solved(seen, lambda v: squared * v, self.tolerance, self.iterations)
         return x0 + self.scale * variance(seen.pull(weights)).to(x0)
 
@@ -152,10 +161,10 @@ class Replacement:
             "method='replacement' takes y for exact: leave noise out, or use method='gaussian' or 'jacobian'."
         )
 
-    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
-        x0 = denoiser(x, level)
-        seen = observation.operator(torch.ones_like(x0)) > 0
-        return torch.where(seen, observation.rows(x0), x0)
+    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
+        x0 = told.denoiser(x, level)
+        seen = told.observation.operator(torch.ones_like(x0)) > 0
+        return torch.where(seen, told.observation.rows(x0), x0)
 
 
 METHODS: dict[str, Callable[..., Method]] = {
@@ -174,13 +183,13 @@ class Posterior:
         self._fitted: set[tuple[int, ...]] = set()  # shapes of batches that were looked at
 
     def bind(self, denoiser: Denoiser) -> Estimate:
-        return partial(self._estimate, denoiser)
+        return partial(self._estimate, Told(denoiser, denoiser.clipped(None), self.observation))
 
-    def _estimate(self, denoiser: Denoiser, x: Tensor, level: Level) -> Tensor:
+    def _estimate(self, told: Told, x: Tensor, level: Level) -> Tensor:
         if tuple(x.shape) not in self._fitted:
             self.observation.fit(torch.zeros_like(x))
             self._fitted.add(tuple(x.shape))
-        return self.method(denoiser, self.observation, x, level)
+        return self.method(told, x, level)
 
     def for_images(self, index: Tensor) -> "Posterior":
         return Posterior(self.observation.for_images(index), self.method)
@@ -216,14 +225,16 @@ def posterior(
 
 
 def _with_options(name: str, method: Callable[..., Method], options: dict[str, Any]) -> Method:
-    known = {field.name: field.type for field in fields(method)} if hasattr(method, "__dataclass_fields__") else None  # type: ignore[arg-type]
+    known = [*signature(method).parameters]
     options = {key: plain(value) for key, value in options.items()}
-    for key, value in options.items():
-        if known is not None and key not in known:
+    for key in options:
+        if key not in known:
             raise InputError(f"{key} is not an option of method={name!r}: it takes {', '.join(known) or 'none'}.")
-        least = {"tolerance": 0.0, "iterations": 1}.get(key)
-        if least is not None and not (is_number(value) and value >= least):
-            raise InputError(f"{key}={shown(value)} must be a number of {least:g} or more.")
+    check_kinds(method, options)
+    if not options.get("tolerance", 0.0) >= 0:
+        raise InputError(f"tolerance={shown(options['tolerance'])} must be 0 or more, as a share of the misfit.")
+    if "iterations" in options:
+        check_whole("iterations", options["iterations"])
     return method(**options)
 
 
@@ -234,21 +245,17 @@ def _solved(seen: Seen, variance: Function, tolerance: float, iterations: int) -
     )
 
 
-def _with_jacobian(denoiser: Denoiser, x: Tensor, level: Level) -> tuple[Tensor, Function]:
+def _with_jacobian(told: Told, x: Tensor, level: Level) -> tuple[Tensor, Function]:
     """x̂0, and V = (sigma²/signal) Σ Jᵀ; J is that of x̂0 before it is clipped."""
-    free, covariance = denoiser.clipped(None), denoiser.process.covariance
-    x0, pull = derivative(lambda at: free(at, level), x)
+    clip, covariance = told.denoiser.clip, told.denoiser.process.covariance
+    x0, pull = derivative(lambda at: told.free(at, level), x)
     factor = level.sigma**2 / level.signal
 
     def variance(v: Tensor) -> Tensor:
         back = pull(v.to(x0)).to(v)
         return broadcast(factor, back) * covariance.matmul(back)
 
-    return _clipped(x0, denoiser), variance
-
-
-def _clipped(x0: Tensor, denoiser: Denoiser) -> Tensor:
-    return x0 if denoiser.clip is None else x0.clamp(-denoiser.clip, denoiser.clip)
+    return x0 if clip is None else x0.clamp(-clip, clip), variance
 
 
 def _mean_square(value: Any) -> float:

@@ -12,10 +12,10 @@ from nidiff.covariance.modes import Coefficient, Modes
 from nidiff.covariance.operator import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Level, Schedule, broadcast
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule, broadcast
 from nidiff.randomness import white_noise
-from nidiff.sampling.sampler import Visit, sample
-from nidiff.sampling.step import Sampler, Step
+from nidiff.sampling.sampler import Visit, as_sampler, sample
+from nidiff.sampling.step import Chain, Sampler, Step
 
 AnySampler = str | Sampler | Step
 
@@ -138,6 +138,56 @@ def output_covariance(
     states(silent, 1)  # how often it draws
     x = states(Impulses(schedule, problem.covariance, root), silent.draws * root.shape[1])
     return x.T @ x
+
+
+def output_law(
+    denoiser: Denoiser, sampler: AnySampler, options: dict[str, Any] | None = None, *, white: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of what a sampler makes of noise, exactly, for a denoiser that is affine in x: [size] and
+    [size, size], for images [1, *event] and all levels of the schedule. With ``white`` noise in place of Σ's.
+
+    Every step is affine, too. What it does to 0, to unit vectors and to units of its noise is all there is to know. It
+    must not look at the step before.
+    """
+    covariance, schedule = denoiser.process.covariance, denoiser.process.schedule
+    chosen, told = as_sampler(sampler, options)
+    size, item = covariance.size, (1, *covariance.event_shape)
+    unit = torch.eye(size, dtype=torch.float64, device="cpu")
+    root = unit if white else torch.linalg.cholesky(covariance.dense())
+
+    def affine(step: Callable[[Tensor, Callable[[], Tensor]], Tensor], draws: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What a step adds, and what it does to x and to the noise of all its draws, as matrices."""
+        rows, drawn = 1 + size + draws * size, 0
+
+        def noise() -> Tensor:
+            nonlocal drawn
+            each = torch.zeros(rows, size, dtype=torch.float64, device="cpu")
+            if drawn < draws:
+                each[1 + size * (drawn + 1) :][:size] = root.T
+            drawn += 1
+            return each.reshape(rows, *item)
+
+        x = torch.zeros(rows, size, dtype=torch.float64, device="cpu")
+        x[1 : 1 + size] = unit
+        x = step(x.reshape(rows, *item), noise).reshape(rows, size)
+        if drawn > draws:
+            return affine(step, drawn)
+        return x[0], (x[1 : 1 + size] - x[0]).T, (x[1 + size :] - x[0]).T
+
+    levels = [schedule.level(row) for row in reversed(range(len(schedule)))]
+    mean, draws = torch.zeros(size, dtype=torch.float64, device="cpu"), 0
+    spread = schedule.prior_scale**2 * root @ root.T
+    for here, there in zip(levels, [*levels[1:], CLEAN], strict=True):
+
+        def step(x: Tensor, noise: Callable[[], Tensor], here: Level = here, there: Level = there) -> Tensor:
+            x0 = denoiser(x, here)
+            return x0 if there is CLEAN else chosen.step(Chain(denoiser, noise), x, x0, here, there, **told)
+
+        with torch.no_grad():
+            added, own, fresh = affine(step, draws)
+        draws = fresh.shape[1] // size
+        mean, spread = added + own @ mean, own @ spread @ own.T + fresh @ fresh.T
+    return mean, spread
 
 
 def whitened_paths(

@@ -1,0 +1,466 @@
+"""Inverse problems: the posterior of Gaussian data in closed form, by dense matrices, where Σ does not commute with what
+is seen."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import nidiff
+from nidiff import operators as op
+from nidiff.covariance.spectral import white_in
+from nidiff.inverse.posterior import METHODS
+from nidiff.inverse.solve import conjugate_gradients
+from nidiff.sampling.sampler import rehearse
+from nidiff.testing.problems import (
+    Gaussian,
+    normal,
+    output_law,
+    random_matrix,
+    smooth_net,
+    uniform_in_logsnr,
+    whitened_paths,
+)
+
+EVENT = (6, 4)
+SIZE = math.prod(EVENT)
+COV = nidiff.gaussian_free_field(EVENT)
+GAUSSIAN = nidiff.GaussianModel(0.5 * normal(1, *EVENT, seed=7), nidiff.matern(EVENT, 1.5))
+SCHEDULE = uniform_in_logsnr(20, "variance")
+PROCESS = nidiff.Process(SCHEDULE, COV)
+SEEN = torch.rand(EVENT, generator=torch.Generator("cpu").manual_seed(3), device="cpu") < 0.4
+OPERATORS = {
+    "mask": op.mask(SEEN),
+    "subsample": op.subsample((2, 3)),
+    "pool": op.pool(2),
+    "blur": op.blur(0.7),
+    "waves": op.waves(1.5, "reflecting"),
+    "some waves": op.waves(SEEN),
+    "linear": op.linear(lambda x: x[..., 1:] - x[..., :-1]),
+    "composed": op.mask(SEEN[:3, :2]) @ op.pool(2) @ op.blur(0.5, "periodic"),
+}
+TIGHT = {"gaussian": {"tolerance": 1e-13}, "jacobian": {"tolerance": 1e-13, "iterations": 500}}
+every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS.keys())
+
+
+def as_matrix(operator: op.Operator, event: tuple[int, ...]) -> Tensor:
+    """What it does to each pixel."""
+    size = math.prod(event)
+    return operator(torch.eye(size, dtype=torch.float64, device="cpu").reshape(size, 1, *event)).flatten(1).T
+
+
+def observe(operator: op.Operator, noise: float = 0.1, count: int = 1, gaussian=GAUSSIAN) -> Tensor:
+    y = operator(gaussian.sample((count, *gaussian.shape), torch.Generator("cpu").manual_seed(11), dtype=torch.float64))
+    return y + noise * normal(*y.shape, seed=5)
+
+
+def kalman(operator: op.Operator, y: Tensor, mean: Tensor, variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean [B, size] and covariance of x0 ~ N(mean, variance) given y = A x0 + N(0, noise), where anything is seen."""
+    matrix = as_matrix(operator, mean.shape[2:])
+    seen = matrix.abs().sum(1) > 0
+    matrix, noise = matrix[seen], noise[seen][:, seen]
+    gain = variance @ matrix.T @ torch.linalg.inv(matrix @ variance @ matrix.T + noise)
+    mean = mean.reshape(len(mean), -1)
+    misfit = y.flatten(1)[:, seen] - mean @ matrix.T
+    return mean + misfit @ gain.T, variance - gain @ matrix @ variance
+
+
+def given_x(level: nidiff.Level, data: Tensor) -> Tensor:
+    """Cov[x0 | x]."""
+    ratio = level.signal**2 / level.sigma**2
+    return torch.linalg.inv(torch.linalg.inv(data) + ratio * torch.linalg.inv(COV.dense()))
+
+
+def white(y: Tensor, noise: float) -> Tensor:
+    return noise**2 * torch.eye(y[0].numel(), dtype=torch.float64, device="cpu")
+
+
+def close(found: Tensor, wanted: Tensor, share: float = 1e-6) -> None:
+    assert (found.flatten(1) - wanted.flatten(1)).norm() <= share * wanted.norm()
+
+
+# The denoiser -------------------------------------------------------------------------------------------------------
+
+
+@every_operator
+@pytest.mark.parametrize("method", TIGHT)
+def test_moment_matching_is_the_exact_posterior_mean_of_gaussian_data(method, operator):
+    """E[x0 | x, y] at noisy, middle and clean levels, with noise of the observation and without."""
+    denoiser, x = GAUSSIAN.denoiser(PROCESS), normal(2, 1, *EVENT)
+    for noise in (0.1, 0.0):
+        y = observe(operator, noise, 2)
+        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), method, **TIGHT[method])
+        for row in (0, 8, 19):
+            level = SCHEDULE.level(row)
+            variance = given_x(level, GAUSSIAN.covariance.dense())
+            exact, _ = kalman(operator, y, denoiser(x, level), variance, white(y, noise))
+            if noise or operator not in (OPERATORS["blur"], OPERATORS["linear"]):  # which see next to nothing twice
+                close(given(x, level), exact)
+
+
+@pytest.mark.parametrize("method", TIGHT)
+@pytest.mark.parametrize("name", ["mask", "pool"])
+def test_noise_may_have_a_covariance_or_a_deviation_per_entry(method, name):
+    operator = OPERATORS[name]
+    y, denoiser, level, x = observe(operator), GAUSSIAN.denoiser(PROCESS), SCHEDULE.level(9), normal(1, 1, *EVENT)
+    coloured = 0.2 * nidiff.matern(tuple(y.shape[2:]), 2.0, boundary="reflecting")
+    deviations = normal(*y.shape[1:], seed=4).abs()
+    variance = given_x(level, GAUSSIAN.covariance.dense())
+    for noise, matrix in ((coloured, coloured.dense()), (deviations, deviations.flatten().square().diag())):
+        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), method, **TIGHT[method])
+        close(given(x, level), kalman(operator, y, denoiser(x, level), variance, matrix)[0])
+
+
+def test_the_jacobian_needs_no_basis_in_common():
+    """Data of any covariance: V is that of the network."""
+    problem, x, level = Gaussian(COV), normal(3, 1, *EVENT), SCHEDULE.level(9)
+    denoiser = problem.denoiser(PROCESS)
+    for name in ("mask", "pool", "blur"):
+        operator = OPERATORS[name]
+        y = observe(operator)
+        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, 0.1), **TIGHT["jacobian"])
+        variance = given_x(level, problem.matrix)
+        close(given(x, level), kalman(operator, y, denoiser(x, level), variance, white(y, 0.1))[0])
+
+
+def test_moments_hold_where_every_mode_has_its_own_level():
+    process = nidiff.Process(nidiff.soft_conditioning(EVENT, num_levels=20), COV)
+    denoiser, operator, x = GAUSSIAN.denoiser(process), OPERATORS["pool"], normal(2, 1, *EVENT)
+    y, level = observe(OPERATORS["pool"]), process.schedule.level(10)
+    both = [
+        nidiff.posterior(denoiser, nidiff.Observation(y, operator, 0.1), method, **options)(x, level)
+        for method, options in TIGHT.items()
+    ]
+    close(*both)
+
+
+def test_kappa_makes_the_spread_smaller():
+    """V (1 − κ) per mode; it can be left out."""
+    operator, x, level = OPERATORS["pool"], normal(1, 1, *EVENT), SCHEDULE.level(9)
+    share = torch.full((2, *EVENT), 0.4, dtype=torch.float64, device="cpu")
+    plain, y = GAUSSIAN.denoiser(PROCESS), observe(OPERATORS["pool"])
+    denoiser = plain.with_kappa(nidiff.diffusion.gaussian.Kappa(torch.tensor([0, 19]), share, share))
+    observation = nidiff.Observation(y, operator, 0.1)
+    variance = given_x(level, GAUSSIAN.covariance.dense())
+    for kappa, factor in ((True, 0.6), (False, 1.0)):
+        given = nidiff.posterior(denoiser, observation, kappa=kappa, tolerance=1e-12)
+        close(given(x, level), kalman(operator, y, plain(x, level), factor * variance, white(y, 0.1))[0])
+
+
+def test_the_gradient_is_a_gradient():
+    """r = 0: x̂0 + (sigma²/signal) Σ ∇ log N(y; A x̂0(x), R), by autograd, for a network that is not linear."""
+    denoiser = nidiff.Denoiser(smooth_net(EVENT), PROCESS)
+    x, level, noise = normal(2, 1, *EVENT), SCHEDULE.level(9), 0.5
+    f = op.function(lambda x: torch.tanh(x[..., :2]))
+    for operator in (OPERATORS["pool"], f, OPERATORS["mask"]):
+        y = observe(operator, noise, 2)
+        at = x.clone().requires_grad_()
+        log_density = -0.5 * (y - operator(denoiser(at, level))).square().sum() / noise**2
+        (slope,) = torch.autograd.grad(log_density, at)
+        exact = denoiser(x, level) + level.sigma**2 / level.signal * COV.matmul(slope)
+        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), "gradient", r=0)
+        with torch.no_grad():
+            close(given(x, level), exact.detach())
+
+
+@pytest.mark.parametrize("method", ["gaussian", "jacobian", "gradient"])
+def test_a_function_is_linearised_at_x0(method):
+    """A linear one is the same by `linear` and by `function`; of another one, the derivative counts."""
+    y, x, level, denoiser = (
+        observe(OPERATORS["pool"]),
+        normal(1, 1, *EVENT),
+        SCHEDULE.level(9),
+        GAUSSIAN.denoiser(PROCESS),
+    )
+
+    def estimate(operator: op.Operator, y: Tensor) -> Tensor:
+        return nidiff.posterior(denoiser, nidiff.Observation(y, operator, 0.1), method)(x, level)
+
+    close(estimate(op.function(op.pool(2)), y), estimate(op.pool(2), y), 1e-9)
+    x0 = denoiser(x, level)
+
+    def f(x: Tensor) -> Tensor:
+        return op.pool(2)(x).sinh()
+
+    slope = op.pool(2)(x0).cosh()
+    tangent = op.linear(lambda v: slope * op.pool(2)(v))
+    close(estimate(op.function(f), y), estimate(tangent, y - f(x0) + tangent(x0)), 1e-9)
+
+
+def test_replacement_puts_y_where_the_mask_sees():
+    denoiser, y, x, level = (
+        GAUSSIAN.denoiser(PROCESS),
+        observe(OPERATORS["mask"]),
+        normal(3, 1, *EVENT),
+        SCHEDULE.level(9),
+    )
+    found = nidiff.posterior(denoiser, nidiff.Observation(y, OPERATORS["mask"]), "replacement")(x, level)
+    assert torch.equal(found, torch.where(SEEN, y, denoiser(x, level)))
+
+
+# The law of the samples ---------------------------------------------------------------------------------------------
+
+SMALL = {"mask": op.mask(SEEN[:4]), "pool": op.pool(2), "blur": op.blur(0.7)}  # of 4 × 4 pixels
+FIELD = nidiff.GaussianModel(0.5 * normal(1, 4, 4, seed=7), nidiff.matern((4, 4), 1.0))
+NOISE = nidiff.gaussian_free_field((4, 4))
+
+
+def law_errors(method: str, operator: op.Operator, steps: int, sampler: str = "ancestral", **options) -> Tensor:
+    """Errors of mean and covariance of the samples, as shares of what y moves the mean by and of the covariance."""
+    noise, injected = 0.3, options.pop("white", False)
+    y = observe(operator, noise, gaussian=FIELD)
+    exact, spread = kalman(operator, y, FIELD.mean[None], FIELD.covariance.dense(), white(y, noise))
+    denoiser = FIELD.denoiser(nidiff.Process(uniform_in_logsnr(steps, "variance"), NOISE))
+    observation = nidiff.Observation(y, operator, 0.0 if method == "replacement" else noise)
+    mean, covariance = output_law(nidiff.posterior(denoiser, observation, method, **options), sampler, white=injected)
+    moved = (exact[0] - FIELD.mean.flatten()).norm()
+    return torch.stack([(mean - exact[0]).norm() / moved, (covariance - spread).norm() / spread.norm()])
+
+
+@pytest.mark.parametrize("sampler", ["ancestral", "heun"])
+@pytest.mark.parametrize("operator", SMALL.values(), ids=SMALL.keys())
+def test_the_samples_have_the_law_of_the_posterior(sampler, operator):
+    """Mean and covariance, exactly, at N steps and at 4 N."""
+    coarse, fine = (law_errors("gaussian", operator, steps, sampler) for steps in (15, 60))
+    assert fine[0] < 1e-3
+    assert fine[1] < 0.4 * coarse[1]
+    assert fine[1] < (0.2 if sampler == "ancestral" else 0.03)
+
+
+def test_white_noise_in_place_of_that_of_sigma_fails():
+    """Negative control: the prior and the steps draw white noise."""
+    for operator in (SMALL["mask"], SMALL["pool"]):
+        assert law_errors("gaussian", operator, 60, white=True)[1] > max(
+            0.3, 2 * law_errors("gaussian", operator, 60)[1].item()
+        )
+
+
+def test_guidance_by_a_gradient_and_replacement_are_biased():
+    """More steps do not help: what is left is the method's own. Moment matching has none of it."""
+    operator = SMALL["mask"]
+    right = law_errors("gaussian", operator, 60, "heun")
+    guided = law_errors("gradient", operator, 60, "heun")
+    replaced = law_errors("replacement", operator, 60, "heun")
+    assert (guided > 8 * right).all()
+    assert (replaced > 8 * right).all()
+    assert replaced[1] > 0.5  # what is not seen hardly hears of y
+    assert law_errors("replacement", operator, 40, "repaint")[1] < 0.8 * law_errors("replacement", operator, 40)[1]
+
+
+# Resampling ---------------------------------------------------------------------------------------------------------
+
+
+def test_repaint_keeps_the_law():
+    """With an exact denoiser, up and down again changes nothing: neither does white noise repair it."""
+    problem = Gaussian(nidiff.gaussian_free_field((2, 3), gamma=1.5), mean_scale=0.0)
+
+    def error(steps: int, **options: bool) -> Tensor:
+        denoiser = problem.denoiser(nidiff.Process(uniform_in_logsnr(steps, "variance"), problem.covariance))
+        return (output_law(denoiser, "repaint:repeats=3", **options)[1] - problem.matrix).norm() / problem.matrix.norm()
+
+    assert error(80) < min(0.15, 0.45 * error(20))
+    assert error(80, white=True) > 0.15
+
+
+def test_repaint_is_the_isotropic_algorithm_in_whitened_coordinates():
+    for x, y in whitened_paths(COV, nidiff.ddpm_linear(40), "repaint", {"repeats": 2}):
+        assert torch.allclose(x, y, rtol=1e-9, atol=1e-9)
+    denoiser, shape = GAUSSIAN.denoiser(PROCESS), (2, 1, *EVENT)
+    once, plain = (nidiff.sample(denoiser, shape, sampler=s, seeds=[1, 2]) for s in ("repaint:repeats=1", "ancestral"))
+    assert torch.equal(once, plain)
+    with pytest.raises(nidiff.InputError, match="repeats"):
+        nidiff.sample(denoiser, shape, sampler="repaint", repeats=0)
+
+
+# Wherever a denoiser works ------------------------------------------------------------------------------------------
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = torch.nn.Conv2d(1, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, label: Tensor, shift: Tensor) -> Tensor:
+        return torch.tanh(self.conv(x)) + 0.1 * shift[:, None, None, None]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_a_denoiser_like_any_other(method):
+    """Every kind of sampler, tiles, seeds, guidance, clipping, a rehearsal, and no gradients around it."""
+    process = nidiff.Process(nidiff.ddpm_linear(50), COV)
+    denoiser = nidiff.Denoiser(Net(), process, "residual", gaussian=GAUSSIAN, clip=3.0)
+    y = observe(OPERATORS["mask"], count=2).float()
+    observation = nidiff.Observation(y, op.mask(SEEN))
+    denoiser = denoiser.given(shift=torch.tensor([1.0, 2.0])).guided(2.0, null={"shift": 0.0})
+    given = nidiff.posterior(denoiser, observation, method)
+    for sampler in ("ancestral", "heun", "dpmpp_2m", "angle_2m", "pc", "repaint:repeats=2"):
+        x = nidiff.sample(given, (2, 1, *EVENT), sampler=sampler, num_steps=4, seeds=[1, 2])
+        assert x.isfinite().all()
+        assert x.dtype == torch.float32
+        assert x.abs().max() <= 3
+        assert not x.requires_grad
+    tiled = nidiff.sample(given, (2, 1, *EVENT), num_steps=4, seeds=[1, 2], tile=2)
+    with torch.inference_mode():
+        assert torch.allclose(tiled, nidiff.sample(given, (2, 1, *EVENT), num_steps=4, seeds=[1, 2]), atol=1e-4)
+    second = nidiff.sample(given.for_images(torch.tensor([1])), (1, 1, *EVENT), num_steps=4, seeds=[2])
+    assert torch.allclose(second, tiled[1:], atol=1e-4)
+    rehearse(given, (1, *EVENT), num_steps=4)
+    assert given.clipped(0.5)(normal(2, 1, *EVENT).float(), process.schedule.level(40)).abs().max() <= 0.5
+
+
+def test_a_network_without_a_gradient_is_rehearsed():
+    denoiser = nidiff.Denoiser(smooth_net(EVENT), PROCESS, "x0")
+    for method in ("jacobian", "gradient"):
+        rehearse(
+            nidiff.posterior(denoiser, nidiff.Observation(observe(op.pool(2)), op.pool(2), 0.1), method), (1, *EVENT)
+        )
+
+
+def test_what_is_missing_may_differ_between_images():
+    denoiser = GAUSSIAN.denoiser(PROCESS)
+    y, x, level = observe(OPERATORS["mask"], count=2), normal(2, 1, *EVENT), SCHEDULE.level(9)
+    y[0, 0, ~SEEN] = y[1, 0, SEEN] = torch.nan
+    given = nidiff.posterior(denoiser, nidiff.Observation.missing(y, noise=0.1))
+    for index, seen in enumerate((SEEN, ~SEEN)):
+        alone = nidiff.posterior(denoiser, nidiff.Observation(y[index : index + 1], op.mask(seen), 0.1))
+        close(given(x, level)[index : index + 1], alone(x[index : index + 1], level), 1e-5)
+        chosen = given.for_images(torch.tensor([index]))
+        close(chosen(x[index : index + 1], level), alone(x[index : index + 1], level), 1e-5)
+
+
+# Operators ----------------------------------------------------------------------------------------------------------
+
+
+@every_operator
+def test_the_transpose_is_that_of_the_operator(operator):
+    """⟨A u, v⟩ = ⟨u, Aᵀ v⟩."""
+    u = normal(2, 3, *EVENT)
+    v = normal(*operator(u).shape, seed=1)
+    assert torch.allclose((operator(u) * v).sum(), (u * operator.transpose(v, u)).sum(), rtol=1e-10)
+
+
+def test_operators_do_what_they_say():
+    x = normal(2, 3, *EVENT)
+    assert torch.equal(op.subsample(2)(x), x[..., ::2, ::2])
+    assert torch.allclose(op.pool((3, 2))(x)[..., 0, 1], x[..., :3, 2:].mean((-2, -1)))
+    assert torch.equal(op.channels([2, 0])(x), x[:, [2, 0]])
+    assert torch.equal((op.pool(2) @ op.mask(SEEN))(x), op.pool(2)(op.mask(SEEN)(x)))
+    assert torch.allclose(op.blur(0.0)(x), x)
+    assert torch.allclose(op.blur(0.8)(torch.ones_like(x)), torch.ones_like(x))
+    # A blur is a convolution: variances add up, and the weights have the variance that was asked for.
+    assert torch.allclose((op.blur(0.6) @ op.blur(0.8))(x), op.blur(1.0)(x))
+    point = torch.zeros(1, 1, 41, dtype=torch.float64)
+    point[..., 20] = 1.0
+    places = torch.arange(41, dtype=torch.float64) - 20
+    assert (op.blur(1.5, "periodic")(point) * places**2).sum().item() == pytest.approx(1.5**2, rel=1e-6)
+    every = op.waves(torch.ones(EVENT, dtype=torch.bool), "fixed")(x)
+    assert torch.allclose(every.square().sum(), x.square().sum())  # orthonormal
+    assert torch.allclose(op.waves(0)(x)[..., 0], x.sum((-2, -1)) / SIZE**0.5)
+    assert torch.allclose(op.waves(1.0, "reflecting")(x)[..., 0], white_in("reflecting", EVENT).to_basis(x)[..., 0, 0])
+    with_transpose = op.linear(lambda x: x.cumsum(-1), lambda y: y.flip(-1).cumsum(-1).flip(-1))
+    v = normal(2, 3, *EVENT, seed=1)
+    plain = op.linear(lambda x: x.cumsum(-1))
+    assert torch.allclose(with_transpose.transpose(v, x), plain.transpose(v, x))
+    with_transpose.check_transposes(x)
+
+
+def test_conjugate_gradients_end_for_every_row_by_itself():
+    """A row of 0, one in the range of a singular matrix, and one of another size; at most n iterations, to rounding."""
+    factor = normal(8, 5)
+    matrix = factor @ factor.T
+    right = torch.stack([torch.zeros(8, dtype=torch.float64), matrix @ normal(8), 1e6 * (matrix @ normal(8, seed=1))])
+    found = conjugate_gradients(lambda v: v @ matrix, right, 1e-12, 50)
+    assert torch.equal(found[0], right[0])
+    assert ((found @ matrix - right).norm(dim=1) <= 1e-10 * right.norm(dim=1)).all()
+    alone = conjugate_gradients(lambda v: v @ matrix, right[1:2], 1e-12, 50)
+    assert torch.allclose(found[1:2], alone, rtol=1e-9)
+    well = random_matrix(8)
+    first = conjugate_gradients(lambda v: v @ well, normal(2, 8), 0.0, 1)
+    assert (first @ well - normal(2, 8)).norm() > 1e-3  # one iteration is not enough
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+Y = torch.zeros(1, 1, 3, 2)
+NAN = torch.full((1, 1, 3, 2), torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: nidiff.Observation([1.0], op.pool(2)), "^y is a list"),
+        (lambda: nidiff.Observation(Y + 0j, op.pool(2)), "^y has dtype"),
+        (lambda: nidiff.Observation(Y, "pool"), "^operator"),
+        (lambda: nidiff.Observation(NAN, op.pool(2)), "^y has NaN.*missing"),
+        (lambda: nidiff.Observation.missing(NAN), "^mask sees nothing"),
+        (lambda: nidiff.Observation(NAN, op.mask([[1, 0], [0, 0], [0, 0]])), "^y has NaN"),
+        (lambda: nidiff.Observation(Y, op.mask([1, 0, 1])), "^mask has shape"),
+        (lambda: nidiff.Observation(Y, op.pool(2), -1), "^noise=-1"),
+        (lambda: nidiff.Observation(Y, op.pool(2), torch.nan), "^noise=nan"),
+        (lambda: nidiff.Observation(Y, op.pool(2), torch.tensor([1.0, -1.0])), "^noise"),
+        (lambda: op.mask([0.5, 1.0]), "^mask"),
+        (lambda: op.pool(0), "^factor=0"),
+        (lambda: op.subsample(()), "^step"),
+        (lambda: op.blur(-1.0), "^width"),
+        (lambda: op.blur(1.0, "open"), "^boundary='open'"),
+        (lambda: op.waves(-1.0), "^keep"),
+        (lambda: op.waves("all"), "^keep"),
+        (lambda: op.channels(-1), "^indices"),
+        (lambda: op.linear(3), "^function"),
+        (lambda: op.linear(torch.relu, 3), "^transpose"),
+        (lambda: op.function(None), "^f=None"),
+    ],
+)
+def test_bad_observations_are_refused(make, match):
+    with pytest.raises(nidiff.InputError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "match"),
+    [
+        ((Y, op.pool(3)), {}, "^factor=3 does not divide"),
+        ((Y, op.blur(1.0)), {}, r"^y has rows \(1, 3, 2\).*blur.* makes \(1, 6, 4\)"),
+        ((Y[0], op.pool(2)), {}, r"^y has rows \(3, 2\).*y\[None\]"),
+        ((Y, op.pool(2), torch.ones(5)), {}, "^noise has shape"),
+        ((Y, op.pool(2), nidiff.Identity((5,))), {}, "^noise has shape"),
+        ((torch.zeros(1, 1, 5, 5), op.mask(torch.ones(5, 5))), {}, "^mask has shape"),
+        ((torch.zeros(1, 1, 3), op.waves(torch.ones(5, 5) > 0)), {}, "^keep is for modes"),
+        ((Y, op.channels(1)), {}, "^indices=1"),
+        ((Y, op.linear(lambda x: x.square())), {}, "^y has rows"),
+        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x + 1)), {}, "^linear got a function that is not linear"),
+        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x.cumsum(-1), lambda y: y)), {}, "^transpose is not that"),
+        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x, lambda y: y[0])), {}, "^transpose makes"),
+        ((torch.zeros(1, 1), op.function(lambda x: x.sum())), {}, "^operator makes"),
+        ((Y, op.pool(2)), {"method": "kalman"}, "^method='kalman'"),
+        ((Y, op.pool(2)), {"steps": 3}, "^steps is not an option of method='gaussian'.*iterations"),
+        ((Y, op.pool(2)), {"iterations": 0}, "^iterations=0"),
+        ((Y, op.pool(2)), {"tolerance": "low"}, "^tolerance='low'"),
+        ((Y, op.pool(2)), {"method": "replacement"}, "^method='replacement' is for a mask"),
+        ((torch.zeros(1, 1, 6, 4), op.mask(SEEN), 0.1), {"method": "replacement"}, "noise"),
+        ((Y, op.pool(2)), {"method": "gradient", "r": 0}, "^r=0 needs observation noise"),
+        ((Y, op.pool(2)), {"method": "gradient", "r": -1.0}, "^r=-1.0"),
+        ((Y, op.pool(2)), {"method": "gradient", "scale": "x"}, "^scale='x'"),
+        ((Y, op.pool(2)), {"kappa": 3}, "^kappa=3"),
+    ],
+)
+def test_what_does_not_fit_the_denoiser_is_refused(arguments, options, match):
+    with pytest.raises(nidiff.InputError, match=match):
+        nidiff.posterior(GAUSSIAN.denoiser(PROCESS), nidiff.Observation(*arguments), **options)
+
+
+def test_other_mistakes_have_a_sentence_too():
+    denoiser, observation = GAUSSIAN.denoiser(PROCESS), nidiff.Observation(Y.expand(2, -1, -1, -1), op.pool(2))
+    given, plain = nidiff.posterior(denoiser, observation), nidiff.Denoiser(smooth_net(EVENT), PROCESS)
+    with pytest.raises(nidiff.InputError, match="^y has 2 rows for 3 images"):
+        nidiff.sample(given, (3, 1, *EVENT), num_steps=2)
+    with pytest.raises(nidiff.InputError, match="an observation already"):
+        nidiff.posterior(given, observation)
+    with pytest.raises(nidiff.InputError, match="^method='gaussian' needs the data's Gaussian"):
+        nidiff.posterior(plain, observation, "gaussian")
+    with pytest.raises(nidiff.InputError, match="^observation is a Tensor"):
+        nidiff.posterior(denoiser, Y)
+    with pytest.raises(nidiff.InputError, match="^denoiser"):
+        nidiff.posterior(Net(), observation)
