@@ -43,10 +43,11 @@ class Denoise:
         if (self.noise is None) == (self.add_noise is None):
             raise InputError("give one of noise=, the noise that the file has, and add_noise=, what is to be added.")
         model, plan = flags.open(self.model)
+        own: dict[str, Any] = {"add_noise": self.add_noise} if self.noise is None else {"noise": self.noise}
         if self.noise is not None:
-            level, own = noise_level(self.noise, model, flags.units), {"noise": float(self.noise)}
+            level = noise_level(self.noise, model, flags.units)
         else:
-            level, own = noise_level(self.add_noise or 0.0, model, "model", "add_noise"), {"add_noise": self.add_noise}
+            level = noise_level(self.add_noise or 0.0, model, "model", "add_noise")
         items = flags.load(self.file, model, model.shape)
         denoiser, y = flags.told(model, plan), to_model(items, model)
 

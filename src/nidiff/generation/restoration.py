@@ -64,7 +64,7 @@ class Restoration:
     truth: Tensor | None = None
     """[N, C, *event] in the units of the data, where it is known."""
     hidden: Tensor | None = None
-    """Where errors are measured, of the shape of the truth; None: everywhere."""
+    """Where errors are measured, of the shape of the truth; None, or nowhere: everywhere."""
     label: str = "observed"
     """What the figure calls that."""
 
@@ -98,7 +98,8 @@ class Restoration:
         if self.truth is None:
             return {}
         truth, count = self.truth.double(), self.x.shape[1]
-        where = torch.ones_like(truth, dtype=torch.bool) if self.hidden is None else self.hidden
+        everywhere = torch.ones_like(truth, dtype=torch.bool)
+        where = self.hidden if self.hidden is not None and bool(self.hidden.any()) else everywhere
         samples = self.samples.double()
 
         def rms(error: Tensor) -> float:
