@@ -121,7 +121,8 @@ class Restoring:
             with new_folder(out, facts) as folder:
                 found.write(folder, self.format, about(task))
                 save_restored(found, folder / "restored.png")
-            print(f"wrote {out / 'restored.png'}", file=sys.stderr)
+            if (out / "restored.png").is_file():
+                print(f"wrote {out / 'restored.png'}", file=sys.stderr)
         else:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]

@@ -1,5 +1,6 @@
 """What was observed of items, samples of what they may have been, their mean and spread, and the truth, in one PNG."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from nidiff.data.figures import thumbnail
 from nidiff.data.pictures import as_grey_or_rgb, eight_bits
+from nidiff.errors import InputError
+from nidiff.extras import require
 from nidiff.generation.restoration import Restoration
 from nidiff.report.contact import save_sheet
 
@@ -19,8 +22,15 @@ UNSEEN = (250, 190, 110)  # the colour of pixels that were not observed
 def save_restored(found: Restoration, path: Path) -> None:
     """A row for each of the first items: what was observed, some samples, their mean and spread, and the truth.
 
-    The spread has a scale of its own, whose end stands above it; everything else has that of the item.
+    The spread has a scale of its own, whose end stands above it; everything else has that of the item. Without
+    matplotlib only pictures are drawn, which is said.
     """
+    if found.grid.kind != "picture":
+        try:
+            require("matplotlib")
+        except InputError as error:
+            print(f"{path.name} is not drawn: {error}", file=sys.stderr)
+            return
     samples, mean, spread = found.samples, found.mean, found.spread
     rows: list[tuple[str, Image.Image]] = []
     shown = min(MOST_SAMPLES, samples.shape[1])
