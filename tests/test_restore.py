@@ -99,7 +99,7 @@ def test_the_samples_are_those_of_the_library(run, model, digits, tmp_path):
     denoiser = nidiff.load_model(model)
     y = torch.from_numpy(np.load(digits)[1:2, None]).float() / 127.5 - 1
     expected = nidiff.sample(
-        denoiser, (3, 1, 8, 8), sampler="ancestral", num_steps=3, seeds=[3, 4, 5],
+        denoiser, (3, 1, 8, 8), sampler="ancestral", variance="beta", num_steps=3, seeds=[3, 4, 5],
         start=y.expand(3, 1, 8, 8), level=denoiser.process.schedule.level_with_noise(0.4),
     )  # fmt: skip
     found = read(tmp_path / "out")["arr_0"][1].astype(float)

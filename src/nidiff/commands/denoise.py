@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nidiff.diffusion.denoiser import Denoiser
     from nidiff.generation.restoration import Restoration
 
+SAMPLER = "ancestral:variance=beta"  # whose spread is nearly right with far fewer steps than that of ancestral
 VARIATION = 1  # tells the noise that is added from that of other purposes
 
 
@@ -42,7 +43,7 @@ class Denoise:
         flags = self.restoring
         if (self.noise is None) == (self.add_noise is None):
             raise InputError("give one of noise=, the noise that the file has, and add_noise=, what is to be added.")
-        model, plan = flags.open(self.model)
+        model, plan = flags.open(self.model, SAMPLER)
         own: dict[str, Any] = {"add_noise": self.add_noise} if self.noise is None else {"noise": self.noise}
         if self.noise is not None:
             level = noise_level(self.noise, model, flags.units)

@@ -58,7 +58,7 @@ class Restore:
         from nidiff.inverse.posterior import posterior
 
         flags, how = self.restoring, self._how()
-        model, plan = flags.open(self.model)
+        model, plan = flags.open(self.model, "ancestral")
         scaling = model.denoiser.scaling or Scaling(1.0)
         if how in ("scale", "blur") and not scaling.is_linear:
             raise InputError(f"{how} has no meaning where the model sees the logarithm of the data: use mask=.")

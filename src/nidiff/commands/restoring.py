@@ -25,10 +25,11 @@ class Restoring:
 
     samples: int = 8
     """Samples of each item. From two on, their spread is measured."""
-    sampler: str = "ancestral"
-    """As in nidiff sample. One that adds no fresh noise, such as dpmpp_2m, has one answer for one start."""
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: ancestral)")] = None
+    """As in nidiff sample. One that adds no fresh noise, such as dpmpp_2m, has one answer for one start. The default is
+    ancestral:variance=beta to denoise, and ancestral to restore."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 100, or all there are)")] = None
-    """Sampling steps. With few of them, the spread of ancestral is too small."""
+    """Sampling steps. With few of them, the spread of ancestral is too small, and that of variance=beta too large."""
     seed: int = 0
     """Of the first sample of the first item; the samples of all items have seeds that follow."""
     batch: int = 64
@@ -57,15 +58,16 @@ class Restoring:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
 
-    def open(self, path: Path) -> tuple["Model", "Plan"]:
-        """The model, and the plan of what to draw."""
+    def open(self, path: Path, sampler: str) -> tuple["Model", "Plan"]:
+        """The model, and the plan of what to draw, with this sampler if none is given."""
         from nidiff.generation.opened import open_model, process_state
         from nidiff.generation.restoration import check_format, plan_restoration
 
         model = open_model(path, process_state())
         check_format(self.format, model.grid)
-        drawing = {"samples": self.samples, "seed": self.seed, "batch": self.batch}
-        return model, plan_restoration(model, self.sampler, self.num_steps, **drawing, clip=self.clip, tile=self.tile)
+        drawing: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "batch": self.batch}
+        drawing |= {"clip": self.clip, "tile": self.tile}
+        return model, plan_restoration(model, self.sampler or sampler, self.num_steps, **drawing)
 
     def load(self, path: Path, model: "Model", shape: tuple[int, ...], *, with_nan: bool = False) -> "Tensor":
         """Items [N, C, *event] in the units of the data."""
