@@ -9,7 +9,7 @@
 Each field is seen at random pixels of its own with a little noise, and 19 samples are drawn given these. Then the
 truth lies between the least and the largest of them in 90 % of the pixels, and between the 5th and the 15th in 50 %, if
 the samples are from the posterior. The last lines are the data's Gaussian alone, whose posterior is exact (kriging),
-and other methods on the first coloured model.
+and --methods on the first coloured model.
 """
 
 import argparse
@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.03, help="of the pixels that are seen")
     parser.add_argument("--noise", type=float, default=0.01, help="of what is seen, in standard deviations of the data")
     parser.add_argument("--num-steps", type=int, default=50)
+    parser.add_argument("--methods", nargs="*", default=[], help="others to try on four fields, such as jacobian")
     arguments = parser.parse_args()
     data = nidiff.load_dataset("turbulence", split="test")
     fields = data.batch(torch.linspace(0, len(data) - 1, arguments.fields).long())
@@ -87,7 +88,7 @@ def main() -> None:
     gaussian = first.gaussian.denoiser(first.process)
     found["Gaussian alone"] = [summary(reconstruct(gaussian, fields, seen, arguments))]
     print(line("Gaussian alone", found["Gaussian alone"]), flush=True)
-    for method in ("jacobian", "gradient", "replacement"):
+    for method in arguments.methods:
         found[method] = [summary(reconstruct(first, fields[:4], seen[:4], arguments, method=method))]
         print(line(f"coloured, {method}, 4 fields", found[method]), flush=True)
     settings = {key: value for key, value in vars(arguments).items() if key not in groups}

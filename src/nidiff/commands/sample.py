@@ -22,9 +22,10 @@ class Sample:
     telling: Annotated[Telling, arg(name="")]
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
-    churn, with fresh noise of another amount or colour (churn:amount=0.5,colour=gff,gamma=1); repaint; angle or angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are
-    spacing (uniform, trailing, logsnr, karras; with the Gaussian angle, or planned, the steps of least error) and, with
-    the Gaussian, start=gaussian, which begins at a lower level, and bound, what that may lose in nats per dimension:
+    churn, with fresh noise of another amount or colour (churn:amount=0.5,colour=gff,gamma=1); repaint; angle or
+    angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing
+    (uniform, trailing, logsnr, karras; with the Gaussian angle, or planned, the steps of least error) and, with the
+    Gaussian, start=gaussian, which begins at a lower level, and bound, what that may lose in nats per dimension:
     dpmpp_2m:spacing=planned,start=gaussian,bound=0.005. The default of a model that ships is that of its picture, with
     as many steps."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
