@@ -54,7 +54,7 @@ def exact(gaussian: nidiff.GaussianModel, observation: nidiff.Observation) -> tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, nargs="+", default=[30, 120, 480])
+    parser.add_argument("--steps", type=int, nargs="+", default=[30, 120])
     parser.add_argument("--noise", type=float, default=0.1, help="standard deviation of the observation's noise")
     chosen = parser.parse_args()
     noise, gaussian = problem()

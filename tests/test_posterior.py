@@ -1,5 +1,5 @@
-"""Inverse problems: the posterior of Gaussian data in closed form, by dense matrices, where Σ does not commute with what
-is seen."""
+"""Inverse problems: the posterior of Gaussian data in closed form, by dense matrices. Σ does not commute with the
+operators."""
 
 import math
 
