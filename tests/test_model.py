@@ -408,7 +408,7 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
         NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     index.write_text(whole)
     assert NonIsotropicPipeline.from_pretrained(tmp_path / "m")
-    for name in ("Net", "stranger.Net", "UNet2DConditionModel", None, ["UNet2DModel"]):
+    for name in ("Net", "stranger.Net", "UNetMotionModel", None, ["UNet2DModel"]):
         config.write_text(json.dumps({**json.loads(config.read_text()), "_class_name": name}))
         with pytest.raises(nidiff.InputError, match="NETWORKS"):
             nidiff.load_model(tmp_path / "m")

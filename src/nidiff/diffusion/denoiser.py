@@ -280,6 +280,19 @@ class Denoiser(torch.nn.Module):
             self.check_levels(dtype)
             self._trainable.add(dtype)
 
+    def variance(self, level: Level, kappa: bool = True, *, over_noise: bool = False) -> Any:
+        """Var[x0 | x] of every mode, or that ``over_noise``, divided by Σ: what the data's Gaussian says, times 1 − κ,
+        the share that the network leaves of it, if κ is known and asked for."""
+        gaussian, covariance = self.gaussian, self.process.covariance
+        if gaussian is None:
+            raise InputError(
+                "Var[x0 | x] needs the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data)."
+            )
+        variance = gaussian.at(level, covariance).spread ** 2
+        if kappa and self.kappa is not None:
+            variance = variance * (1.0 - self.kappa.at(level, gaussian)[0])
+        return variance / gaussian.noise(covariance) if over_noise else variance
+
     def eps(self, x: Tensor, level: Level) -> Tensor:
         """The white eps behind x: Σ^-½ (x − signal · x̂0) / sigma."""
         return EPS.invert(self(x, level), x, level, self.process.covariance)

@@ -69,19 +69,11 @@ class Moments:
 
     def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
         x0 = told.denoiser(x, level)
-        variance = self.variance(told.denoiser, level)
+        variance = told.denoiser.variance(level, self.kappa)
         seen = seen_at(told.observation, x0)
         weights = _solved(seen, lambda v: broadcast(variance, v) * v, self.tolerance, self.iterations)
         back = seen.pull(weights)
         return x0 + (broadcast(variance, back) * back).to(x0)
-
-    def variance(self, denoiser: Denoiser, level: Level) -> Any:
-        """V, per mode."""
-        assert denoiser.gaussian is not None
-        variance = denoiser.gaussian.at(level, denoiser.process.covariance).spread ** 2
-        if self.kappa and denoiser.kappa is not None:
-            variance = variance * (1.0 - denoiser.kappa.at(level, denoiser.gaussian)[0])
-        return variance
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,20 @@ from nidiff.sampling.step import Chain
 
 
 def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, variance: str = "posterior") -> Tensor:
-    """DDPM's step (eq. 2–3, 17–18): the posterior mean, plus noise of variance β̃ ("posterior") or β ("beta", eq. 19).
+    """DDPM's step (eq. 2–3, 17–18): the posterior mean, plus noise of variance β̃ ("posterior"), β ("beta", eq. 19) or
+    "gaussian".
 
     β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) (E17). Between levels that are not neighbours β is that of
-    the jump, sigma² − (signal/signal')² sigma'².
+    the jump, sigma² − (signal/signal')² sigma'². "gaussian" is β̃ plus what x0 itself varies by given x, in every mode,
+    as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length.
     """
-    one_of("variance", variance, ("posterior", "beta"))
+    one_of("variance", variance, ("posterior", "beta", "gaussian"))
     beta, posterior = jump_variances(here, there)
     mean = mix(x, x0, here, there, fresh=root(posterior))
+    if variance == "gaussian":
+        kept = root(there.sigma**2 - posterior) / here.sigma
+        unknown = chain.denoiser.variance(here, over_noise=True)
+        return mean + root(posterior + (there.signal - kept * here.signal) ** 2 * unknown) * chain.noise()
     return mean + root(posterior if variance == "posterior" else beta) * chain.noise()
 
 
