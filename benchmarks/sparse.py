@@ -38,7 +38,7 @@ def reconstruct(denoiser: Denoiser, fields: Tensor, seen: Tensor, arguments: arg
         drawn = nidiff.sample(
             nidiff.posterior(denoiser, observation, **method),
             (SAMPLES, *field.shape),
-            sampler="repaint" if exact else "ancestral",
+            sampler="repaint" if exact else arguments.sampler,
             num_steps=arguments.num_steps,
             seeds=range(SAMPLES * number, SAMPLES * (number + 1)),
         )
@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--fields", type=int, default=16, help="held-out fields")
     parser.add_argument("--share", type=float, default=0.03, help="of the pixels that are seen")
     parser.add_argument("--noise", type=float, default=0.01, help="of what is seen, in standard deviations of the data")
-    parser.add_argument("--num-steps", type=int, default=50)
+    parser.add_argument("--sampler", default="ancestral:variance=gaussian")
+    parser.add_argument("--num-steps", type=int, default=20)
     parser.add_argument("--methods", nargs="*", default=[], help="others to try on four fields, such as jacobian")
     arguments = parser.parse_args()
     data = nidiff.load_dataset("turbulence", split="test")

@@ -13,7 +13,7 @@ import nidiff
 from nidiff.cli import main
 from nidiff.data.grid import Grid
 from nidiff.data.items import load_items
-from nidiff.diffusion.scaling import Scaling
+from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.generation.masks import as_mask
 from nidiff.generation.restoration import Restoration
 from nidiff.model.folder import save_model
@@ -109,6 +109,36 @@ def test_the_samples_are_those_of_the_library(run, model, digits, tmp_path):
         out = tmp_path / str(noise)
         assert run("denoise", model, digits, "--noise", noise, "--units", "model", *FEW, "--out", out)[0] == 0
         assert np.array_equal(read(out)["arr_0"], read(tmp_path / "out")["arr_0"]) == same
+
+
+def test_a_model_with_classes_is_told_one(run, digits, tmp_path):
+    net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
+    torch.manual_seed(0)
+    for weight in net.parameters():  # some layers are 0 before training
+        torch.nn.init.normal_(weight, std=0.2)
+    conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
+    process = nidiff.Process(nidiff.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
+    told = nidiff.Denoiser(net, process, "v", 1.0, PIXELS, conditions=conditions)
+    nidiff.save_model(told, tmp_path / "told")
+    found = {}
+    for name, flags in {"none": [], "three": ["--classes", 3], "guided": ["--classes", 3, "--guidance", 2]}.items():
+        words = ["--noise", 60, "--samples", 2, "--num-steps", 2, *flags, "--out", tmp_path / name]
+        assert run("denoise", tmp_path / "told", digits, *words)[0] == 0
+        found[name] = np.load(tmp_path / name / "samples.npz")["arr_0"]
+    assert len({values.tobytes() for values in found.values()}) == 3
+    y = PIXELS.to_model(torch.from_numpy(np.load(digits))[:1].float()).reshape(1, 1, 8, 8)
+    level = process.schedule.level_with_noise(60 / 127.5)
+    drawn = nidiff.sample(
+        told.given(class_labels=3).guided(2.0),
+        (2, 1, 8, 8),
+        sampler="ancestral:variance=beta",
+        num_steps=2,
+        start=y.expand(2, 1, 8, 8),
+        level=level,
+        seeds=[0, 1],
+        tile=8,
+    )
+    assert np.abs(PIXELS.to_data(drawn)[:, 0].clamp(0, 255).numpy() - found["guided"][0, ..., 0]).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -315,7 +345,7 @@ REFUSED = {
     "an unknown sampler": (("denoise", "--noise", "50", "--sampler", "magic"), "--sampler='magic'"),
     "no samples": (("denoise", "--noise", "50", "--samples", "0"), "--samples=0"),
     "guidance alone": (("denoise", "--noise", "50", "--guidance", "2"), "--guidance"),
-    "classes it has not": (("denoise", "--noise", "50", "--classes", "2"), "--classes=2"),
+    "classes it has not": (("denoise", "--noise", "50", "--classes", "2"), "--classes"),
     "an unknown format": (("denoise", "--noise", "50", "--format", "gif"), "--format='gif'"),
     "no operator": (("restore",), "--mask"),
     "two operators": (("restore", "--mask", "left", "--scale", "2"), "--scale"),

@@ -59,6 +59,26 @@ def calibration(noise, count=50, samples=39):
     return [(one.mean().item(), (one.std() / math.sqrt(count)).item()) for one in inside]
 
 
+@pytest.mark.parametrize("num_steps", [2, 5])
+def test_with_the_variance_of_the_gaussian_they_have_it_in_any_number_of_steps(num_steps):
+    """x' given x is then exact in every mode; with β̃ (the control) the spread is far too small, with β too large."""
+    _, y = noisy(1, seed=1)
+    (mean, spread), count = posterior(y), 3000
+    errors = {}
+    for variance in ("gaussian", "posterior", "beta"):
+        found = draw(y.expand(count, *SHAPE), sampler=f"ancestral:variance={variance}", num_steps=num_steps)
+        errors[variance] = (in_modes(found - mean).square().mean(0) / spread.flatten().square() - 1).abs().mean().item()
+    assert errors["gaussian"] < math.sqrt(2 / count)
+    assert errors["posterior"] > 10 * errors["gaussian"]
+    assert errors["beta"] > 2 * errors["gaussian"]
+
+
+def test_the_variance_of_the_gaussian_needs_one():
+    without = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), PROCESS, "v")
+    with pytest.raises(nidiff.InputError, match="Gaussian"):
+        nidiff.sample(without, (1, *SHAPE), sampler="ancestral:variance=gaussian", num_steps=2)
+
+
 def test_the_samples_have_the_mean_and_covariance_of_the_posterior_as_steps_grow():
     _, y = noisy(1, seed=1)
     mean, spread = posterior(y)

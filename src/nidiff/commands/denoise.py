@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from nidiff.diffusion.denoiser import Denoiser
     from nidiff.generation.restoration import Restoration
 
-SAMPLER = "ancestral:variance=beta"  # whose spread is nearly right with far fewer steps than that of ancestral
 VARIATION = 1  # tells the noise that is added from that of other purposes
 
 
@@ -43,14 +42,14 @@ class Denoise:
         flags = self.restoring
         if (self.noise is None) == (self.add_noise is None):
             raise InputError("give one of noise=, the noise that the file has, and add_noise=, what is to be added.")
-        model, plan = flags.open(self.model, SAMPLER)
+        model, plan = flags.open(self.model)
         own: dict[str, Any] = {"add_noise": self.add_noise} if self.noise is None else {"noise": self.noise}
         if self.noise is not None:
             level = noise_level(self.noise, model, flags.units)
         else:
             level = noise_level(self.add_noise or 0.0, model, "model", "add_noise")
         items = flags.load(self.file, model, model.shape)
-        denoiser, y = flags.told(model, plan), to_model(items, model)
+        denoiser, y = plan.denoiser(model), to_model(items, model)
 
         def prepare(item: int, seeds: list[int]) -> "tuple[Denoiser, dict[str, Any]]":
             start = y[item].expand(len(seeds), *model.shape)

@@ -56,9 +56,10 @@ class Restore:
         from nidiff.generation.restoration import Restoration, draw, in_model_units, seeded, to_model, values_sha256
         from nidiff.inverse.observation import Observation
         from nidiff.inverse.posterior import posterior
+        from nidiff.randomness import white_noise
 
         flags, how = self.restoring, self._how()
-        model, plan = flags.open(self.model, "ancestral")
+        model, plan = flags.open(self.model)
         scaling = model.denoiser.scaling or Scaling(1.0)
         if how in ("scale", "blur") and not scaling.is_linear:
             raise InputError(f"{how} has no meaning where the model sees the logarithm of the data: use mask=.")
@@ -70,7 +71,7 @@ class Restore:
                 raise
             raise InputError(f"{str(error).rstrip('.')}; for a file of full size, add --degrade.") from error
         masks, operators = self._operators(model, items)
-        denoiser, y = flags.told(model, plan), to_model(_filled(items, masks, scaling), model)
+        denoiser, y = plan.denoiser(model), to_model(_filled(items, masks, scaling), model)
         noise: Any = deviations[0]
         if len({*deviations}) > 1:
             noise = torch.tensor(deviations, device=y.device).reshape(-1, *[1] * (len(model.shape) - 1))
@@ -78,8 +79,7 @@ class Restore:
             rows = [operators[item](y[item : item + 1])[0] for item in range(len(y))]
             clean = torch.stack(rows)
             sources = [seeded(flags.seed, item, NOISE) for item in range(len(y))]
-            white = torch.stack([torch.randn(clean.shape[1:], generator=one) for one in sources])
-            y = clean + noise * white.to(y.device)
+            y = clean + noise * white_noise(clean.shape, sources, device=y.device)
         given: dict[int, Denoiser] = {}
 
         def prepare(item: int, seeds: list[int]) -> "tuple[Denoiser, dict[str, Any]]":

@@ -14,7 +14,6 @@ from nidiff.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nidiff.diffusion.denoiser import Denoiser
     from nidiff.generation.opened import Model
     from nidiff.generation.restoration import Plan, Restoration
 
@@ -27,9 +26,9 @@ class Restoring:
     """Samples of each item. From two on, their spread is measured."""
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: ancestral)")] = None
     """As in nidiff sample. One that adds no fresh noise, such as dpmpp_2m, has one answer for one start. The default is
-    ancestral:variance=beta to denoise, and ancestral to restore."""
-    num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 100, or all there are)")] = None
-    """Sampling steps. With few of them, the spread of ancestral is too small, and that of variance=beta too large."""
+    ancestral:variance=gaussian if the model knows its data's Gaussian, as nidiff train fits it, else variance=beta."""
+    num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 50, or all there are)")] = None
+    """Sampling steps. With few of them, the spread of variance=posterior is too small, and that of beta too large."""
     seed: int = 0
     """Of the first sample of the first item; the samples of all items have seeds that follow."""
     batch: int = 64
@@ -43,7 +42,7 @@ class Restoring:
     pictures, noise / 127.5)."""
     classes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: none)")] = None
     """The class of all items, for a model that was trained with labels."""
-    guidance: float = 1.0
+    guidance: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 1)")] = None
     """Guidance towards that class: 1 is the law that the model learned."""
     layout: Annotated[str | None, arg(metavar="LETTERS", help_behavior_hint="(default: by the model's shape)")] = None
     """What the axes of an array are, such as NCHW, as in nidiff train."""
@@ -58,16 +57,17 @@ class Restoring:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
 
-    def open(self, path: Path, sampler: str) -> tuple["Model", "Plan"]:
-        """The model, and the plan of what to draw, with this sampler if none is given."""
+    def open(self, path: Path) -> tuple["Model", "Plan"]:
+        """The model, and the plan of what to draw."""
         from nidiff.generation.opened import open_model, process_state
         from nidiff.generation.restoration import check_format, plan_restoration
 
         model = open_model(path, process_state())
         check_format(self.format, model.grid)
         drawing: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "batch": self.batch}
-        drawing |= {"clip": self.clip, "tile": self.tile}
-        return model, plan_restoration(model, self.sampler or sampler, self.num_steps, **drawing)
+        drawing |= {"clip": self.clip, "tile": self.tile, "guidance": self.guidance}
+        drawing["classes"] = [] if self.classes is None else [self.classes]
+        return model, plan_restoration(model, self.sampler, self.num_steps, **drawing)
 
     def load(self, path: Path, model: "Model", shape: tuple[int, ...], *, with_nan: bool = False) -> "Tensor":
         """Items [N, C, *event] in the units of the data."""
@@ -86,28 +86,13 @@ class Restoring:
                     raise InputError(f"file={str(path)!r}: item {item} is NaN everywhere: leave it out.")
         return items
 
-    def told(self, model: "Model", plan: "Plan") -> "Denoiser":
-        """The denoiser, clipped as planned and told the class."""
-        import torch
-
-        denoiser = model.denoiser.clipped(plan.job.clip)
-        if self.classes is None:
-            if self.guidance != 1.0:
-                raise InputError("--guidance has no meaning without a class: give --classes, or leave it out.")
-            return denoiser
-        if "class_labels" not in denoiser.conditions:
-            raise InputError(f"classes={self.classes}: the model was trained without labels: leave it out.")
-        denoiser = denoiser.given(class_labels=torch.tensor([self.classes]))
-        return denoiser if self.guidance == 1.0 else denoiser.guided(self.guidance)
-
     def task(self, command: str, path: Path, items: "Tensor", plan: "Plan", **own: Any) -> dict[str, Any]:
         """All that decides the numbers."""
         from nidiff.generation.restoration import values_sha256
 
-        asked = {} if self.classes is None else {"classes": self.classes, "guidance": self.guidance}
         told = {"units": self.units} if "noise" in own else {}
         file = {"file": path.name, "values": values_sha256(items)}
-        return {"command": command, **file, **own, **told, **plan.to_json(), **asked}
+        return {"command": command, **file, **own, **told, **plan.to_json()}
 
     def finish(self, model: "Model", task: Mapping[str, Any], make: "Callable[[], Restoration]") -> None:
         """Draw the samples, unless they are there already, write them, and print where they are."""
@@ -135,7 +120,9 @@ class Restoring:
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
 
-_ONE_ANSWER = "{} adds no fresh noise, so they are not draws of the posterior; use --sampler ancestral for those."
+_ONE_ANSWER = (
+    "{} adds no fresh noise, so they are not draws of the posterior; use --sampler ancestral:variance=beta for those."
+)
 
 
 def _words(measured: Mapping[str, Any]) -> str:

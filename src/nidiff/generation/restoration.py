@@ -10,7 +10,7 @@ samples.nc, …     all samples, one after the other, if asked for (`nidiff.gene
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from nidiff.files import as_path, read_object, replace_json, replace_npz, replac
 from nidiff.generation.export import WHOLE_FILES, Samples, check_export
 from nidiff.generation.job import Job, kept
 from nidiff.generation.opened import Model, plan_job
+from nidiff.generation.told import tell
 from nidiff.progress import progress_bar
 from nidiff.recipe import check_number, check_whole
 from nidiff.sampling.sampler import Visit, sample
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 FACTS = "restoration.json"
-NUM_STEPS, MOST_TILE = 100, 8  # unless asked otherwise; an item has few samples
+NUM_STEPS, MOST_TILE = 50, 8  # unless asked otherwise; an item has few samples
 INTERVAL = 0.9  # whose coverage is measured, or the nearest that so few samples have
 FORMATS = ("npz", "netcdf", "zarr")
 UNITS = ("data", "model")
@@ -157,6 +158,10 @@ class Plan:
         first = self.seed + item * self.samples
         return [*range(first, first + self.samples)]
 
+    def denoiser(self, model: Model) -> Denoiser:
+        """That of the model, clipped and told as planned: the same for all items."""
+        return tell(model.denoiser.clipped(self.job.clip), self.job, [0])
+
     def to_json(self) -> dict[str, Any]:
         """What decides the numbers; the batch does not."""
         return {**self.job.to_json(), "samples": self.samples, "seed": self.seed}
@@ -164,7 +169,7 @@ class Plan:
 
 def plan_restoration(
     model: Model,
-    sampler: str,
+    sampler: str | None,
     num_steps: int | None,
     *,
     samples: int,
@@ -172,11 +177,16 @@ def plan_restoration(
     batch: int,
     clip: float | None = None,
     tile: int | None = None,
+    classes: Sequence[int] = (),
+    guidance: float | None = None,
 ) -> Plan:
-    """``samples`` per item, with 100 steps if nothing is said; a start of the sampler's own is refused."""
+    """``samples`` per item, with 50 ancestral steps if nothing is said; a start of the sampler's own is refused.
+    ``classes`` has the class of all items, if they are told one."""
+    if sampler is None:
+        sampler = f"ancestral:variance={'beta' if model.denoiser.gaussian is None else 'gaussian'}"
     tile = min(tile_size(*model.shape[1:]), MOST_TILE) if tile is None else tile
     steps = min(NUM_STEPS, len(model.denoiser.process.schedule)) if num_steps is None else num_steps
-    job = plan_job(model, sampler, steps, clip=clip, tile=tile)
+    job = plan_job(model, sampler, steps, clip=clip, tile=tile, classes=classes, guidance=guidance)
     if "start" in job.options:
         raise InputError(f"sampler={sampler!r} says where sampling starts, and so does the observation: leave it out.")
     samples, batch = check_whole("samples", samples), check_whole("batch", batch)
