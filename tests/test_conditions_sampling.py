@@ -19,6 +19,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.bench import open_bench
 from nidiff.evaluation.cell import evaluate_images
 from nidiff.evaluation.likelihood import measure_likelihood
+from nidiff.evaluation.real import RealData
 from nidiff.evaluation.results import read_results
 from nidiff.evaluation.table import markdown, text
 from nidiff.generation.folder import SampleFolder
@@ -28,6 +29,7 @@ from nidiff.generation.told import classes_text
 from nidiff.model.folder import save_model
 from nidiff.model.unet import FieldUNet
 from nidiff.sealed import digest
+from nidiff.training.experiment import Experiment
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "3", "--tile", "8", "--floats")
 CPU = Alone(torch.device("cpu"))
@@ -364,3 +366,13 @@ def test_the_likelihood_is_that_given_the_class(model):
     assert torch.equal(found.log_prob, bound[0].log_prob)
     assert not torch.equal(found.log_prob, bound[1].log_prob)
     assert torch.equal(measure_likelihood(denoiser, Dataset(data.values), **coarse).log_prob, bound[2].log_prob)
+
+
+def test_the_real_classes_are_those_of_the_run(tmp_path):
+    """A run that was trained with labels of its own is not compared with the classes that the data have."""
+    digits = nidiff.load_dataset("digits")
+    np.save(tmp_path / "parity.npy", (digits.labels % 2).numpy())
+    experiment = Experiment(labels=str(tmp_path / "parity.npy"))
+    assert torch.equal(RealData(experiment, is_own=True).load().data.labels, digits.labels % 2)
+    assert RealData(experiment, is_own=True).load("test").data.labels is None  # the file is for the other part
+    assert torch.equal(RealData(Experiment(labels="data"), is_own=True).load().data.labels, digits.labels)

@@ -206,6 +206,41 @@ def test_a_model_remembers_its_conditions(tmp_path):
             nidiff.save_model(bound, tmp_path / "other")
 
 
+def test_null_rows_go_with_their_images():
+    _, denoiser = told()
+    labels, null = torch.tensor([0, 1, 0]), torch.tensor([1, 0, -1])
+    guided, index = denoiser.given(class_labels=labels).guided(3.0, null={"class_labels": null}), torch.tensor([2, 0])
+    x, level = torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(20)
+    torch.testing.assert_close(guided.for_images(index)(x[index], level), guided(x, level)[index])
+
+
+def test_what_a_network_never_went_without_must_be_given():
+    _, denoiser = told(10)
+    always = nidiff.Denoiser(denoiser.net, denoiser.process, conditions={"class_labels": nidiff.Condition(2, (), -1)})
+    with pytest.raises(nidiff.InputError, match="class_labels is missing"):
+        nidiff.sample(always, (1, 2, 3))
+    assert nidiff.sample(always.given(class_labels=1), (1, 2, 3)).shape == (1, 2, 3)
+
+
+def test_fields_of_a_condition_are_on_the_grid_of_x():
+    process = nidiff.Process(nidiff.ddpm_cosine(5), nidiff.gaussian_free_field((4, 4)))
+    net = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=(), condition_channels=2)
+    condition = nidiff.Condition(shape=(2, 4, 4), dropout=0.1)
+    finer = nidiff.Denoiser(net, process, "v", conditions={"fields": condition}).at((8, 8))
+    assert (
+        finer.given(fields=torch.zeros(1, 2, 8, 8))(torch.zeros(1, 1, 8, 8), process.schedule.level(1)).shape[-1] == 8
+    )
+    with pytest.raises(nidiff.InputError, match="fields"):
+        finer.given(fields=torch.zeros(1, 2, 4, 4))
+
+
+def test_a_network_without_conditions_has_the_configuration_it_always_had():
+    net = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=())
+    assert not {"condition_channels", "num_parameters"} & {*net.config}
+    told = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=(), condition_channels=2, num_parameters=1)
+    assert (told.config["condition_channels"], told.config["num_parameters"]) == (2, 1)
+
+
 @pytest.mark.parametrize(
     ("ask", "named"),
     [
@@ -214,6 +249,9 @@ def test_a_model_remembers_its_conditions(tmp_path):
         (lambda d: d.given(class_labels=-2), "class_labels has -2"),
         (lambda d: d.given(class_labels=0.5), "class_labels"),
         (lambda d: d.given(class_labels=None), "class_labels"),
+        (lambda d: d.given(class_labels="cat"), "class_labels"),
+        (lambda d: d.given(class_labels=[[0], [1]]), "class_labels"),
+        (lambda d: d.given(class_labels=0).guided(2.0, interval=(0, 1000)), "interval"),
         (lambda d: d.guided(2.0), "given"),
         (lambda d: d.given(class_labels=0).guided(math.nan), "scale"),
         (lambda d: d.given(class_labels=0).guided(2.0, interval=(3, 1)), "interval"),

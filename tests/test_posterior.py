@@ -135,6 +135,31 @@ def test_moments_hold_where_every_mode_has_its_own_level():
     close(*both)
 
 
+def test_a_kappa_of_one_does_not_make_what_is_seen_impossible():
+    """κ is measured, and may be 1: then V would be 0 there, and an exact y could not be met."""
+    shape = (1, 6, 6)
+    gaussian = nidiff.GaussianModel(torch.zeros(shape), nidiff.power_law(shape[1:], 2.0))
+    process = nidiff.Process(nidiff.ddpm_cosine(50), nidiff.gaussian_free_field(shape[1:]))
+    share = torch.zeros(2, *shape[1:])
+    share[:, 2:] = 1.0
+    known = nidiff.measure_kappa(gaussian.denoiser(process), gaussian.sample((4, *shape))).kappa
+    kappa = known._replace(rows=torch.tensor([0.0, 49.0]), values=share, trust=torch.ones_like(share))
+    y = gaussian.sample((1, *shape), torch.Generator().manual_seed(0))
+    seen = nidiff.Observation(y, op.mask(torch.arange(6) < 3))
+    given = nidiff.posterior(gaussian.denoiser(process).with_kappa(kappa), seen)
+    x = nidiff.sample(given, (4, *shape), num_steps=4, seeds=range(4))
+    assert x.abs().max() < 20
+    assert (x - y)[..., :3].abs().max() < 1e-3
+
+
+def test_there_is_no_likelihood_given_an_observation():
+    process = nidiff.Process(nidiff.ddpm_cosine(50), nidiff.gaussian_free_field((4, 4)))
+    gaussian = nidiff.GaussianModel(torch.zeros(1, 4, 4), nidiff.power_law((4, 4), 2.0))
+    given = nidiff.posterior(gaussian.denoiser(process), nidiff.Observation(torch.zeros(1, 1, 2, 2), op.pool(2), 0.1))
+    with pytest.raises(nidiff.InputError, match="denoiser"):
+        nidiff.log_likelihood(given, torch.zeros(1, 1, 4, 4))
+
+
 def test_kappa_makes_the_spread_smaller():
     """V (1 − κ) per mode; it can be left out."""
     operator, x, level = OPERATORS["pool"], normal(1, 1, *EVENT), SCHEDULE.level(9)

@@ -111,6 +111,49 @@ def test_the_samples_are_those_of_the_library(run, model, digits, tmp_path):
         assert np.array_equal(read(out)["arr_0"], read(tmp_path / "out")["arr_0"]) == same
 
 
+def test_the_rounding_of_a_blurred_picture_counts_as_noise(run, tmp_path):
+    """Without it, undoing the blur would magnify the rounding to far more than a picture has."""
+    clean = nidiff.load_dataset("digits", split="test").stored(torch.tensor([1]))
+    blurred = nidiff.operators.blur(1.0)(clean.float()).round().byte()
+    np.save(tmp_path / "blurred.npy", blurred.numpy())
+    words = ["--blur", 1, "--samples", 4, "--num-steps", 5, "--out", tmp_path / "out"]
+    assert run("restore", "digits", tmp_path / "blurred.npy", *words)[0] == 0
+    error = read(tmp_path / "out")["mean"][0, ..., 0] - clean[0, 0].numpy()
+    assert np.sqrt(np.square(error).mean()) < 30
+
+
+def test_noise_differs_between_channels_of_other_scales(run, fields, tmp_path):
+    """10 K are 1 in the model, 10 of the other channel are 20: of that, the observation says nothing."""
+    y = np.stack([np.full((4, 6), 300.0), np.full((4, 6), 3.0)])[None]
+    np.save(tmp_path / "y.npy", y.astype(np.float32))
+    words = ["--mask", "random:1", "--noise", 10, "--samples", 64, "--num-steps", 10, "--out", tmp_path / "out"]
+    assert run("restore", fields, tmp_path / "y.npy", *words)[0] == 0
+    mean = read(tmp_path / "out")["mean"][0]
+    moved = (mean.mean((0, 1)) - [280.0, 1.0]) / [10.0, 0.5]  # y is at 2 and at 4
+    assert moved[0] > 0.5
+    assert abs(moved[1]) < 0.5
+
+
+def test_a_mask_of_16_bits_and_data_of_another_type(run, model, digits, tmp_path):
+    mask = np.zeros((8, 8), dtype=np.uint16)
+    mask[:, :4] = 65535
+    Image.fromarray(mask).save(tmp_path / "mask.png")
+    words = [*FEW, "--out", tmp_path / "out"]
+    assert run("restore", model, digits, "--mask", tmp_path / "mask.png", "--degrade", *words)[0] == 0
+    assert np.isnan(read(tmp_path / "out")["observed"][0, :, 4:]).all()
+    code, _, said = run("restore", model, tmp_path / "mask.png", "--mask", "left", *FEW, "--out", tmp_path / "other")
+    assert code == 2
+    assert "uint16" in said
+
+
+def test_where_nothing_can_be_written_nothing_is_drawn(run, model, digits, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    code, _, said = run("denoise", model, digits, "--noise", 60, *FEW, "--out", tmp_path / "file" / "out")
+    assert code == 2
+    assert "--out" in said
+    assert "denoising" not in said
+
+
 def test_a_model_with_classes_is_told_one(run, digits, tmp_path):
     net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
     torch.manual_seed(0)

@@ -1,5 +1,6 @@
 """``nidiff restore``: what data may have been of which a part, a coarse or a blurred version was observed."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from nidiff.generation.restoration import Restoration
     from nidiff.inverse.operators import Operator
 
+ROUNDING = 12**-0.5  # the standard deviation of what rounding to whole numbers takes away
 MASK, NOISE = 2, 3  # tell the randomness of one purpose from that of another
 
 
@@ -42,7 +44,8 @@ class Restore:
     missing: bool = False
     """NaN in FILE are unobserved, and all else is observed."""
     noise: float = 0.0
-    """The standard deviation of white noise in the observation, in the units of the data (see --units)."""
+    """The standard deviation of white noise in the observation, in the units of the data (see --units). Means over
+    blocks and blurred pictures in whole numbers have that of rounding, 0.29, besides."""
     degrade: bool = False
     """FILE is clean: it is masked, averaged or blurred first, noise is added, and the error against FILE measured."""
     method: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: gaussian or jacobian)")] = None
@@ -63,13 +66,16 @@ class Restore:
         scaling = model.denoiser.scaling or Scaling(1.0)
         if how in ("scale", "blur") and not scaling.is_linear:
             raise InputError(f"{how} has no meaning where the model sees the logarithm of the data: use mask=.")
-        deviations = in_model_units(self.noise, model, flags.units) if self.noise else (0.0,)
         try:
             items = flags.load(self.file, model, self._shape(model), with_nan=how in ("mask", "missing"))
         except InputError as error:
             if self.scale is None or self.degrade:
                 raise
             raise InputError(f"{str(error).rstrip('.')}; for a file of full size, add --degrade.") from error
+        deviations = in_model_units(self.noise, model, flags.units)
+        if how in ("scale", "blur") and not self.degrade and not items.is_floating_point():
+            rounding = in_model_units(ROUNDING, model, "data")
+            deviations = tuple(math.hypot(*both) for both in zip(deviations, rounding, strict=True))
         masks, operators = self._operators(model, items)
         denoiser, y = plan.denoiser(model), to_model(_filled(items, masks, scaling), model)
         noise: Any = deviations[0]
@@ -155,4 +161,4 @@ def _filled(items: "Tensor", masks: "Tensor | None", scaling: Any) -> "Tensor":
 
     if masks is None or not items.is_floating_point():
         return items
-    return torch.where(masks | items.isfinite(), items, scaling.to_data(torch.zeros_like(items)))
+    return torch.where(masks, items, scaling.to_data(torch.zeros_like(items)))

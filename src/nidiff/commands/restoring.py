@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
-from nidiff.errors import InputError
+from nidiff.errors import InputError, one_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,8 +60,9 @@ class Restoring:
     def open(self, path: Path) -> tuple["Model", "Plan"]:
         """The model, and the plan of what to draw."""
         from nidiff.generation.opened import open_model, process_state
-        from nidiff.generation.restoration import check_format, plan_restoration
+        from nidiff.generation.restoration import UNITS, check_format, plan_restoration
 
+        one_of("units", self.units, UNITS)
         model = open_model(path, process_state())
         check_format(self.format, model.grid)
         drawing: dict[str, Any] = {"samples": self.samples, "seed": self.seed, "batch": self.batch}
@@ -76,6 +77,10 @@ class Restoring:
 
         names = self.variables or (model.grid.channels if is_science(path) else ())
         items = load_items(path, shape, layout=self.layout, variables=names, sample_axis=self.sample_axis)
+        stored = str(items.dtype).removeprefix("torch.")
+        if not items.is_floating_point() and stored != model.grid.dtype:
+            problem = f"file={str(path)!r} holds {stored}, and the model's data are {model.grid.dtype}"
+            raise InputError(f"{problem}: convert it to their type.")
         known = items.isfinite() if items.is_floating_point() else None
         if known is not None and not bool(known.all()):
             if not with_nan or bool(items.isinf().any()):
@@ -92,16 +97,17 @@ class Restoring:
 
         told = {"units": self.units} if "noise" in own else {}
         file = {"file": path.name, "values": values_sha256(items)}
-        return {"command": command, **file, **own, **told, **plan.to_json()}
+        return {"command": command, "format": self.format, **file, **own, **told, **plan.to_json()}
 
     def finish(self, model: "Model", task: Mapping[str, Any], make: "Callable[[], Restoration]") -> None:
         """Draw the samples, unless they are there already, write them, and print where they are."""
-        from nidiff.generation.restoration import about, default_folder, known_facts, new_folder
+        from nidiff.generation.restoration import about, check_writable, default_folder, known_facts, new_folder
         from nidiff.report.restored import save_restored
 
         out = default_folder(model, task) if self.out is None else self.out
         facts = known_facts(out, task)
         if facts is None:
+            check_writable(out)
             found = make()
             measured = {"items": len(found.x), "samples": found.x.shape[1], "same": found.same, **found.errors()}
             facts = {"task": dict(task), "found": measured}
@@ -114,19 +120,21 @@ class Restoring:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]
         if measured["same"]:
-            print(f"all samples of an item are the same: {_ONE_ANSWER.format(task['sampler'])}", file=sys.stderr)
+            print(_ONE_ANSWER.format(task["sampler"]), file=sys.stderr)
         if "rmse_of_mean" in measured:
             print(_words(measured), file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
 
 _ONE_ANSWER = (
-    "{} adds no fresh noise, so they are not draws of the posterior; use --sampler ancestral:variance=beta for those."
+    "all samples of an item are the same, so they are not draws of the posterior: {} adds no fresh noise (ancestral "
+    "does), or all of it is beyond the range of the model."
 )
 
 
 def _words(measured: Mapping[str, Any]) -> str:
-    errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}"
+    units = " in units of the model" if measured["units"] == "model" else ""
+    errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}{units}"
     if "coverage" not in measured:
         return errors
     return f"{errors}; {measured['coverage']:.1%} of the truth lies in the {measured['interval']:.0%} interval"

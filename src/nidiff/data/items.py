@@ -28,15 +28,16 @@ def load_items(
     layout: str | None = None,
     variables: Sequence[str] = (),
     sample_axis: str | None = None,
+    argument: str = "file",
 ) -> Tensor:
     """Items [N, C, *event] = [N, *shape] in the units of the data and the type of the file; NaN stay NaN.
 
     ``path`` is a picture, or anything with a path that `nidiff.load_dataset` reads. An array needs no layout: it is one
     item or several, with the channels first, last or, if there is one, left out.
     """
-    path, shape = as_path("file", path), tuple(shape)
+    path, shape = as_path(argument, path), tuple(shape)
     if not path.exists():
-        raise InputError(f"file={str(path)!r} does not exist: give a picture, an array or a folder of pictures.")
+        raise InputError(f"{argument}={str(path)!r} does not exist: give a picture, an array or a folder of pictures.")
     reading = Reading(layout=layout, variables=tuple(variables), sample_axis=sample_axis, memory_limit=None)
     coloured = replace(reading, channels=shape[0]) if shape[0] in CHANNELS and len(shape) == 3 else reading
     values: Any
@@ -52,7 +53,7 @@ def load_items(
         values = open_images(path, coloured).values
     items = values if isinstance(values, Tensor) else values.index_select(0, torch.arange(len(values)))
     if tuple(items.shape[1:]) != shape:
-        raise InputError(f"file={str(path)!r} has items {tuple(items.shape[1:])}, not {shape}: {_remedy(shape)}.")
+        raise InputError(f"{argument}={str(path)!r} has items {tuple(items.shape[1:])}, not {shape}: {_remedy(shape)}.")
     return items
 
 

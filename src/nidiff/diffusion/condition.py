@@ -4,7 +4,7 @@ A denoiser binds conditions (`Denoiser.given`), so that nothing that calls one h
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
@@ -71,6 +71,16 @@ def _parameters(net: Callable[..., Any]) -> list[Parameter] | None:
         return None
 
 
+def check_told(conditions: Mapping[str, Condition], bound: Collection[str]) -> None:
+    """Refuse to leave out what the network was never trained without."""
+    for name, one in conditions.items():
+        if name not in bound and not one.dropout:
+            raise InputError(
+                f"{name} is missing: the network was trained with it in every image, and knows nothing of images "
+                f"without: give it, as in denoiser.given({name}=…)."
+            )
+
+
 def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> None:
     """Refuse values that the network does not take, or that are not what it was trained with."""
     names = [*conditions] or known_conditions(net)
@@ -101,9 +111,14 @@ def _class_range(net: Any, condition: Condition | None) -> tuple[int | None, int
 
 def _check_classes(labels: Any, classes: int | None, null: int | None) -> None:
     """Whole numbers from 0 to classes − 1, or null; diffusers' networks also take floats, of which nothing is known."""
-    values = torch.as_tensor(labels)
+    try:
+        values = torch.as_tensor(labels)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{CLASSES}={shown(labels)} must be whole numbers, one per image or one for all.") from error
     if classes is None:
         return
+    if values.ndim > 1:
+        raise InputError(f"{CLASSES} has shape {tuple(values.shape)}: give one number per image, or one for all.")
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise InputError(f"{CLASSES}={shown(labels)} must be whole numbers from 0 to {classes - 1}.")
     beyond = (values < 0) | (values >= classes)

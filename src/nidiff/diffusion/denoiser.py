@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.matrix import Identity
+from nidiff.covariance.modes import elementwise
 from nidiff.covariance.modes import largest as magnitude
-from nidiff.diffusion.condition import Condition, as_conditions, as_rows, check_conditions, take_rows
+from nidiff.diffusion.condition import FIELDS, Condition, as_conditions, as_rows, check_conditions, take_rows
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.guidance import guided
 from nidiff.diffusion.process import Process
@@ -22,6 +23,7 @@ from nidiff.recipe import is_number, plain
 MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 ONE = Identity((1,))
 FEW = 33  # rows that are looked at where each is a table
+MOST_EXPLAINED = 0.9
 Estimate = Callable[[Tensor, Level], Tensor]  # (x, level) -> x̂0
 
 
@@ -159,7 +161,11 @@ class Denoiser(torch.nn.Module):
             raise InputError("schedule has levels of its own for every mode, which another grid has not: train there.")
         process = Process(self.process.schedule, self.process.covariance.at(shape))
         gaussian = None if self.gaussian is None else self.gaussian.on_grid(shape)
-        return self._with(process=process, gaussian=gaussian, kappa=None)
+        conditions = {
+            name: one._replace(shape=(*one.shape[:1], *shape)) if name == FIELDS else one
+            for name, one in self.conditions.items()
+        }
+        return self._with(process=process, gaussian=gaussian, kappa=None, conditions=conditions)
 
     def given(self, **conditions: Any) -> "Denoiser":
         """The same, told ``conditions``: one row per image, or one for all. They reach the network as keyword arguments
@@ -201,7 +207,7 @@ class Denoiser(torch.nn.Module):
 
     def silenced(self) -> "Denoiser":
         """The same with a network that says 0."""
-        return self._with(net=silent, sees="x")
+        return self._with(net=silent, sees="x", conditions={})
 
     def _told(self, bound: Mapping[str, Any]) -> "Denoiser":
         """The same with other conditions. All else is shared and was checked: a training step does this too."""
@@ -282,7 +288,10 @@ class Denoiser(torch.nn.Module):
 
     def variance(self, level: Level, kappa: bool = True, *, over_noise: bool = False) -> Any:
         """Var[x0 | x] of every mode, or that ``over_noise``, divided by Σ: what the data's Gaussian says, times 1 − κ,
-        the share that the network leaves of it, if κ is known and asked for."""
+        the share that the network leaves of it, if κ is known and asked for.
+
+        κ counts at most as 0.9: it is measured, and a mode of which nothing is left could hear of nothing else.
+        """
         gaussian, covariance = self.gaussian, self.process.covariance
         if gaussian is None:
             raise InputError(
@@ -290,7 +299,8 @@ class Denoiser(torch.nn.Module):
             )
         variance = gaussian.at(level, covariance).spread ** 2
         if kappa and self.kappa is not None:
-            variance = variance * (1.0 - self.kappa.at(level, gaussian)[0])
+            share, _ = self.kappa.at(level, gaussian)
+            variance = variance * (1.0 - elementwise(lambda values: values.clamp(max=MOST_EXPLAINED), share))
         return variance / gaussian.noise(covariance) if over_noise else variance
 
     def eps(self, x: Tensor, level: Level) -> Tensor:

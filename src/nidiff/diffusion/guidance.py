@@ -40,12 +40,18 @@ class Guidance:
         return replace(self, null={name: take_rows(value, index) for name, value in self.null.items()})
 
     def _estimate(self, told: "Denoiser", free: "Denoiser", x: Tensor, level: Level) -> Tensor:
-        low, high = (level.label, level.label) if self.interval is None else self.interval
-        if self.scale == 1 or not low <= float(level.label) <= high:
+        if self.scale == 1 or not self._includes(level):
             return told(x, level)
         if self.scale == 0:
             return free(x, level)
         return free(x, level).lerp(told(x, level), self.scale)
+
+    def _includes(self, level: Level) -> bool:
+        if self.interval is None:
+            return True
+        if isinstance(level.label, Tensor) and level.label.numel() > 1:
+            raise InputError("interval is for one level at a time: leave it out where every image has its own.")
+        return self.interval[0] <= float(level.label) <= self.interval[1]
 
 
 def guided(denoiser: "Denoiser", scale: float, null: Mapping[str, Any] | None, interval: Any) -> Guidance:
@@ -59,8 +65,11 @@ def guided(denoiser: "Denoiser", scale: float, null: Mapping[str, Any] | None, i
         )
     if interval is not None:
         rows = tuple(interval) if isinstance(interval, list | tuple) else ()
-        if len(rows) != 2 or not all(map(is_number, rows)) or rows[0] > rows[1]:
-            raise InputError(f"interval={shown(interval)} must be two rows of the schedule, the lower one first.")
+        last = len(denoiser.process.schedule) - 1
+        if len(rows) != 2 or not all(map(is_number, rows)) or not 0 <= rows[0] <= rows[1] <= last:
+            raise InputError(
+                f"interval={shown(interval)} must be two rows of the schedule, from 0 to {last}, the lower one first."
+            )
         interval = rows
     known = denoiser.conditions
     if null is None:

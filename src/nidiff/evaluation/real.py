@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nidiff.data.beside import OWN
 from nidiff.data.dataset import Dataset
 from nidiff.errors import InputError
 from nidiff.files import as_path
@@ -29,7 +30,15 @@ class RealData(NamedTuple):
 
     def load(self, split: str = "train", **options: Any) -> Real:
         """A part of them; ``options`` are other arguments of `nidiff.load_dataset`."""
-        data = self.experiment.load_data(split=split, memory_limit=None, **options)
+        reading = {"split": split, "memory_limit": None, **options}
+        labels = self.experiment.labels if self.is_own else None
+        if labels in (None, OWN):
+            data = self.experiment.load_data(**reading)
+        else:  # the classes of the model are not those that the data may have
+            try:
+                data = self.experiment.load_data(**reading, labels=labels)
+            except InputError:  # a file of labels is for one split
+                data = replace(self.experiment.load_data(**reading), labels=None, class_names=(), num_classes=None)
         name = self.experiment.data if split == "train" else f"{self.experiment.data}, {split}"
         return Real(data, name, split if self.is_own or split != "train" else "given")
 

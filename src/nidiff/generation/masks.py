@@ -6,9 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.covariance.operator import as_numbers
+from nidiff.data.arrays import read_array
+from nidiff.data.dataset import LARGEST
 from nidiff.data.images import SUFFIXES
 from nidiff.data.items import load_items
-from nidiff.errors import InputError, first_line, known_names, shown
+from nidiff.errors import InputError, known_names, shown
 from nidiff.files import as_path
 from nidiff.recipe import is_number
 
@@ -83,14 +86,9 @@ def _from_file(text: str, shape: tuple[int, ...]) -> Tensor:
         words = known_names(text, [*WORDS, f"{RANDOM}0.03"])
         raise InputError(f"mask={shown(text)} is neither a file nor a known word: {words}.")
     if file.suffix.lower() in SUFFIXES:
-        return load_items(file, (1, *event))[0, 0] > 127
-    try:
-        found = np.load(file, allow_pickle=False)
-        array = found if isinstance(found, np.ndarray) else found[found.files[0]]
-        seen = torch.from_numpy(np.ascontiguousarray(array.astype(np.float64)))
-    except Exception as error:  # numpy raises nearly anything when a file is broken
-        problem = f"mask={shown(text)} cannot be read as an array ({first_line(error)})"
-        raise InputError(f"{problem}: give .npy or .npz of true and false, or a picture.") from error
+        picture = load_items(file, (1, *event), argument="mask")[0, 0]
+        return picture.long() > LARGEST[str(picture.dtype).removeprefix("torch.")] // 2
+    seen = as_numbers(read_array(file, "mask"), "mask")
     if tuple(seen.shape) not in (event, (1, *event), shape):
         wanted = " or ".join(str(one) for one in dict.fromkeys((event, shape)))
         raise InputError(f"mask={shown(text)} has shape {tuple(seen.shape)}, not {wanted}: make one for these items.")

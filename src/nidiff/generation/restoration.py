@@ -10,6 +10,7 @@ samples.nc, …     all samples, one after the other, if asked for (`nidiff.gene
 """
 
 import hashlib
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,11 +25,12 @@ from nidiff import __version__
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, save_png
+from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
-from nidiff.files import as_path, read_object, replace_json, replace_npz, replacing, replacing_folder, writing
+from nidiff.files import ASIDE, as_path, read_object, replace_json, replace_npz, replacing, replacing_folder, writing
 from nidiff.generation.export import WHOLE_FILES, Samples, check_export
 from nidiff.generation.job import Job, kept
 from nidiff.generation.opened import Model, plan_job
@@ -88,9 +90,9 @@ class Restoration:
         """Whether every item has the same sample again and again."""
         return self.x.shape[1] > 1 and bool((self.x == self.x[:, :1]).all())
 
-    def errors(self) -> dict[str, float]:
+    def errors(self) -> dict[str, Any]:
         """Root mean square errors of the mean and of a sample, where nothing was observed, and how often the truth lies
-        in an interval of the samples.
+        in an interval of the samples. Channels with units of their own are measured in those of the model.
 
         The truth lies between the k-th of S samples from below and the k-th from above with probability
         1 − 2k / (S + 1) if it and they are draws of one law, whatever that is. k is that of the interval nearest to
@@ -101,13 +103,16 @@ class Restoration:
         truth, count = self.truth.double(), self.x.shape[1]
         everywhere = torch.ones_like(truth, dtype=torch.bool)
         where = self.hidden if self.hidden is not None and bool(self.hidden.any()) else everywhere
-        samples = self.samples.double()
+        samples, units = self.samples.double(), "data"
+        if self.scaling is not None and isinstance(self.scaling.scale, tuple):
+            samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
 
         def rms(error: Tensor) -> float:
             return error.square().mean().sqrt().item()
 
         each = torch.stack([one[where] - truth[where] for one in samples.unbind(1)])
-        found = {"rmse_of_mean": rms((samples.mean(1) - truth)[where]), "rmse_of_sample": rms(each)}
+        found: dict[str, Any] = {"units": units}
+        found |= {"rmse_of_mean": rms((samples.mean(1) - truth)[where]), "rmse_of_sample": rms(each)}
         if count > 1:
             k = max(1, round((1 - INTERVAL) * (count + 1) / 2))
             rising, margin = samples.sort(1).values, 0.5 if self.grid.dtype in WHOLE else 0.0
@@ -186,6 +191,10 @@ def plan_restoration(
         sampler = f"ancestral:variance={'beta' if model.denoiser.gaussian is None else 'gaussian'}"
     tile = min(tile_size(*model.shape[1:]), MOST_TILE) if tile is None else tile
     steps = min(NUM_STEPS, len(model.denoiser.process.schedule)) if num_steps is None else num_steps
+    known = model.denoiser.conditions
+    if others := [name for name, one in known.items() if name != CLASSES and not one.dropout]:
+        problem = f"the model was trained with {others[0]} in every item, which this command cannot tell it"
+        raise InputError(f"{problem}: use nidiff.posterior, or train with condition_dropout.")
     job = plan_job(model, sampler, steps, clip=clip, tile=tile, classes=classes, guidance=guidance)
     if "start" in job.options:
         raise InputError(f"sampler={sampler!r} says where sampling starts, and so does the observation: leave it out.")
@@ -297,6 +306,14 @@ def known_facts(out: Path, task: Mapping[str, Any]) -> dict[str, Any] | None:
         differs = sorted(key for key in task if not isinstance(known, dict) or known.get(key) != task[key])
         raise InputError(f"out={str(out)!r} holds another restoration ({', '.join(differs)} differ): {again}.")
     return found
+
+
+def check_writable(out: Path) -> None:
+    """Refuse a folder that cannot be written, before anything is drawn."""
+    with writing("out", out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=ASIDE):
+            pass
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from nidiff.covariance.matrix import Identity
 from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.condition import CLASSES, count_rows, needed_conditions
+from nidiff.diffusion.condition import CLASSES, check_told, count_rows, needed_conditions
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, first_line, one_of, shown
@@ -120,6 +120,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
     def _told(self, conditions: Mapping[str, Any], scale: float, null: Any, interval: Any) -> Denoiser:
         """The model as a denoiser, told the conditions and guided."""
         denoiser = self.scheduler.denoiser(self.unet).given(**conditions)
+        check_told(denoiser.conditions, conditions)
         if missing := [
             name for name in needed_conditions(self.unet) if name not in {**denoiser.conditions, **conditions}
         ]:

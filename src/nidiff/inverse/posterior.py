@@ -127,10 +127,7 @@ class Gradient:
         return x0 + self.scale * variance(seen.pull(weights)).to(x0)
 
     def _squared(self, denoiser: Denoiser, level: Level) -> float:
-        known = denoiser.gaussian is not None
-        data = (
-            denoiser.gaussian.covariance.eigenvalues.mean().item() if denoiser.gaussian is not None and known else 1.0
-        )
+        data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
         signal, sigma = (_mean_square(each) for each in (level.signal, level.sigma))
         return data * sigma / (data * signal + sigma)
 
@@ -169,6 +166,8 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 class Posterior:
     """What an observation says, as a correction of a denoiser's x̂0."""
+
+    is_differentiable = False  # systems are solved on the way
 
     def __init__(self, observation: Observation, method: Method) -> None:
         self.observation, self.method = observation, method

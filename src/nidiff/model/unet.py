@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from diffusers.configuration_utils import ConfigMixin, register_to_config
+from diffusers.configuration_utils import ConfigMixin, FrozenDict, register_to_config
 from diffusers.models.embeddings import get_timestep_embedding
 from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
@@ -65,6 +65,10 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         condition_channels: int = 0,
     ) -> None:
         super().__init__()
+        # The configuration of a network without these is that of earlier versions, and so is its checksum.
+        later = {"num_parameters": None, "condition_channels": 0}
+        own = {key: value for key, value in self.config.items() if key not in later or value != later[key]}
+        self._internal_dict: Any = FrozenDict(own)
         size = tuple(check_whole("sample_size", n) for n in _listed("sample_size", sample_size))
         if not 1 <= len(size) <= 3:
             raise InputError(f"sample_size={shown(sample_size)} has {len(size)} axes: give one, two or three.")
@@ -157,7 +161,7 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
 
     def _beside(self, x: Tensor, fields: Tensor | None) -> Tensor:
         """x, the fields of the condition, 0 where one of them is NaN, and 1 where none is, as channels."""
-        told = self.config["condition_channels"]
+        told = self.config.get("condition_channels", 0)
         if not told:
             if fields is not None:
                 raise InputError("fields are given to a network that knows none: build it with condition_channels.")

@@ -27,7 +27,8 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
 
     β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) (E17). Between levels that are not neighbours β is that of
     the jump, sigma² − (signal/signal')² sigma'². "gaussian" is β̃ plus what x0 itself varies by given x, in every mode,
-    as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length.
+    as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length (but for an observation, given
+    which x0 varies less).
     """
     one_of("variance", variance, ("posterior", "beta", "gaussian"))
     beta, posterior = jump_variances(here, there)

@@ -40,6 +40,8 @@ def log_likelihood(
     odeint = require("torchdiffeq").odeint
 
     check_denoiser(denoiser)
+    if not all(getattr(one, "is_differentiable", True) for one in denoiser.corrections):
+        raise InputError("denoiser is given an observation, of which there is no likelihood: use the one without.")
     divergence_of = choose("trace", trace, TRACES)
     if not callable(divergence_of):
         raise InputError(f"trace={shown(trace)} must be a name in TRACES, or a function.")

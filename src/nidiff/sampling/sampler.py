@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nidiff.covariance.modes import largest
 from nidiff.covariance.operator import check_sizes
+from nidiff.diffusion.condition import check_told
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.errors import InputError, one_of, shown
@@ -91,6 +92,7 @@ def sample(
         options: of the sampler (``variance``, ``eta``, …).
     """
     check_denoiser(denoiser)
+    check_told(denoiser.conditions, denoiser.bound)
     chosen, told = as_sampler(sampler, options)
     shape, schedule = check_sizes(shape), denoiser.process.schedule
     denoiser.process.covariance.check_trailing(shape, "shape")

@@ -23,7 +23,6 @@ PARTS = {
     "data": "the data",
     "network": "the network, or the version of diffusers that builds it",
 }
-LATER = {"num_parameters": None, "condition_channels": 0}
 SPREAD = 64  # images that stand for data which do not fit in memory
 
 
@@ -77,8 +76,6 @@ def data_checksum(images: Dataset) -> str:
 def network_digest(net: torch.nn.Module) -> str:
     """The digest of its class, its configuration if it is one of diffusers', and the shapes of its parameters."""
     config = {key: value for key, value in getattr(net, "config", {}).items() if not key.startswith("_")}
-    # What networks of earlier versions did not have is left out where they are as those were.
-    config = {key: value for key, value in config.items() if key not in LATER or value != LATER[key]}
     shapes = {name: [str(value.dtype), list(value.shape)] for name, value in net.named_parameters()}
     return digest([type(net).__name__, config, shapes])
 
