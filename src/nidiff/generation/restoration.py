@@ -104,7 +104,7 @@ class Restoration:
         everywhere = torch.ones_like(truth, dtype=torch.bool)
         where = self.hidden if self.hidden is not None and bool(self.hidden.any()) else everywhere
         samples, units = self.samples.double(), "data"
-        if self.scaling is not None and isinstance(self.scaling.scale, tuple):
+        if self.scaling is not None and isinstance(self.scaling.scale, tuple) and len(self.scaling.scale) > 1:
             samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
 
         def rms(error: Tensor) -> float:
