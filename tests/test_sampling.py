@@ -392,7 +392,10 @@ BAD = {
     "unknown option": ({"sampler": "ddim", "variance": "beta"}, "variance is not an option.*takes eta"),
     "option of none": ({"sampler": "euler", "eta": 0.1}, "eta is not an option.*none"),
     "eta": ({"sampler": "ddim", "eta": 1.5}, "eta=1.5"),
-    "variance": ({"sampler": "ancestral", "variance": "learned"}, "variance='learned'.*'beta', 'posterior'"),
+    "variance": (
+        {"sampler": "ancestral", "variance": "learned"},
+        "variance='learned'.*'beta', 'gaussian', 'posterior'",
+    ),
     "no steps": ({"num_steps": 0}, "num_steps=0.*1 to 10"),
     "negative steps": ({"num_steps": -5}, "num_steps=-5"),
     "too many steps": ({"num_steps": 11}, "num_steps=11.*1 to 10"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from nidiff.errors import InputError, known_names, one_of, shown
-from nidiff.recipe import is_number
+from nidiff.recipe import fits, is_number
 
 CLASSES = "class_labels"  # what diffusers' networks and ours call the class
 FORM = "return_dict"  # of diffusers' networks: how they answer, which is no condition
@@ -185,9 +185,8 @@ def as_conditions(conditions: Any) -> dict[str, Condition]:
 
 
 def _is_sound(one: Condition) -> bool:
-    if not all(isinstance(each, tuple) for each in (one.shape, one.scale, one.shift)):
+    numbers = (one.classes, one.null)
+    if not (all(n is None or fits(n, int) for n in numbers) and fits(one.shape, tuple[int, ...])):
         return False
-    wholes = all(isinstance(n, int) and not isinstance(n, bool) for n in (*one.shape, one.classes or 1, one.null or 0))
-    if not all(map(is_number, (*one.scale, *one.shift))) or len(one.scale) != len(one.shift) or 0 in one.scale:
-        return False
-    return wholes and (one.classes is None or one.classes > 0) and is_number(one.dropout) and 0 <= one.dropout <= 1
+    units = all(fits(each, tuple[float, ...]) and all(map(is_number, each)) for each in (one.scale, one.shift))
+    return units and (one.classes is None or one.classes > 0) and is_number(one.dropout) and 0 <= one.dropout <= 1

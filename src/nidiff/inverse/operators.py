@@ -125,12 +125,10 @@ def mask(mask: Tensor | Sequence[Any]) -> Operator:
 
     y is of x's shape. What it has outside of the mask is not looked at, and may be NaN.
     """
-    seen = torch.as_tensor(mask)
-    if seen.dtype != torch.bool:
-        numbers = as_numbers(mask, "mask")
-        if not bool(((numbers == 0) | (numbers == 1)).all()):
-            raise InputError("mask must be true or 1 where the image is seen, and false or 0 elsewhere: give such.")
-        seen = numbers.bool()
+    numbers = as_numbers(mask, "mask")
+    if not bool(((numbers == 0) | (numbers == 1)).all()):
+        raise InputError("mask must be true or 1 where the image is seen, and false or 0 elsewhere: give such.")
+    seen = numbers.bool()
     if not seen.ndim or not bool(seen.any()):
         raise InputError("mask sees nothing: make it true where the image is seen.")
 
