@@ -313,3 +313,22 @@ def test_a_class_that_the_network_does_not_know_is_refused():
     net = FieldUNet((8,), widths=(8,), attention=(), num_classes=3)
     with pytest.raises(nidiff.InputError, match="class_labels must be below 3"):
         net(torch.zeros(2, 1, 8), 0, class_labels=torch.tensor([0, 3]))
+
+
+def test_gradients_in_bfloat16_are_those_of_float32_with_two_points_along_the_first_axis():
+    """torch's own convolution has NaN and other rubbish there, on some processors."""
+    torch.manual_seed(0)
+    net = nidiff.FieldUNet((2, 4, 4), widths=(16,), layers=1, attention=())
+    for weight in net.parameters():  # some layers are 0 before training
+        torch.nn.init.normal_(weight, std=0.1)
+    x, found = torch.randn(4, 1, 2, 4, 4), []
+    for enabled in (False, True, True, True):
+        del_me = torch.full((200_000,), float("nan"))  # what is left in memory
+        del del_me
+        net.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            answer = net(x, torch.zeros(4))
+        answer.float().square().mean().backward()
+        found.append(torch.cat([weight.grad.flatten() for weight in net.parameters() if weight.grad is not None]))
+    for gradient in found[1:]:
+        assert (gradient - found[0]).norm() < 0.1 * found[0].norm()
