@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import nidiff
+from nidiff.covariance.modes import Modes
 from nidiff.model.network import unet2d
 from nidiff.sampling.ancestral import mix
 from nidiff.testing.problems import Gaussian, output_covariance, uniform_in_logsnr
@@ -35,9 +36,8 @@ def without_drift(colour):
     """What is done elsewhere: the ODE's step, and coloured noise on top of it."""
 
     def step(chain, x, x0, here, there):
-        from nidiff.sampling.ancestral import _relative_colour
-
-        rate = _relative_colour(chain.denoiser.process.covariance, colour, {})
+        relative = colour.eigenvalues / chain.denoiser.process.covariance.eigenvalues
+        rate = Modes(relative / relative.mean(), colour)
         passed = (there.signal / there.sigma / (here.signal / here.sigma)) ** 2
         fresh = (1 - (rate * -1.0).map(lambda h: passed**h)) ** 0.5 * there.sigma
         return mix(x, x0, here, there, fresh=0.0) + fresh * chain.noise()

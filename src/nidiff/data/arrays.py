@@ -24,16 +24,8 @@ if TYPE_CHECKING:
 
 def open_array(file: Path, reading: Reading) -> Dataset:
     """The numbers of an .npy or .npz file. An .npy of more bytes than the memory limit is read batch by batch."""
-    argument, is_npz = f"path={str(file)!r}", file.suffix.lower() == ".npz"
-    if reading.variables and not is_npz:
-        raise InputError(f"variables={reading.variables} has no meaning with {argument}, one array: leave it out.")
-    try:
-        array = _member_of_npz(file, reading.variables) if is_npz else _mapped(file)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
-        problem = f"{argument} cannot be read as arrays ({first_line(error)})"
-        raise InputError(f"{problem}: write it with numpy.save.") from error
+    argument = f"path={str(file)!r}"
+    array = stored_array(file, "path", reading.variables)
     if array.size == 0:
         raise InputError(f"{argument} has shape {array.shape}: give at least one item.")
     dtype, layout = stored_type(argument, array.dtype), as_layout(reading.layout, argument, array.shape)
@@ -48,11 +40,20 @@ def open_array(file: Path, reading: Reading) -> Dataset:
 
 
 def read_array(file: Path, argument: str) -> "NDArray[Any]":
-    """The array of an .npy or .npz file that ``argument`` names, as it is stored."""
+    """The array of an .npy or .npz file that ``argument`` names, in memory."""
+    array = stored_array(file, argument)
+    require_memory(f"{argument}={str(file)!r} of shape {array.shape}", 2.0 * array.nbytes, "give fewer items")
+    return np.array(array)
+
+
+def stored_array(file: Path, argument: str, variables: tuple[str, ...] = ()) -> "NDArray[Any]":
+    """The array of a file as it is stored: an .npy is mapped; of an .npz, the one that ``variables`` names."""
+    is_npz = file.suffix.lower() == ".npz"
+    if variables and not is_npz:
+        only = f"{argument}={str(file)!r}, one array"
+        raise InputError(f"variables={variables} has no meaning with {only}: leave it out.")
     try:
-        array = _member_of_npz(file, ()) if file.suffix.lower() == ".npz" else _mapped(file)
-        require_memory(f"{argument}={str(file)!r} of shape {array.shape}", 2.0 * array.nbytes, "give fewer items")
-        return np.array(array)
+        return _member_of_npz(file, argument, variables) if is_npz else _mapped(file)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
@@ -110,19 +111,20 @@ def _mapped(file: Path) -> "np.memmap[Any, Any]":
     return np.lib.format.open_memmap(file, mode="r")
 
 
-def _member_of_npz(file: Path, names: tuple[str, ...]) -> "NDArray[Any]":
+def _member_of_npz(file: Path, argument: str, names: tuple[str, ...]) -> "NDArray[Any]":
     """The array of an .npz file that is named, the only one, or ``arr_0``."""
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         if len(names) > 1:
-            raise InputError(f"variables={names} must be the name of one array of path={str(file)!r}.")
+            raise InputError(f"variables={names} must be the name of one array of {argument}={str(file)!r}.")
         only = next(iter(members)) if len(members) == 1 else "arr_0"
         name = one_of("variables", names[0], members) if names else only
         if name not in members:
             raise InputError(
-                f"path={str(file)!r} has the arrays {sorted(members)}: call one arr_0, or name it with variables=."
+                f"{argument}={str(file)!r} has the arrays {sorted(members)}: call one arr_0"
+                + (", or name it with variables=." if argument in ("path", "file") else ".")
             )
-        require_memory(f"path={str(file)!r}", 2.0 * members[name].file_size, "give fewer items")
+        require_memory(f"{argument}={str(file)!r}", 2.0 * members[name].file_size, "give fewer items")
         check_member(archive, members[name], file.stat().st_size)
         with archive.open(members[name]) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.data.arrays import open_array
+from nidiff.data.arrays import open_array, stored_array
 from nidiff.data.encoded import CHANNELS, Encoded, Reading, read_encoded
 from nidiff.data.images import SUFFIXES as PICTURES
 from nidiff.data.images import files_of, open_images
@@ -59,23 +59,20 @@ def load_items(
 
 def _of_array(path: Path, shape: tuple[int, ...], reading: Reading) -> Tensor:
     """The array [N, *shape] of a file that may have its axes in another order, or lack some."""
-    for letters in [reading.layout] if reading.layout else AS_STORED.values():
-        try:
-            found: Any = open_array(path, replace(reading, layout=letters)).values
-        except InputError as error:
-            if reading.layout or "letters, but" not in str(error):  # which is about another number of axes
-                raise
-            continue
-        if reading.layout:
-            assert isinstance(found, Tensor)
-            return found
-        array = found if letters and "C" in letters else found.squeeze(1)  # as it is stored
-        arranged = _arranged(array, shape)
-        if arranged is None:
-            problem = f"file={str(path)!r} has shape {tuple(array.shape)}, and items must be {shape}"
-            raise InputError(f"{problem}: {_remedy(shape)}, or say with layout= what its axes are.")
-        return arranged
-    raise InputError(f"file={str(path)!r} has too few or too many axes for items {shape}: give [N, …] of them.")
+    axes = stored_array(path, "file", reading.variables).ndim
+    letters = reading.layout or AS_STORED.get(axes)
+    if letters is None:
+        raise InputError(f"file={str(path)!r} has too few or too many axes for items {shape}: give [N, …] of them.")
+    found = open_array(path, replace(reading, layout=letters)).values
+    assert isinstance(found, Tensor)  # without a limit of memory
+    if reading.layout:
+        return found
+    array = found if "C" in letters else found.squeeze(1)  # as it is stored
+    arranged = _arranged(array, shape)
+    if arranged is None:
+        problem = f"file={str(path)!r} has shape {tuple(array.shape)}, and items must be {shape}"
+        raise InputError(f"{problem}: {_remedy(shape)}, or say with layout= what its axes are.")
+    return arranged
 
 
 def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor | None:

@@ -179,7 +179,7 @@ def as_conditions(conditions: Any) -> dict[str, Condition]:
             lists = {key: tuple(value) for key, value in one.items() if isinstance(value, list)}
             one = Condition(**{**one, **lists})
         if not isinstance(one, Condition) or not _is_sound(one):
-            raise InputError(f"conditions[{name!r}]={shown(one)} is not a nidiff.Condition: give its kind.")
+            raise InputError(f"conditions[{name!r}]={shown(one)} is not a nidiff.Condition: give one.")
         found[str(name)] = one
     return found
 

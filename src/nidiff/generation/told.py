@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff.data.arrays import read_array
 from nidiff.data.beside import on_grid
 from nidiff.diffusion.condition import CLASSES, Condition
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.guidance import Guidance
 from nidiff.diffusion.scaling import Scaling
-from nidiff.errors import InputError, first_line, known_names, shown
-from nidiff.files import as_path, check_member
+from nidiff.errors import InputError, shown
+from nidiff.files import as_path
 from nidiff.notation import seeds_text
 from nidiff.recipe import check_number, is_number
 
@@ -85,7 +86,9 @@ def planned(
 def _classes(condition: Condition | None, classes: Sequence[int] | None) -> tuple[int, ...]:
     if condition is None or condition.classes is None:
         if classes:
-            raise InputError(f"classes={shown(classes_text(classes))}: the model was trained without: leave them out.")
+            raise InputError(
+                f"classes={shown(classes_text(classes))}: the model was trained without classes: leave them out."
+            )
         return ()
     if classes is None:
         return tuple(range(condition.classes))
@@ -106,59 +109,31 @@ def _interval(interval: Sequence[float] | None, rows: int) -> tuple[float, float
 
 
 def read_rows(file: str | Path, known: Mapping[str, Condition]) -> dict[str, Tensor]:
-    """The conditions in an .npy or .npz file, [N, …] by name, in the units of the model.
-
-    Arrays of an .npz are called as the conditions are, or there is one array and one such condition.
-    """
+    """The condition of a model that has one beside classes, [N, …] in the units of the model, from an .npy or .npz
+    file in those of the data. One channel may go without its axis, and fields may be coarser."""
     path, names = as_path("condition", file), [name for name in known if name != CLASSES]
     argument = f"condition={str(path)!r}"
     if not names:
         raise InputError(f"{argument}: the model was trained without such a condition: leave it out.")
-    arrays = _arrays(path, argument)
-    if len(arrays) == len(names) == 1:
-        arrays = {names[0]: next(iter(arrays.values()))}
-    rows = {}
-    for name, values in arrays.items():
-        if name not in names:
-            raise InputError(f"{argument} has an array {name!r} that is not a condition: {known_names(name, names)}.")
-        rows[name] = _checked(argument, name, values, known[name])
-    return rows
-
-
-def _arrays(path: Path, argument: str) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            if path.suffix.lower() != ".npz":
-                return {"": np.lib.format.read_array(stream, allow_pickle=False)}
-            with np.load(stream, allow_pickle=False) as content:
-                for info in content.zip.infolist():
-                    check_member(content.zip, info, path.stat().st_size)
-                return dict(content)
-    except MemoryError:
-        raise
-    except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
-        problem = f"{argument} cannot be read as arrays ({first_line(error)})"
-        raise InputError(f"{problem}: write it with numpy.save or numpy.savez.") from error
-
-
-def _checked(argument: str, name: str, values: Any, condition: Condition) -> Tensor:
-    """The rows of one condition, if they are what the network was trained with; one channel may go without its axis,
-    and fields may be coarser."""
+    if len(names) > 1:
+        raise InputError(f"{argument}: the model takes {' and '.join(names)}, more than a file can hold: use Python.")
+    condition, values = known[names[0]], read_array(path, "condition")
     shape = condition.shape
-    sizes = "".join(f", {size}" for size in shape)
     if values.ndim == len(shape) and shape[:1] == (1,):
         values = values[:, None]
-    if len(shape) > 1 and values.ndim == len(shape) + 1 and values.dtype.kind in "biuf":
-        values = on_grid(argument.removeprefix("condition=").strip("'"), values, shape[1:])
-    if values.dtype.kind not in "biuf" or values.shape[1:] != shape or not values.size:
+    is_numbers = values.dtype.kind in "biuf"
+    if len(shape) > 1 and values.ndim == len(shape) + 1 and is_numbers:
+        values = on_grid(str(path), values, shape[1:])
+    if not is_numbers or values.shape[1:] != shape or not values.size:
+        wanted = "".join(f", {size}" for size in shape)
         found = f"{values.dtype} {list(values.shape)}"
-        raise InputError(f"{argument} holds {found}: the model was trained with {name} [N{sizes}], so give numbers so.")
+        raise InputError(f"{argument} holds {found}, and the model takes numbers [N{wanted}]: give such.")
     numbers = torch.from_numpy(values.astype(np.float64))
-    bad = ~numbers.isfinite().flatten(1).all(1) if numbers.ndim > 1 else ~numbers.isfinite()
+    bad = ~numbers.isfinite().reshape(len(numbers), -1).all(1)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         raise InputError(f"{argument} has NaN or infinite numbers in row {row}: leave that row out, or fill it in.")
-    return _in_units_of_model(numbers, condition).float()
+    return {names[0]: _in_units_of_model(numbers, condition).float()}
 
 
 def _in_units_of_model(numbers: Tensor, condition: Condition) -> Tensor:

@@ -108,7 +108,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         self.scheduler.set_timesteps(num_inference_steps, device)
         images = self.scheduler.init_noise((batch_size, *self._image_shape), generator, device, dtype)
         for t in self.progress_bar(self.scheduler.timesteps):
-            images = self.scheduler.step_with(denoiser, t, images, generator, return_dict=False, eta=eta)[0]
+            images = self.scheduler.step_with(denoiser, t, images, generator, eta=eta).prev_sample
         result: Any = images if output_type == "latent" else (images / 2 + 0.5).clamp(0, 1)
         if output_type in ("pil", "np"):
             result = result.cpu().float().movedim(1, -1).numpy()

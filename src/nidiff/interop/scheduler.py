@@ -333,19 +333,16 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         timestep: int | Tensor,
         sample: Tensor,
         generator: Generators = None,
-        variance_noise: Tensor | None = None,
-        return_dict: bool = True,
         *,
         eta: float = 0.0,
-    ) -> DDPMSchedulerOutput | tuple[Tensor, Tensor]:
+    ) -> DDPMSchedulerOutput:
         """The same, by what a ``denoiser`` says at ``sample``: `denoiser` of this scheduler, with conditions, guidance
         or an observation (`nidiff.Denoiser.given`, `guided`, `nidiff.posterior`)."""
         check_denoiser(denoiser)
         if denoiser.process is not self.process:
             raise InputError("denoiser has another process: make it of the network by scheduler.denoiser(net).")
         self._check("sample", sample)
-        result = self._step(denoiser, timestep, sample, generator, variance_noise, eta)
-        return DDPMSchedulerOutput(*result) if return_dict else result
+        return DDPMSchedulerOutput(*self._step(denoiser, timestep, sample, generator, None, eta))
 
     def _step(
         self,

@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from nidiff.data.dataset import LARGEST
 from nidiff.data.figures import thumbnail
 from nidiff.data.pictures import as_grey_or_rgb, eight_bits
 from nidiff.errors import InputError
@@ -55,8 +56,7 @@ def _picture(values: Tensor, like: Tensor, found: Restoration) -> Image.Image:
     if found.grid.kind != "picture":
         return thumbnail(values, like, found.grid)
     unseen = as_grey_or_rgb(values.isnan().float()[None]).amax((0, 1)).bool()
-    whole = {"uint8": 255, "uint16": 65535}[found.grid.dtype]
-    return _coloured(values.nan_to_num() * 255 / whole, unseen)
+    return _coloured(values.nan_to_num() * 255 / LARGEST[found.grid.dtype], unseen)
 
 
 def _spread(values: Tensor, most: float, found: Restoration) -> Image.Image:
