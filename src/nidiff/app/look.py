@@ -1,0 +1,25 @@
+"""How the page looks: the frame of a tab, colours and letters without a network, and pictures as HTML."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gradio as gr
+
+from nidiff.app.shelf import Shelf
+
+LETTERS, DIGITS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
+CSS = Path(__file__).with_name("page.css")
+
+
+class Page(NamedTuple):
+    """What every tab is given."""
+
+    shelf: Shelf
+    dark: Any
+    """A hidden component that says whether the browser shows the page dark; an input of whatever draws a figure."""
+    ready: Any
+    """The event after which ``dark`` is known: a tab draws its first picture with ``ready.then(…)``."""
+
+
+def theme() -> gr.themes.Base:
+    return gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=LETTERS, font_mono=DIGITS)

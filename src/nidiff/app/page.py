@@ -1,0 +1,27 @@
+"""The page of ``nidiff explore``: five tabs."""
+
+import gradio as gr
+
+from nidiff.app.forward import forward_tab
+from nidiff.app.look import Page
+from nidiff.app.noise import noise_tab
+from nidiff.app.restore import restore_tab
+from nidiff.app.runs import runs_tab
+from nidiff.app.sample import sample_tab
+from nidiff.app.shelf import Shelf
+from nidiff.app.work import QUICK
+
+TABS = {"Noise": noise_tab, "Forward": forward_tab, "Sample": sample_tab, "Restore": restore_tab, "Runs": runs_tab}
+IS_DARK = "() => document.body.classList.contains('dark')"
+CLEANED = (600, 3600)  # seconds: how often files for download are looked through, and how old they may be
+
+
+def build(shelf: Shelf) -> gr.Blocks:
+    """The page about what is on the shelf; it is not served yet."""
+    with gr.Blocks(title="nidiff explore", analytics_enabled=False, delete_cache=CLEANED) as blocks:
+        dark = gr.Checkbox(visible="hidden")
+        page = Page(shelf, dark, blocks.load(None, None, dark, js=IS_DARK, **QUICK))
+        for name, tab in TABS.items():
+            with gr.Tab(name, id=name.lower()):
+                tab(page)
+    return blocks

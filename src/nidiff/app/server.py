@@ -1,0 +1,81 @@
+"""Serve the page on this computer."""
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nidiff.errors import InputError
+
+LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
+WAITING = 100  # requests in the queue; one more is told to come again
+LARGEST = 16 * 2**20  # bytes of a file that a visitor sends
+
+
+def free_port(host: str, port: int | None) -> int:
+    """``port`` if nobody listens there, or the first free one from 7860 on."""
+    asked = range(FIRST, FIRST + PORTS) if port is None else [port]
+    for one in asked:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind((host, one))
+            except OSError as error:
+                reason = error.strerror
+            else:
+                return int(trial.getsockname()[1])
+    if port is not None:
+        raise InputError(f"port={port} cannot be used on {host} ({reason}): give another, or leave it out.")
+    raise InputError(f"port: all from {FIRST} to {FIRST + PORTS - 1} are in use on {host}: give one that is free.")
+
+
+@contextmanager
+def serving(paths: list[Path], host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
+    """The address of the page, while it is served. Its files for download are gone when it ends."""
+    if port is not None and not 0 <= port < 2**16:
+        raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
+    with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
+        os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        import torch
+
+        from nidiff.app.look import CSS, theme
+        from nidiff.app.page import build
+        from nidiff.app.shelf import Shelf
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
+        blocks = build(Shelf(paths))
+        blocks.queue(max_size=WAITING, default_concurrency_limit=1)
+        looks: dict[str, Any] = {"theme": theme(), "css_paths": CSS, "footer_links": []}
+        bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
+        closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
+        try:
+            _, url, _ = blocks.launch(
+                server_name=host,
+                server_port=free_port(host, port),
+                prevent_thread_lock=True,
+                show_error=True,
+                quiet=True,
+                enable_monitoring=False,
+                **looks,
+                **bounds,
+                **closed,
+            )
+            yield url
+        finally:
+            blocks.close(verbose=False)
+
+
+def wait_for_interrupt() -> None:
+    """Until Ctrl-C, or a signal that asks this process to end."""
+    over = threading.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, lambda *_: over.set())
+    over.wait()
+    print("stopped", file=sys.stderr)

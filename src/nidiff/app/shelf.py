@@ -1,0 +1,100 @@
+"""What the page may open: the models that ship, and those in the folders it was given. Nothing else is read."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from threading import Lock
+
+from nidiff.errors import InputError, one_of, shown
+from nidiff.generation.opened import Model, open_model, process_state, run_folder
+from nidiff.model.folder import CONFIG, has_network
+from nidiff.model.zoo import find_model, zoo_models
+from nidiff.training.run import RunDirectory
+
+OPEN = 4  # models kept in memory
+MOST = 500  # runs of a folder
+
+
+class Shelf:
+    """Models and runs by the names that the page shows. A browser sends a name, never a path."""
+
+    def __init__(self, paths: Sequence[Path] = ()) -> None:
+        self.shipped = zoo_models()
+        self._given: dict[str, Path] = {}
+        self._folders: list[Path] = []
+        self._opened: OrderedDict[tuple[str, int], Model] = OrderedDict()
+        self._lock = Lock()
+        for path in paths:
+            self._add(path)
+
+    def _add(self, path: Path) -> None:
+        """A run or a model whose training has ended, or a folder that holds some, ended or not."""
+        found = run_folder(find_model(path, "model"))
+        if found in self.shipped.values():
+            return
+        if not found.is_dir():
+            raise InputError(f"model={shown(str(path))} is not a folder: give a run, a model, or a folder of runs.")
+        if is_run(found):
+            if not RunDirectory.open(found).has_model:
+                remedy = f"wait until it has ended, or watch it with nidiff explore {found.parent}"
+                raise InputError(f"model={shown(str(path))} has no model yet, its training has not ended: {remedy}.")
+            self._given[str(path)] = found
+        elif _is_model(found):
+            self._given[str(path)] = found
+        elif any(is_run(one) or _is_model(one) for one in _inside(found)):
+            self._folders.append(found)
+        else:
+            remedy = "give a run of nidiff train, a saved model, or a folder that holds some"
+            raise InputError(f"model={shown(str(path))} is no run, no model, and holds none: {remedy}.")
+
+    def models(self) -> dict[str, Path]:
+        """All that can be sampled now, those that were given first."""
+        own = {name: path for name, path in self._all().items() if not is_run(path) or RunDirectory(path).has_model}
+        return own | self.shipped
+
+    def runs(self) -> dict[str, Path]:
+        """All run directories that were given or lie in a folder that was, also those that are still training."""
+        return {name: path for name, path in self._all().items() if is_run(path)}
+
+    def _all(self) -> dict[str, Path]:
+        found = dict(self._given)
+        for folder in self._folders:
+            found |= {str(one): one for one in _inside(folder) if is_run(one) or _is_model(one)}
+        return found
+
+    def open(self, name: str) -> Model:
+        """A model by its name; the last few stay open, until their files change."""
+        path = self.models()[one_of("model", name, self.models())]
+        key = (name, _changed(path))
+        with self._lock:
+            if key not in self._opened:
+                self._opened[key] = open_model(path, process_state())
+            self._opened.move_to_end(key)
+            while len(self._opened) > OPEN:
+                self._opened.popitem(last=False)
+            return self._opened[key]
+
+    def run(self, name: str) -> RunDirectory:
+        return RunDirectory.open(self.runs()[one_of("run", name, self.runs())])
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / "experiment.json").is_file()
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / CONFIG).is_file() and has_network(folder)
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The folders in it that are there themselves: a link could lead anywhere."""
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    return [folder / name for name in names[:MOST]]
+
+
+def _changed(path: Path) -> int:
+    """When the model was last saved."""
+    folder = path / "model" if is_run(path) else path
+    return folder.stat().st_mtime_ns

@@ -1,0 +1,43 @@
+"""``nidiff explore``: look at noise, models and runs in the browser."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+from nidiff.extras import require
+
+USUAL = Path("runs")
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Open a page on this computer: noise, the forward process, samples, restoration and runs, to play with."""
+
+    models: Annotated[
+        Positional[tuple[Path, ...]],
+        arg(metavar="MODEL_OR_RUN", help_behavior_hint="(default: runs/, if it is there)"),
+    ] = ()
+    """Run directories, model folders, or folders that hold some. The models that ship are always there; nothing else
+    is read."""
+    port: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 7860, or the next free one)")] = None
+    """Where the page is; 0 for any free one."""
+    host: str = "127.0.0.1"
+    """The address to listen on. With another than this one, other computers can use the page."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def run(self) -> None:
+        require("gradio")
+        from nidiff.app.server import serving, wait_for_interrupt
+
+        paths = list(self.models) or [path for path in (USUAL,) if path.is_dir() and any(path.iterdir())]
+        with serving(paths, self.host, self.port) as url:
+            print(f"{url}   (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            if self.open:
+                import webbrowser
+
+                webbrowser.open(url)
+            wait_for_interrupt()
