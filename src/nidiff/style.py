@@ -14,7 +14,10 @@ BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072b2", "#e69f00", "#009e73", "#cc79a7"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 PAPER, INK, SOFT, LINE = {}, {}, {}, {}  # by whether the page is dark
-for _dark, _colours in {False: ("#ffffff", "#1c1e21", "#5b626b", "#e2e5e9"), True: ("#16181b", "#e4e6e9", "#9aa2ab", "#363b42")}.items():
+for _dark, _colours in {
+    False: ("#ffffff", "#1c1e21", "#5b626b", "#e2e5e9"),
+    True: ("#16181b", "#e4e6e9", "#9aa2ab", "#363b42"),
+}.items():
     PAPER[_dark], INK[_dark], SOFT[_dark], LINE[_dark] = _colours
 
 P, R = ParamSpec("P"), TypeVar("R")
