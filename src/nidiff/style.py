@@ -20,7 +20,8 @@ for _dark, _colours in {
 }.items():
     PAPER[_dark], INK[_dark], SOFT[_dark], LINE[_dark] = _colours
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _is_dark: ContextVar[bool] = ContextVar("is_dark", default=False)
 _one_at_a_time = RLock()  # matplotlib's settings belong to the process
 
