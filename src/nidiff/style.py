@@ -12,6 +12,7 @@ from nidiff.extras import require
 # Okabe and Ito's colours, in the order in which lines take them.
 BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00"
 COLOURS = (BLUE, ORANGE, GREEN, PINK, SKY, RED)
+LINES = ("solid", "dashed", "dotted", "dashdot")
 DIVERGING, SEQUENTIAL = "RdBu_r", "viridis"
 PAPER, INK, SOFT, LINE = {}, {}, {}, {}  # by whether the page is dark
 for _dark, _colours in {
@@ -39,6 +40,11 @@ def dark_page(is_dark: bool = True) -> Iterator[None]:
 def ink() -> str:
     """The colour of what is not coloured: black on white, or the other way round."""
     return INK[_is_dark.get()]
+
+
+def looks() -> Iterator[tuple[str, str]]:
+    """A colour and a style for each of many lines, all different."""
+    return ((colour, line) for line in LINES for colour in COLOURS)
 
 
 def drawn(function: Callable[P, R]) -> Callable[P, R]:

@@ -8,9 +8,9 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from nidiff.app.shelf import Shelf
 from nidiff.errors import InputError
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
@@ -36,8 +36,9 @@ def free_port(host: str, port: int | None) -> int:
 
 
 @contextmanager
-def serving(paths: list[Path], host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
-    """The address of the page, while it is served. Its files for download are gone when it ends."""
+def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
+    """The address of the page about what is on the shelf, while it is served. Its files for download are gone when it
+    ends."""
     if port is not None and not 0 <= port < 2**16:
         raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
@@ -47,10 +48,9 @@ def serving(paths: list[Path], host: str = LOOPBACK, port: int | None = None) ->
 
         from nidiff.app.look import CSS, theme
         from nidiff.app.page import build
-        from nidiff.app.shelf import Shelf
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
-        blocks = build(Shelf(paths))
+        blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1)
         looks: dict[str, Any] = {"theme": theme(), "css_paths": CSS, "footer_links": []}
         bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
