@@ -42,8 +42,8 @@ def image(source: str, alt: str, kind: str = "") -> str:
     return f'<img class="{kind}" src="{source}" alt="{escape(alt)}">'
 
 
-def plot(drawn: Figure, alt: str, caption: str = "") -> str:
-    return figure(_data_uri(drawn.savefig, "png"), alt, caption, "wide")
+def plot(drawn: Figure, alt: str, caption: str = "", kind: str = "wide") -> str:
+    return figure(_data_uri(drawn.savefig, "png"), alt, caption, kind)
 
 
 def picture(shown: Image, side: int, limit: int) -> str:
