@@ -1,18 +1,22 @@
 """The picture of ``nidiff design``: when each scale appears under each candidate, and what it costs."""
 
+from collections.abc import Mapping
 from itertools import cycle
 from textwrap import fill
 
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from nidiff import style
 from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
+from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import radial_mean
 from nidiff.data.figures import drawable
+from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
@@ -35,7 +39,7 @@ def design_figure(design: Design) -> Figure:
         axes.set_axis_off()
     for one in design.candidates:
         axes = grid[noises.index(one.covariance), schedules.index(one.schedule)]
-        mesh = _draw_logsnr(axes, one, one is design.recommended)
+        mesh = _draw_candidate(axes, one, one is design.recommended)
     for row, name in zip(grid, noises, strict=True):
         row[0].set_axis_on()
         row[0].set_ylabel(_short(name))
@@ -45,7 +49,7 @@ def design_figure(design: Design) -> Figure:
     left.suptitle(fill(title, int(LETTERS * width)), fontsize=style.USUAL)
     left.colorbar(mesh, ax=grid, shrink=0.6, label="log-SNR (nats); blue: the data show")
     top, bottom = right.subplots(2, 1)
-    _draw_spectra(top, design)
+    draw_spectra(top, design.gaussian, design.noises)
     _draw_errors(bottom, design)
     return figure
 
@@ -54,13 +58,19 @@ def _short(name: str) -> str:
     return "\n".join(drawable(part, 22) for part in name.replace("length_scale", "ℓ").replace("gamma", "γ").split(":"))
 
 
-def _draw_logsnr(axes: Axes, one: Candidate, chosen: bool) -> object:
-    axes.set_axis_on()
-    values = one.logsnr.T.numpy()
+def draw_logsnr(axes: Axes, logsnr: torch.Tensor) -> ScalarMappable:
+    """The effective log-SNR [levels, bands] in colour, with a line where it is 0."""
+    values = logsnr.T.numpy()
     levels, radii = np.linspace(0, 1, values.shape[1]), np.arange(values.shape[0])
     mesh = axes.pcolormesh(levels, radii, values, cmap=style.LOGSNR, vmin=-LIMIT, vmax=LIMIT, shading="nearest")
     if min(values.shape) > 1 and values.min() < 0 < values.max():
         axes.contour(levels, radii, values, levels=[0.0], colors=style.LIGHT.ink, linewidths=1.0)
+    return mesh
+
+
+def _draw_candidate(axes: Axes, one: Candidate, chosen: bool) -> ScalarMappable:
+    axes.set_axis_on()
+    mesh = draw_logsnr(axes, one.logsnr)
     axes.set_xticks([])
     axes.tick_params(length=2)
     note = f"{min(one.errors[name][10] for name in FIXED):.2g}" + (" ×" if one.faults else "")
@@ -72,16 +82,17 @@ def _draw_logsnr(axes: Axes, one: Candidate, chosen: bool) -> object:
     return mesh
 
 
-def _draw_spectra(axes: Axes, design: Design) -> None:
-    band = bands(design.gaussian)
+def draw_spectra(axes: Axes, gaussian: GaussianModel, noises: Mapping[str, Covariance]) -> None:
+    """The spectra of the data and of each Σ, by band."""
+    band = bands(gaussian)
 
     def mean(values: torch.Tensor) -> np.ndarray:
         return radial_mean(values.expand(band.shape), band).numpy()
 
-    data = design.gaussian.covariance.eigenvalues
+    data = gaussian.covariance.eigenvalues
     axes.plot(mean(data / data.mean()), color=style.ink(), linewidth=3.0, label="data")
-    looks = zip(style.shades(len(design.noises)), cycle(style.DASHES), strict=False)
-    for (name, covariance), (colour, dash) in zip(design.noises.items(), looks, strict=True):
+    looks = zip(style.shades(len(noises)), cycle(style.DASHES), strict=False)
+    for (name, covariance), (colour, dash) in zip(noises.items(), looks, strict=True):
         noise = mean(covariance.eigenvalues / covariance.eigenvalues.mean())
         axes.plot(noise, dash, color=colour, label=drawable(name, 24))
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)

@@ -45,7 +45,7 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
     draws = dict(zip(_labels(covariances), [one.sqrt(eps) for one in covariances.values()], strict=True))
     is_video = len(shape) == 3 and any(isinstance(one, Kronecker) for one in covariances.values())
-    shown = {label: _frames(events[0], num_images) if is_video else _planes(events) for label, events in draws.items()}
+    shown = {label: _frames(events[0], num_images) if is_video else planes(events) for label, events in draws.items()}
 
     ratio = 0.7 if len(shape) == 1 else min(4.0, max(0.25, shape[-2] / shape[-1]))  # height by width
     columns, lines = len(next(iter(shown.values()))), [line for label in draws for line in label.splitlines()]
@@ -64,17 +64,17 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     middle = list(draws)[len(draws) // 2]
     beside = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
     for axes, (title, image) in zip(left.subplots(1, 2), beside.items(), strict=True):
-        _draw_grid(axes, {"": _planes(image)})
+        draw_grid(axes, {"": planes(image)})
         axes.set_title(title)
-    _draw_spectra(right.subplots(), list(covariances.values()), draws)
+    draw_spectra(right.subplots(), list(covariances.values()), draws)
     axes = bottom.subplots()
-    _draw_grid(axes, shown)
+    draw_grid(axes, shown)
     most = max(label.count("\n") + 1 for label in draws)
     axes.tick_params(labelsize=min(style.SMALL, 72 * cell * ratio / (1.3 * most)))
     return figure
 
 
-def _planes(events: Tensor) -> Tensor:
+def planes(events: Tensor) -> Tensor:
     """Signals and images as they are, of volumes [N, D, H, W] the slice in the middle."""
     return events[:, events.shape[1] // 2] if events.ndim == 4 else events
 
@@ -132,7 +132,7 @@ def _symbols(label: str) -> str:
     return "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5]).replace("=", " = ")
 
 
-def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
+def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
     """A row of events for each entry, in one picture: that is much faster than axes for each event."""
     first = next(iter(draws.values()))
     rows, columns, shape = len(draws), len(first), first.shape[1:]
@@ -160,7 +160,8 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
     axes.spines[:].set_visible(False)
 
 
-def _draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
+def draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
+    """The radial power spectrum of each Σ (line), and of its draws (dots)."""
     modes = RadialModes(covariances)
     looks = zip(style.shades(len(draws)), cycle(style.DASHES), cycle(style.MARKERS), strict=False)
     for covariance, (label, events), (colour, dash, mark) in zip(covariances, draws.items(), looks, strict=False):
