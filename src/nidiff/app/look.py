@@ -8,7 +8,9 @@ import gradio as gr
 from nidiff.app.shelf import Shelf
 
 LETTERS, DIGITS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
-CSS = Path(__file__).with_name("page.css")
+HEAD = (
+    f"<style>{Path(__file__).with_name('page.css').read_text()}</style>"  # gradio rewrites css that it is given as such
+)
 
 
 class Page(NamedTuple):

@@ -16,7 +16,7 @@ from nidiff.report.page import plot, table
 from nidiff.style import dark_page
 from nidiff.training.run import RunDirectory
 
-MOST = 12  # curves in one figure
+MOST, FIRST = 12, 6  # curves in one figure, and at first
 EVERY = 10  # seconds between two looks at runs that are being watched
 HEAD = ("run", "data", "noise Σ", "schedule", "steps", "loss")
 NONE = "<p>There are no runs here yet: <code>nidiff train --out runs/try</code> begins one. Then press Refresh.</p>"
@@ -77,15 +77,20 @@ def metrics(shelf: Shelf, name: str | None, is_dark: bool) -> str:
         return f"<p>{escape(str(error))}</p>"
 
 
+def newest(shelf: Shelf) -> list[str]:
+    """The names of all runs; the one that began last is the first."""
+    return sorted(shelf.runs(), key=lambda name: -(shelf.runs()[name] / "experiment.json").stat().st_mtime)
+
+
 def runs_tab(page: Page) -> None:
     shelf = page.shelf
-    names = [*shelf.runs()]
-    overview = gr.HTML(runs_table(shelf), elem_id="runs-table", padding=False)
+    names = newest(shelf)
+    overview = gr.HTML(runs_table(shelf), elem_id="runs-table", elem_classes="list", padding=False)
     with gr.Row():
         refresh = gr.Button("Refresh", size="sm", elem_id="runs-refresh")
         watch = gr.Checkbox(label=f"Refresh every {EVERY} s", container=False, elem_id="runs-watch")
     chosen = gr.Dropdown(
-        names, value=names[:MOST], multiselect=True, max_choices=MOST, label="Runs to compare", elem_id="runs-chosen"
+        names, value=names[:FIRST], multiselect=True, max_choices=MOST, label="Runs to compare", elem_id="runs-chosen"
     )
     curves = gr.HTML(elem_id="runs-losses", padding=False)
     one = gr.Dropdown(names, value=next(iter(names), None), label="One run", elem_id="runs-one")
@@ -94,8 +99,8 @@ def runs_tab(page: Page) -> None:
     measured = gr.HTML(elem_id="runs-metrics", padding=False)
 
     def look(names: Any, name: Any, share: Any, dark: Any) -> list[Any]:
-        known = [*shelf.runs()]
-        kept = [each for each in names or known[:MOST] if each in known]
+        known = newest(shelf)
+        kept = [each for each in names or known[:FIRST] if each in known]
         name = name if name in known else next(iter(known), None)
         shown = [runs_table(shelf), gr.update(choices=known, value=kept), gr.update(choices=known, value=name)]
         return [*shown, losses(shelf, kept, dark), samples_at(shelf, name, share), metrics(shelf, name, dark)]

@@ -46,13 +46,13 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         import torch
 
-        from nidiff.app.look import CSS, theme
+        from nidiff.app.look import HEAD, theme
         from nidiff.app.page import build
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
         blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1)
-        looks: dict[str, Any] = {"theme": theme(), "css_paths": CSS, "footer_links": []}
+        looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
         bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
         closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
         try:

@@ -68,7 +68,7 @@ def loss_figure(log: dict[str, list[float]]) -> Figure:
 @drawn
 def losses_figure(logs: Mapping[str, dict[str, list[float]]]) -> Figure:
     """The smoothed losses of several runs by step."""
-    figure = Figure(figsize=(8, 3.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")
     axes = figure.subplots()
     values = [value for log in logs.values() for value in log["loss"]]
     for (name, log), (colour, line) in zip(logs.items(), looks(), strict=False):
@@ -78,5 +78,5 @@ def losses_figure(logs: Mapping[str, dict[str, list[float]]]) -> Figure:
     axes.set_xlabel("step of the optimiser")
     axes.set_ylabel("loss, smoothed")
     axes.grid(visible=True)
-    axes.legend(frameon=False)
+    figure.legend(loc="outside right upper", frameon=False)
     return figure
