@@ -141,7 +141,9 @@ def _open_closed_streams() -> None:
 
 def _greeting() -> str:
     commands = aligned([(f"  {command}", what) for command, what in GREETING.items()])
-    return f"Diffusion models whose Gaussian noise has any covariance you like.\n\n{commands}\n\nnidiff --help lists all."
+    return (
+        f"Diffusion models whose Gaussian noise has any covariance you like.\n\n{commands}\n\nnidiff --help lists all."
+    )
 
 
 def parse_command(arguments: list[str]) -> Command:
