@@ -156,7 +156,7 @@ def test_two_percent_tell_fields_apart(drawn):
     """Negative control: a slightly smoother Σ, and the sines of a fixed boundary for cosines."""
     x = drawn("free field")
     smoother = nidiff.gaussian_free_field((64, 64), gamma=1.05)
-    assert (in_bands(power_ratio(x, smoother), smoother) - 1).abs().max() > 0.06
+    assert (in_bands(power_ratio(x, smoother), smoother) - 1).abs().max() > 0.2
     x = drawn("matern, reflecting")
     fixed = nidiff.matern((64, 64), length_scale=6.0, boundary="fixed")
     assert (in_bands(power_ratio(x, fixed), fixed) - 1).abs().max() > 0.5
