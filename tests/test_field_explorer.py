@@ -224,6 +224,14 @@ def test_each_choice_changes_the_picture(browser):
         assert page.inner_text("#python") == "nidiff.offset((32, 32), strength=0.1)"
 
 
+def test_the_command_is_copied(browser):
+    with open_page(browser, PAGE) as page:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        page.get_by_role("button", name="Copy").last.click()
+        page.get_by_role("button", name="Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == "nidiff noise gff:gamma=1 --shape 64 64"
+
+
 def distance(page: Any) -> float:
     """The mean distance of the dots from the line of the spectrum, above |k| = 0."""
     svg = shown(page)["spectrum"]
