@@ -23,7 +23,7 @@ from nidiff.data.load import load_dataset
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import as_schedule
+from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.errors import InputError, one_of, shown
 from nidiff.generation.opened import open_model, process_state
 from nidiff.model.zoo import zoo_models
@@ -141,6 +141,7 @@ class Scene(NamedTuple):
 
     subject: Subject
     gaussian: GaussianModel
+    schedule: Schedule
     processes: dict[str, Process]
 
 
@@ -153,7 +154,7 @@ def scene(source: str, digit: int, upload: Upload | None, noise: str, schedule: 
     basis = "periodic" if covariance.is_constant else covariance
     gaussian = fit_gaussian(found.data, basis=basis, event_axes=2, average=average)
     made = as_schedule(schedule)
-    return Scene(found, gaussian, {WHITE: Process(made, white), noise: Process(made, covariance)})
+    return Scene(found, gaussian, made, {WHITE: Process(made, white), noise: Process(made, covariance)})
 
 
 def build_noise(text: str, data: Tensor) -> Covariance:
@@ -230,11 +231,11 @@ def _pictures(found: Scene, place: float, seed: int) -> str:
     return f'<div class="three">{"".join(tiles)}</div><p class="caption">{about}</p>'
 
 
-def _tile(x: Tensor, x0: Tensor, is_picture: bool, words: str) -> str:
-    if is_picture:
+def _tile(x: Tensor, of: Subject, words: str) -> str:
+    if of.is_picture:
         seen = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
     else:
-        seen = thumbnail(x, x0, Grid.usual(tuple(x.shape)))
+        seen = thumbnail(x, of.x0, Grid.usual(tuple(x.shape)))
     return figure(picture(seen, SIDE, MOST_LETTERS), words, words, "small")
 
 
@@ -271,7 +272,7 @@ def _maps_figure(found: Scene) -> Figure:
     made = Figure((5.8, 3.4), dpi=120, layout="constrained")
     maps = made.subplots(1, len(found.processes), squeeze=False, sharey=True)[0]
     for axes, (name, process) in zip(maps, found.processes.items(), strict=True):
-        mesh = draw_logsnr(axes, band_logsnr(process.schedule, found.gaussian, process.covariance))
+        mesh = draw_logsnr(axes, band_logsnr(found.schedule, found.gaussian, process.covariance))
         axes.set_title("white noise" if name == WHITE else drawable(name, 24), fontsize=10)
         axes.set_xticks([0, 0.5, 1])
         axes.set_xlabel("level")
