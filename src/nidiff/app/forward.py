@@ -269,7 +269,7 @@ def _charts(asked: Asked, is_dark: bool) -> Charts:
 
 @drawn
 def _maps_figure(found: Scene) -> Figure:
-    made = Figure((5.8, 3.4), dpi=120, layout="constrained")
+    made = Figure((4.8, 3.0), dpi=120, layout="constrained")
     maps = made.subplots(1, len(found.processes), squeeze=False, sharey=True)[0]
     for axes, (name, process) in zip(maps, found.processes.items(), strict=True):
         mesh = draw_logsnr(axes, band_logsnr(found.schedule, found.gaussian, process.covariance))
@@ -283,7 +283,7 @@ def _maps_figure(found: Scene) -> Figure:
 
 @drawn
 def _spectra_figure(found: Scene) -> Figure:
-    made = Figure((4.6, 3.4), dpi=120, layout="constrained")
+    made = Figure((3.7, 3.0), dpi=120, layout="constrained")
     axes = made.subplots()
     draw_spectra(axes, found.gaussian, {name: process.covariance for name, process in found.processes.items()})
     for line, colour in zip(axes.lines, (ink(), ORANGE, BLUE), strict=False):
@@ -308,9 +308,7 @@ def forward_tab(page: Page) -> None:
                 allow_custom_value=True, elem_id="forward-noise",
             )  # fmt: skip
             schedule = gr.Dropdown(SCHEDULES, value=SCHEDULES[0], label="Schedule", elem_id="forward-schedule")
-            level = gr.Slider(
-                0, 1, 0.3, step=0.01, label="Level", info="From data (0) to noise (1).", elem_id="forward-level"
-            )
+            level = gr.Slider(0, 1, 0.3, step=0.01, label="Level", info="0: data, 1: noise", elem_id="forward-level")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=LARGEST_SEED, elem_id="forward-seed")
             upload = gr.State(None)
         with gr.Column(scale=3, min_width=320):

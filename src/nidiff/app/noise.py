@@ -67,8 +67,8 @@ class Field(NamedTuple):
 
 FIELDS = {
     "white": Field("White noise"),
-    "gff": Field("Gaussian free field", (Knob("gamma", "γ", 0, 3, 0.05, 1),)),
-    "power_law": Field("Power law", (Knob("exponent", "Exponent", -2, 6, 0.1, 2),)),
+    "gff": Field("Gaussian free field", (Knob("gamma", "γ", 0, 2, 0.05, 1),)),
+    "power_law": Field("Power law", (Knob("exponent", "Exponent", -2, 4, 0.1, 2),)),
     "matern": Field(
         "Matérn field",
         (
@@ -173,7 +173,7 @@ def _draws_figure(draws: dict[str, Tensor]) -> Figure:
 
 @drawn
 def _spectrum_figure(covariance: Covariance, draws: Tensor) -> Figure:
-    figure = Figure((4.6, 3.4), dpi=120, layout="constrained")
+    figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
     draw_spectra(axes, [covariance], {"Σ": draws})
     axes.set_ylabel("power per mode")
@@ -187,7 +187,7 @@ def _spectrum_figure(covariance: Covariance, draws: Tensor) -> Figure:
 
 @drawn
 def _correlation_figure(covariance: Covariance, numbers: Summary) -> Figure:
-    figure = Figure((4.6, 3.4), dpi=120, layout="constrained")
+    figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
     values = lag_correlation(covariance)
     axes.plot(values.numpy(), color=BLUE, marker="." if len(values) <= 40 else "")
