@@ -38,7 +38,7 @@ from nidiff.sampling.sampler import Visit
 from nidiff.style import dark_page
 from nidiff.training.experiment import read_experiment
 
-MODEL = "fashion-mnist"
+MODEL, NUMBER = "fashion-mnist", 1
 DATA, SAMPLE, FILE = "held-out data", "a sample of the model", "a file of mine"
 PAINT, BLUR = "what I paint", "fine detail, by a blur"
 MASKS = {"the center": "not-center", "the left half": "not-left", "90 % of the points": "random:0.1"}
@@ -306,8 +306,9 @@ def restored(
             return f"Step {visit.step} of {visit.num_steps}.", restored_view(seen.restored(visit.x0.cpu()[None], seeds))
 
     found = yield from shown_as(watched(work), page)
-    with dark_page(is_dark):
-        yield f"Done: {errors_text(found.errors())}.", restored_view(found)
+    with dark_page(is_dark):  # which must not stay open while the page waits
+        view = restored_view(found)
+    yield f"Done: {errors_text(found.errors())}.", view
 
 
 def restore_tab(page: Page) -> None:
@@ -319,7 +320,9 @@ def restore_tab(page: Page) -> None:
         with gr.Column(scale=1, min_width=280):
             name = gr.Dropdown(names, value=model, label="Model", elem_id="restore-model")
             kind = gr.Radio([SAMPLE, FILE], value=SAMPLE, label="Item", elem_id="restore-item")
-            number = gr.Number(0, label="Its number, or the seed of the sample", precision=0, elem_id="restore-number")
+            number = gr.Number(
+                NUMBER, label="Number of the item, or seed of the sample", precision=0, elem_id="restore-number"
+            )
             file = gr.File(
                 label="File", file_types=[*SUFFIXES, ".npy"], type="filepath", visible=False, elem_id="restore-file"
             )
@@ -327,9 +330,7 @@ def restore_tab(page: Page) -> None:
             width = gr.Slider(
                 0.5, MOST_BLUR, 1.5, step=0.5, label="Blur in pixels", visible=False, elem_id="restore-blur"
             )
-            noise = gr.Slider(
-                0, MOST_NOISE, 0, step=0.05, label="Noise in what is seen (units of the model)", elem_id="restore-noise"
-            )
+            noise = gr.Slider(0, MOST_NOISE, 0, step=0.05, label="Noise (units of the model)", elem_id="restore-noise")
             samples = gr.Slider(2, MOST_SAMPLES, 6, step=1, label="Samples", elem_id="restore-samples")
             steps = gr.Slider(1, MOST_STEPS, 20, step=1, label="Steps", elem_id="restore-steps")
             with gr.Row():
@@ -337,7 +338,7 @@ def restore_tab(page: Page) -> None:
                 stop = gr.Button("Stop", min_width=100, elem_id="restore-stop")
         with gr.Column(scale=3, min_width=320):
             editor = MaskEditor(
-                label="Paint over what is to be hidden; nothing painted hides the center",
+                label="Paint over what to hide",
                 image_mode="RGBA",
                 sources=(),
                 transforms=(),

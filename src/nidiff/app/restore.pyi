@@ -85,10 +85,10 @@ class MaskEditor(gr.ImageEditor):
             self.blob_storage.pop(next(iter(self.blob_storage)))
     from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
     from gradio.blocks import Block
+
     if TYPE_CHECKING:
         from gradio.components import Timer
         from gradio.components.base import Component
-
 
 def read_layer(source: bytes | Path) -> Image.Image:
     """How much of each pixel is painted: the transparency of a picture that is not larger than an editor's."""
@@ -101,20 +101,16 @@ def read_layer(source: bytes | Path) -> Image.Image:
         problem = first_line(error)
     raise InputError(f"mask: what was painted cannot be read ({problem}): reload the page and paint again.")
 
-
 # The item ------------------------------------------------------------------------------------------------------------
-
 
 def kinds_of(model: Model) -> list[str]:
     """Where an item to restore can come from."""
     return [*([DATA] if has_data(model) else []), SAMPLE, FILE]
 
-
 def has_data(model: Model) -> bool:
     """Whether the data of the model are at hand, without a download."""
     file = model.path / EXPERIMENT
     return file.is_file() and read_experiment(file).data in AT_HAND
-
 
 def read_item(model: Model, kind: Any, number: Any, file: Any) -> Tensor:
     """An item [1, C, *event] in the units of the data, all of it finite."""
@@ -137,7 +133,6 @@ def read_item(model: Model, kind: Any, number: Any, file: Any) -> Tensor:
         raise InputError("item: it has NaN or infinite values: fill them in, or use nidiff restore with --missing.")
     return items
 
-
 def draw_item(model: Model, seed: int) -> Tensor:
     """A sample of the model."""
     job, end = plan_job(model, ITEM_SAMPLER, ITEM_STEPS), time.monotonic() + ITEM_SECONDS
@@ -148,7 +143,6 @@ def draw_item(model: Model, seed: int) -> Tensor:
 
     x = draw_seeds(model.denoiser.clipped(job.clip), job, [seed], model.shape, watch)
     return kept(x, model.denoiser.scaling, model.grid.dtype)
-
 
 def read_file(model: Model, file: Any) -> Tensor:
     """The first item of a picture, fitted to the model's size, or of an .npy file; what it claims to be is looked at
@@ -169,7 +163,6 @@ def read_file(model: Model, file: Any) -> Tensor:
     except InputError as error:
         raise InputError(str(error).replace(str(path), path.name)) from None  # where it is here is of no use
 
-
 def read_picture(model: Model, path: Path) -> Tensor:
     if model.grid.kind != "picture":
         raise InputError(f"file={shown(path.name)} is a picture, and the model's items are not: give an .npy file.")
@@ -181,19 +174,15 @@ def read_picture(model: Model, path: Path) -> Tensor:
     values = read_encoded([Encoded(path.name, path)], Reading((height, width), channels, memory_limit=None))[0]
     return values.index_select(0, torch.tensor([0]))
 
-
 # What is seen of it --------------------------------------------------------------------------------------------------
-
 
 def can_paint(model: Model) -> bool:
     return len(model.shape) == 3 and max(model.shape[1:]) <= MOST_EDITOR
-
 
 def ways_of(model: Model) -> list[str]:
     """How a part of an item can be hidden."""
     whole = [name for name, factor in SCALES.items() if not any(size % factor for size in model.shape[1:])]
     return [*([PAINT] if can_paint(model) else []), *MASKS, BLUR, *whole]
-
 
 def read_view(model: Model, way: Any, painted: Image.Image | None, width: Any) -> View:
     """How the item is seen."""
@@ -209,7 +198,6 @@ def read_view(model: Model, way: Any, painted: Image.Image | None, width: Any) -
         seen = as_mask(MASKS.get(way, UNPAINTED), model.shape, seeded(0, MASK))
     return through(seen.expand(1, *model.shape))
 
-
 def unpainted(painted: Image.Image, event: tuple[int, ...]) -> Tensor | None:
     """Which points [H, W] of an item are seen, if any is painted over."""
     height, width = event
@@ -219,7 +207,6 @@ def unpainted(painted: Image.Image, event: tuple[int, ...]) -> Tensor | None:
         raise InputError("mask: everything is painted over: leave something to see.")
     return None if bool(seen.all()) else seen
 
-
 def read_seen(model: Model, items: Tensor, way: Any, painted: Any, width: Any, noise: Any) -> Observed:
     """The item as it will be observed."""
     amount = check_number("noise", noise)
@@ -227,7 +214,6 @@ def read_seen(model: Model, items: Tensor, way: Any, painted: Any, width: Any, n
         raise InputError(f"noise={amount:g} must be from 0 to {MOST_NOISE:g}, in the units of the model.")
     view = read_view(model, way, painted, width)
     return observe(model, items, view, in_model_units(amount, model, "model"), degrade=True)
-
 
 def read_plan(model: Model, samples: Any, steps: Any) -> Plan:
     count = check_whole("samples", samples, 2, MOST_SAMPLES)
@@ -237,26 +223,21 @@ def read_plan(model: Model, samples: Any, steps: Any) -> Plan:
         raise InputError(f"samples × steps × size = {work:,} is more than {MOST_WORK:,}: {remedy}.")
     return plan_restoration(model, None, steps, samples=count, seed=0, batch=count)
 
-
 # What is shown -------------------------------------------------------------------------------------------------------
-
 
 def gallery(pictures: Iterable[tuple[str, Image.Image]]) -> str:
     """Small pictures with their names, in HTML."""
     figures = [figure(picture(one, SIDE, LIMIT), name, name, "small") for name, one in pictures]
     return f'<div class="grids">{"".join(figures)}</div>'
 
-
 def restored_view(found: Restoration) -> str:
     """What was observed, the samples, their mean and spread, and the truth."""
     return gallery(restored_row(found, 0, MOST_SAMPLES))
-
 
 def observed_view(seen: Observed, items: Tensor) -> str:
     """What will be observed of the item, and the truth."""
     shown, grid = {"observed": seen.data[0].float(), "truth": items[0].float()}, seen.model.grid
     return gallery((name, item_picture(one, items[0].float(), grid)) for name, one in shown.items())
-
 
 def background(items: Tensor, model: Model) -> Image.Image:
     """What is painted on: the item, enlarged by a whole factor."""
@@ -265,9 +246,7 @@ def background(items: Tensor, model: Model) -> Image.Image:
     factor = max(1, EDITOR // max(height, width))
     return shown.convert("RGB").resize((factor * width, factor * height), Image.Resampling.NEAREST)
 
-
 # Events --------------------------------------------------------------------------------------------------------------
-
 
 def chosen(shelf: Shelf, name: Any, kind: Any, way: Any) -> tuple[Any, ...]:
     """What another model leaves to choose: where the item comes from, and what can be hidden."""
@@ -277,7 +256,6 @@ def chosen(shelf: Shelf, name: Any, kind: Any, way: Any) -> tuple[Any, ...]:
         gr.update(choices=kinds, value=kind if kind in kinds else kinds[0]),
         gr.update(choices=ways, value=way if way in ways else ways[0]),
     )
-
 
 def look(
     shelf: Shelf, is_dark: Any, name: Any, kind: Any, number: Any, file: Any, way: Any, width: Any, noise: Any
@@ -293,7 +271,6 @@ def look(
     with dark_page(is_dark):
         view = observed_view(read_seen(model, items, way, None, width, noise), items)
     return "Press Restore.", gr.update(visible=False), view, *controls
-
 
 def restored(
     shelf: Shelf, is_dark: Any, name: Any, samples: Any, steps: Any, kind: Any, number: Any, file: Any, *hidden: Any
@@ -314,7 +291,6 @@ def restored(
     found = yield from shown_as(watched(work), page)
     with dark_page(is_dark):
         yield f"Done: {errors_text(found.errors())}.", restored_view(found)
-
 
 def restore_tab(page: Page) -> None:
     shelf = page.shelf
