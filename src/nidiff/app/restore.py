@@ -3,6 +3,7 @@
 import io
 import math
 import time
+from abc import ABCMeta
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 import torch
+from gradio.component_meta import ComponentMeta
 from gradio.components.base import server
 from gradio.components.image_editor import AcceptBlobs, EditorData, EditorDataBlobs
 from PIL import Image
@@ -56,7 +58,14 @@ ITEM_SAMPLER, ITEM_STEPS, ITEM_SECONDS = "ancestral", 12, 5.0  # how a sample of
 COVERED = 0.35  # of a pixel must be painted to hide it
 
 
-class MaskEditor(gr.ImageEditor):
+class _Unwritten(ComponentMeta):
+    """Makes a component as gradio does, but writes no .pyi file beside its source."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> type:
+        return ABCMeta.__new__(cls, name, bases, attributes)
+
+
+class MaskEditor(gr.ImageEditor, metaclass=_Unwritten):
     """Paint on a picture. Of what a browser sends only the painted layer is read, after a look at its size."""
 
     is_template = True  # in the browser it is its parent
