@@ -1,12 +1,12 @@
-# make demo: set up, train on the embedded digits, compare. make test: set up and check everything.
+# make demo: set up, draw samples of a model, train on the embedded digits, compare. make test: set up and check everything.
 PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo test hostile format docs wheel bench clean
 
 demo: .venv/installed
-	$(BIN)/nidiff noise
 	$(BIN)/nidiff demo --out out/demo
+	@echo "To find nidiff in this shell: . $(BIN)/activate"
 
 test: .venv/installed
 	$(BIN)/ruff format --check .

@@ -208,9 +208,8 @@ def test_a_bug_keeps_its_traceback(monkeypatch):
         main(["noise"])
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"]])
-def test_help_lists_the_commands(capsys, arguments):
-    assert main(arguments) == 0
+def test_help_lists_the_commands(capsys):
+    assert main(["--help"]) == 0
     out, err = capsys.readouterr()
     assert all(command in out for command in COMMANDS)
     assert err == ""
@@ -221,7 +220,7 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"nidiff {nidiff.__version__}\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["noise", "--help"], ["calibrate", "--help"], ["--version"]])
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["noise", "--help"], ["calibrate", "--help"], ["--version"]])
 def test_help_imports_nothing_heavy(arguments):
     probe = (
         "import sys; from nidiff.cli import main; main(sys.argv[2:]);"

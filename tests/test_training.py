@@ -414,20 +414,6 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_step(tmp_path, 
     assert "checkpoint" in error
 
 
-def test_the_demo_compares_two_runs_and_goes_on_with_them(tmp_path, capsys):
-    assert main(["demo", "--out", str(tmp_path), "--steps", "3", "--num-samples", "8", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["model"], row["num_steps"]) for row in rows[1:]] == [
-        *(("DDPM", 50), ("DDPM", 10), ("NI-DDPM", 50), ("NI-DDPM", 10)),
-    ]
-    assert rows[0]["recognised"] > 0.9  # the classifier knows real digits
-    assert rows[1]["recognised"] < 0.9  # and three steps do not make any
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
-    before = (tmp_path / "digits" / "log.jsonl").read_bytes()
-    assert main(["demo", "--out", str(tmp_path), "--steps", "3", "--num-samples", "8"]) == 0
-    assert (tmp_path / "digits" / "log.jsonl").read_bytes() == before
-
-
 def test_config_repeats_a_run(straight, tmp_path):
     assert main(["train", "--config", str(straight), "--out", str(tmp_path / "again")]) == 0
     assert_same_weights(straight, tmp_path / "again", 10)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import tyro
 
 import nidiff
+from nidiff.aligned import aligned
 from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.demo import Demo
 from nidiff.commands.denoise import Denoise
@@ -40,6 +41,12 @@ from nidiff.memory import keep_freed_memory
 from nidiff.threads import wait_briefly
 
 ABOUT = "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version."
+GREETING = {
+    "nidiff demo": "pictures in seconds, then a training",
+    "nidiff explore": "a page to play with, in the browser",
+    "nidiff sample fashion-mnist --seeds 0-15": "clothes, drawn by a model that ships",
+    "nidiff train --data my_images/ --size 32": "a model of your own pictures",
+}
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes; the last two are those of a shell
 LONGEST = 200  # letters of a value in a message
 NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|size calculation overflowed")
@@ -82,9 +89,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if arguments == ["--version"]:
             print(f"nidiff {nidiff.__version__}")
+        elif not arguments:
+            print(_greeting())
         else:
             with explained(), _plain_warnings():
-                _parse(arguments or ["--help"]).run()
+                parse_command(arguments).run()
         sys.stdout.flush()
     except SystemExit as stop:  # how tyro ends after --help
         return int(stop.code or 0)
@@ -130,7 +139,15 @@ def _open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115 - until we end
 
 
-def _parse(arguments: list[str]) -> Command:
+def _greeting() -> str:
+    commands = aligned([(f"  {command}", what) for command, what in GREETING.items()])
+    return (
+        f"Diffusion models whose Gaussian noise has any covariance you like.\n\n{commands}\n\nnidiff --help lists all."
+    )
+
+
+def parse_command(arguments: list[str]) -> Command:
+    """The command that the words after ``nidiff`` ask for."""
     name, *words = arguments
     if name in ("-h", "--help"):
         choose = tyro.extras.subcommand_cli_from_dict

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -41,6 +40,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
     ends."""
     if port is not None and not 0 <= port < 2**16:
         raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
+    port = free_port(host, port)
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -58,7 +58,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
         try:
             _, url, _ = blocks.launch(
                 server_name=host,
-                server_port=free_port(host, port),
+                server_port=port,
                 prevent_thread_lock=True,
                 show_error=True,
                 quiet=True,
@@ -72,10 +72,9 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
             blocks.close(verbose=False)
 
 
-def wait_for_interrupt() -> None:
-    """Until Ctrl-C, or a signal that asks this process to end."""
+def interrupt() -> threading.Event:
+    """What Ctrl-C sets from now on, or a signal that asks this process to end."""
     over = threading.Event()
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, lambda *_: over.set())
-    over.wait()
-    print("stopped", file=sys.stderr)
+    return over

@@ -1,7 +1,9 @@
-"""``nidiff demo``: DDPM and NI-DDPM on the embedded digits, side by side."""
+"""``nidiff demo``: samples of a model that ships; then DDPM and NI-DDPM on the embedded digits, side by side."""
 
 import json
+import shlex
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +19,7 @@ from nidiff.training.experiment import PRESETS
 if TYPE_CHECKING:
     from nidiff.commands.train import Train
 
+FIRST, SHOWN = "turbulence", 16  # the model of the first picture, and how many of its samples are in it
 RUNS = {"DDPM": "digits-ddpm", "NI-DDPM": "digits"}
 SAMPLERS = {"ancestral": 50, "dpmpp_2m": 10}  # the paper's sampler with few steps, and a fast solver with fewer
 BYTES = 64 * 1024  # at least, for each image that is sampled: the activations of the network
@@ -24,10 +27,10 @@ BYTES = 64 * 1024  # at least, for each image that is sampled: the activations o
 
 @dataclass(frozen=True)
 class Demo:
-    """Train DDPM and NI-DDPM (Gaussian free field) on the digits with the same settings, sample both, compare."""
+    """Draw samples of a model that ships; train DDPM and NI-DDPM on the digits with the same settings, and compare."""
 
     out: Annotated[Path, arg(metavar="DIR")] = Path("out/demo")
-    """Where the two runs, the picture and the table go. Resumes existing runs."""
+    """Where the two runs, the pictures and the table go. Resumes existing runs."""
     steps: int = 1000
     """Optimiser steps of each run, the second half with a falling learning rate."""
     num_samples: int = 500
@@ -36,6 +39,7 @@ class Demo:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        started = time.monotonic()
         require("accelerate")  # its extra brings whatever else is missing
         from nidiff.data.load import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
@@ -45,12 +49,16 @@ class Demo:
         from nidiff.sampling.sampler import sample
 
         trainings = self._trainings()  # checked, all of them, before the first begins
+        if self._draw_first():
+            _say(
+                f"wrote {self.out / 'first.png'} after {time.monotonic() - started:.1f} s: {FIRST}, a model that ships"
+            )
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
         classifier, test = train_classifier(real.all(), real.labels), held_out.all()
         panels, rows = {"real": test}, [("real, held out", "", 0, len(test), recognised(classifier, test))]
         for title, training in trainings.items():
-            print(f"training {title} ({training.experiment.covariance})", file=sys.stderr)
+            _say(f"training {title} ({training.experiment.covariance})")
             training.train()
             denoiser = load_model(training.directory().folder)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
@@ -65,12 +73,44 @@ class Demo:
         with writing("out", self.out):
             save_panels(self.out / "demo.png", panels)
             replace_text(self.out / "demo.json", found + "\n")
-        print(f"wrote {self.out / 'demo.png'}", file=sys.stderr)
+        _say(f"wrote {self.out / 'demo.png'}")
         accuracy = (classifier(test).argmax(1) == held_out.labels).double().mean().item()
-        print(f"the classifier names {accuracy:.1%} of the held-out digits correctly", file=sys.stderr)
+        _say(f"the classifier names {accuracy:.1%} of the held-out digits correctly")
         head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
         cells = [(row[0], row[1], str(row[2] or ""), str(row[3]), f"{row[4]:.1%}") for row in rows]
-        print(found if self.json else aligned([head, *cells]))
+        print(found if self.json else aligned([head, *cells]), flush=True)
+        _say("\nTo try next:\n" + aligned([(f"  {command}", what) for command, what in self.next_commands().items()]))
+
+    def next_commands(self) -> dict[str, str]:
+        """Three commands to go on with, and what each does."""
+        out, run = shlex.quote(str(self.out)), shlex.quote(str(self.out / RUNS["NI-DDPM"]))
+        return {
+            f"nidiff explore {out}": "play with both, in the browser",
+            f"nidiff sample {run} --seeds 0-63": "64 more digits",
+            "nidiff noise --data digits": "noise that fits given pictures",
+        }
+
+    def _draw_first(self) -> bool:
+        """Samples of a model that ships beside the noise they begin with; false if this install has no models."""
+        from nidiff.model.zoo import zoo_models
+
+        if FIRST not in zoo_models():
+            return False
+        from nidiff.generation.opened import open_model, process_state
+        from nidiff.randomness import generators_from_seeds, white_noise
+        from nidiff.report.panels import save_panels
+        from nidiff.sampling.sampler import sample
+
+        model = open_model(Path(FIRST), process_state())
+        assert model.card is not None
+        picture, shape, seeds = model.card.picture, (SHOWN, *model.shape), range(SHOWN)
+        noise = model.denoiser.process.noise(shape, generators_from_seeds(seeds))
+        images = sample(model.denoiser, shape, sampler=picture.sampler, num_steps=picture.num_steps, seeds=seeds)
+        panels = {"white noise": white_noise(shape, generators_from_seeds(seeds)), f"{FIRST}: noise": noise}
+        panels[f"{FIRST}: samples, {picture.num_steps} steps"] = images
+        with writing("out", self.out):
+            save_panels(self.out / "first.png", {title: each / 3 for title, each in panels.items()}, side=4)
+        return True
 
     def _trainings(self) -> "dict[str, Train]":
         """The two runs, to begin or to resume; what would be refused later is refused now."""
@@ -80,7 +120,7 @@ class Demo:
         if self.num_samples < 1:
             raise InputError(f"num_samples={self.num_samples} must be at least 1.")
         require_memory(f"num_samples={self.num_samples}", BYTES * self.num_samples, "draw fewer samples")
-        for path in (self.out / "demo.png", self.out / "demo.json"):
+        for path in (self.out / name for name in ("first.png", "demo.png", "demo.json")):
             if path.is_dir():
                 raise InputError(f"out={str(self.out)!r} has a directory {path.name}: choose another directory.")
         trainings = {}
@@ -92,3 +132,7 @@ class Demo:
             run.check(experiment, resume=training.resume, overwrite=False)
             trainings[title] = training
         return trainings
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -31,14 +31,16 @@ class Explore:
 
     def run(self) -> None:
         require("gradio")
-        from nidiff.app.server import serving, wait_for_interrupt
+        from nidiff.app.server import interrupt, serving
         from nidiff.app.shelf import Shelf
 
         shelf = Shelf(self.models, folder=None if self.models else USUAL)
         with serving(shelf, self.host, self.port) as url:
+            over = interrupt()
             print(f"{url}   (Ctrl-C ends it)", file=sys.stderr, flush=True)
             if self.open:
                 import webbrowser
 
                 webbrowser.open(url)
-            wait_for_interrupt()
+            over.wait()
+        print("stopped", file=sys.stderr)

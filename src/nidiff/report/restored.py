@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
+from nidiff import style
 from nidiff.data.dataset import LARGEST
 from nidiff.data.figures import thumbnail
 from nidiff.data.grid import Grid
@@ -18,7 +19,6 @@ from nidiff.generation.restoration import Restoration
 from nidiff.report.contact import save_sheet
 
 MOST_ITEMS, MOST_SAMPLES, SIDE = 6, 4, 128
-UNSEEN = (250, 190, 110)  # the colour of pixels that were not observed
 
 
 def save_restored(found: Restoration, path: Path) -> None:
@@ -70,9 +70,9 @@ def _spread(values: Tensor, most: float, found: Restoration) -> Image.Image:
 
 
 def _coloured(values: Tensor, unseen: Tensor | None = None) -> Image.Image:
-    """Numbers 0 … 255 as a picture, in which some pixels have the colour `UNSEEN`."""
+    """Numbers 0 … 255 as a picture, in which some pixels have the colour of those not observed."""
     pixels: Any = as_grey_or_rgb(values.round().clamp(0, 255).byte()[None])[0]
     pixels = eight_bits(pixels).expand(3, *pixels.shape[1:]).clone()
     if unseen is not None:
-        pixels[:, unseen] = torch.tensor(UNSEEN, dtype=torch.uint8)[:, None]
+        pixels[:, unseen] = torch.tensor(ImageColor.getrgb(style.UNSEEN), dtype=torch.uint8)[:, None]
     return Image.fromarray(pixels.movedim(0, -1).contiguous().numpy())
