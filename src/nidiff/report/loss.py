@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from nidiff import style
 from nidiff.errors import InputError
 
 LOGGED = ("step", "loss", "images_per_s")
@@ -41,22 +42,25 @@ def smoothed(values: list[float]) -> np.ndarray:
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
+@style.drawn
 def loss_figure(log: dict[str, list[float]]) -> Figure:
     """Left: the loss of each line of the log, and smoothed. Right: the speed."""
-    figure = Figure(figsize=(10, 3.4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(style.WIDTH, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    left.plot(log["step"], log["loss"], ".", color="0.7", markersize=4, label="mean since the previous point")
-    left.plot(log["step"], smoothed(log["loss"]), color="#0072b2", linewidth=1.8, label="smoothed")
+    left.plot(
+        log["step"], log["loss"], ".", color=style.look().soft, markersize=3, label="mean since the previous point"
+    )
+    left.plot(log["step"], smoothed(log["loss"]), color=style.BLUE, linewidth=2.0, label="smoothed")
     if 0 < min(log["loss"]) < max(log["loss"]) / 2:
         left.set_yscale("log")
         left.yaxis.set_major_formatter("{x:g}")
         left.yaxis.set_minor_formatter("{x:.2g}")
-        left.tick_params(axis="y", which="minor", labelsize=8)
-    left.legend(fontsize=9, frameon=False)
-    right.plot(log["step"], log["images_per_s"], color="#d55e00", linewidth=1.2)
+        left.tick_params(axis="y", which="minor", labelsize=style.TINY)
+    left.legend()
+    right.plot(log["step"], log["images_per_s"], color=style.ORANGE)
     right.set_ylim(bottom=0)
     for axes, title in ((left, "loss"), (right, "images per second")):
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("step", fontsize=9)
-        axes.grid(color="0.9")
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.grid()
     return figure
