@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_VOLUMES, MOST_VIDEOS, MOST_FRAMES = 4, 5, 9, 3, 5, 8
 MOST_POINTS = 512  # along an axis of a panel; of more, every second, third, … is drawn
 OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
+WIDEST = 1.2 * style.WIDTH
 WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
 
 
@@ -63,6 +64,8 @@ def samples_figure(data: Tensor, grid: Grid) -> "Figure":
     figure: Figure = require("matplotlib.figure").Figure(layout="constrained")
     channels = data.shape[1]
     kinds.get(grid.kind, _draw_fields)(figure, data, grid)
+    size = figure.get_size_inches()
+    figure.set_size_inches(size * min(1.0, WIDEST / size[0]))  # so that letters stay legible
     if channels > MOST_CHANNELS and not _is_colour(data, grid):
         figure.suptitle(f"the first {MOST_CHANNELS} of {channels} channels", fontsize=style.USUAL)
     return figure
