@@ -17,12 +17,11 @@ from problems import untrained_model
 
 import nidiff
 from nidiff.cli import main
-from nidiff.commands.flags import parse_seeds
 from nidiff.data.dataset import quantise
 from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import Job
 from nidiff.model.folder import save_model
-from nidiff.notation import seeds_text
+from nidiff.notation import parse_seeds, seeds_text
 from nidiff.sampling.tile import Tiled, tile_size
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "4", "--tile", "8")

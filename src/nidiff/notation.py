@@ -1,11 +1,14 @@
 """How Σ, schedules and samplers are written in one line of text, ``NAME:key=value,…``, and seeds, ``0-3,8``."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from inspect import signature
 from typing import Any
 
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, shown
+
+MOST_SEEDS = 10_000_000
 
 
 def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
@@ -56,3 +59,22 @@ def seeds_text(seeds: Sequence[int]) -> str:
     known = set(seeds)
     first, last = ([seed for seed in seeds if seed + side not in known] for side in (-1, 1))
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
+
+
+def parse_seeds(words: str, argument: str = "seeds", most: int = MOST_SEEDS) -> list[int]:
+    """0-3,8 as [0, 1, 2, 3, 8]: rising, without repeats."""
+    return sorted({*parse_numbers(words, argument, "0-49999 or 0,3,10-20", most)})
+
+
+def parse_numbers(words: str, argument: str, such_as: str, most: int) -> list[int]:
+    """Numbers and ranges, in the order given."""
+    numbers: list[int] = []
+    for part in words.split(","):
+        ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
+        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if last < first:
+            raise InputError(f"{argument}={shown(words)} cannot be read: give numbers and ranges such as {such_as}.")
+        if len(numbers) + last - first >= most:
+            raise InputError(f"{argument}={shown(words)} are more than {most:,}: give fewer at a time.")
+        numbers += range(first, last + 1)
+    return numbers

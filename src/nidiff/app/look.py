@@ -6,9 +6,12 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from nidiff.app.shelf import Shelf
+from nidiff.style import DARK, LIGHT
 
 LETTERS, DIGITS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
-CSS = Path(__file__).with_name("page.css")
+HEAD = (
+    f"<style>{Path(__file__).with_name('page.css').read_text()}</style>"  # gradio rewrites css that it is given as such
+)
 
 
 class Page(NamedTuple):
@@ -22,4 +25,5 @@ class Page(NamedTuple):
 
 
 def theme() -> gr.themes.Base:
-    return gr.themes.Default(primary_hue="blue", neutral_hue="slate", font=LETTERS, font_mono=DIGITS)
+    made = gr.themes.Default(primary_hue="blue", neutral_hue="zinc", font=LETTERS, font_mono=DIGITS)
+    return made.set(body_background_fill=LIGHT.paper, body_background_fill_dark=DARK.paper)  # that of the figures

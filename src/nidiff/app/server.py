@@ -3,14 +3,13 @@
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
+from nidiff.app.shelf import Shelf
 from nidiff.errors import InputError
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
@@ -36,29 +35,30 @@ def free_port(host: str, port: int | None) -> int:
 
 
 @contextmanager
-def serving(paths: list[Path], host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
-    """The address of the page, while it is served. Its files for download are gone when it ends."""
+def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
+    """The address of the page about what is on the shelf, while it is served. Its files for download are gone when it
+    ends."""
     if port is not None and not 0 <= port < 2**16:
         raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
+    port = free_port(host, port)
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         import torch
 
-        from nidiff.app.look import CSS, theme
+        from nidiff.app.look import HEAD, theme
         from nidiff.app.page import build
-        from nidiff.app.shelf import Shelf
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
-        blocks = build(Shelf(paths))
+        blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1)
-        looks: dict[str, Any] = {"theme": theme(), "css_paths": CSS, "footer_links": []}
+        looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
         bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
         closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
         try:
             _, url, _ = blocks.launch(
                 server_name=host,
-                server_port=free_port(host, port),
+                server_port=port,
                 prevent_thread_lock=True,
                 show_error=True,
                 quiet=True,
@@ -72,10 +72,9 @@ def serving(paths: list[Path], host: str = LOOPBACK, port: int | None = None) ->
             blocks.close(verbose=False)
 
 
-def wait_for_interrupt() -> None:
-    """Until Ctrl-C, or a signal that asks this process to end."""
+def interrupt() -> threading.Event:
+    """What Ctrl-C sets from now on, or a signal that asks this process to end."""
     over = threading.Event()
     for one in (signal.SIGINT, signal.SIGTERM):
         signal.signal(one, lambda *_: over.set())
-    over.wait()
-    print("stopped", file=sys.stderr)
+    return over

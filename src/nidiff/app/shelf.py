@@ -19,10 +19,11 @@ MOST = 500  # runs of a folder
 class Shelf:
     """Models and runs by the names that the page shows. A browser sends a name, never a path."""
 
-    def __init__(self, paths: Sequence[Path] = ()) -> None:
+    def __init__(self, paths: Sequence[Path] = (), folder: Path | None = None) -> None:
+        """``folder`` may come to hold runs: it is looked into again and again, and need not exist yet."""
         self.shipped = zoo_models()
         self._given: dict[str, Path] = {}
-        self._folders: list[Path] = []
+        self._folders = [] if folder is None else [folder]
         self._opened: OrderedDict[tuple[str, int], Model] = OrderedDict()
         self._lock = Lock()
         for path in paths:
@@ -89,6 +90,8 @@ def _is_model(folder: Path) -> bool:
 
 def _inside(folder: Path) -> list[Path]:
     """The folders in it that are there themselves: a link could lead anywhere."""
+    if not folder.is_dir():
+        return []
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
     return [folder / name for name in names[:MOST]]

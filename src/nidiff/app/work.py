@@ -26,6 +26,7 @@ LONG: dict[str, Any] = {"concurrency_id": "long", "concurrency_limit": 1, "api_v
 
 T = TypeVar("T")
 R = TypeVar("R")
+V = TypeVar("V")
 Show = Callable[[T], None]
 
 
@@ -74,6 +75,16 @@ def watched(work: Callable[[Show[T]], R], seconds: float = LONGEST) -> Generator
     if failed:
         raise failed[0]
     return result[0]
+
+
+def shown_as(frames: Generator[T, None, R], page: Callable[[T], V]) -> Generator[V, None, R]:
+    """What ``frames`` yields as the page shows it; what it returns."""
+    while True:
+        try:
+            frame = next(frames)
+        except StopIteration as end:
+            return end.value
+        yield page(frame)
 
 
 def spoken(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -172,7 +172,7 @@ def _candidate(gaussian: GaussianModel, noise: str, text: str, process: Process)
         snr_last=effective[-1].max().exp().item(),
         snr_first=effective[0].min().exp().item(),
         errors=_predicted(process, gaussian),
-        logsnr=radial_mean(effective, bands(gaussian).flatten()),
+        logsnr=band_logsnr(process.schedule, gaussian, covariance),
     )
 
 
@@ -187,6 +187,11 @@ def _effective_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: C
     logsnr = schedule.logsnr[rows]
     logsnr = logsnr.reshape(len(rows), *[1] * (ratio.ndim + 1 - logsnr.ndim), *logsnr.shape[1:])
     return (logsnr + ratio).flatten(1)
+
+
+def band_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: Covariance) -> Tensor:
+    """The effective log-SNR [levels, bands], its mean over the modes of a band, at 101 levels or at all of fewer."""
+    return radial_mean(_effective_logsnr(schedule, gaussian, covariance), bands(gaussian).flatten())
 
 
 def _predicted(process: Process, gaussian: GaussianModel) -> dict[str, dict[int, float]]:

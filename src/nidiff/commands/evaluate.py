@@ -8,9 +8,10 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, Drawing, Telling, parse_seeds
+from nidiff.commands.flags import Comparing, Drawing, Telling
 from nidiff.errors import InputError
 from nidiff.files import read_npz
+from nidiff.notation import parse_seeds
 from nidiff.recipe import fits
 
 CHANNELS_LAST = {3: "NLC", 4: "NHWC", 5: "NDHWC"}  # how samples.npz holds signals, fields, and volumes or video

@@ -31,13 +31,16 @@ class Explore:
 
     def run(self) -> None:
         require("gradio")
-        from nidiff.app.server import serving, wait_for_interrupt
+        from nidiff.app.server import interrupt, serving
+        from nidiff.app.shelf import Shelf
 
-        paths = list(self.models) or [path for path in (USUAL,) if path.is_dir() and any(path.iterdir())]
-        with serving(paths, self.host, self.port) as url:
+        shelf = Shelf(self.models, folder=None if self.models else USUAL)
+        with serving(shelf, self.host, self.port) as url:
+            over = interrupt()
             print(f"{url}   (Ctrl-C ends it)", file=sys.stderr, flush=True)
             if self.open:
                 import webbrowser
 
                 webbrowser.open(url)
-            wait_for_interrupt()
+            over.wait()
+        print("stopped", file=sys.stderr)

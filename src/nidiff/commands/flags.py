@@ -1,15 +1,13 @@
 """The flags that several commands share."""
 
-import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
-from nidiff.errors import InputError
+from nidiff.notation import parse_numbers
 
-MOST_SEEDS = 10_000_000
 MOST_CLASSES = 100_000
 
 
@@ -126,25 +124,6 @@ class Comparing(Measuring):
     reflecting/periodic."""
 
 
-def parse_seeds(words: str, argument: str = "seeds") -> list[int]:
-    """0-3,8 as [0, 1, 2, 3, 8]: rising, without repeats."""
-    return sorted({*_numbers(words, argument, "0-49999 or 0,3,10-20", MOST_SEEDS)})
-
-
 def parse_classes(words: str) -> list[int]:
     """8,0-3 as [8, 0, 1, 2, 3], in the order given; "none" as no classes."""
-    return [] if words.strip() == "none" else _numbers(words, "classes", "0-9 or 0,2,5, or none", MOST_CLASSES)
-
-
-def _numbers(words: str, argument: str, such_as: str, most: int) -> list[int]:
-    """Numbers and ranges, in the order given."""
-    numbers: list[int] = []
-    for part in words.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
-        first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
-        if last < first:
-            raise InputError(f"{argument}={words!r} cannot be read: give numbers and ranges such as {such_as}.")
-        if len(numbers) + last - first >= most:
-            raise InputError(f"{argument}={words!r} are more than {most:,}: give fewer at a time.")
-        numbers += range(first, last + 1)
-    return numbers
+    return [] if words.strip() == "none" else parse_numbers(words, "classes", "0-9 or 0,2,5, or none", MOST_CLASSES)

@@ -10,10 +10,10 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
-from nidiff.commands.flags import parse_seeds
 from nidiff.commands.train import Train
 from nidiff.commands.usage import flags_of
 from nidiff.errors import InputError, shown
+from nidiff.notation import parse_seeds
 from nidiff.sealed import digest
 
 MOST_RUNS = 1000

@@ -13,13 +13,11 @@ from nidiff.errors import InputError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nidiff.diffusion.denoiser import Denoiser
+    from nidiff.generation.observed import View
     from nidiff.generation.opened import Model
     from nidiff.generation.restoration import Restoration
-    from nidiff.inverse.operators import Operator
 
 ROUNDING = 12**-0.5  # the standard deviation of what rounding to whole numbers takes away
-MASK, NOISE = 2, 3  # tell the randomness of one purpose from that of another
 
 
 @dataclass(frozen=True)
@@ -53,58 +51,28 @@ class Restore:
     any model), gradient, or replacement (for masks without noise)."""
 
     def run(self) -> None:
-        import torch
-
-        from nidiff.diffusion.scaling import Scaling
-        from nidiff.generation.restoration import Restoration, draw, in_model_units, seeded, to_model, values_sha256
-        from nidiff.inverse.observation import Observation
-        from nidiff.inverse.posterior import posterior
-        from nidiff.randomness import white_noise
+        from nidiff.generation.observed import observe, restore
+        from nidiff.generation.restoration import in_model_units, values_sha256
 
         flags, how = self.restoring, self._how()
         model, plan = flags.open(self.model)
-        scaling = model.denoiser.scaling or Scaling(1.0)
-        if how in ("scale", "blur") and not scaling.is_linear:
-            raise InputError(f"{how} has no meaning where the model sees the logarithm of the data: use mask=.")
         try:
             items = flags.load(self.file, model, self._shape(model), with_nan=how in ("mask", "missing"))
         except InputError as error:
             if self.scale is None or self.degrade:
                 raise
             raise InputError(f"{str(error).rstrip('.')}; for a file of full size, add --degrade.") from error
-        deviations = in_model_units(self.noise, model, flags.units)
+        noise = in_model_units(self.noise, model, flags.units)
         if how in ("scale", "blur") and not self.degrade and not items.is_floating_point():
             rounding = in_model_units(ROUNDING, model, "data")
-            deviations = tuple(math.hypot(*both) for both in zip(deviations, rounding, strict=True))
-        masks, operators = self._operators(model, items)
-        denoiser, y = plan.denoiser(model), to_model(_filled(items, masks, scaling), model)
-        noise: Any = deviations[0]
-        if len({*deviations}) > 1:
-            noise = torch.tensor(deviations, device=y.device).reshape(-1, *[1] * (len(model.shape) - 1))
-        if self.degrade:
-            rows = [operators[item](y[item : item + 1])[0] for item in range(len(y))]
-            clean = torch.stack(rows)
-            sources = [seeded(flags.seed, item, NOISE) for item in range(len(y))]
-            y = clean + noise * white_noise(clean.shape, sources, device=y.device)
-        given: dict[int, Denoiser] = {}
-
-        def prepare(item: int, seeds: list[int]) -> "tuple[Denoiser, dict[str, Any]]":
-            if item not in given:
-                given.clear()
-                observation = Observation(y[item : item + 1], operators[item], noise)
-                given[item] = posterior(denoiser, observation, self.method)
-            return given[item], {}
+            noise = tuple(math.hypot(*both) for both in zip(noise, rounding, strict=True))
+        view = self._view(model, items)
 
         def make() -> "Restoration":
-            x, seeds = draw(model, plan, len(items), prepare, "restoring")
-            observed = scaling.to_data(y.cpu())
-            observed = observed if masks is None else torch.where(masks, observed, torch.nan)
-            truth = items.float() if self.degrade else None
-            hidden = None if masks is None else ~masks
-            return Restoration(x, seeds, observed, model.grid, model.denoiser.scaling, truth, hidden)
+            return restore(observe(model, items, view, noise, degrade=self.degrade, seed=flags.seed), plan, self.method)
 
         own: dict[str, Any] = {how: getattr(self, how), "noise": self.noise, "method": self.method}
-        own |= {"degrade": self.degrade} | ({} if masks is None else {"masks": values_sha256(masks)})
+        own |= {"degrade": self.degrade} | ({} if view.masks is None else {"masks": values_sha256(view.masks)})
         flags.finish(model, flags.task("restore", self.file, items, plan, **own), make)
 
     def _how(self) -> str:
@@ -122,43 +90,28 @@ class Restore:
 
     def _shape(self, model: "Model") -> tuple[int, ...]:
         """Of the items in the file."""
-        from nidiff.recipe import check_whole
+        from nidiff.generation.observed import coarse_event
 
-        channels, *event = model.shape
-        factor = 1 if self.scale is None else check_whole("scale", self.scale, 2)
-        if any(size % factor for size in event):
-            raise InputError(f"scale={factor} does not divide the model's {tuple(event)}: give a number that does.")
-        return (channels, *(event if self.degrade else [size // factor for size in event]))
+        if self.scale is None:
+            return model.shape
+        event = coarse_event(model, self.scale)  # which refuses a number that does not divide the model's
+        return model.shape if self.degrade else (model.shape[0], *event)
 
-    def _operators(self, model: "Model", items: "Tensor") -> "tuple[Tensor | None, list[Operator]]":
-        """The operator of each item, and, of masks, what each sees, [N, C, *event]."""
+    def _view(self, model: "Model", items: "Tensor") -> "View":
+        """How each item is seen."""
         from nidiff.generation.masks import as_mask
-        from nidiff.generation.opened import boundaries
+        from nidiff.generation.observed import MASK, averaged, blurred, through
         from nidiff.generation.restoration import seeded
-        from nidiff.inverse import operators as op
 
         if self.scale is not None:
-            return None, [op.pool(self.scale)] * len(items)
+            return averaged(model, self.scale, len(items))
         if self.blur is not None:
-            boundary = boundaries(model.denoiser, len(model.shape) - 1)
-            if not 0 < self.blur <= max(model.shape[1:]):
-                raise InputError(f"blur={self.blur} must be a width in pixels, above 0 and below the size of an item.")
-            return None, [op.blur(self.blur, boundary)] * len(items)
-        if self.mask is not None:
-            masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
-            if items.is_floating_point() and bool((masks & items.isnan()).any()):
-                raise InputError(f"mask={self.mask!r} sees points that are NaN in the file: use --missing instead.")
-            if self.degrade and items.is_floating_point() and bool(items.isnan().any()):
-                raise InputError(f"--degrade needs clean data, and file={str(self.file)!r} has NaN: leave it out.")
-        else:
-            masks = items.isfinite()
-        return masks, [op.mask(one) for one in masks]
-
-
-def _filled(items: "Tensor", masks: "Tensor | None", scaling: Any) -> "Tensor":
-    """What no mask sees may be NaN, or have no logarithm: there, the data that the model sees as 0."""
-    import torch
-
-    if masks is None or not items.is_floating_point():
-        return items
-    return torch.where(masks, items, scaling.to_data(torch.zeros_like(items)))
+            return blurred(model, self.blur, len(items))
+        if self.mask is None:
+            return through(items.isfinite())
+        masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
+        if items.is_floating_point() and bool((masks & items.isnan()).any()):
+            raise InputError(f"mask={self.mask!r} sees points that are NaN in the file: use --missing instead.")
+        if self.degrade and items.is_floating_point() and bool(items.isnan().any()):
+            raise InputError(f"--degrade needs clean data, and file={str(self.file)!r} has NaN: leave it out.")
+        return through(masks)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Drawing, Telling, parse_seeds
+from nidiff.commands.flags import Drawing, Telling
 from nidiff.errors import InputError
+from nidiff.notation import parse_seeds, seeds_text
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,6 @@ class Sample:
         from nidiff.generation.folder import GRID, SampleFolder
         from nidiff.generation.job import run_job
         from nidiff.generation.opened import cell_name, open_model, plan_job, process_state
-        from nidiff.notation import seeds_text
 
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         if self.rate is not None and self.format != "wav":

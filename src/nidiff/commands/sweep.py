@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tyro.conf import Fixed, Suppress, arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import Comparing, Drawing, Measuring, parse_seeds
+from nidiff.commands.flags import Comparing, Drawing, Measuring
 from nidiff.commands.grid import TABLE, expand, split_flags, without_no
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.commands.usage import check_words, flags_of, own_flags, parse
 from nidiff.errors import InputError, Interrupted
 from nidiff.extras import require
+from nidiff.notation import parse_seeds
 
 if TYPE_CHECKING:
     from nidiff.data.dataset import Dataset

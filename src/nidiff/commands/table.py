@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, Drawing, Telling, parse_seeds
+from nidiff.commands.flags import Comparing, Drawing, Telling
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 from nidiff.locks import claimed
+from nidiff.notation import parse_seeds
 
 if TYPE_CHECKING:
     from nidiff.evaluation.results import Result

@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
 
@@ -45,6 +46,16 @@ def correlation_length(covariance: Covariance) -> float | None:
     axis, in both directions, as far as the event reaches; between lags it is linear. White noise gives 1 − 1/e. None if
     it stays above 1/e. All axes of the event count alike, so for `Channels` the first of them is the channels.
     """
+    before = 1.0
+    for lag, here in enumerate(lag_correlation(covariance).tolist()[1:], start=1):
+        if here < math.exp(-1):
+            return lag - 1 + (before - math.exp(-1)) / (before - here)
+        before = here
+    return None
+
+
+def lag_correlation(covariance: Covariance) -> Tensor:
+    """The correlation at lags 0, 1, … as `correlation_length` defines it."""
     shape = covariance.event_shape
     centre = tuple(n // 2 for n in shape)
     impulse = torch.zeros(shape, dtype=torch.float64, device="cpu")
@@ -52,14 +63,10 @@ def correlation_length(covariance: Covariance) -> float | None:
     std = covariance.marginal_variance.sqrt()
     # A pixel without noise has covariance 0 with every other: call that correlation 0.
     correlation = covariance.matmul(impulse) / (std[centre] * std).clamp(min=torch.finfo(torch.float64).tiny)
-    before = 1.0
-    for lag in range(1, max(centre) + 1):
-        at_lag = []
-        for axis, middle in enumerate(centre):
-            line = correlation.movedim(axis, -1)[centre[:axis] + centre[axis + 1 :]]
-            at_lag += [line[i].item() for i in (middle - lag, middle + lag) if 0 <= i < len(line)]
-        here = sum(at_lag) / len(at_lag)
-        if here < math.exp(-1):
-            return lag - 1 + (before - math.exp(-1)) / (before - here)
-        before = here
-    return None
+    total, count = torch.zeros(2, max(centre) + 1, dtype=torch.float64, device="cpu")
+    for axis, middle in enumerate(centre):
+        line = correlation.movedim(axis, -1)[centre[:axis] + centre[axis + 1 :]]
+        for side in (line[middle:], line[: middle + 1].flip(0)):
+            total[: len(side)] += side
+            count[: len(side)] += 1
+    return total / count

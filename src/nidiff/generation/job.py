@@ -1,7 +1,7 @@
 """Many images by their seeds: the same files on any number of processes, however often the job is killed."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -121,16 +121,25 @@ def _draw(
                     done = state.num_processes * (before + size * at.step / at.num_steps)  # the others are as far
                     progress(min(done, len(missing)), len(missing))
 
-                shape = (len(block), *folder.shape)
-                images = sample(tell(denoiser, job, block), shape, seeds=block, callback=advance, **job.arguments).cpu()
-                data = kept(images, denoiser.scaling, folder.grid.dtype, job.floats)
-                for seed, *both in zip(block, images, data, strict=True):  # an exponential can overflow too
-                    if not all(bool(each.isfinite().all()) for each in both):
-                        problem = f"the image of seed {seed} has NaN or infinite pixels"
-                        raise InputError(f"{problem}: use more steps, or train the model again.")
-                folder.add(block, data)
+                images = draw_seeds(denoiser, job, block, folder.shape, advance)
+                folder.add(block, kept(images, denoiser.scaling, folder.grid.dtype, job.floats))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
+
+
+def draw_seeds(
+    denoiser: Denoiser, job: Job, seeds: Sequence[int], shape: Sequence[int], callback: Callable[[Visit], None]
+) -> "Tensor":
+    """The images [N, C, *event] of ``seeds`` in the units of the model, all of them finite; ``denoiser`` clips as the
+    job says."""
+    told = tell(denoiser, job, seeds)
+    images = sample(told, (len(seeds), *shape), seeds=seeds, callback=callback, **job.arguments).cpu()
+    data = kept(images, denoiser.scaling, "float32")  # an exponential can overflow too
+    for seed, *both in zip(seeds, images, data, strict=True):
+        if not all(bool(each.isfinite().all()) for each in both):
+            problem = f"the image of seed {seed} has NaN or infinite pixels"
+            raise InputError(f"{problem}: use more steps, or train the model again.")
+    return images
 
 
 def kept(x: "Tensor", scaling: Scaling | None, dtype: str, floats: bool = False) -> "Tensor":

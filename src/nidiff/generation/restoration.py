@@ -202,10 +202,20 @@ def plan_restoration(
     return Plan(job, samples, check_whole("seed", seed, 0, 2**62), batch)
 
 
-def draw(model: Model, plan: Plan, items: int, prepare: Prepare, title: str) -> tuple[Tensor, "NDArray[np.int64]"]:
-    """Samples [items, S, C, *event] in the units of the model, and their seeds [items, S]."""
+def draw(
+    model: Model,
+    plan: Plan,
+    items: int,
+    prepare: Prepare,
+    title: str,
+    watch: Callable[[Visit], None] | None = None,
+) -> tuple[Tensor, "NDArray[np.int64]"]:
+    """Samples [items, S, C, *event] in the units of the model, and their seeds [items, S].
+
+    ``watch`` is called at each level, and then shows the progress instead of a bar.
+    """
     found = torch.empty(items, plan.samples, *model.shape)
-    with progress_bar(title, "samples") as progress:
+    with progress_bar(title, "samples", shown=watch is None) as progress:
         for item in range(items):
             seeds = plan.seeds(item)
             for first in range(0, plan.samples, plan.batch):
@@ -213,6 +223,8 @@ def draw(model: Model, plan: Plan, items: int, prepare: Prepare, title: str) -> 
 
                 def advance(at: Visit, before: int = item * plan.samples + first, size: int = len(block)) -> None:
                     progress(before + size * at.step / at.num_steps, items * plan.samples)
+                    if watch is not None:
+                        watch(at)
 
                 denoiser, options = prepare(item, block)
                 arguments = {**plan.job.arguments, **options}

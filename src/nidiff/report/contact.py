@@ -6,6 +6,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
+from nidiff import style
 from nidiff.errors import FileError, InputError, first_line
 from nidiff.files import as_path, replacing, writing
 
@@ -28,11 +29,11 @@ def save_sheet(
     rows = math.ceil(len(pictures) / columns)
     letters = min(LETTERS, max(SMALLEST, side // 10))
     width, height = side + GAP, side + LINE + GAP
-    sheet = Image.new("RGB", (columns * width + GAP, rows * height + GAP), "white")
+    sheet = Image.new("RGB", (columns * width + GAP, rows * height + GAP), style.look().paper)
     draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(letters)
     for index, (name, picture) in enumerate(pictures):
         left, top = GAP + index % columns * width, GAP + index // columns * height
-        draw.text((left, top), name, fill="black", font=font)
+        draw.text((left, top), name, fill=style.ink(), font=font)
         sheet.paste(_fitted(picture, side), (left, top + LINE))
     with writing("out", out), replacing(out) as stream:
         sheet.save(stream, format="png", optimize=True)

@@ -1,32 +1,37 @@
 """The picture of ``nidiff design``: when each scale appears under each candidate, and what it costs."""
 
+from collections.abc import Mapping
+from itertools import cycle
 from textwrap import fill
 
-import matplotlib
 import numpy as np
 import torch
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
+from nidiff import style
 from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
+from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import radial_mean
 from nidiff.data.figures import drawable
+from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
-CELL, SIDE, LETTERS = (1.75, 1.3), 4.6, 11  # inches; letters of a title per inch
-COLOUR = "tab:red"
+CELL, SIDE, LETTERS = (1.3, 1.0), 3.6, 11  # inches; letters of a title per inch
 MANY = 500  # bands
 
 
+@style.drawn
 def design_figure(design: Design) -> Figure:
     """Left: the effective log-SNR of each band at each level, a row for each Σ, a column for each schedule; the
     recommended one has a frame. Right: the spectra of data and noise, and the error against the number of steps."""
     noises = [*design.noises]
     schedules = list(dict.fromkeys(one.schedule for one in design.candidates))
     width, height = CELL[0] * len(schedules) + 1.4, max(CELL[1] * len(noises) + 1.0, 5.5)
-    figure = Figure((width + SIDE, height), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.08))
+    figure = Figure((width + SIDE, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
     ((left, right),) = figure.subfigures(1, 2, squeeze=False, width_ratios=[width, SIDE])
     grid = left.subplots(len(noises), len(schedules), squeeze=False, sharex=True, sharey=True)
     mesh = None
@@ -34,17 +39,17 @@ def design_figure(design: Design) -> Figure:
         axes.set_axis_off()
     for one in design.candidates:
         axes = grid[noises.index(one.covariance), schedules.index(one.schedule)]
-        mesh = _draw_logsnr(axes, one, one is design.recommended)
+        mesh = _draw_candidate(axes, one, one is design.recommended)
     for row, name in zip(grid, noises, strict=True):
         row[0].set_axis_on()
-        row[0].set_ylabel(_short(name), fontsize=9)
+        row[0].set_ylabel(_short(name))
     for axes, name in zip(grid[0], schedules, strict=True):
-        axes.set_title(_short(name), fontsize=9)
+        axes.set_title(_short(name), fontsize=style.SMALL)
     title = "effective log-SNR: bands |k| (upwards) at levels from data (left) to noise"
-    left.suptitle(fill(title, int(LETTERS * width)), fontsize=11)
+    left.suptitle(fill(title, int(LETTERS * width)), fontsize=style.USUAL)
     left.colorbar(mesh, ax=grid, shrink=0.6, label="log-SNR (nats); blue: the data show")
     top, bottom = right.subplots(2, 1)
-    _draw_spectra(top, design)
+    draw_spectra(top, design.gaussian, design.noises)
     _draw_errors(bottom, design)
     return figure
 
@@ -53,60 +58,72 @@ def _short(name: str) -> str:
     return "\n".join(drawable(part, 22) for part in name.replace("length_scale", "ℓ").replace("gamma", "γ").split(":"))
 
 
-def _draw_logsnr(axes: Axes, one: Candidate, chosen: bool) -> object:
-    axes.set_axis_on()
-    values = one.logsnr.T.numpy()
+def draw_logsnr(axes: Axes, logsnr: torch.Tensor) -> ScalarMappable:
+    """The effective log-SNR [levels, bands] in colour, with a line where it is 0."""
+    values = logsnr.T.numpy()
     levels, radii = np.linspace(0, 1, values.shape[1]), np.arange(values.shape[0])
-    mesh = axes.pcolormesh(levels, radii, values, cmap="RdBu", vmin=-LIMIT, vmax=LIMIT, shading="nearest")
+    mesh = axes.pcolormesh(levels, radii, values, cmap=style.LOGSNR, vmin=-LIMIT, vmax=LIMIT, shading="nearest")
     if min(values.shape) > 1 and values.min() < 0 < values.max():
-        axes.contour(levels, radii, values, levels=[0.0], colors="black", linewidths=1.0)
-    axes.set_xticks([])
-    axes.tick_params(labelsize=8, length=2)
-    note = f"{min(one.errors[name][10] for name in FIXED):.2g}" + (" ×" if one.faults else "")
-    axes.text(0.97, 0.95, note, ha="right", va="top", fontsize=8, transform=axes.transAxes,
-              bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.6, "pad": 1})  # fmt: skip
-    if chosen:
-        for spine in axes.spines.values():
-            spine.set(edgecolor=COLOUR, linewidth=3.0)
+        axes.contour(levels, radii, values, levels=[0.0], colors=style.LIGHT.ink, linewidths=1.0)
     return mesh
 
 
-def _draw_spectra(axes: Axes, design: Design) -> None:
-    band = bands(design.gaussian)
+def _draw_candidate(axes: Axes, one: Candidate, chosen: bool) -> ScalarMappable:
+    axes.set_axis_on()
+    mesh = draw_logsnr(axes, one.logsnr)
+    axes.set_xticks([])
+    axes.tick_params(length=2)
+    note = f"{min(one.errors[name][10] for name in FIXED):.2g}" + (" ×" if one.faults else "")
+    axes.text(0.97, 0.95, note, ha="right", va="top", fontsize=style.TINY, transform=axes.transAxes,
+              bbox={"facecolor": style.look().paper, "edgecolor": "none", "alpha": 0.7, "pad": 1})  # fmt: skip
+    if chosen:
+        for spine in axes.spines.values():
+            spine.set(edgecolor=style.ORANGE, linewidth=3.0, visible=True)
+    return mesh
+
+
+def draw_spectra(axes: Axes, gaussian: GaussianModel, noises: Mapping[str, Covariance]) -> None:
+    """The spectra of the data and of each Σ, by band."""
+    band = bands(gaussian)
 
     def mean(values: torch.Tensor) -> np.ndarray:
         return radial_mean(values.expand(band.shape), band).numpy()
 
-    data = design.gaussian.covariance.eigenvalues
-    axes.plot(mean(data / data.mean()), color="black", linewidth=2.5, label="data")
-    colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(design.noises)))
-    for (name, covariance), colour in zip(design.noises.items(), colours, strict=True):
-        axes.plot(mean(covariance.eigenvalues / covariance.eigenvalues.mean()), color=colour, label=drawable(name, 24))
+    data = gaussian.covariance.eigenvalues
+    axes.plot(mean(data / data.mean()), color=style.ink(), linewidth=3.0, label="data")
+    looks = zip(style.shades(len(noises)), cycle(style.DASHES), strict=False)
+    for (name, covariance), (colour, dash) in zip(noises.items(), looks, strict=True):
+        noise = mean(covariance.eigenvalues / covariance.eigenvalues.mean())
+        axes.plot(noise, dash, color=colour, label=drawable(name, 24))
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     if band.max() > MANY:  # a label for every power of 2 would not fit
         axes.set_xticks([0, *(4**power for power in range(12) if 4**power <= band.max())])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yscale("log")
-    axes.set_title("spectra, scaled to mean 1, by band |k|", fontsize=11)
-    axes.grid(color="0.9")
-    axes.legend(fontsize=7, handlelength=3)
+    axes.set_xlabel("wavenumber |k| (1 = lowest frequency)")
+    axes.set_ylabel("variance over its mean")
+    axes.set_title("spectra of data and noise")
+    axes.grid()
+    axes.legend(handlelength=3)
 
 
 def _draw_errors(axes: Axes, design: Design) -> None:
-    shown = {"recommended": (design.recommended, COLOUR)}
+    shown = {"recommended": (design.recommended, style.ORANGE)}
     if design.baseline is not None:
-        shown["white noise"] = (design.baseline, "0.35")
+        shown["white noise"] = (design.baseline, style.look().soft)
     looks = {"dpmpp_2m": "dotted", "dpmpp_2m:spacing=logsnr": "solid", "dpmpp_2m:spacing=planned": "dashed"}
     for label, (one, colour) in shown.items():
-        for name, style in looks.items():
+        for name, dash in looks.items():
             errors = [max(error, 1e-6) for error in one.errors[name].values()]
             way = name.partition("=")[2] or "trailing"
-            axes.plot(STEPS, errors, color=colour, linestyle=style, marker=".", label=f"{label}, {way}")
+            axes.plot(STEPS, errors, color=colour, linestyle=dash, marker=".", label=f"{label}, {way}")
     axes.set_xscale("log")
     axes.set_xticks(STEPS, [str(steps) for steps in STEPS])
     axes.minorticks_off()
     axes.set_yscale("log")
-    axes.set_ylim(None, 10)
-    axes.set_title("predicted error of the spectrum, DPM-Solver++\nby the number of steps", fontsize=11)
-    axes.grid(color="0.9")
-    axes.legend(fontsize=7, handlelength=3)
+    axes.set_ylim(None, 1e3)  # room for the legend
+    axes.set_xlabel("steps")
+    axes.set_ylabel("mean |S/C − 1|")
+    axes.set_title("predicted error of the spectrum\nDPM-Solver++")
+    axes.grid()
+    axes.legend(loc="upper right", handlelength=3)

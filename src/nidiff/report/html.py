@@ -82,7 +82,7 @@ def write_report(run_folder: Path, x0: Tensor | None = None, out: Path | None = 
 
 def _experiment(run: RunDirectory) -> str:
     experiment, facts, default = run.experiment, run.facts, Experiment()
-    done = max(_log(run)["step"], default=0)
+    done = max(run_log(run)["step"], default=0)
     about = {
         "data": experiment.data,
         "images": _count(facts.get("images")),
@@ -100,14 +100,14 @@ def _experiment(run: RunDirectory) -> str:
 
 def _shape(run: RunDirectory) -> str:
     """The shape of an item and the names of its axes."""
-    shape, grid = run.facts.get("image_shape"), _described(run)
+    shape, grid = run.facts.get("image_shape"), described_grid(run)
     if not isinstance(shape, list) or len(shape) > MOST_AXES:
         return "not recorded"
     words = " × ".join(map(_count, shape))
     return words if grid is None else f"{words} ({', '.join(('channels', *grid.axes))})"
 
 
-def _described(run: RunDirectory) -> Grid | None:
+def described_grid(run: RunDirectory) -> Grid | None:
     """What the numbers of the data are, as the run has it; None if that cannot be said."""
     shape = run.facts.get("image_shape")
     if not (isinstance(shape, list) and len(shape) in (2, 3, 4) and all(fits(size, int) for size in shape)):
@@ -142,7 +142,7 @@ def _covariance(run: RunDirectory) -> str:
 
 
 def _training(run: RunDirectory) -> str:
-    log = _log(run)
+    log = run_log(run)
     if not log["step"]:
         raise InputError("log.jsonl has no line yet.")
     speed = np.median(log["images_per_s"])
@@ -150,24 +150,25 @@ def _training(run: RunDirectory) -> str:
     return plot(loss_figure(log), f"Loss and speed by step. {words}", words)
 
 
-def _log(run: RunDirectory) -> dict[str, list[float]]:
+def run_log(run: RunDirectory) -> dict[str, list[float]]:
+    """What the run has logged so far."""
     return read_log(run.log_file) if _is_inside(run.folder, run.log_file) else {name: [] for name in LOGGED}
 
 
-def _grids(run: RunDirectory) -> list[tuple[int, Path]]:
+def sample_grids(run: RunDirectory) -> list[tuple[int, Path]]:
     """The steps at which grids of samples were drawn, and their files."""
     files = [file for file in run.folder.glob("samples/*.png") if file.stem.isdecimal() and len(file.stem) < 19]
     return sorted((int(file.stem), file) for file in files if _is_inside(run.folder, file))
 
 
 def _samples(run: RunDirectory) -> str:
-    grids = _grids(run)
+    grids = sample_grids(run)
     if not grids:
         raise InputError("samples/ has no pictures yet.")
-    wide = not _is_picture(_described(run))
+    wide = not _is_picture(described_grid(run))
     most = MOST_FIGURES if wide else MOST_GRIDS
     chosen = np.linspace(0, len(grids) - 1, min(most, len(grids))).round().astype(int)
-    shown = "".join(_grid(*grids[index], wide=wide) for index in chosen)
+    shown = "".join(grid_figure(*grids[index], wide=wide) for index in chosen)
     steps = "" if run.experiment.num_steps is None else f", {run.experiment.num_steps} steps"
     settings = f"{run.experiment.sampler}{steps}, the same seeds in every grid."
     return f"<p>{escape(settings)}</p>\n{_in_columns(shown, wide)}"
@@ -195,8 +196,8 @@ def _baseline(run: RunDirectory) -> str:
         pixels = Image.fromarray(grid_pixels(data).squeeze(-1).numpy())
         shown = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), alt, caption)
     said = baseline_text(run.facts.get("gaussian")) or "not recorded"
-    grids = _grids(run)
-    shown += _grid(*grids[-1], wide=wide).replace("Grid of samples after", "The model after") if grids else ""
+    grids = sample_grids(run)
+    shown += grid_figure(*grids[-1], wide=wide).replace("Grid of samples after", "The model after") if grids else ""
     return f"{ABOUT_BASELINE}<p>{escape(said)}.</p>\n{_in_columns(shown, wide)}"
 
 
@@ -211,7 +212,8 @@ def _is_inside(folder: Path, file: Path) -> bool:
     return real.is_file() and real.is_relative_to(os.path.realpath(folder))
 
 
-def _grid(step: int, file: Path, *, wide: bool = False) -> str:
+def grid_figure(step: int, file: Path, *, wide: bool = False) -> str:
+    """The grid of samples in a file, small enough for a page; in its place a sentence if it cannot be read."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # Pillow warns of a picture that is far too large
@@ -255,7 +257,7 @@ def _image_to_denoise(run: RunDirectory, denoiser: Denoiser, shape: tuple[int, .
     return drawn[0], "a sample of seed 0; nidiff report --data shows an image of the data instead"
 
 
-def _metrics(run: RunDirectory) -> str:
+def run_metrics(run: RunDirectory) -> str:
     results = known_results(run.folder) if _is_inside(run.folder, run.folder / "metrics.json") else []
     if not results:
         raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
@@ -311,6 +313,6 @@ SECTIONS: dict[str, Callable[[RunDirectory], str]] = {
     "Samples over training": _samples,
     "Gaussian baseline": _baseline,
     DENOISING: _denoising,
-    "Quality": _metrics,
+    "Quality": run_metrics,
     "How to repeat it": _repeat,
 }

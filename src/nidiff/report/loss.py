@@ -1,12 +1,15 @@
 """The log of a run and its picture."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from nidiff.data.figures import drawable
 from nidiff.errors import InputError
+from nidiff.style import drawn, looks
 
 LOGGED = ("step", "loss", "images_per_s")
 LARGEST, LARGEST_LOG = 1e60, 2**28  # a number that can be drawn; bytes of a log
@@ -59,4 +62,21 @@ def loss_figure(log: dict[str, list[float]]) -> Figure:
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("step", fontsize=9)
         axes.grid(color="0.9")
+    return figure
+
+
+@drawn
+def losses_figure(logs: Mapping[str, dict[str, list[float]]]) -> Figure:
+    """The smoothed losses of several runs by step."""
+    figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")
+    axes = figure.subplots()
+    values = [value for log in logs.values() for value in log["loss"]]
+    for (name, log), (colour, line) in zip(logs.items(), looks(), strict=False):
+        axes.plot(log["step"], smoothed(log["loss"]), color=colour, linestyle=line, label=drawable(name, 40))
+    if values and 0 < min(values) < max(values) / 2:
+        axes.set_yscale("log")
+    axes.set_xlabel("step of the optimiser")
+    axes.set_ylabel("loss, smoothed")
+    axes.grid(visible=True)
+    figure.legend(loc="outside right upper", frameon=False)
     return figure

@@ -4,16 +4,16 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 
-import matplotlib
-import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from nidiff import style
 from nidiff.covariance.kronecker import Kronecker
 from nidiff.covariance.operator import Covariance
 from nidiff.data.figures import drawable
@@ -28,48 +28,53 @@ SYMBOLS = {"gamma": "γ", "length_scale": "ℓ", "rho": "ρ", "boundary=": ""}
 LIMIT = 3.0  # grey runs from −3 to 3 standard deviations
 MOST, LONGEST = 100, 100_000  # rows or columns, and numbers of a signal
 MANY = 100  # wavenumbers
-LARGE, CELL, SPECTRUM = 2.6, 0.75, 4.0  # widths in inches
+LARGE, CELL, SMALLEST = 2.4, 0.9, 0.4  # inches: each of the two above, the widest of a grid, the narrowest
 
 
+@style.drawn
 def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10, seed: int = 0) -> Figure:
     """Draws Σ^½ eps for each labelled Σ (all of one event shape, of one to three axes).
 
-    Left: eps, and the same coloured by the middle one of the Σ. Centre: a row per Σ, a column per eps, so that a column
-    differs only in Σ. Of volumes it is the slice in the middle; if a Σ is a product of one axis and two, such as time
-    and space, the columns are frames of the first eps. Right: the radial power spectrum, as Σ has it (line) and as
-    measured on all draws of the row (dots).
+    Above: eps, the same coloured by the middle one of the Σ, and the radial power spectrum, as Σ has it (lines) and as
+    measured on all draws of a row (marks). Below: a row per Σ, a column per eps, so that a column differs only in Σ. Of
+    volumes it is the slice in the middle; if a Σ is a product of one axis and two, such as time and space, the columns
+    are frames of the first eps.
     """
     shape = next(iter(covariances.values())).event_shape
     check_noise(shape, len(covariances), num_images, seed)
     eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
     draws = dict(zip(_labels(covariances), [one.sqrt(eps) for one in covariances.values()], strict=True))
     is_video = len(shape) == 3 and any(isinstance(one, Kronecker) for one in covariances.values())
-    shown = {label: _frames(events[0], num_images) if is_video else _planes(events) for label, events in draws.items()}
+    shown = {label: _frames(events[0], num_images) if is_video else planes(events) for label, events in draws.items()}
 
-    stretch = math.sqrt(1.4 if len(shape) == 1 else min(4.0, max(0.25, shape[-1] / shape[-2])))
+    ratio = 0.7 if len(shape) == 1 else min(4.0, max(0.25, shape[-2] / shape[-1]))  # height by width
     columns, lines = len(next(iter(shown.values()))), [line for label in draws for line in label.splitlines()]
-    grid_width = CELL * stretch * columns + max(0.8, 0.09 * max(map(len, lines)))
-    grid_height = max(CELL / stretch * len(draws), 3.0)
-    widths = [2 * LARGE, grid_width, SPECTRUM]
-    figure = Figure((sum(widths), grid_height + 0.9), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.1))
+    beside_grid = max(0.8, 0.08 * max(map(len, lines)))
+    cell = min(CELL / math.sqrt(ratio), max(SMALLEST, (style.WIDTH - beside_grid) / columns))
+    width, grid_height = max(style.WIDTH, cell * columns + beside_grid), cell * ratio * len(draws)
+    above = LARGE * min(1.0, ratio) + 1.0
+    layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
+    figure = Figure((width, above + grid_height + 0.5), layout=layout)
     about = "" if len(shape) < 3 else f": frames of seed {seed}" if is_video else ": central slice"
     figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}{about}")
-    ((left, centre, right),) = figure.subfigures(1, 3, squeeze=False, width_ratios=widths)
+    (top,), (bottom,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[above, grid_height])
+    pair = 2 * LARGE / max(1.0, ratio)
+    ((left, right),) = top.subfigures(1, 2, squeeze=False, width_ratios=[pair, width - pair])
 
     middle = list(draws)[len(draws) // 2]
     beside = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
     for axes, (title, image) in zip(left.subplots(1, 2), beside.items(), strict=True):
-        _draw_grid(axes, {"": _planes(image)})
-        axes.set_title(title, fontsize=11)
-    axes = centre.subplots()
-    _draw_grid(axes, shown)
+        draw_grid(axes, {"": planes(image)})
+        axes.set_title(title)
+    draw_spectra(right.subplots(), list(covariances.values()), draws)
+    axes = bottom.subplots()
+    draw_grid(axes, shown)
     most = max(label.count("\n") + 1 for label in draws)
-    axes.tick_params(labelsize=min(11, 72 * CELL / stretch / (1.3 * most) if len(shape) > 1 else 11))
-    _draw_spectra(right.subplots(), list(covariances.values()), draws)
+    axes.tick_params(labelsize=min(style.SMALL, 72 * cell * ratio / (1.3 * most)))
     return figure
 
 
-def _planes(events: Tensor) -> Tensor:
+def planes(events: Tensor) -> Tensor:
     """Signals and images as they are, of volumes [N, D, H, W] the slice in the middle."""
     return events[:, events.shape[1] // 2] if events.ndim == 4 else events
 
@@ -93,6 +98,7 @@ def check_noise(shape: Sequence[int], rows: int, num_images: int, seed: int) -> 
     require_memory(f"shape={tuple(shape)}", pixels, "use a smaller shape or fewer images")
 
 
+@style.drawn
 def save_figure(figure: Figure, out: Path) -> None:
     """Write ``figure`` to ``out``, with its folder. The old file stays until the new one is drawn."""
     check_out(out)
@@ -126,7 +132,7 @@ def _symbols(label: str) -> str:
     return "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5]).replace("=", " = ")
 
 
-def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
+def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
     """A row of events for each entry, in one picture: that is much faster than axes for each event."""
     first = next(iter(draws.values()))
     rows, columns, shape = len(draws), len(first), first.shape[1:]
@@ -136,8 +142,8 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
             # A NaN after each event lifts the pen before the next.
             height = torch.nn.functional.pad(events, (0, 1), value=float("nan")) / (-2 * LIMIT)
             along = torch.arange(columns)[:, None] + place
-            axes.axhline(row, color="0.85", linewidth=0.6)
-            axes.plot(along.flatten().numpy(), (row + height).flatten().numpy(), color="0.2", linewidth=0.7)
+            axes.axhline(row, color=style.look().faint, linewidth=0.6)
+            axes.plot(along.flatten().numpy(), (row + height).flatten().numpy(), color=style.ink(), linewidth=0.7)
         axes.set_xlim(0, columns - 1 + 1 / 1.1)
         axes.set_ylim(rows - 0.4, -0.6)
         axes.set_yticks(range(rows), draws)
@@ -147,28 +153,31 @@ def _draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
         tiles = torch.nn.functional.pad(slices, (0, gap, 0, gap), value=float("nan"))  # NaN is left blank
         tall, wide = tiles.shape[-2:]
         mosaic = tiles.transpose(1, 2).reshape(rows * tall, columns * wide)[: rows * tall - gap, : columns * wide - gap]
-        axes.imshow(mosaic.numpy(), cmap="gray", vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
+        axes.imshow(mosaic.numpy(), cmap=style.GREY, vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
         axes.set_yticks([(row + 0.5) * tall - 0.5 for row in range(rows)], draws)
     axes.set_xticks([])
-    axes.tick_params(length=0, labelsize=11)
+    axes.tick_params(length=0, labelsize=style.SMALL)
     axes.spines[:].set_visible(False)
 
 
-def _draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
-    colours, modes = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(draws))), RadialModes(covariances)
-    for covariance, (label, events), colour in zip(covariances, draws.items(), colours, strict=True):
+def draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
+    """The radial power spectrum of each Σ (line), and of its draws (dots)."""
+    modes = RadialModes(covariances)
+    looks = zip(style.shades(len(draws)), cycle(style.DASHES), cycle(style.MARKERS), strict=False)
+    for covariance, (label, events), (colour, dash, mark) in zip(covariances, draws.items(), looks, strict=False):
         expected, measured = modes.expected(covariance).numpy(), modes.measured(events).numpy()
         # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
         (radius,) = (expected > 0).nonzero()
-        axes.plot(radius, expected[radius], color=colour, linewidth=1.4, label=label)
-        axes.plot(radius, measured[radius], ".", color=colour, markersize=5 if len(radius) < MANY else 2)
+        axes.plot(radius, expected[radius], dash, color=colour, label=label.replace("\n×", " ×").replace("\n", ", "))
+        axes.plot(radius, measured[radius], mark, color=colour, markersize=3 if len(radius) < MANY else 1.5)
     # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")
     if len(expected) > MANY:  # a label for every power of 2 would not fit
         axes.set_xticks([0, *(4**power for power in range(12) if 4**power < len(expected))])
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("wavenumber |k|, 1 = lowest frequency")
-    axes.set_title("radial power spectrum\nline: Σ, dots: these draws", fontsize=11)
-    axes.grid(color="0.9")
-    axes.legend(fontsize=9)
+    axes.set_xlabel("wavenumber |k| (1 = lowest frequency)")
+    axes.set_ylabel("variance of a mode")
+    axes.set_title("radial power spectrum\nlines: Σ, marks: these draws")
+    axes.grid()
+    axes.legend()

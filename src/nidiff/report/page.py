@@ -42,21 +42,21 @@ def image(source: str, alt: str, kind: str = "") -> str:
     return f'<img class="{kind}" src="{source}" alt="{escape(alt)}">'
 
 
-def plot(drawn: Figure, alt: str, caption: str = "") -> str:
-    return figure(_data_uri(drawn.savefig, "png"), alt, caption, "wide")
+def plot(drawn: Figure, alt: str, caption: str = "", kind: str = "wide") -> str:
+    return figure(data_uri(drawn.savefig, "png"), alt, caption, kind)
 
 
 def picture(shown: Image, side: int, limit: int) -> str:
     """A picture as a data URI: PNG if that has at most ``limit`` letters, else JPEG of at most ``side`` pixels."""
     shown = shown.convert("L" if shown.mode in ("1", "L") else "RGB")
-    source = _data_uri(shown.save, "png")
+    source = data_uri(shown.save, "png")
     if len(source) <= limit:
         return source
     shown.thumbnail((side, side))
-    return _data_uri(shown.save, "jpeg", quality=60)
+    return data_uri(shown.save, "jpeg", quality=60)
 
 
-def _data_uri(save: Callable[..., object], kind: str, **options: int) -> str:
+def data_uri(save: Callable[..., object], kind: str, **options: int) -> str:
     out = io.BytesIO()
     save(out, format=kind, **options)
     return f"data:image/{kind};base64,{base64.b64encode(out.getvalue()).decode()}"

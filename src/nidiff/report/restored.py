@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
+from nidiff import style
 from nidiff.data.dataset import LARGEST
 from nidiff.data.figures import thumbnail
+from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, eight_bits
 from nidiff.errors import InputError
 from nidiff.extras import require
@@ -17,7 +19,6 @@ from nidiff.generation.restoration import Restoration
 from nidiff.report.contact import save_sheet
 
 MOST_ITEMS, MOST_SAMPLES, SIDE = 6, 4, 128
-UNSEEN = (250, 190, 110)  # the colour of pixels that were not observed
 
 
 def save_restored(found: Restoration, path: Path) -> None:
@@ -32,31 +33,33 @@ def save_restored(found: Restoration, path: Path) -> None:
         except InputError as error:
             print(f"{path.name} is not drawn: {error}", file=sys.stderr)
             return
-    samples, mean, spread = found.samples, found.mean, found.spread
-    rows: list[tuple[str, Image.Image]] = []
-    shown = min(MOST_SAMPLES, samples.shape[1])
-    for item in range(min(MOST_ITEMS, len(samples))):
-        like = mean[item] if found.truth is None else found.truth[item].float()
-        row: list[tuple[str, Tensor]] = [(found.label, found.observed[item].float())]
-        row += [(f"sample {found.seeds[item, index]}", samples[item, index]) for index in range(shown)]
-        row += [("mean", mean[item])] if samples.shape[1] > 1 else []
-        pictures = [(name, _picture(values, like, found)) for name, values in row]
-        if samples.shape[1] > 1:
-            most = max(float(spread[item].max()), 1e-30)
-            pictures.append((f"spread, to {most:.3g}", _spread(spread[item], most, found)))
-        if found.truth is not None:
-            pictures.append(("truth", _picture(like, like, found)))
-        columns = len(pictures)
-        rows += pictures
-    save_sheet(rows, path, columns, side=SIDE)
+    rows = [restored_row(found, item, MOST_SAMPLES) for item in range(min(MOST_ITEMS, len(found.x)))]
+    save_sheet([one for row in rows for one in row], path, len(rows[0]), side=SIDE)
 
 
-def _picture(values: Tensor, like: Tensor, found: Restoration) -> Image.Image:
-    """[C, *event] in the units of the data."""
-    if found.grid.kind != "picture":
-        return thumbnail(values, like, found.grid)
+def restored_row(found: Restoration, item: int, most: int) -> list[tuple[str, Image.Image]]:
+    """The pictures of an item by their names, with at most so many samples."""
+    samples, mean, spread = found.samples[item], found.mean[item], found.spread[item]
+    several = len(samples) > 1
+    like = mean if found.truth is None else found.truth[item].float()
+    row = [(found.label, found.observed[item].float())]
+    row += [(f"sample {seed}", one) for seed, one in zip(found.seeds[item, :most], samples[:most], strict=True)]
+    row += [("mean", mean)] if several else []
+    pictures = [(name, item_picture(values, like, found.grid)) for name, values in row]
+    if several:
+        largest = max(float(spread.max()), 1e-30)
+        pictures.append((f"spread, to {largest:.3g}", _spread(spread, largest, found)))
+    if found.truth is not None:
+        pictures.append(("truth", item_picture(like, like, found.grid)))
+    return pictures
+
+
+def item_picture(values: Tensor, like: Tensor, grid: Grid) -> Image.Image:
+    """An item [C, *event] in the units of the data, on the scale of the item ``like``."""
+    if grid.kind != "picture":
+        return thumbnail(values, like, grid)
     unseen = as_grey_or_rgb(values.isnan().float()[None]).amax((0, 1)).bool()
-    return _coloured(values.nan_to_num() * 255 / LARGEST[found.grid.dtype], unseen)
+    return _coloured(values.nan_to_num() * 255 / LARGEST[grid.dtype], unseen)
 
 
 def _spread(values: Tensor, most: float, found: Restoration) -> Image.Image:
@@ -67,9 +70,9 @@ def _spread(values: Tensor, most: float, found: Restoration) -> Image.Image:
 
 
 def _coloured(values: Tensor, unseen: Tensor | None = None) -> Image.Image:
-    """Numbers 0 … 255 as a picture, in which some pixels have the colour `UNSEEN`."""
+    """Numbers 0 … 255 as a picture, in which some pixels have the colour of those not observed."""
     pixels: Any = as_grey_or_rgb(values.round().clamp(0, 255).byte()[None])[0]
     pixels = eight_bits(pixels).expand(3, *pixels.shape[1:]).clone()
     if unseen is not None:
-        pixels[:, unseen] = torch.tensor(UNSEEN, dtype=torch.uint8)[:, None]
+        pixels[:, unseen] = torch.tensor(ImageColor.getrgb(style.UNSEEN), dtype=torch.uint8)[:, None]
     return Image.fromarray(pixels.movedim(0, -1).contiguous().numpy())

@@ -23,8 +23,9 @@ class RadialModes:
         self._shell = wavenumber(shape, boundary or "periodic").round().long()
 
     def expected(self, covariance: Covariance) -> Tensor:
-        """The power of each |k| in draws of N(0, Σ)."""
-        return radial_mean(mode_power(covariance, self._basis), self._shell)
+        """The power of each |k| in draws of N(0, Σ); the mean over the channels where Σ is over them, too."""
+        power = mode_power(covariance, self._basis).reshape(-1, *self._shell.shape)
+        return radial_mean(power.mean(0), self._shell)
 
     def measured(self, images: Tensor) -> Tensor:
         """The mean power of each |k| in images [..., *event]."""
@@ -37,7 +38,7 @@ def mode_power(covariance: Covariance, basis: Covariance) -> Tensor:
 
     Elsewhere it is the sum over pixels j of |f_kᴴ Σ^½ e_j|², which costs N transforms.
     """
-    if covariance.boundary == basis.boundary or covariance.is_constant:
+    if covariance.spatial.boundary == basis.boundary or covariance.is_constant:
         return covariance.eigenvalues
     power = torch.zeros(covariance.event_shape, dtype=torch.float64)
     for pixels in torch.arange(covariance.size).split(BLOCK):

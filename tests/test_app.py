@@ -1,0 +1,268 @@
+"""What `nidiff explore` promises: it reads what it was given and nothing else, works within bounds, and ends clean."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from nidiff.app import work
+from nidiff.app.runs import losses, metrics, newest, runs_table, samples_at
+from nidiff.app.server import free_port
+from nidiff.app.shelf import OPEN, Shelf
+from nidiff.cli import main
+from nidiff.errors import InputError
+from nidiff.model.zoo import zoo_models
+
+HTML = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """A finished run, one that is still training, and one whose name is HTML."""
+    folder = tmp_path / "runs"
+    shipped = zoo_models()["digits"]
+    for name in ("done", "training", HTML):
+        run = Path(shutil.copytree(shipped, folder / name))
+        (run / "zoo.json").unlink()
+        lines = [{"step": step, "loss": 1 / step, "images_per_s": 10.0} for step in range(1, 20)]
+        (run / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run / "samples").mkdir()
+        for step in (10, 20):
+            shutil.copy(run / "samples.png", run / "samples" / f"{step:06d}.png")
+    shutil.rmtree(folder / "training" / "model" / "unet")
+    return folder
+
+
+# The shelf ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_runs_offers_the_finished_ones_beside_the_models_that_ship(runs):
+    shelf = Shelf([runs])
+    assert {*shelf.runs()} == {str(runs / name) for name in ("done", "training", HTML)}
+    assert str(runs / "training") not in shelf.models()
+    assert {str(runs / "done"), *zoo_models()} <= {*shelf.models()}
+    assert shelf.open(str(runs / "done")).shape == (1, 8, 8)
+
+
+def test_a_name_that_is_not_on_the_shelf_is_not_opened_even_if_it_is_a_model(runs):
+    given, other = runs / "done", runs / HTML
+    shelf = Shelf([given])
+    assert shelf.open(str(given)).shape == (1, 8, 8)
+    for name in (str(other), f"{given}/../{HTML}", "/etc", "", None, 3):
+        with pytest.raises(InputError):
+            shelf.open(name)
+        with pytest.raises(InputError):
+            shelf.run(name)
+
+
+def test_a_link_in_a_folder_of_runs_leads_nowhere(runs, tmp_path):
+    elsewhere = Path(shutil.copytree(runs / "done", tmp_path / "elsewhere"))
+    (runs / "link").symlink_to(elsewhere)
+    assert str(runs / "link") not in Shelf([runs]).models()
+    assert str(elsewhere) in Shelf([elsewhere]).models()  # it is a model, had it been given
+
+
+def test_a_folder_that_fills_later_is_seen(runs, tmp_path):
+    shelf = Shelf(folder=tmp_path / "later")
+    assert shelf.runs() == {}
+    assert "There are no runs" in runs_table(shelf)
+    shutil.copytree(runs, tmp_path / "later")
+    assert len(shelf.runs()) == 3
+
+
+def test_models_are_opened_once_and_again_when_they_change(runs):
+    shelf, name = Shelf([runs]), str(runs / "done")
+    assert shelf.open(name) is shelf.open(name)
+    before = shelf.open(name)
+    os.utime(runs / "done" / "model", ns=(1, 1))
+    assert shelf.open(name) is not before
+    for shipped in [*zoo_models()][: OPEN + 1]:
+        shelf.open(shipped)
+    assert len(shelf._opened) == OPEN
+
+
+# Bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("training", ("has no model yet", "watch it with nidiff explore")),
+        ("empty", ("no run, no model", "give a run of nidiff train")),
+        ("file", ("is not a folder",)),
+        ("missing", ("missing",)),
+    ],
+)
+def test_what_cannot_be_explored_is_refused_in_one_sentence(runs, name, words, capsys):
+    (runs / "empty").mkdir()
+    (runs / "file").write_text("")
+    assert main(["explore", str(runs / name), "--port", "0"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert all(word in said for word in (name, *words))
+
+
+def test_a_port_that_is_taken_is_refused_and_without_one_the_next_is_used(runs, capsys):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert main(["explore", str(runs), "--port", str(port)]) == 2
+        said = capsys.readouterr().err
+        assert f"--port={port}" in said
+        assert "give another" in said
+    assert free_port("127.0.0.1", port) == port
+    assert free_port("127.0.0.1", None) >= 7860
+    assert main(["explore", str(runs), "--port", "99999"]) == 2
+    assert "from 0 to 65535" in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["explore"]) == 2
+    assert "nidiff[app]" in capsys.readouterr().err
+
+
+# Work ---------------------------------------------------------------------------------------------------------------
+
+
+def drain(generator):
+    """All that was shown, and the result."""
+    shown, result = [], []
+
+    def whole():
+        result.append((yield from generator))
+
+    shown += whole()
+    return shown, result[0]
+
+
+def test_work_shows_the_newest_of_what_comes_fast_and_returns_its_result(monkeypatch):
+    monkeypatch.setattr(work, "OFTEN", 0.0)
+
+    seen = threading.Event()
+
+    def count(show):
+        number = 0
+        while not seen.is_set():
+            show(number := number + 1)
+        return number
+
+    generator = work.watched(count)
+    first = next(generator)
+    seen.set()
+    shown, result = drain(generator)
+    assert [first, *shown] == sorted({first, *shown})
+    assert result >= first > 0
+
+
+def test_work_ends_when_the_visitor_stops_it_and_when_they_go(monkeypatch):
+    monkeypatch.setattr(work, "OFTEN", 0.0)
+    monkeypatch.setattr(work, "PATIENCE", 0.05)
+    for leave in (lambda generator: generator.close(), lambda generator: None):  # stopped, or simply gone
+        ended, steps = threading.Event(), threading.Event()
+
+        def forever(show, ended=ended, steps=steps):
+            try:
+                while True:
+                    show(0)
+                    steps.set()
+            finally:
+                ended.set()
+
+        generator = work.watched(forever)
+        next(generator)
+        assert steps.wait(5)
+        leave(generator)
+        assert ended.wait(5)
+
+
+def test_work_that_takes_too_long_or_fails_is_a_sentence():
+    def forever(show):
+        while True:
+            show(0)
+
+    with pytest.raises(InputError, match="longer than the 0.1 s"):
+        drain(work.watched(forever, seconds=0.1))
+
+    def fail(show):
+        raise InputError("steps=0 must be 1 or more.")
+
+    with pytest.raises(InputError, match="steps=0"):
+        drain(work.watched(fail))
+
+
+@pytest.mark.parametrize("error", [InputError(f"model='{HTML}' is unknown."), RuntimeError(HTML), MemoryError()])
+def test_errors_reach_the_visitor_as_a_sentence_without_html(error, capsys):
+    def fail():
+        raise error
+
+    def fail_later():
+        yield 1
+        raise error
+
+    for function in (fail, lambda: list(work.spoken(fail_later)())):
+        with pytest.raises(gr.Error) as caught:
+            work.spoken(function)()
+        assert caught.value.message.endswith(".")
+        assert "<" not in caught.value.message
+        assert caught.value.message.count("\n") == 0
+    assert (HTML in capsys.readouterr().err) == isinstance(error, RuntimeError)  # a bug is told to who serves the page
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_tab_of_runs_shows_what_there_is_and_escapes_names(runs):
+    shelf = Shelf([runs])
+    names = newest(shelf)
+    assert "19 of 800, training" in runs_table(shelf)
+    shown = [runs_table(shelf), losses(shelf, names, False)]
+    shown += [samples_at(shelf, names[0], 1.0), metrics(shelf, names[0], False)]
+    assert all(HTML not in one for one in shown)
+    assert "&lt;img" in shown[0]
+    assert losses(shelf, names, False) != losses(shelf, names, True)
+    assert samples_at(shelf, str(runs / "done"), 0.0) != samples_at(shelf, str(runs / "done"), 1.0)
+
+
+def test_the_tab_of_runs_refuses_what_no_browser_would_send(runs):
+    shelf = Shelf([runs])
+    name = str(runs / "done")
+    for share in (float("nan"), -1, "x", None):
+        with pytest.raises(InputError):
+            samples_at(shelf, name, share)
+    for names in ([name] * 100, "x", None):
+        with pytest.raises(InputError):
+            losses(shelf, names, False)
+
+
+def test_a_damaged_run_is_named_in_its_row_and_hides_no_other(runs):
+    (runs / "done" / "experiment.json").write_text("{")
+    shown = runs_table(Shelf([runs]))
+    assert "experiment.json" in shown
+    assert "19 of 800, training" in shown
+
+
+# The server ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_told_to_end_leaves_nothing_behind(runs, tmp_path):
+    before = sorted(path for path in runs.rglob("*"))
+    command = [sys.executable, "-m", "nidiff", "explore", str(runs), "--port", "0"]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as server:
+        assert server.stderr is not None
+        assert "http://127.0.0.1:" in server.stderr.readline()
+        assert [*tmp_path.glob("nidiff-explore-*")]
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0
+    assert [*tmp_path.glob("nidiff-explore-*")] == []
+    assert sorted(path for path in runs.rglob("*")) == before

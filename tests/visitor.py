@@ -1,0 +1,60 @@
+"""A visitor of the page without a browser, who can send whatever they like."""
+
+import json
+import uuid
+from typing import Any, NamedTuple
+
+import httpx
+
+PATIENCE = 180.0  # seconds for an answer
+
+
+class Answer(NamedTuple):
+    done: bool
+    values: list[Any]
+    """What the page is to show; of an event that showed something on the way, the last of it."""
+    error: str
+
+
+class Visitor:
+    """One browser tab, as the server sees it."""
+
+    def __init__(self, url: str) -> None:
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
+        self.session = uuid.uuid4().hex
+        self.config = self.http.get("/config").json()
+        self.components = {one["id"]: one for one in self.config["components"]}
+        self.events = [one for one in self.config["dependencies"] if one["backend_fn"]]
+
+    def event(self, target: str, trigger: str) -> dict[str, Any]:
+        """The event of the component with that elem_id."""
+        ids = [key for key, one in self.components.items() if one["props"].get("elem_id") == target]
+        found = [event for event in self.events if [ids[0], trigger] in [list(one) for one in event["targets"]]]
+        assert len(found) == 1, f"{len(found)} events of {target} for {trigger}"
+        return found[0]
+
+    def usual(self, event: dict[str, Any]) -> list[Any]:
+        """What the page sends if nothing was touched."""
+        return [self.components[one]["props"].get("value") for one in event["inputs"]]
+
+    def ask(self, event: dict[str, Any], values: list[Any]) -> Answer:
+        """Send ``values`` and wait for the answer."""
+        body = {"data": values, "fn_index": event["id"], "session_hash": self.session, "trigger_id": None}
+        headers = {"content-type": "application/json"}
+        joined = self.http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
+        if joined.status_code != 200:
+            return Answer(False, [], joined.text)
+        shown: list[Any] = []
+        with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session}) as stream:
+            for line in stream.iter_lines():
+                told = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
+                if told.get("event_id") not in (None, joined.json()["event_id"]):
+                    continue
+                output = told.get("output") or {}
+                if told.get("msg") in ("process_generating", "process_completed") and output.get("data"):
+                    shown = output["data"]
+                if told.get("msg") == "process_completed":
+                    return Answer(told["success"], shown, str(output.get("error") or ""))
+                if told.get("msg") == "unexpected_error":
+                    return Answer(False, [], str(told.get("message")))
+        return Answer(False, [], "the server closed the connection")
