@@ -1,6 +1,7 @@
 """A visitor of the page without a browser, who can send whatever they like."""
 
 import json
+import time
 import uuid
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ class Answer(NamedTuple):
     values: list[Any]
     """What the page is to show; of an event that showed something on the way, the last of it."""
     error: str
+    seconds: float
 
 
 class Visitor:
@@ -25,6 +27,16 @@ class Visitor:
         self.config = self.http.get("/config").json()
         self.components = {one["id"]: one for one in self.config["components"]}
         self.events = [one for one in self.config["dependencies"] if one["backend_fn"]]
+
+    def __enter__(self) -> "Visitor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.http.close()
+
+    def names(self, event: dict[str, Any]) -> list[str]:
+        """The elem_id of each input of an event."""
+        return [str(self.components[one]["props"].get("elem_id")) for one in event["inputs"]]
 
     def event(self, target: str, trigger: str) -> dict[str, Any]:
         """The event of the component with that elem_id."""
@@ -39,11 +51,10 @@ class Visitor:
 
     def ask(self, event: dict[str, Any], values: list[Any]) -> Answer:
         """Send ``values`` and wait for the answer."""
-        body = {"data": values, "fn_index": event["id"], "session_hash": self.session, "trigger_id": None}
-        headers = {"content-type": "application/json"}
-        joined = self.http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
+        begun = time.monotonic()
+        joined = self.join(event, values)
         if joined.status_code != 200:
-            return Answer(False, [], joined.text)
+            return Answer(False, [], joined.text, time.monotonic() - begun)
         shown: list[Any] = []
         with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session}) as stream:
             for line in stream.iter_lines():
@@ -54,7 +65,14 @@ class Visitor:
                 if told.get("msg") in ("process_generating", "process_completed") and output.get("data"):
                     shown = output["data"]
                 if told.get("msg") == "process_completed":
-                    return Answer(told["success"], shown, str(output.get("error") or ""))
+                    error = str(output.get("error") or "")
+                    return Answer(told["success"], shown, error, time.monotonic() - begun)
                 if told.get("msg") == "unexpected_error":
-                    return Answer(False, [], str(told.get("message")))
-        return Answer(False, [], "the server closed the connection")
+                    break
+        return Answer(False, [], "the server gave up", time.monotonic() - begun)
+
+    def join(self, event: dict[str, Any], values: list[Any]) -> httpx.Response:
+        """Send ``values``, and do not wait."""
+        body = {"data": values, "fn_index": event["id"], "session_hash": self.session, "trigger_id": None}
+        headers = {"content-type": "application/json"}  # with NaN, which httpx would refuse to write
+        return self.http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)

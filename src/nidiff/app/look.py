@@ -26,4 +26,11 @@ class Page(NamedTuple):
 
 def theme() -> gr.themes.Base:
     made = gr.themes.Default(primary_hue="blue", neutral_hue="zinc", font=LETTERS, font_mono=DIGITS)
-    return made.set(body_background_fill=LIGHT.paper, body_background_fill_dark=DARK.paper)  # that of the figures
+    return made.set(
+        body_background_fill=LIGHT.paper,  # that of the figures
+        body_background_fill_dark=DARK.paper,
+        body_text_color_subdued=LIGHT.soft,
+        body_text_color_subdued_dark=DARK.soft,
+        block_info_text_color=LIGHT.soft,
+        block_info_text_color_dark=DARK.soft,
+    )
