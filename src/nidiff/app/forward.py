@@ -252,7 +252,7 @@ class Charts(NamedTuple):
             f'<i style="left:{one.x0 + place * one.width:.2%};bottom:{one.y0:.2%};height:{one.height:.2%}"></i>'
             for one in self.places
         )
-        caption = "Blue: the data show, red: noise covers them; black line: as much of both."
+        caption = "Blue: the data show, red: noise covers them, black line: as much of both; dashed: this level."
         return f'<figure><div class="marked">{self.maps}{lines}</div><figcaption>{caption}</figcaption></figure>'
 
 
@@ -274,7 +274,7 @@ def _maps_figure(found: Scene) -> Figure:
     for axes, (name, process) in zip(maps, found.processes.items(), strict=True):
         mesh = draw_logsnr(axes, band_logsnr(found.schedule, found.gaussian, process.covariance))
         axes.set_title("white noise" if name == WHITE else drawable(name, 24), fontsize=10)
-        axes.set_xticks([0, 0.5, 1])
+        axes.set_xticks([0, 0.5, 1], ["0", "½", "1"])
         axes.set_xlabel("level")
     maps[0].set_ylabel("wavenumber |k|")
     made.colorbar(mesh, ax=list(maps), label="effective log-SNR (nats)")
