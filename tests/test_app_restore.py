@@ -17,8 +17,8 @@ from nidiff.generation.observed import restore
 
 gr = pytest.importorskip("gradio")
 
-from nidiff.app import restore as tab
-from nidiff.app.shelf import Shelf
+from nidiff.app import restore as tab  # noqa: E402
+from nidiff.app.shelf import Shelf  # noqa: E402
 
 GOOD = {"name": "digits", "samples": 2, "steps": 2, "kind": tab.DATA, "number": 3, "file": None}
 HIDDEN = {"way": "the center", "painted": None, "width": 1.5, "noise": 0.0}
@@ -127,7 +127,9 @@ def test_files_that_cannot_be_used_are_refused_by_name(model, tmp_path):
         assert len(str(error.value)) < 600
 
     huge_png(tmp_path / "huge.png")
-    refused("huge.png", "20000 × 20000")
+    refused("huge.png", "pixels")
+    huge_png(tmp_path / "large.png", 5000)
+    refused("large.png", "5000 × 5000")
     (tmp_path / "words.png").write_text("<script>alert(1)</script>")
     refused("words.png", "cannot be read")
     (tmp_path / "page.html").write_text("<html>")
