@@ -174,6 +174,23 @@ def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
     return folder
 
 
+def conditional_model(folder, dropout=0.1):
+    """A model that was never trained, whose images depend on their class."""
+    from nidiff.diffusion.scaling import PIXELS
+    from nidiff.model.folder import save_model
+
+    torch.manual_seed(0)
+    net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
+    with torch.no_grad():
+        for weight in net.parameters():  # some are 0, so that what a block is told would not matter
+            weight.normal_(0, 0.1)
+        net.classes.weight.normal_()
+    process = nidiff.Process(nidiff.ddpm_linear(40), nidiff.gaussian_free_field((8, 8)))
+    conditions = {"class_labels": nidiff.Condition(10, (), -1, dropout)}
+    save_model(nidiff.Denoiser(net, process, "x0", 1.0, PIXELS, conditions=conditions), folder)
+    return folder
+
+
 BLOCKED = """
 import sys
 

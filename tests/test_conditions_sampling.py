@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from problems import conditional_model
 
 import nidiff
 from nidiff.cli import main
 from nidiff.commands.flags import parse_classes
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.grid import Grid
-from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.evaluation.bench import open_bench
 from nidiff.evaluation.cell import evaluate_images
@@ -26,27 +26,12 @@ from nidiff.generation.folder import SampleFolder
 from nidiff.generation.job import Job, run_job
 from nidiff.generation.opened import Alone, Model, cell_name, open_model, plan_job
 from nidiff.generation.told import classes_text
-from nidiff.model.folder import save_model
-from nidiff.model.unet import FieldUNet
 from nidiff.sealed import digest
 from nidiff.training.experiment import Experiment
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "3", "--tile", "8", "--floats")
 CPU = Alone(torch.device("cpu"))
 PROCESS = nidiff.Process(nidiff.ddpm_linear(40), nidiff.gaussian_free_field((8, 8)))
-
-
-def conditional_model(folder: Path, dropout: float = 0.1) -> Path:
-    """A model that was never trained, whose images depend on their class."""
-    torch.manual_seed(0)
-    net = FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
-    with torch.no_grad():
-        for weight in net.parameters():  # some are 0, so that what a block is told would not matter
-            weight.normal_(0, 0.1)
-        net.classes.weight.normal_()
-    conditions = {"class_labels": nidiff.Condition(10, (), -1, dropout)}
-    save_model(nidiff.Denoiser(net, PROCESS, "x0", 1.0, PIXELS, conditions=conditions), folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

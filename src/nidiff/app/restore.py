@@ -176,10 +176,14 @@ def read_file(model: Model, file: Any) -> Tensor:
 def read_picture(model: Model, path: Path) -> Tensor:
     if model.grid.kind != "picture":
         raise InputError(f"file={shown(path.name)} is a picture, and the model's items are not: give an .npy file.")
-    with Image.open(path, formats=FORMATS) as image:
-        if image.width * image.height > MOST_PIXELS:
-            size = f"{image.width} × {image.height} pixels"
-            raise InputError(f"file={shown(path.name)} has {size}: give one of at most {MOST_PIXELS:,}.")
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            problem = f"{image.width} × {image.height} pixels" if math.prod(image.size) > MOST_PIXELS else ""
+    except Exception as error:  # Pillow raises nearly anything when a file is broken, or claims to be huge
+        problem = first_line(error)
+    if problem:
+        remedy = f"give one of at most {MOST_PIXELS:,} pixels"
+        raise InputError(f"file={shown(path.name)} cannot be read as a picture ({problem}): {remedy}.")
     channels, height, width = model.shape
     values = read_encoded([Encoded(path.name, path)], Reading((height, width), channels, memory_limit=None))[0]
     return values.index_select(0, torch.tensor([0]))
