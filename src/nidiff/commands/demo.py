@@ -50,7 +50,9 @@ class Demo:
 
         trainings = self._trainings()  # checked, all of them, before the first begins
         if self._draw_first():
-            _say(f"wrote {self.out / 'first.png'} after {time.monotonic() - started:.1f} s: {FIRST}, a model that ships")
+            _say(
+                f"wrote {self.out / 'first.png'} after {time.monotonic() - started:.1f} s: {FIRST}, a model that ships"
+            )
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
         classifier, test = train_classifier(real.all(), real.labels), held_out.all()
