@@ -27,6 +27,7 @@ from timing import log
 from torch import Tensor
 
 import nidiff
+from nidiff import style
 from nidiff.commands.train import Train
 from nidiff.commands.usage import parse
 from nidiff.data.dataset import quantise
@@ -344,6 +345,14 @@ class Bench:
 # Report ---------------------------------------------------------------------------------------------------------
 
 
+def in_lines(rows: list[dict[str, Any]]) -> dict[tuple[str, str, int], list[dict[str, Any]]]:
+    """What was measured by method, sampler and its steps, each a line over minutes."""
+    lines: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
+    for row in sorted(rows, key=lambda row: row["minutes"]):
+        lines.setdefault((row["method"], row["sampler"], row["num_steps"]), []).append(row)
+    return {key: lines[key] for key in sorted(lines)}
+
+
 def report(experiment: Experiment, options: argparse.Namespace) -> None:
     """The table and the factors on stdout, and the same in files."""
     found = json.loads((options.out / "results.json").read_text())
@@ -351,10 +360,7 @@ def report(experiment: Experiment, options: argparse.Namespace) -> None:
     rows = [row for row in found.values() if wanted.items() <= row.items()]
     for row in rows:
         row["clock"] = (row["seconds"] + row.get("kappa_seconds", 0.0)) / 60
-    lines: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
-    for row in sorted(rows, key=lambda row: row["minutes"]):
-        lines.setdefault((row["method"], row["sampler"], row["num_steps"]), []).append(row)
-    lines = {key: lines[key] for key in sorted(lines)}
+    lines = in_lines(rows)
     print("| minutes | method | sampler | steps | images | FD | precision | recall | ms per image |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in sorted(rows, key=lambda row: (row["minutes"], row["method"], row["sampler"], row["num_steps"])):
@@ -415,42 +421,39 @@ def minutes_to(line: list[dict[str, Any]], goal: float) -> tuple[float | None, b
     return None, False
 
 
+@style.drawn
 def draw(lines: dict[tuple[str, str, int], list[dict[str, Any]]], real: dict[str, Any] | None, file: Path) -> None:
     """FD against minutes."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    styles = {"diffusers": ("tab:orange", "o"), "ours": ("tab:blue", "s")}
-    dashes = {method: iter(("-", "--", ":", "-.")) for method in styles}
+    figure = Figure((style.WIDTH, 4.2), layout="constrained")
+    axes = figure.subplots()
+    looks = {"diffusers": (style.ORANGE, "o"), "ours": (style.BLUE, "s")}
+    dashes = {method: iter(style.DASHES) for method in looks}
     for (method, sampler, num_steps), line in lines.items():
-        colour, marker = styles[method]
+        colour, marker = looks[method]
         axes.errorbar(
             [row["clock"] for row in line],
             [row["FD"][0] for row in line],
             [row["FD"][1] for row in line],
             color=colour,
             marker=marker,
-            markersize=4,
             linestyle=next(dashes[method]),
-            capsize=2,
             label=f"{method}: {sampler}, {num_steps} steps",
         )
     if real:
-        axes.axhline(real["FD"][0], color="grey", linewidth=0.8, label="real images")
-    axes.set(xscale="log", yscale="log", xlabel="processor minutes of training", ylabel="Fréchet distance")
+        axes.axhline(real["FD"][0], color=style.look().soft, linewidth=1.0, label="real images")
+    axes.set(xscale="log", yscale="log", xlabel="training (processor minutes)", ylabel="Fréchet distance")
     ticks = sorted({row["minutes"] for line in lines.values() for row in line})
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     low, high = axes.get_ylim()
     steps = [a * 10**e for e in range(-1, 5) for a in (1, 2, 5) if low <= a * 10**e <= high]
     axes.set_yticks(steps, [f"{step:g}" for step in steps])
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.grid()
+    axes.legend()
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=130)
+    figure.savefig(file)
 
 
 # The command line -----------------------------------------------------------------------------------------------

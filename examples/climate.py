@@ -6,6 +6,7 @@ python examples/climate.py climate.nc RUN RUN …     draws climate.png: maps of
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import nidiff
+from nidiff import style
 
 EDGES = ("reflecting", "periodic")  # latitude ends at 60°, longitude goes round
-SAMPLER, COLOURS = "angle_2m", ("#0072b2", "#d55e00", "#009e73")
+SAMPLER, UNITS = "angle_2m", {"t2m": "K", "u10": "m/s"}
+KEYS = ("low", "high", "real", "real_error", "generated", "generated_error")  # of a band
 
 
 def make(path: str, shape: tuple[int, int] = (48, 96), years: int = 24) -> None:
@@ -45,41 +48,69 @@ def make(path: str, shape: tuple[int, int] = (48, 96), years: int = 24) -> None:
 
 
 def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "climate.png") -> None:
-    """Above, the last map of the data and one of each run's samples; below, their spectra and coherence."""
-    figure = Figure((11, 7.5), dpi=120, layout="constrained")
-    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+    """Draw what `gather` finds, and keep it in a file beside the figure."""
+    found = gather(path, runs, num_steps)
+    np.savez_compressed(Path(out).with_suffix(".npz"), **found)
+    picture(found, out)
+
+
+def gather(path: str, runs: list[str], num_steps: int = 10) -> dict[str, np.ndarray]:
+    """The last map of the data and one of each run's samples; spectra and coherence with their errors."""
     files = [path, *(next(Path(run).glob(f"generated/{SAMPLER}-{num_steps}-*/samples.nc")) for run in runs)]
     maps = [xarray.open_dataset(file).isel({"time" if file == path else "sample": -1}) for file in files]
-    rows = above.subplots(2, len(files), sharex=True, sharey=True)
-    for row, (name, colours) in zip(rows, {"t2m": "RdYlBu_r", "u10": "PuOr_r"}.items(), strict=True):
-        low, high = np.quantile([one[name] for one in maps], (0.005, 0.995))
-        for panel, one in zip(row, maps, strict=True):
-            mesh = panel.pcolormesh(one.longitude, one.latitude, one[name], cmap=colours, vmin=low, vmax=high)
-        row[0].set_ylabel("latitude")
-        above.colorbar(mesh, ax=row, label=f"{name} ({maps[0][name].units})", extend="both")
-    for panel, title in zip(rows[0], ["data", *(f"{Path(run).name}, {num_steps} steps" for run in runs)], strict=True):
-        panel.set_title(title, fontsize=10)
-    for place, panel in enumerate(below.subplots(1, 3)):
-        for run, colour in zip(runs, COLOURS, strict=False):
-            draw_bands(panel, run, num_steps, place, colour)
-    panel.legend(fontsize=8, frameon=False)
+    found = {name: np.stack([one[name] for one in maps]).astype(np.float32) for name in UNITS}
+    found |= {name: maps[0][name].values for name in ("latitude", "longitude")}
+    found["runs"] = np.array([Path(run).name for run in runs])
+    found["steps"], found["bands"] = np.array(num_steps), np.stack([bands(run, num_steps) for run in runs])
+    return found
+
+
+def bands(run: str, num_steps: int) -> np.ndarray:
+    """[2 spectra and the coherence, `KEYS`, bands], as nidiff evaluate kept them."""
+    results = json.loads(Path(run, "metrics.json").read_text())
+    results = [one for one in results if (one["sampler"], one["num_steps"]) == (SAMPLER, num_steps)]
+    tables = results[-1]["details"]["bands"]
+    return np.array([[[band[key] for band in table["bands"]] for key in KEYS] for table in tables[:3]])
+
+
+@style.drawn
+def picture(found: Mapping[str, np.ndarray], out: str) -> None:
+    """Above, the maps; below, their spectra over those of the held-out data, and their coherence."""
+    figure = Figure((style.WIDTH, 6.2), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
+    titles = ["data", *(f"{run}, {found['steps']} steps" for run in found["runs"])]
+    rows = above.subplots(2, len(titles), sharex=True, sharey=True)
+    for row, (name, unit) in zip(rows, UNITS.items(), strict=True):
+        low, high = np.quantile(found[name], (0.005, 0.995))
+        if low < 0:
+            low, high = -max(-low, high), max(-low, high)
+        look = {"cmap": style.DIVERGING if low < 0 else style.SEQUENTIAL, "vmin": low, "vmax": high}
+        for panel, values in zip(row, found[name], strict=True):
+            mesh = panel.pcolormesh(found["longitude"], found["latitude"], values, **look)
+        row[0].set_ylabel("latitude (°N)")
+        above.colorbar(mesh, ax=row, label=f"{name} ({unit})", extend="both")
+    for panel, title in zip(rows[0], titles, strict=True):
+        panel.set_title(title, fontsize=style.SMALL)
+    above.supxlabel("longitude (°E)", fontsize=style.SMALL)
+    titles = (*(f"S(k) of {name} over the data's" for name in UNITS), "coherence of t2m and u10")
+    for place, (panel, title) in enumerate(zip(below.subplots(1, 3), titles, strict=True)):
+        for run, table, colour, mark in zip(found["runs"], found["bands"], style.COLOURS, style.MARKERS, strict=False):
+            draw_bands(panel, table[place], "over" in title, color=colour, marker=mark, label=run)
+        panel.set_title(title, fontsize=style.SMALL)
+    panel.legend()
     figure.savefig(out)
 
 
-def draw_bands(panel: Axes, run: str, num_steps: int, place: int, colour: str) -> None:
+def draw_bands(panel: Axes, table: np.ndarray, over_data: bool, **line: str) -> None:
     """A spectrum of the samples over that of the held-out data, or their coherence, with two standard errors."""
-    results = json.loads(Path(run, "metrics.json").read_text())
-    results = [one for one in results if (one["sampler"], one["num_steps"]) == (SAMPLER, num_steps)]
-    table = results[-1]["details"]["bands"][place]
-    keys = ("low", "high", "real", "real_error", "generated", "generated_error")
-    low, high, real, error, made, spread = (np.array([band[key] for band in table["bands"]]) for key in keys)
-    k, unit = np.sqrt(low * high), real if "spectrum" in table else 1.0
-    panel.fill_between(k, (real - 2 * error) / unit, (real + 2 * error) / unit, color="0.88", zorder=0)
-    panel.errorbar(k, made / unit, 2 * spread / unit, color=colour, marker="o", ms=4, capsize=2, label=Path(run).name)
-    title = f"S(k) of {table['channel']} over the data's" if "spectrum" in table else "coherence of t2m and u10"
-    panel.grid(color="0.93")
+    low, high, real, error, made, spread = table
+    k, unit = np.sqrt(low * high), real if over_data else 1.0
+    area = (k, (real - 2 * error) / unit, (real + 2 * error) / unit)
+    panel.fill_between(*area, color=style.look().faint, zorder=0)
+    panel.errorbar(k, made / unit, 2 * spread / unit, **line)
+    panel.grid()
     panel.set_xscale("log")
-    panel.set(xticks=(1, 3, 10, 30), xticklabels=("1", "3", "10", "30"), xlabel="wavenumber k", title=title)
+    panel.set(xticks=(1, 3, 10, 30), xticklabels=("1", "3", "10", "30"), xlabel="k (1 = once round the globe)")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import nidiff
+from nidiff import style
 
 
 def heartbeats(count: int) -> Tensor:
@@ -34,16 +35,23 @@ def main(out: Path = Path("out"), steps: int = 1500, count: int = 500) -> dict[s
     shape, real = (count, 1, 64), torch.fft.rfft(heartbeats(count)).abs().square().mean((0, 1))
     noise, samples = pink.sample(shape), nidiff.sample(denoiser, shape, sampler="ancestral")
     found = {"noise": noise, "samples": samples, "more data": heartbeats(count)}
-    errors, figure = {}, Figure(figsize=(9, 4), layout="constrained")
-    for axes, (name, signals) in zip(figure.subplots(1, 3, sharey=True), found.items(), strict=True):
+    errors = {}
+    for name, signals in found.items():
         power = torch.fft.rfft(signals).abs().square().mean((0, 1))
         errors[name] = (power / real).log().square().mean().sqrt().item()
         print(f"error of the log spectrum of {name}: {errors[name]:.3f}")
-        axes.plot(signals[:4, 0].T + 4 * torch.arange(4), linewidth=1)
-        axes.set(title=name, yticks=[])
+    draw(found, out)
+    return errors
+
+
+@style.drawn
+def draw(found: dict[str, Tensor], out: Path) -> None:
+    figure = Figure(figsize=(style.WIDTH, 3.6), layout="constrained")
+    for axes, (name, signals) in zip(figure.subplots(1, 3, sharey=True), found.items(), strict=True):
+        axes.plot(signals[:4, 0].T + 4 * torch.arange(4), color=style.BLUE, linewidth=1)
+        axes.set(title=name, yticks=[], xlabel="place in the signal")
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "pink_noise_1d.png")
-    return errors
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 
 import nidiff
+from nidiff import style
 from nidiff.covariance.spectral import radial_mean, wavenumber
 from nidiff.report.panels import save_panels
 
@@ -62,23 +63,26 @@ def predicted(law, noise, n, way):
     return radial_mean(ratio, fine.round().long()).log10()
 
 
+@style.drawn
 def main(runs, sides=(64, 128), count=64, out="out"):
     """The spectra of samples against those of new data, for every run, way to use it, and grid."""
-    found, figure = {}, Figure((4.8 * len(sides), 4.2), dpi=130, layout="constrained")
+    found, figure = {}, Figure((style.WIDTH, 4.2), layout="constrained")
     ways = {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
     for n, axes in zip(sides, figure.subplots(1, len(sides), sharey=True, squeeze=False)[0], strict=True):
-        real, panels = fields(4 * count, n, seed=1), {}
+        real, panels, marks = fields(4 * count, n, seed=1), {}, itertools.cycle(style.MARKERS)
         for run, way in itertools.product(runs, ways):
             model = nidiff.load_model(run)
             x = nidiff.sample(ways[way](model, n), (count, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(count))
             bands = found[run, way, n] = nidiff.compare_spectra(real, model.scaling.to_data(x))
             print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {bands.error:.3f} on average")
             panels[f"{run}, {way}"] = x / 3
-            (line,) = axes.plot((bands.low * bands.high).sqrt(), bands.difference[0], "o-", ms=3, label=f"{run}, {way}")
+            look = {"marker": next(marks), "label": f"{Path(run).name}, {way}"}
+            (line,) = axes.plot((bands.low * bands.high).sqrt(), bands.difference[0], **look)
             noise = model.process.covariance
             expected = predicted(nidiff.power_law(noise.event_shape, 3.0), noise, n, way)
             axes.plot(range(1, len(expected)), expected[1:], "--", color=line.get_color())
-        axes.set(xscale="log", title=f"{n}×{n}", xlabel="|k|, cycles per side", ylabel="log10 S/S of the data")
+        axes.set(xscale="log", title=f"{n}×{n}", xlabel="|k| (cycles per side)", ylabel="log10 S/S of the data")
+        axes.grid()
         save_panels(Path(out, f"resolution_{n}.png"), {"data": real / 3, **panels}, side=2)
     axes.legend()
     figure.savefig(Path(out, "resolution.png"))

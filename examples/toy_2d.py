@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import nidiff
+from nidiff import style
 
 
 def two_moons(count: int) -> Tensor:
@@ -35,15 +36,21 @@ def main(out: Path = Path("out"), steps: int = 4000, count: int = 2000) -> dict[
         decay.step()
     data, samples = two_moons(count), nidiff.sample(denoiser, (count, 2), sampler="ancestral")
     clouds = {"prior": process.prior((count, 2)), "samples": samples, "more data": two_moons(count)}
-    distances, figure = {}, Figure(figsize=(9, 3.2), layout="constrained")
+    distances = {name: energy_distance(points, data) for name, points in clouds.items()}
+    for name, distance in distances.items():
+        print(f"energy distance from {name} to the data: {distance:.4f}")
+    draw(clouds, out)
+    return distances
+
+
+@style.drawn
+def draw(clouds: dict[str, Tensor], out: Path) -> None:
+    figure = Figure(figsize=(style.WIDTH, 3.0), layout="constrained")
     for axes, (name, points) in zip(figure.subplots(1, 3), clouds.items(), strict=True):
-        distances[name] = energy_distance(points, data)
-        print(f"energy distance from {name} to the data: {distances[name]:.4f}")
         axes.scatter(*points.T, s=1)
         axes.set(title=name, xlim=(-3, 3), ylim=(-3, 3), aspect="equal")
     out.mkdir(parents=True, exist_ok=True)
     figure.savefig(out / "toy_2d.png")
-    return distances
 
 
 if __name__ == "__main__":

@@ -7,16 +7,16 @@ with their spectra. docs/images/fashion.png: real clothes, and those of DDPM and
 import argparse
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor
 
 import nidiff
+from nidiff import style
 from nidiff.evaluation.field_spectrum import field_spectrum
 
 FEW, FIELDS_FEW = 10, 5  # evaluations of the network
 COLUMNS = 5
-BLUE, RED, GREY = "#1f5fa8", "#c8452f", "#444444"
 
 
 def main() -> None:
@@ -32,57 +32,55 @@ def main() -> None:
         fashion(options.out / "fashion.png")
 
 
-def turbulence(file: Path, samples: int) -> None:
+@style.drawn
+def turbulence(file: Path, samples: int = 128) -> None:
     real = nidiff.load_dataset("turbulence", split="test").batch(torch.arange(0, 1600, 1600 // samples)[:samples])
+    white, designed = (
+        f"white noise\nDPM-Solver++\n{FIELDS_FEW} evaluations",
+        f"designed noise\nangle_2m\n{FIELDS_FEW} evaluations",
+    )
     rows = {
-        "data": (real, GREY),
-        f"white noise\nDPM-Solver++\n{FIELDS_FEW} evaluations": (
-            draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW),
-            RED,
-        ),
-        f"designed noise\nangle_2m\n{FIELDS_FEW} evaluations": (
-            draw("turbulence", "angle_2m", samples, FIELDS_FEW),
-            BLUE,
-        ),
+        "data": (real, style.ink(), "-"),
+        white: (draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW), style.RED, "--"),
+        designed: (draw("turbulence", "angle_2m", samples, FIELDS_FEW), style.BLUE, ":"),
     }
-    figure = plt.figure(figsize=(12, 4.6), layout="constrained")
+    figure = Figure((style.WIDTH, 3.4), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1))
     axes = left.subplots(len(rows), COLUMNS)
-    for line, (name, (fields, colour)) in zip(axes, rows.items(), strict=True):
+    for line, (name, (fields, colour, _)) in zip(axes, rows.items(), strict=True):
         for axis, field in zip(line, fields, strict=False):
-            axis.imshow(field[0], cmap="RdBu_r", vmin=-3, vmax=3, interpolation="bilinear")
+            axis.imshow(field[0], cmap=style.DIVERGING, vmin=-3, vmax=3, interpolation="bilinear")
             axis.set(xticks=[], yticks=[])
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", color=colour, fontsize=9)
+            axis.spines[:].set_visible(False)
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", color=colour)
     axis = right.subplots()
-    for (name, (fields, colour)), style in zip(rows.items(), ("-", "--", ":"), strict=True):
-        width = 3.0 if style == ":" else 1.8
+    for name, (fields, colour, dash) in rows.items():
         found = field_spectrum(fields)
         shown = (found.wavenumber > 0) & (found.wavenumber < fields.shape[-1] // 2)
         power = found.power.mean((0, 1))[shown]
-        axis.loglog(
-            found.wavenumber[shown], power, style, color=colour, label=name.replace("\n", ", "), linewidth=width
-        )
-    axis.set(xlabel="wavenumber", ylabel="power", title="Spectrum of the vorticity")
-    axis.legend(fontsize=8, frameon=False)
-    axis.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file, dpi=110)
+        look = {"color": colour, "label": name.partition("\n")[0], "linewidth": 3.0 if dash == ":" else 1.8}
+        axis.loglog(found.wavenumber[shown], power, dash, **look)
+    axis.set(xlabel="wavenumber (cycles per side)", ylabel="power", title="spectrum of the vorticity")
+    axis.grid()
+    axis.legend()
+    figure.savefig(file)
 
 
+@style.drawn
 def fashion(file: Path) -> None:
     real = nidiff.load_dataset("fashion-mnist", split="test").batch(torch.arange(36))
-    rows = {
+    panels = {
         "photographs": real,
         f"DDPM, white noise, {FEW} ancestral steps": draw("fashion-mnist-ddpm", "ancestral", 36),
         f"designed, γ = 0.5, {FEW} ancestral steps": draw("fashion-mnist", "ancestral", 36),
     }
-    figure, axes = plt.subplots(1, 3, figsize=(12, 4.5), layout="constrained")
-    for axis, (name, images) in zip(axes, rows.items(), strict=True):
+    figure = Figure((style.WIDTH, 3.2), layout="constrained")
+    for axis, (name, images) in zip(figure.subplots(1, 3), panels.items(), strict=True):
         grid = images[:, 0].reshape(6, 6, 28, 28).permute(0, 2, 1, 3).reshape(168, 168)
-        axis.imshow(grid, cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
-        axis.set(xticks=[], yticks=[])
-        axis.set_title(name, fontsize=11)
-        axis.spines[:].set_visible(False)
-    figure.savefig(file, dpi=110)
+        axis.imshow(grid, cmap=style.GREY, vmin=-1, vmax=1, interpolation="nearest")
+        axis.set_axis_off()
+        axis.set_title(name, fontsize=style.SMALL)
+    figure.savefig(file)
 
 
 def draw(model: str, sampler: str, count: int, num_steps: int = FEW) -> Tensor:

@@ -23,7 +23,7 @@ from nidiff.data.load import load_dataset
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import as_schedule
+from nidiff.diffusion.schedule import Schedule, as_schedule
 from nidiff.errors import InputError, one_of, shown
 from nidiff.generation.opened import open_model, process_state
 from nidiff.model.zoo import zoo_models
@@ -32,7 +32,7 @@ from nidiff.recipe import check_number, check_whole
 from nidiff.report.design import draw_logsnr, draw_spectra
 from nidiff.report.page import data_uri, figure, image, picture, plot
 from nidiff.sampling.sampler import sample
-from nidiff.style import dark_page, drawn
+from nidiff.style import BLUE, ORANGE, dark_page, drawn, ink
 
 DIGIT, TURBULENCE, OWN = "A digit", "Turbulence", "Your picture"
 SIDE = 64  # pixels of a visitor's picture, after it was cropped and resized
@@ -141,6 +141,7 @@ class Scene(NamedTuple):
 
     subject: Subject
     gaussian: GaussianModel
+    schedule: Schedule
     processes: dict[str, Process]
 
 
@@ -153,7 +154,7 @@ def scene(source: str, digit: int, upload: Upload | None, noise: str, schedule: 
     basis = "periodic" if covariance.is_constant else covariance
     gaussian = fit_gaussian(found.data, basis=basis, event_axes=2, average=average)
     made = as_schedule(schedule)
-    return Scene(found, gaussian, {WHITE: Process(made, white), noise: Process(made, covariance)})
+    return Scene(found, gaussian, made, {WHITE: Process(made, white), noise: Process(made, covariance)})
 
 
 def build_noise(text: str, data: Tensor) -> Covariance:
@@ -206,17 +207,22 @@ def looked_at(
     return _pictures(scene(*asked), place, seed), charts.marked(place), charts.spectra
 
 
+def noisy(found: Scene, row: int, seed: int) -> dict[str, Tensor]:
+    """x / √(signal² + sigma²) [C, H, W] at a row of the schedule with each of the noises, of one eps."""
+    x0 = found.subject.x0[None]
+    eps, level = white_noise(x0.shape, generators_from_seeds([seed])), found.schedule.level(row)
+    scale = (level.signal**2 + level.sigma**2) ** 0.5
+    return {name: process.perturb(x0, level, eps)[0] / scale for name, process in found.processes.items()}
+
+
 def _pictures(found: Scene, place: float, seed: int) -> str:
-    """x0, and x with white noise and with Σ: one eps, one level, one scale."""
-    x0, is_picture = found.subject.x0, found.subject.is_picture
-    eps = white_noise((1, *x0.shape), generators_from_seeds([seed]))
-    tiles = [_tile(x0, x0, is_picture, "x0, without noise")]
-    for name, process in found.processes.items():
-        schedule = process.schedule
-        row = round(place * (len(schedule) - 1))
-        level = schedule.level(row)
-        x = process.perturb(x0[None], level, eps)[0] / (level.signal**2 + level.sigma**2) ** 0.5
-        tiles.append(_tile(x, x0, is_picture, "x, white noise" if name == WHITE else f"x, {name}"))
+    """x0, and x with white noise and with Σ."""
+    schedule = found.schedule
+    row = round(place * (len(schedule) - 1))
+    level = schedule.level(row)
+    tiles = [_tile(found.subject.x0, found.subject, "x0, without noise")]
+    for name, x in noisy(found, row, seed).items():
+        tiles.append(_tile(x, found.subject, "x, white noise" if name == WHITE else f"x, {name}"))
     about = (
         f"Row {row} of 0 to {len(schedule) - 1}: signal {level.signal:.3g}, sigma {level.sigma:.3g}, "
         f"log-SNR {schedule.logsnr[row].item():.2f} nats. One eps for both x, which are divided by √(signal² + sigma²) "
@@ -225,11 +231,11 @@ def _pictures(found: Scene, place: float, seed: int) -> str:
     return f'<div class="three">{"".join(tiles)}</div><p class="caption">{about}</p>'
 
 
-def _tile(x: Tensor, x0: Tensor, is_picture: bool, words: str) -> str:
-    if is_picture:
+def _tile(x: Tensor, of: Subject, words: str) -> str:
+    if of.is_picture:
         seen = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
     else:
-        seen = thumbnail(x, x0, Grid.usual(tuple(x.shape)))
+        seen = thumbnail(x, of.x0, Grid.usual(tuple(x.shape)))
     return figure(picture(seen, SIDE, MOST_LETTERS), words, words, "small")
 
 
@@ -263,11 +269,12 @@ def _charts(asked: Asked, is_dark: bool) -> Charts:
 
 @drawn
 def _maps_figure(found: Scene) -> Figure:
-    made = Figure((6.4, 3.4), dpi=120, layout="constrained")
+    made = Figure((4.8, 3.0), dpi=120, layout="constrained")
     maps = made.subplots(1, len(found.processes), squeeze=False, sharey=True)[0]
     for axes, (name, process) in zip(maps, found.processes.items(), strict=True):
-        mesh = draw_logsnr(axes, band_logsnr(process.schedule, found.gaussian, process.covariance))
+        mesh = draw_logsnr(axes, band_logsnr(found.schedule, found.gaussian, process.covariance))
         axes.set_title("white noise" if name == WHITE else drawable(name, 24), fontsize=10)
+        axes.set_xticks([0, 0.5, 1])
         axes.set_xlabel("level")
     maps[0].set_ylabel("wavenumber |k|")
     made.colorbar(mesh, ax=list(maps), label="effective log-SNR (nats)")
@@ -276,9 +283,12 @@ def _maps_figure(found: Scene) -> Figure:
 
 @drawn
 def _spectra_figure(found: Scene) -> Figure:
-    made = Figure((4.6, 3.4), dpi=120, layout="constrained")
+    made = Figure((3.7, 3.0), dpi=120, layout="constrained")
     axes = made.subplots()
     draw_spectra(axes, found.gaussian, {name: process.covariance for name, process in found.processes.items()})
+    for line, colour in zip(axes.lines, (ink(), ORANGE, BLUE), strict=False):
+        line.set_color(colour)
+    axes.legend(frameon=False)
     axes.set(xlabel="wavenumber |k|", ylabel="power, mean 1", title="")
     axes.minorticks_off()  # they take as long to draw as all the rest
     return made
@@ -298,7 +308,7 @@ def forward_tab(page: Page) -> None:
                 allow_custom_value=True, elem_id="forward-noise",
             )  # fmt: skip
             schedule = gr.Dropdown(SCHEDULES, value=SCHEDULES[0], label="Schedule", elem_id="forward-schedule")
-            level = gr.Slider(0, 1, 0.3, step=0.01, label="Level, from data to noise", elem_id="forward-level")
+            level = gr.Slider(0, 1, 0.3, step=0.01, label="Level", info="0: data, 1: noise", elem_id="forward-level")
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=LARGEST_SEED, elem_id="forward-seed")
             upload = gr.State(None)
         with gr.Column(scale=3, min_width=320):

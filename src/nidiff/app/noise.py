@@ -67,8 +67,8 @@ class Field(NamedTuple):
 
 FIELDS = {
     "white": Field("White noise"),
-    "gff": Field("Gaussian free field", (Knob("gamma", "γ", 0, 3, 0.05, 1),)),
-    "power_law": Field("Power law", (Knob("exponent", "Exponent", -2, 6, 0.1, 2),)),
+    "gff": Field("Gaussian free field", (Knob("gamma", "γ", 0, 2, 0.05, 1),)),
+    "power_law": Field("Power law", (Knob("exponent", "Exponent", -2, 4, 0.1, 2),)),
     "matern": Field(
         "Matérn field",
         (
@@ -142,10 +142,9 @@ def looked_at(
     eps = white_noise((DRAWS, *call.shape), generators_from_seeds(range(seed, seed + DRAWS)))
     draws = {"white": eps, call.field: covariance.sqrt(eps)}  # one row if Σ is white
     numbers_of = summary(covariance)
-    seeds = f"seeds {seed} to {seed + DRAWS - 1}"
     with dark_page(is_dark is True):
         shown = (
-            plot(_draws_figure(draws), f"Draws of N(0, Σ), {call.text}", _caption(call, seeds), ""),
+            plot(_draws_figure(draws), f"Draws of N(0, Σ), {call.text}", _caption(call, seed), ""),
             plot(
                 _spectrum_figure(covariance, draws[call.field]), "The power spectrum of Σ and of the draws", "", "drawn"
             ),
@@ -154,10 +153,11 @@ def looked_at(
     return *shown, _numbers(covariance, numbers_of), call.python, call.command(seed)
 
 
-def _caption(call: Call, seeds: str) -> str:
-    middle = "the slice in the middle of each, " if len(call.shape) == 3 else ""
+def _caption(call: Call, seed: int) -> str:
+    rows = "White noise eps" if call.field == "white" else "Above: white noise eps. Below: Σ^½ eps, with the same eps"
     scale = "one scale for all" if len(call.shape) == 1 else "grey from −3 (black) to 3 (white)"
-    return f"Each column is one white eps and the same eps coloured by Σ^½: {middle}{seeds}, {scale}."
+    middle = ", the slice in the middle" if len(call.shape) == 3 else ""
+    return f"{rows}. Seeds {seed} to {seed + DRAWS - 1}{middle}; {scale}."
 
 
 @drawn
@@ -165,25 +165,29 @@ def _draws_figure(draws: dict[str, Tensor]) -> Figure:
     shape = planes(draws["white"]).shape[1:]
     ratio = 0.5 if len(shape) == 1 else shape[0] / shape[1]
     figure = Figure((8.0, 8.0 / DRAWS * ratio * len(draws)), dpi=120, layout="constrained")
-    draw_grid(figure.subplots(), {name: planes(events) for name, events in draws.items()})
+    axes = figure.subplots()
+    draw_grid(axes, {name: planes(events) for name, events in draws.items()})
+    axes.set_yticks([])
     return figure
 
 
 @drawn
 def _spectrum_figure(covariance: Covariance, draws: Tensor) -> Figure:
-    figure = Figure((4.6, 3.4), dpi=120, layout="constrained")
+    figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
     draw_spectra(axes, [covariance], {"Σ": draws})
     axes.set_ylabel("power per mode")
     axes.set_title("")
     axes.minorticks_off()  # they take as long to draw as all the rest
+    for line in axes.lines:
+        line.set_color(BLUE)
     axes.legend([*axes.lines], ["Σ", "these draws"], frameon=False)
     return figure
 
 
 @drawn
 def _correlation_figure(covariance: Covariance, numbers: Summary) -> Figure:
-    figure = Figure((4.6, 3.4), dpi=120, layout="constrained")
+    figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
     values = lag_correlation(covariance)
     axes.plot(values.numpy(), color=BLUE, marker="." if len(values) <= 40 else "")
@@ -215,7 +219,8 @@ def controls_of(field: Any, shape: Any) -> list[Any]:
     """What a field needs: its sliders, a boundary or none, and the shapes it can have."""
     name = one_of("field", field, FIELDS)
     shapes = FIELDS[name].shapes
-    kept = shape if shape in shapes else USUAL if USUAL in shapes else shapes[0]
+    alike = [each for each in shapes if shape in SHAPES and len(SHAPES[each]) == len(SHAPES[shape])]
+    kept = shape if shape in shapes else [*alike, *shapes][0]
     return [
         gr.update(choices=list(shapes), value=kept),
         gr.update(visible=has_boundary(name)),

@@ -44,7 +44,7 @@ MOST_SEEDS, MOST_STEPS, MOST_GUIDANCE = 36, 100, 10.0
 MOST_WORK = 2**23  # seeds × steps × numbers of an item
 SIDE, LIMIT = 1024, 2**18  # pixels of a picture, letters of one without loss
 PAIR = ("fashion-mnist-ddpm", "fashion-mnist")  # of one data set, with white noise and with Σ
-SEEDS, SAMPLER, STEPS = "0-8", "ancestral", 12  # the pair draws them in a few seconds
+SEEDS, SAMPLER, STEPS = "0-15", "ancestral", 12  # the pair draws them in a few seconds
 NONE, OWN, ALL = "none", "the sampler's own", "all in turn"
 NOISY, CLEAN = "the noisy state x", "the expected clean x̂0"
 

@@ -101,7 +101,14 @@ class Restoring:
 
     def finish(self, model: "Model", task: Mapping[str, Any], make: "Callable[[], Restoration]") -> None:
         """Draw the samples, unless they are there already, write them, and print where they are."""
-        from nidiff.generation.restoration import about, check_writable, default_folder, known_facts, new_folder
+        from nidiff.generation.restoration import (
+            about,
+            check_writable,
+            default_folder,
+            errors_text,
+            known_facts,
+            new_folder,
+        )
         from nidiff.report.restored import save_restored
 
         out = default_folder(model, task) if self.out is None else self.out
@@ -122,7 +129,7 @@ class Restoring:
         if measured["same"]:
             print(_ONE_ANSWER.format(task["sampler"]), file=sys.stderr)
         if "rmse_of_mean" in measured:
-            print(_words(measured), file=sys.stderr)
+            print(errors_text(measured), file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
 
@@ -130,11 +137,3 @@ _ONE_ANSWER = (
     "all samples of an item are the same, so they are not draws of the posterior: {} adds no fresh noise (ancestral "
     "does), or all of it is beyond the range of the model."
 )
-
-
-def _words(measured: Mapping[str, Any]) -> str:
-    units = " in units of the model" if measured["units"] == "model" else ""
-    errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}{units}"
-    if "coverage" not in measured:
-        return errors
-    return f"{errors}; {measured['coverage']:.1%} of the truth lies in the {measured['interval']:.0%} interval"

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageColor
 from torch import Tensor
 
+from nidiff import style
 from nidiff.data.dataset import WHOLE
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import eight_bits, save_grid
@@ -26,9 +27,8 @@ if TYPE_CHECKING:
 
 MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_VOLUMES, MOST_VIDEOS, MOST_FRAMES = 4, 5, 9, 3, 5, 8
 MOST_POINTS = 512  # along an axis of a panel; of more, every second, third, … is drawn
-BLUE, UNKNOWN = "#0072b2", "0.55"  # lines, missing values
-SMALL, USUAL = 8, 10  # points, of letters
 OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
+WIDEST = 1.2 * style.WIDTH
 WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
 
 
@@ -49,21 +49,25 @@ def save_samples_figure(data: Tensor, grid: Grid, path: Path, columns: int | Non
     save_drawn(samples_figure(data, grid), path)
 
 
+@style.drawn
 def save_drawn(figure: "Figure", path: Path, about: Mapping[str, str] | None = None) -> None:
     """Write a figure as a PNG; ``about`` is text that the file carries."""
     with replacing(path) as file:
         figure.savefig(file, format="png", metadata=dict(about or {}))
 
 
+@style.drawn
 def samples_figure(data: Tensor, grid: Grid) -> "Figure":
     """The first of the samples [N, C, *event] as ``grid`` describes them, and the first of many channels."""
     kinds = {"signal": _draw_signals, "volume": _draw_volumes, "video": _draw_videos}
     require("matplotlib")
-    figure: Figure = require("matplotlib.figure").Figure(dpi=120, layout="constrained")
+    figure: Figure = require("matplotlib.figure").Figure(layout="constrained")
     channels = data.shape[1]
     kinds.get(grid.kind, _draw_fields)(figure, data, grid)
+    size = figure.get_size_inches()
+    figure.set_size_inches(size * min(1.0, WIDEST / size[0]))  # so that letters stay legible
     if channels > MOST_CHANNELS and not _is_colour(data, grid):
-        figure.suptitle(f"the first {MOST_CHANNELS} of {channels} channels", fontsize=USUAL)
+        figure.suptitle(f"the first {MOST_CHANNELS} of {channels} channels", fontsize=style.USUAL)
     return figure
 
 
@@ -81,19 +85,20 @@ def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
     colour_maps, tiles = require("matplotlib").colormaps, []
     for plane, one in zip(values, scale, strict=True):
         look = _colours(one)
-        colours = colour_maps[look["cmap"]].with_extremes(bad=UNKNOWN)
+        colours = colour_maps[look["cmap"]].with_extremes(bad=style.MISSING)
         tiles.append(colours(look["norm"](np.ma.masked_invalid(plane)), bytes=True)[..., :3])
     film, _ = _mosaic(np.stack(tiles)[None] / 255.0)
     return Image.fromarray((255 * film).round().astype(np.uint8))
 
 
+@style.drawn
 def _thumbnail_of_lines(values: "NDArray[Any]", scale: "NDArray[Any]") -> Image.Image:
     figure = require("matplotlib.figure").Figure((2.0, 1.2), dpi=96)
     panels = figure.subplots(len(values), 1, squeeze=False).flat
     figure.subplots_adjust(0, 0.02, 1, 0.98)
     for panel, line, one in zip(panels, values, scale, strict=True):
         low, high = _ends(one)
-        panel.plot(line, color=BLUE, linewidth=0.7)
+        panel.plot(line, color=style.BLUE, linewidth=0.7)
         panel.set(xlim=(0, max(1, len(line) - 1)), ylim=(low - 0.3 * (high - low), high + 0.3 * (high - low)))
         panel.set_axis_off()
     content = io.BytesIO()
@@ -113,19 +118,17 @@ def _draw_signals(figure: "Figure", data: Tensor, grid: Grid) -> None:
     """A row for each signal, a column for each channel, with one scale per column."""
     values = _numbers(data[:MOST_LINES, :MOST_CHANNELS])
     rows, columns, _ = values.shape
-    figure.set_size_inches(9.0 if columns < 3 else 3.2 * columns, 1.1 * rows + 0.9)
+    figure.set_size_inches(style.WIDTH if columns < 3 else 3.2 * columns, 1.1 * rows + 0.9)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="col")
     along, label = _along(grid, 0, values.shape[-1])
     for row, panel in enumerate(panels.flat):
         place, channel = divmod(row, columns)
-        panel.plot(along, values[place, channel], color=BLUE, linewidth=0.8)
+        panel.plot(along, values[place, channel], color=style.BLUE, linewidth=0.8)
         panel.margins(x=0.0)
-        panel.grid(color="0.9")
-        panel.tick_params(labelsize=SMALL)
-        panel.spines[["top", "right"]].set_visible(False)
+        panel.grid()
     for channel, panel in enumerate(panels[0]):
-        panel.set_title(_channel(grid, channel), fontsize=USUAL)
-    figure.supxlabel(label, fontsize=USUAL)
+        panel.set_title(_channel(grid, channel))
+    figure.supxlabel(label, fontsize=style.SMALL)
 
 
 def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
@@ -144,9 +147,9 @@ def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
         for panel, field in zip(panels.flat, values[:, channel], strict=True):
             mesh = _draw_plane(panel, field, grid, (0, 1), look)
         for panel in panels[:, 0]:
-            panel.set_ylabel(_along(grid, 0, values.shape[-2])[1], fontsize=SMALL)
+            panel.set_ylabel(_along(grid, 0, values.shape[-2])[1])
         for panel in panels[-1]:
-            panel.set_xlabel(_along(grid, 1, values.shape[-1])[1], fontsize=SMALL)
+            panel.set_xlabel(_along(grid, 1, values.shape[-1])[1])
         _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
 
 
@@ -163,11 +166,11 @@ def _draw_volumes(figure: "Figure", data: Tensor, grid: Grid) -> None:
             up, along = (axis for axis in range(3) if axis != across)
             middle = np.take(values[row, channel], shape[across] // 2, axis=across)
             mesh = _draw_plane(panel, middle, grid, (up, along), look)
-            panel.set_ylabel(_along(grid, up, shape[up])[1], fontsize=SMALL)
+            panel.set_ylabel(_along(grid, up, shape[up])[1])
             if row == 0:
-                panel.set_title(_place(grid, across, shape[across] // 2, shape[across]), fontsize=USUAL)
+                panel.set_title(_place(grid, across, shape[across] // 2, shape[across]))
             if row == count - 1:
-                panel.set_xlabel(_along(grid, along, shape[along])[1], fontsize=SMALL)
+                panel.set_xlabel(_along(grid, along, shape[along])[1])
         _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
 
 
@@ -185,15 +188,15 @@ def _draw_videos(figure: "Figure", data: Tensor, grid: Grid) -> None:
         panel, film = block.subplots(), films[:, channel, shown]
         if rising.size and rising[0] > 0:
             film = film[:, :, ::-1]  # so that coordinates rise upwards
-        look = {"cmap": "gray", "vmin": 0, "vmax": 1} if _is_colour(data, grid) else _colours(film)
+        look = {"cmap": style.GREY, "vmin": 0, "vmax": 1} if _is_colour(data, grid) else _colours(film)
         mosaic, (tall, wide) = _mosaic(film)
         mesh = panel.imshow(mosaic, interpolation="nearest", aspect=ratio * size[1] / size[0], **look)
         panel.set_xticks((np.arange(len(shown)) + 0.5) * wide - 1, [f"{times[frame]:.4g}" for frame in shown])
         panel.set_yticks((np.arange(count) + 0.5) * tall - 1, range(count) if count > 1 else [""])
-        panel.tick_params(length=0, labelsize=SMALL)
+        panel.tick_params(length=0)
         panel.spines[:].set_visible(False)
-        panel.set_xlabel(label, fontsize=USUAL)
-        panel.set_ylabel("sample" if count > 1 else "", fontsize=USUAL)
+        panel.set_xlabel(label)
+        panel.set_ylabel("sample" if count > 1 else "")
         if not _is_colour(data, grid):
             _draw_bar(block, mesh, panel, _channel(grid, channel), film)
 
@@ -202,7 +205,9 @@ def _mosaic(film: "NDArray[Any]") -> tuple["NDArray[Any]", tuple[int, int]]:
     """[rows, columns, H, W, …] as one picture with blank lines between, and the size of a tile with its line."""
     gap = max(1, min(film.shape[2:4]) // 16)
     lines = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * (film.ndim - 4)
-    tiles = np.pad(film, lines, constant_values=np.nan if film.ndim == 4 else 1.0)
+    tiles = np.pad(film, lines, constant_values=np.nan)
+    if film.ndim > 4:  # of colours, which NaN is none of
+        tiles = np.where(np.isnan(tiles), np.array(ImageColor.getrgb(style.look().paper)) / 255, tiles)
     rows, columns, tall, wide, *rest = tiles.shape
     return tiles.swapaxes(1, 2).reshape(rows * tall, columns * wide, *rest)[:-gap, :-gap], (tall, wide)
 
@@ -223,8 +228,8 @@ def _draw_plane(
     any, rows go down, as in a picture."""
     shape = values.shape
     panel.set_box_aspect(_ratio(grid, *axes, shape))
-    panel.tick_params(labelsize=SMALL)
     panel.locator_params(nbins=4)
+    panel.set_facecolor(style.MISSING)
     steps = [math.ceil(size / MOST_POINTS) for size in shape]
     (up, _), (across, _) = (_along(grid, axis, size) for axis, size in zip(axes, shape, strict=True))
     thin = values[:: steps[0], :: steps[1]]
@@ -241,10 +246,10 @@ def _colours(values: "NDArray[Any]") -> dict[str, Any]:
     low, high = _ends(values)
     if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
         limit = max(-low, high)
-        return {"cmap": "RdBu_r", "norm": colours.Normalize(-limit, limit)}
+        return {"cmap": style.DIVERGING, "norm": colours.Normalize(-limit, limit)}
     if low > 0 and high > WIDE * low:
-        return {"cmap": "viridis", "norm": colours.LogNorm(low, high)}
-    return {"cmap": "viridis", "norm": colours.Normalize(low, high)}
+        return {"cmap": style.SEQUENTIAL, "norm": colours.LogNorm(low, high)}
+    return {"cmap": style.SEQUENTIAL, "norm": colours.Normalize(low, high)}
 
 
 def _ends(values: "NDArray[Any]") -> tuple[float, float]:
@@ -261,8 +266,7 @@ def _draw_bar(block: Any, mesh: Any, panels: Any, label: str, values: "NDArray[A
     beyond = (bool((finite < low).any()), bool((finite > high).any()))
     ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
     bar = block.colorbar(mesh, ax=panels, shrink=0.8, extend=ends, pad=0.02)
-    bar.set_label(label, fontsize=USUAL)
-    bar.ax.tick_params(labelsize=SMALL)
+    bar.set_label(label)
 
 
 def _blocks(figure: "Figure", rows: int, columns: int) -> list[Any]:

@@ -77,13 +77,16 @@ class Observed:
     noise: float | Tensor
     truth: Tensor | None
 
+    @property
+    def data(self) -> Tensor:
+        """y in the units of the data, NaN where nothing was seen."""
+        y = (self.model.denoiser.scaling or Scaling(1.0)).to_data(self.y.cpu())
+        return y if self.view.masks is None else torch.where(self.view.masks, y, torch.nan)
+
     def restored(self, x: Tensor, seeds: "NDArray[np.int64]") -> Restoration:
         """Samples x [N, S, C, *event] of what was observed."""
-        scaling, masks = self.model.denoiser.scaling, self.view.masks
-        observed = (scaling or Scaling(1.0)).to_data(self.y.cpu())
-        observed = observed if masks is None else torch.where(masks, observed, torch.nan)
-        hidden = None if masks is None else ~masks
-        return Restoration(x, seeds, observed, self.model.grid, scaling, self.truth, hidden)
+        hidden = None if self.view.masks is None else ~self.view.masks
+        return Restoration(x, seeds, self.data, self.model.grid, self.model.denoiser.scaling, self.truth, hidden)
 
 
 def observe(

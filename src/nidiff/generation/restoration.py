@@ -141,6 +141,15 @@ class Restoration:
                 save_png(picture.movedim(0, -1), folder / "png" / f"{item:04d}-mean.png")
 
 
+def errors_text(measured: Mapping[str, Any]) -> str:
+    """What `Restoration.errors` found, in words."""
+    units = " in units of the model" if measured["units"] == "model" else ""
+    errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}{units}"
+    if "coverage" not in measured:
+        return errors
+    return f"{errors}; {measured['coverage']:.1%} of the truth lies in the {measured['interval']:.0%} interval"
+
+
 def _channels_last(values: Tensor, axis: int) -> "NDArray[Any]":
     return np.ascontiguousarray(values.movedim(axis, -1).numpy())
 

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
+from nidiff import style
 from nidiff.calibration.distance import as_pixels, random_subset, sampled_distances
 from nidiff.calibration.scales import Calibration
 from nidiff.covariance.matrix import Identity
@@ -13,9 +14,9 @@ from nidiff.covariance.operator import Covariance
 from nidiff.report.spectrum import RadialModes
 
 NUM_IMAGES = 1024  # a random subset is enough for a picture
-COLOUR = "tab:red"
 
 
+@style.drawn
 def calibration_figure(
     images: Tensor, covariance: Covariance, calibration: Calibration, *, generator: torch.Generator | None = None
 ) -> Figure:
@@ -26,7 +27,7 @@ def calibration_figure(
     """
     distances = sampled_distances(images, covariance, num_images=NUM_IMAGES, generator=generator)
     subset = as_pixels(random_subset(images, NUM_IMAGES, generator)).double()
-    figure = Figure(figsize=(12, 4.6), dpi=120, layout=ConstrainedLayoutEngine(w_pad=0.15))
+    figure = Figure(figsize=(style.WIDTH, 3.6), layout=ConstrainedLayoutEngine(w_pad=0.15))
     left, right = figure.subplots(1, 2)
     _draw_distances(left, distances, calibration)
     _draw_logsnr(right, subset - subset.mean(0), covariance, calibration)
@@ -34,18 +35,18 @@ def calibration_figure(
 
 
 def _draw_distances(axes: Axes, distances: Tensor, calibration: Calibration) -> None:
-    axes.hist(distances.cpu().numpy(), bins=80, color="0.65", density=True)
-    axes.axvline(calibration.sigma_max, color=COLOUR, linewidth=1.6, zorder=4)
+    axes.hist(distances.cpu().numpy(), bins=80, color=style.SKY, density=True)
+    axes.axvline(calibration.sigma_max, color=style.ink(), zorder=4)
     how = {"max": "largest of all pairs", "batch": "largest within a mini-batch", "quantile": "quantile"}
     words = f"sigma_max = {calibration.sigma_max:.2f} \n{how[calibration.distance]} "
     axes.margins(y=0.2)  # room for the label above the bars
-    label = axes.text(calibration.sigma_max, 0.97, words, ha="right", va="top", color=COLOUR)
+    label = axes.text(calibration.sigma_max, 0.97, words, ha="right", va="top", fontsize=style.SMALL)
     label.set(transform=axes.get_xaxis_transform())
     axes.set_xlim(0, 1.03 * max(calibration.sigma_max, distances.max().item()))
     axes.set_yticks([])
-    axes.spines[["left", "right", "top"]].set_visible(False)
+    axes.spines["left"].set_visible(False)
     axes.set_xlabel("whitened distance ‖Σ$^{-1/2}$(x$_i$ − x$_j$)‖")
-    axes.set_title(f"distances between images\n{len(distances):,} random pairs", fontsize=11)
+    axes.set_title(f"distances between images\n{len(distances):,} random pairs")
 
 
 def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration: Calibration) -> None:
@@ -59,15 +60,15 @@ def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration
         for noise in (covariance, Identity(covariance.event_shape))
     )
     limit = abs(coloured).max()
-    mesh = axes.pcolormesh(level, radii, coloured, cmap="RdBu", vmin=-limit, vmax=limit, shading="nearest")
+    mesh = axes.pcolormesh(level, radii, coloured, cmap=style.LOGSNR, vmin=-limit, vmax=limit, shading="nearest")
     if min(coloured.shape) > 1:
         looks = {"log-SNR 0": (coloured, "solid", 1.6), "the same for Σ = I": (white, "dashed", 1.0)}
-        for label, (values, style, width) in looks.items():
-            axes.contour(level, radii, values, levels=[0.0], colors="black", linestyles=style, linewidths=width)
-            axes.plot([], [], color="black", linewidth=width, linestyle=style, label=label)
-        axes.legend(fontsize=9, loc="lower left", framealpha=0.9)
+        for label, (values, dash, width) in looks.items():
+            axes.contour(level, radii, values, levels=[0.0], colors=style.LIGHT.ink, linestyles=dash, linewidths=width)
+            axes.plot([], [], color=style.LIGHT.ink, linewidth=width, linestyle=dash, label=label)
+        axes.legend(loc="lower left", facecolor=style.LIGHT.paper, labelcolor=style.LIGHT.ink)
     axes.figure.colorbar(mesh, ax=axes, label="log-SNR (nats)")
     axes.set_xlabel(f"level, from sigma = {calibration.sigma_min:g} to {calibration.sigma_max:.3g}")
-    axes.set_ylabel("wavenumber |k|, 1 = lowest frequency")
-    shown = "blue: the images show, red: the noise covers them"
-    axes.set_title(f"log-SNR of each frequency at each level\n{shown}", fontsize=11)
+    axes.set_ylabel("wavenumber |k| (1 = lowest frequency)")
+    shown = "blue: images show, red: noise covers them"
+    axes.set_title(f"log-SNR of each frequency at each level\n{shown}")

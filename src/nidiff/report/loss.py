@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from nidiff import style
 from nidiff.data.figures import drawable
 from nidiff.errors import InputError
-from nidiff.style import drawn, looks
 
 LOGGED = ("step", "loss", "images_per_s")
 LARGEST, LARGEST_LOG = 1e60, 2**28  # a number that can be drawn; bytes of a log
@@ -44,39 +44,42 @@ def smoothed(values: list[float]) -> np.ndarray:
     return np.convolve(values, window, "same") / np.convolve(np.ones(len(values)), window, "same")
 
 
+@style.drawn
 def loss_figure(log: dict[str, list[float]]) -> Figure:
     """Left: the loss of each line of the log, and smoothed. Right: the speed."""
-    figure = Figure(figsize=(10, 3.4), dpi=120, layout="constrained")
+    figure = Figure(figsize=(style.WIDTH, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    left.plot(log["step"], log["loss"], ".", color="0.7", markersize=4, label="mean since the previous point")
-    left.plot(log["step"], smoothed(log["loss"]), color="#0072b2", linewidth=1.8, label="smoothed")
+    left.plot(
+        log["step"], log["loss"], ".", color=style.look().soft, markersize=3, label="mean since the previous point"
+    )
+    left.plot(log["step"], smoothed(log["loss"]), color=style.BLUE, linewidth=2.0, label="smoothed")
     if 0 < min(log["loss"]) < max(log["loss"]) / 2:
         left.set_yscale("log")
         left.yaxis.set_major_formatter("{x:g}")
         left.yaxis.set_minor_formatter("{x:.2g}")
-        left.tick_params(axis="y", which="minor", labelsize=8)
-    left.legend(fontsize=9, frameon=False)
-    right.plot(log["step"], log["images_per_s"], color="#d55e00", linewidth=1.2)
+        left.tick_params(axis="y", which="minor", labelsize=style.TINY)
+    left.legend()
+    right.plot(log["step"], log["images_per_s"], color=style.ORANGE)
     right.set_ylim(bottom=0)
     for axes, title in ((left, "loss"), (right, "images per second")):
-        axes.set_title(title, fontsize=10)
-        axes.set_xlabel("step", fontsize=9)
-        axes.grid(color="0.9")
+        axes.set_title(title)
+        axes.set_xlabel("step")
+        axes.grid()
     return figure
 
 
-@drawn
+@style.drawn
 def losses_figure(logs: Mapping[str, dict[str, list[float]]]) -> Figure:
     """The smoothed losses of several runs by step."""
-    figure = Figure(figsize=(9, 3.6), dpi=120, layout="constrained")
+    figure = Figure(figsize=(style.WIDTH, 3.4), layout="constrained")
     axes = figure.subplots()
     values = [value for log in logs.values() for value in log["loss"]]
-    for (name, log), (colour, line) in zip(logs.items(), looks(), strict=False):
+    for (name, log), (colour, line) in zip(logs.items(), style.looks(), strict=False):
         axes.plot(log["step"], smoothed(log["loss"]), color=colour, linestyle=line, label=drawable(name, 40))
     if values and 0 < min(values) < max(values) / 2:
         axes.set_yscale("log")
     axes.set_xlabel("step of the optimiser")
     axes.set_ylabel("loss, smoothed")
-    axes.grid(visible=True)
+    axes.grid()
     figure.legend(loc="outside right upper", frameon=False)
     return figure

@@ -9,6 +9,8 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL.Image import Image
 
+from nidiff import style
+
 FRAME = Path(__file__).with_name("page.html")
 
 
@@ -42,6 +44,7 @@ def image(source: str, alt: str, kind: str = "") -> str:
     return f'<img class="{kind}" src="{source}" alt="{escape(alt)}">'
 
 
+@style.drawn
 def plot(drawn: Figure, alt: str, caption: str = "", kind: str = "wide") -> str:
     return figure(data_uri(drawn.savefig, "png"), alt, caption, kind)
 

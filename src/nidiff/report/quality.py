@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
 
+from nidiff import style
 from nidiff.data.figures import drawable
 from nidiff.errors import InputError
 from nidiff.evaluation.results import NOT_MEASURED, Measured, Result
@@ -18,12 +19,13 @@ from nidiff.report.loss import LARGEST
 
 OVER_SEEDS = "Error bars of a line over seeds: ± standard deviation over trainings; of a run: error over samples"
 MOST_METRICS, MOST_LINES, MOST_TICKS = 24, 96, 40
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito
+
 # Lines differ in colour and in marker, for eyes that do not tell all colours apart.
-SOLID = cycler(color=COLOURS) + cycler(marker=list("osD^vPX*"))
-LOOKS: list[dict[str, Any]] = list(cycler(linestyle=["-", "--", ":"]) * SOLID)
+SOLID = cycler(color=style.COLOURS) + cycler(marker=style.MARKERS[: len(style.COLOURS)])
+LOOKS: list[dict[str, Any]] = list(cycler(linestyle=style.DASHES) * SOLID)
 
 
+@style.drawn
 def quality_figure(results: Sequence[Result]) -> Figure:
     """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler.
 
@@ -37,21 +39,21 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     columns = min(3, len(metrics))
     rows = math.ceil(len(metrics) / columns)
     labels = [_plain(f"{run}, {sampler}") for run, sampler in lines]
-    width = max(5.0, 3.6 * columns)
+    width = max(5.0, style.WIDTH / 3 * columns)
     abreast = min(len(lines), max(1, int(width / (0.09 * max(map(len, labels)) + 0.6))))  # entries of the legend
-    height = 3.0 * rows + 0.25 * math.ceil(len(lines) / abreast) + 0.2
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
+    height = 2.5 * rows + 0.25 * math.ceil(len(lines) / abreast) + 0.2
+    figure = Figure(figsize=(width, height), layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes, name in zip(panels, metrics, strict=False):
         _draw_metric(axes, name, list(lines.values()))
-        axes.set_title(f"{_plain(name)}: {'higher' if metrics[name] else 'lower'} is better", fontsize=10)
+        axes.set_title(f"{_plain(name)}: {'higher' if metrics[name] else 'lower'} is better", fontsize=style.SMALL)
         if metrics[name]:  # logarithms show small distances well, and shares badly
             axes.set_yscale("linear")
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
     handles = [panels[0].plot([], [], **LOOKS[index % len(LOOKS)])[0] for index in range(len(lines))]
     grouped = any(one.over is not None for line in lines.values() for result in line for one in result.metrics.values())
-    look: dict[str, Any] = {"ncols": abreast, "frameon": False, "fontsize": 9, "title_fontsize": 9}
+    look: dict[str, Any] = {"ncols": abreast, "frameon": False}
     figure.legend(handles, labels, loc="outside lower center", title=OVER_SEEDS if grouped else None, **look)
     return figure
 
@@ -66,20 +68,19 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
             steps, values, errors = zip(*points, strict=True)
             aside = 1.03 ** (index - (len(lines) - 1) / 2)  # so that error bars do not cover each other
             places, look = [step * aside for step in steps], LOOKS[index % len(LOOKS)]
-            axes.errorbar(places, values, yerr=errors, capsize=2.5, elinewidth=1, markersize=5, **look)
+            axes.errorbar(places, values, yerr=errors, elinewidth=1, **look)
             bottoms = [value - error for value, error in zip(values, errors, strict=True)]
             low, high, ticks = min(low, *bottoms), max(high, *values), ticks | {*steps}
     axes.set_xscale("log")
     if 0 < low < high / 8:
         axes.set_yscale("log")
     shown = sorted(ticks)[:: 1 + len(ticks) // MOST_TICKS]
-    axes.set_xticks(shown, [f"{tick:g}" for tick in shown], fontsize=8)
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
     axes.set_xticks([], minor=True)
     if len(ticks) == 1:
         axes.set_xlim(min(ticks) / 2, min(ticks) * 2)
-    axes.set_xlabel("steps", fontsize=9)
-    axes.grid(color="0.9")
-    axes.set_axisbelow(True)
+    axes.set_xlabel("steps")
+    axes.grid()
 
 
 def _drawn(one: Measured) -> tuple[float, float]:
