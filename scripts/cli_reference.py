@@ -30,6 +30,8 @@ def page() -> str:
         ABOUT,
         "Results go to stdout, everything else to stderr. The exit code is 0; 2 where the input is at fault, and one "
         "sentence says what is wrong and what to do; 130 after an interrupt. `python -m nidiff` is the same program.",
+        "`nidiff` alone names the commands to begin with. `nidiff --completion bash`, or zsh, prints what a shell "
+        "needs to complete commands and flags: [one line](install.md#completion) sets it up.",
         table(("Command", ""), ((f"[`nidiff {name}`](#nidiff-{name})", about(command)) for name, command in shown())),
     ]
     for name, command in shown():

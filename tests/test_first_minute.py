@@ -3,13 +3,17 @@
 import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from nidiff.app.shelf import Shelf
-from nidiff.cli import GREETING, main, parse_command
+from nidiff.cli import COMMANDS, GREETING, main, parse_command
 from nidiff.commands.demo import Demo
 from nidiff.model import zoo
 
@@ -60,3 +64,59 @@ def test_the_demo_draws_trains_compares_and_ends_with_commands_that_run(tmp_path
     assert "first.png" not in capsys.readouterr().err
     assert not (out / "first.png").exists()
     assert (out / "digits" / "log.jsonl").read_bytes() == before  # the runs are resumed, not repeated
+
+
+# Completion ---------------------------------------------------------------------------------------------------------
+
+TRIED = {  # what is typed before Tab, and what is offered
+    "nidiff sam": ["sample"],
+    "nidiff --ver": ["--version"],
+    "nidiff sample --nu": ["--num-steps"],
+    "nidiff sample fashion-mnist --gui": ["--guidance", "--guidance-interval"],
+    "nidiff train --cov": ["--covariance"],
+    "nidiff sweep --wid": ["--widths"],  # a flag of nidiff train, which it also takes
+    "nidiff sample --bogus": [],
+    "nidiff sample train": [],  # no command and no flag: the shell offers files
+    "nidiff bogus --nu": [],
+}
+TRY = """
+source <("$@")
+complete -p nidiff >&2
+while IFS= read -r line; do
+    COMP_WORDS=($line); [[ $line == *" " ]] && COMP_WORDS+=("")
+    COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+    _nidiff nidiff "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD - 1]}"
+    echo "${COMPREPLY[*]}"
+done
+"""
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_commands_and_flags():
+    program = [sys.executable, "-m", "nidiff", "--completion", "bash"]
+    lines = "".join(f"{line}\n" for line in ["nidiff ", *TRIED])
+    done = subprocess.run(["bash", "-c", TRY, "bash", *program], input=lines, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "complete -o default -F _nidiff nidiff\n")
+    everything, *offered = (line.split() for line in done.stdout.splitlines())
+    assert everything == [*COMMANDS, "--completion", "--help", "--version"]
+    assert dict(zip(TRIED, offered, strict=True)) == TRIED
+
+
+def test_zsh_reads_the_script_of_bash(capsys):
+    scripts = {}
+    for shell in ("bash", "zsh"):
+        assert main([f"--completion={shell}"]) == 0
+        scripts[shell] = capsys.readouterr().out
+    begin, _, rest = scripts["zsh"].partition("\n")
+    assert "bashcompinit" in begin
+    assert rest == scripts["bash"]
+
+
+@pytest.mark.parametrize("words", [["fish"], [""], [], ["bash", "zsh"]])
+def test_another_shell_is_refused_in_a_sentence(words, capsys):
+    assert main(["--completion", *words]) == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "completion" in err
+    assert "bash" in err
+    assert "zsh" in err

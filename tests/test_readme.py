@@ -1,5 +1,6 @@
 """What the documentation prints can be run as printed, top to bottom."""
 
+import json
 import re
 import shlex
 import subprocess
@@ -27,13 +28,52 @@ def page_blocks(page: str, language: str) -> list[str]:
     return blocks((ROOT / page).read_text(), language)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page_blocks(page, "python")])
-def test_the_python_of_a_page_runs(page, tmp_path):
-    """In a process of its own: what a page registers or seeds is gone with it. A warning is an error, as here."""
-    program = "import torch\ntorch.manual_seed(0)\n" + "\n".join(page_blocks(page, "python"))
-    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", program]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+# Imports what most pages need once, then runs each page in a child: what it registers or seeds is gone with it.
+RUN_PAGES = """
+import json, os, sys, traceback
+import diffusers, torch
+import nidiff, nidiff.cli, nidiff.model.network, nidiff.sampling.sampler
+torch.set_num_threads(1)
+failed = {}
+for page, program in json.load(sys.stdin).items():
+    folder = page.replace("/", "-")
+    os.mkdir(folder)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        try:
+            torch.manual_seed(0)
+            exec(compile(program, page, "exec"), {"__name__": "__main__"})
+            sys.stdout.flush()
+        except BaseException:
+            open("failure", "w").write(traceback.format_exc())
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed[page] = open(f"{folder}/failure").read() if os.path.exists(f"{folder}/failure") else "it was killed"
+print(json.dumps(failed), file=sys.stderr)
+"""
+
+
+CONTROLS = {  # the first two must fail; the third must not see what the first did
+    "warns": "import torch, warnings\ntorch.secret = 1\nwarnings.warn('old')",
+    "fails": "import torch\nassert hasattr(torch, 'secret')",
+    "runs": "import torch\nassert not hasattr(torch, 'secret')",
+}
+
+
+def test_the_python_of_each_page_runs(tmp_path):
+    """A warning is an error, as here."""
+    programs = {page: "\n".join(found) for page in PAGES if (found := page_blocks(page, "python"))}
+    assert len(programs) > 15
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", RUN_PAGES]
+    given = json.dumps(CONTROLS | programs)
+    run = subprocess.run(command, cwd=tmp_path, input=given, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+    failed = json.loads(run.stderr.splitlines()[-1])
+    assert "UserWarning: old" in failed.pop("warns")
+    assert "AssertionError" in failed.pop("fails")
+    assert failed == {}
 
 
 def test_each_row_of_the_extending_page_has_a_section_that_is_run():
@@ -59,7 +99,7 @@ def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
     for number, pixels in enumerate(smooth + np.random.default_rng(1).normal(0, 9, smooth.shape)):
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(f"my_images/{number}.png")
     field = nidiff.gaussian_free_field((16, 32), boundary=("reflecting", "periodic"))
-    maps = field.sample((2, 40, 16, 32), torch.Generator().manual_seed(0)).numpy()
+    maps = field.sample((2, 20, 16, 32), torch.Generator().manual_seed(0)).numpy()
     axes = ("time", "lat", "lon")
     fields = {"t2m": (axes, 280 + 9 * maps[0], {"units": "K"}), "u10": (axes, 4 * maps[1], {"units": "m/s"})}
     xarray.Dataset(fields, {"lat": np.linspace(-60, 60, 16)}).to_netcdf("fields.nc", engine="h5netcdf")

@@ -19,6 +19,7 @@ import tyro
 import nidiff
 from nidiff.aligned import aligned
 from nidiff.commands.calibrate import Calibrate
+from nidiff.commands.completion import completion
 from nidiff.commands.demo import Demo
 from nidiff.commands.denoise import Denoise
 from nidiff.commands.design import Design
@@ -91,6 +92,8 @@ def main(argv: list[str] | None = None) -> int:
             print(f"nidiff {nidiff.__version__}")
         elif not arguments:
             print(_greeting())
+        elif arguments[0].partition("=")[0] == "--completion":
+            print(completion(_shell(arguments), COMMANDS))
         else:
             with explained(), _plain_warnings():
                 parse_command(arguments).run()
@@ -144,6 +147,14 @@ def _greeting() -> str:
     return (
         f"Diffusion models whose Gaussian noise has any covariance you like.\n\n{commands}\n\nnidiff --help lists all."
     )
+
+
+def _shell(arguments: list[str]) -> str:
+    """The value of ``--completion``."""
+    words = [*arguments[0].split("=", 1)[1:], *arguments[1:]]
+    if len(words) != 1:
+        raise InputError("--completion takes one value: give the name of your shell, bash or zsh.")
+    return words[0]
 
 
 def parse_command(arguments: list[str]) -> Command:
