@@ -24,8 +24,6 @@ from PIL import Image
 import nidiff
 from nidiff import style
 from nidiff.cli import main as nidiff_command
-from nidiff.data.figures import samples_figure, save_drawn
-from nidiff.data.grid import Grid
 from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation.results import Measured, Result
 from nidiff.report.noise import save_figure
@@ -150,13 +148,9 @@ def table(out: Path) -> None:
     save_figure(quality_figure(results), out)
 
 
-def samples(name: str, grid: Grid, out: Path) -> None:
-    save_drawn(samples_figure(torch.from_numpy(numbers(name)["samples"]).float(), grid), out)
-
-
 SHIRT = 1
 PINK = ["white", "power_law:exponent=1,boundary=reflecting", "--shape", "1024", "--num-images", "3"]
-BY_HAND = "python examples/resolution.py, after the trainings in docs/resolution.md: an hour on one core"
+BY_HAND = "python examples/resolution.py, after the trainings in docs/resolution.md: 10 min for one seed"
 FIGURES = {
     "noise.png": Drawing(noise, "nidiff noise"),
     "signals_noise.png": Drawing(lambda out: noise(out, *PINK), f"nidiff noise {' '.join(PINK)}"),
@@ -185,6 +179,10 @@ FIGURES = {
         partial(panels, "smld_digits"), "docs/figures/smld_digits.npz (examples/smld_digits.py, 2 min)"
     ),
     "guidance.png": Drawing(guidance, "docs/figures/guidance.npz (nidiff train and sample, as docs/results.md has it)"),
+    "signals_samples.png": Drawing(None, "nidiff sample, after the trainings in docs/signals.md: 6 min"),
+    "signals_steps.png": Drawing(None, "nidiff table, after the trainings in docs/signals.md: 6 min"),
+    "video_samples.png": Drawing(None, "nidiff sample, after the trainings in docs/video.md: 5 min"),
+    "video_v_white.png": Drawing(None, "nidiff sample, after the trainings in docs/video.md: 5 min"),
     "resolution.png": Drawing(None, BY_HAND),
     "resolution_fields.png": Drawing(None, BY_HAND),
 }
