@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test hostile format docs wheel bench clean
+.PHONY: demo test hostile format figures docs wheel bench clean
 
 demo: .venv/installed
 	$(BIN)/nidiff demo --out out/demo
@@ -22,6 +22,10 @@ hostile: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Every figure of the documentation again; those that are computed elsewhere are named.
+figures: .venv/installed
+	$(BIN)/python scripts/figures.py
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

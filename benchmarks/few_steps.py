@@ -53,7 +53,7 @@ def picture(found: Mapping[str, np.ndarray], file: Path) -> None:
         title = line[0].text(0, 1.08, name, fontsize=style.SMALL, color=colour, transform=line[0].transAxes)
         title.set_in_layout(False)  # else the others make room for it
         for axis, field in zip(line, fields.astype(np.float32), strict=True):
-            axis.imshow(field, cmap=style.DIVERGING, vmin=-2.5, vmax=2.5)
+            axis.imshow(field, cmap=style.DIVERGING, vmin=-2.5, vmax=2.5, interpolation="nearest")
             axis.set_axis_off()
         width = 3.0 if dash == ":" else 1.8
         chart.loglog(range(1, len(power) + 1), power, dash, color=colour, label=name, linewidth=width)

@@ -44,7 +44,7 @@ def turbulence(file: Path, samples: int = 128) -> None:
         white: (draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW), style.RED, "--"),
         designed: (draw("turbulence", "angle_2m", samples, FIELDS_FEW), style.BLUE, ":"),
     }
-    figure = Figure((style.WIDTH, 3.4), layout="constrained")
+    figure = Figure((style.WIDTH, 3.1), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1))
     axes = left.subplots(len(rows), COLUMNS)
     for line, (name, (fields, colour, _)) in zip(axes, rows.items(), strict=True):

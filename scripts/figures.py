@@ -1,0 +1,227 @@
+"""Draw the figures of the documentation again: python scripts/figures.py [NAME …], or `make figures` for all.
+
+Each is drawn from what the repository holds: models that ship, results of benchmarks, and the numbers behind a
+figure in docs/figures, where computing them takes long. `--list` says which, and how they were made.
+"""
+
+import argparse
+import fnmatch
+import json
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+
+import nidiff
+from nidiff import style
+from nidiff.cli import main as nidiff_command
+from nidiff.data.pictures import grid_pixels
+from nidiff.evaluation.results import Measured, Result
+from nidiff.report.noise import save_figure
+from nidiff.report.panels import save_panels
+from nidiff.report.quality import quality_figure
+
+ROOT = Path(__file__).parent.parent
+IMAGES, NUMBERS, RESULTS = ROOT / "docs/images", ROOT / "docs/figures", ROOT / "benchmarks/results"
+sys.path += [str(ROOT / folder) for folder in ("scripts", "examples", "benchmarks")]
+
+
+class Drawing(NamedTuple):
+    """How a figure is drawn into a file, and from what."""
+
+    draw: Callable[[Path], Any] | None
+    """None: by hand, as ``source`` says."""
+    source: str
+
+
+def numbers(name: str) -> dict[str, Any]:
+    """Those behind a figure."""
+    with np.load(NUMBERS / f"{name}.npz") as found:
+        return dict(found)
+
+
+# Out of nothing, or from the models that ship -----------------------------------------------------------------------
+
+
+def noise(out: Path, *words: str) -> None:
+    run("noise", *words, "--out", out)
+
+
+def models(out: Path) -> None:
+    run("models", "--out", out)
+    with Image.open(out) as picture:
+        half = picture.convert("RGB").resize([round(0.75 * side) for side in picture.size], Image.Resampling.LANCZOS)
+    half.save(out)
+
+
+def front_page(name: str, out: Path) -> None:
+    import front_page
+
+    getattr(front_page, name)(out)
+
+
+def denoised_digits(out: Path) -> None:
+    """Held-out digits under noise of the model's colour, half as large as the range from grey to white."""
+    denoiser = nidiff.load_model("digits")
+    x0 = nidiff.load_dataset("digits", split="test").batch(torch.arange(3))
+    noisy = x0 + 0.5 * denoiser.process.noise(tuple(x0.shape), torch.Generator().manual_seed(0))
+    restored(out, "denoise", "digits", 127.5 * (1 + noisy), "--noise", "63.75", "--samples", "8")
+
+
+def restored(out: Path, command: str, model: str, items: Any, *words: str) -> None:
+    """What `nidiff denoise` or `nidiff restore` makes of items."""
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/items.npy", np.asarray(items))
+        run(command, model, f"{folder}/items.npy", *words, "--out", f"{folder}/found")
+        out.write_bytes(Path(folder, "found", "restored.png").read_bytes())
+
+
+def turbulence_from_points(out: Path) -> None:
+    fields = nidiff.load_dataset("turbulence", split="test").values[[0, 800]]
+    restored(out, "restore", "turbulence", fields, *["--mask", "random:0.03", "--degrade", "--samples", "4"])
+
+
+def shirt_from_its_left_half(out: Path) -> None:
+    clothes = nidiff.load_dataset("fashion-mnist", split="test")
+    shirt = clothes.values[SHIRT : SHIRT + 1]
+    restored(out, "restore", "fashion-mnist", shirt, *["--mask", "left", "--degrade", "--samples", "4"])
+
+
+def run(*words: object) -> None:
+    if nidiff_command([str(word) for word in words]):
+        raise SystemExit(f"nidiff {' '.join(map(str, words))} failed")
+
+
+# From numbers that are kept -----------------------------------------------------------------------------------------
+
+
+def story(name: str, out: Path) -> None:
+    """A figure whose example or benchmark has its function ``picture``."""
+    __import__(name)
+    sys.modules[name].picture(numbers(name), out)
+
+
+def panels(name: str, out: Path) -> None:
+    save_panels(out, {title: torch.from_numpy(images) for title, images in numbers(name).items()})
+
+
+@style.drawn
+def guidance(out: Path) -> None:
+    """Three samples of each digit, a column each, for every guidance."""
+    found = numbers("guidance")
+    figure = Figure((6.4, 2.1 * len(found)), layout="constrained")
+    for axes, (name, images) in zip(figure.subplots(len(found), 1), found.items(), strict=True):
+        axes.imshow(grid_pixels(torch.from_numpy(images), 10).squeeze(-1), cmap=style.GREY, vmin=0, vmax=255)
+        axes.set(xticks=[], yticks=[], ylabel=name)
+        axes.spines[:].set_visible(False)
+    figure.savefig(out)
+
+
+def minutes(out: Path) -> None:
+    import minutes
+
+    kept = json.loads((RESULTS / "minutes.json").read_text())
+    minutes.draw(minutes.in_lines(kept["rows"]), kept["real"], out)
+
+
+def table(out: Path) -> None:
+    """The table of docs/results.md as a figure."""
+    text = (ROOT / "docs/results.md").read_text()
+    row = re.compile(r"^\| ((?:NI-)?DDPM) \| (ancestral|dpmpp_2m) \| (\d+) \| (.*) \|$", re.M)
+    names = {"FD-pixels": False, "precision": True, "recall": True, "spectrum error": False}
+    results = []
+    for model, sampler, steps, cells in row.findall(text):
+        measured = [
+            Measured(*map(float, cell.split(" ± ")), up)
+            for cell, up in zip(cells.split(" | "), names.values(), strict=True)
+        ]
+        results.append(Result(model, sampler, int(steps), metrics=dict(zip(names, measured, strict=True))))
+    save_figure(quality_figure(results), out)
+
+
+SHIRT = 1
+PINK = ["white", "power_law:exponent=1,boundary=reflecting", "--shape", "1024", "--num-images", "3"]
+BY_HAND = "python examples/resolution.py, after the trainings in docs/resolution.md: 10 min for one seed"
+FIGURES = {
+    "noise.png": Drawing(noise, "nidiff noise"),
+    "signals_noise.png": Drawing(lambda out: noise(out, *PINK), f"nidiff noise {' '.join(PINK)}"),
+    "models.png": Drawing(models, "nidiff models"),
+    "turbulence.png": Drawing(partial(front_page, "turbulence"), "models that ship (scripts/front_page.py)"),
+    "fashion.png": Drawing(partial(front_page, "fashion"), "models that ship (scripts/front_page.py)"),
+    "denoised_digits.png": Drawing(denoised_digits, "nidiff denoise digits"),
+    "restored_turbulence.png": Drawing(turbulence_from_points, "nidiff restore turbulence --mask random:0.03"),
+    "restored_fashion.png": Drawing(shirt_from_its_left_half, "nidiff restore fashion-mnist --mask left"),
+    "minutes.png": Drawing(minutes, "benchmarks/results/minutes.json (benchmarks/minutes.py)"),
+    "table.png": Drawing(table, "the table of docs/results.md (nidiff table, 50 min)"),
+    "climate.png": Drawing(
+        partial(story, "climate"), "docs/figures/climate.npz (the commands of docs/climate.md, 4 min)"
+    ),
+    "volumes.png": Drawing(
+        partial(story, "volumes"), "docs/figures/volumes.npz (the commands of docs/volumes.md, 4 min)"
+    ),
+    "few_steps.png": Drawing(
+        partial(story, "few_steps"), "docs/figures/few_steps.npz (benchmarks/few_steps.py, 4 min)"
+    ),
+    "demo.png": Drawing(partial(panels, "demo"), "docs/figures/demo.npz (nidiff demo, 4 min)"),
+    "offset_noise.png": Drawing(
+        partial(panels, "offset_noise"), "docs/figures/offset_noise.npz (examples/offset_noise.py, 2 min)"
+    ),
+    "smld_digits.png": Drawing(
+        partial(panels, "smld_digits"), "docs/figures/smld_digits.npz (examples/smld_digits.py, 2 min)"
+    ),
+    "guidance.png": Drawing(guidance, "docs/figures/guidance.npz (nidiff train and sample, as docs/results.md has it)"),
+    "signals_samples.png": Drawing(None, "nidiff sample, after the trainings in docs/signals.md: 6 min"),
+    "signals_steps.png": Drawing(None, "nidiff table, after the trainings in docs/signals.md: 6 min"),
+    "video_samples.png": Drawing(None, "nidiff sample, after the trainings in docs/video.md: 5 min"),
+    "video_v_white.png": Drawing(None, "nidiff sample, after the trainings in docs/video.md: 5 min"),
+    "resolution.png": Drawing(None, BY_HAND),
+    "resolution_fields.png": Drawing(None, BY_HAND),
+}
+SCREENSHOTS = ("explore_*.png", "field_explorer.png")  # of pages in a browser: scripts/screenshots.py
+
+
+def is_screenshot(name: str) -> bool:
+    return any(fnmatch.fnmatch(name, pattern) for pattern in SCREENSHOTS)
+
+
+def smaller(file: Path) -> None:
+    """Without an alpha channel, compressed well."""
+    with Image.open(file) as picture:
+        picture.convert("RGB").save(file, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="some of them; all if none is given")
+    parser.add_argument("--list", action="store_true", help="list them with what they are drawn from")
+    parser.add_argument("--out", type=Path, default=IMAGES)
+    options = parser.parse_args()
+    names = [name if name.endswith(".png") else f"{name}.png" for name in options.names] or [*FIGURES]
+    if unknown := [name for name in names if name not in FIGURES]:
+        parser.error(f"there is no figure {unknown[0]!r}: use {', '.join(FIGURES)}.")
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        drawing = FIGURES[name]
+        if options.list:
+            print(f"{name:25} {drawing.source}")
+        elif drawing.draw is None:
+            print(f"{name:25} left as it is: {drawing.source}")
+        else:
+            begin = time.perf_counter()
+            drawing.draw(options.out / name)
+            smaller(options.out / name)
+            print(f"{name:25} {time.perf_counter() - begin:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

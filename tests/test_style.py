@@ -1,0 +1,88 @@
+"""One style for all figures: nothing is coloured by hand, colours can be told apart, light and dark do not mix."""
+
+import importlib.util
+import itertools
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nidiff import style
+
+pytest.importorskip("matplotlib")
+from nidiff.report.loss import loss_figure
+
+ROOT = Path(__file__).parent.parent
+LOG = {"step": [1.0, 2.0], "loss": [1.0, 0.9], "images_per_s": [5.0, 5.0]}
+BY_HAND = re.compile(
+    r"""["'](tab:\w+|#[0-9a-fA-F]{6}|0\.\d+|black|white|gr[ae]y|viridis|RdBu(_r)?)["']|fontsize=\d|labelsize=\d"""
+)
+ALLOWED = {"style.py", "picture.py"}  # the second has the palettes that the cards of models are stored with
+# Machado et al. (2009), for linear RGB.
+EYES = {
+    "usual": np.eye(3),
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+XYZ = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.072175], [0.0193339, 0.119192, 0.9503041]])
+
+
+def lab(colour, eye):
+    srgb = np.array([int(colour[place : place + 2], 16) for place in (1, 3, 5)]) / 255
+    linear = np.where(srgb <= 0.04045, srgb / 12.92, ((srgb + 0.055) / 1.055) ** 2.4)
+    x = XYZ @ np.clip(np.array(EYES[eye]) @ linear, 0, 1) / [0.95047, 1, 1.08883]
+    f = np.where(x > (6 / 29) ** 3, np.cbrt(x), x / (3 * (6 / 29) ** 2) + 4 / 29)
+    return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+
+def difference(a, b):
+    """The smallest of the colour differences that the four kinds of eyes see."""
+    return min(np.linalg.norm(lab(a, eye) - lab(b, eye)) for eye in EYES)
+
+
+def test_all_colours_can_be_told_apart_by_all_eyes():
+    assert min(difference(a, b) for a, b in itertools.combinations((*style.COLOURS, style.LIGHT.ink), 2)) > 15
+    assert min(difference(style.DARK.ink, colour) for colour in style.COLOURS) > 15
+    assert difference("#d62728", "#2ca02c") < 10  # the control: red and green of matplotlib
+
+
+def test_no_colour_or_size_of_letters_is_set_by_hand():
+    drawing = [file for file in ROOT.glob("src/nidiff/**/*.py") if "matplotlib" in file.read_text()]
+    drawing += [file for folder in ("examples", "benchmarks", "scripts") for file in ROOT.glob(f"{folder}/*.py")]
+    assert not [
+        (file.name, found.group())
+        for file in drawing
+        if file.name not in ALLOWED and "figure" in file.read_text()
+        for found in BY_HAND.finditer(file.read_text())
+        if found.group() not in ('"white"', "'white'")  # mostly a noise
+    ]
+    assert BY_HAND.search('axes.plot(x, color="tab:red")')  # the control
+    assert BY_HAND.search("axes.legend(fontsize=7)")
+
+
+def test_light_and_dark_at_once_do_not_mix():
+    def paper(is_dark):
+        with style.dark_page(is_dark):
+            figure = loss_figure(LOG)
+            return figure.get_facecolor(), figure.axes[0].title.get_color()
+
+    with ThreadPoolExecutor(2) as both:
+        found = list(both.map(paper, [False, True] * 4))
+    from matplotlib.colors import to_rgba
+
+    for (face, ink), look in zip(found, [style.LIGHT, style.DARK] * 4, strict=True):
+        assert face == to_rgba(look.paper)
+        assert ink == look.ink
+
+
+def test_every_figure_of_the_documentation_has_an_entry():
+    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
+    figures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(figures)
+    there = {file.name for file in (ROOT / "docs" / "images").glob("*.png") if not figures.is_screenshot(file.name)}
+    assert there == figures.FIGURES.keys()
+    assert figures.is_screenshot("explore_noise.png")
+    assert not figures.is_screenshot("noise.png")  # the control
