@@ -71,6 +71,24 @@ def test_a_link_in_a_folder_of_runs_leads_nowhere(runs, tmp_path):
     assert str(elsewhere) in Shelf([elsewhere]).models()  # it is a model, had it been given
 
 
+@pytest.mark.parametrize("name", ["experiment.json", "model", "model/unet/diffusion_pytorch_model.safetensors"])
+def test_a_run_that_is_partly_a_link_is_not_offered(runs, tmp_path, name):
+    real, outside = runs / "done" / name, tmp_path / "outside"
+    assert str(runs / "done") in Shelf([runs]).runs()
+    shutil.move(real, outside)
+    real.symlink_to(outside)
+    assert str(runs / "done") not in {**Shelf([runs]).runs(), **Shelf([runs]).models()}
+
+
+def test_a_run_that_vanishes_is_no_longer_offered(runs):
+    shelf = Shelf([runs / "done"])
+    assert str(runs / "done") in shelf.models()
+    shutil.rmtree(runs / "done")
+    assert str(runs / "done") not in shelf.models()
+    with pytest.raises(InputError):
+        shelf.open(str(runs / "done"))
+
+
 def test_a_folder_that_fills_later_is_seen(runs, tmp_path):
     shelf = Shelf(folder=tmp_path / "later")
     assert shelf.runs() == {}
@@ -124,6 +142,11 @@ def test_a_port_that_is_taken_is_refused_and_without_one_the_next_is_used(runs, 
     assert free_port("127.0.0.1", None) >= 7860
     assert main(["explore", str(runs), "--port", "99999"]) == 2
     assert "from 0 to 65535" in capsys.readouterr().err
+
+
+def test_an_address_that_is_none_is_named(runs, capsys):
+    assert main(["explore", str(runs), "--host", "256.1.1.1"]) == 2
+    assert "--host='256.1.1.1'" in capsys.readouterr().err
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):

@@ -238,6 +238,36 @@ def _try_to_read(visitor, secret):
     assert visitor.http.get("/").status_code == 200  # which the same visitor may see
 
 
+@pytest.mark.parametrize("host, code", [("127.0.0.1", 200), ("localhost:80", 200), ("evil.example:7860", 403)])
+def test_a_strangers_page_is_not_answered_even_if_its_name_leads_here(url, host, code):
+    with Visitor(url) as visitor:
+        assert visitor.http.get("/config", headers={"host": host}).status_code == code
+
+
+def test_no_event_goes_past_the_queue_and_no_request_is_endless(url):
+    with Visitor(url) as visitor:
+        event = visitor.event("noise-gff-gamma", "change")
+        values = visitor.usual(event)
+        assert visitor.ask(event, values).done
+        body = {"data": values, "fn_index": event["id"], "session_hash": visitor.session}
+        for place in ("run/predict", "api/predict", "run/looked_at", "call/looked_at"):
+            for prefix in ("/gradio_api/", "/"):
+                assert visitor.http.post(f"{prefix}{place}", json=body).status_code in (403, 404, 405)
+        long = visitor.join(event, ["x" * 6_000_000, *values[1:]])
+        assert long.status_code == 413
+        assert "send less" in long.text
+
+
+@pytest.mark.parametrize("path", ["http://192.0.2.1/x.png", "https://hf.co/x.png", "file:///etc/passwd"])
+def test_nothing_is_fetched_for_a_visitor(url, path):
+    with Visitor(url) as visitor:
+        event = visitor.event("forward-file", "change")
+        joined = visitor.join(event, [{"path": path, "meta": {"_type": "gradio.FileData"}}])
+        assert joined.status_code == 403
+        assert "choose one on your computer" in joined.text
+        assert visitor.join(event, [None]).status_code == 200
+
+
 FETCHED = {"path": "http://127.0.0.1:9/x", "meta": {"_type": "gradio.FileData"}}
 HOSTILE = [None, float("nan"), 1e308, -1, "x" * 10_000, HTML, [], {}, {"path": "/etc/passwd"}, FETCHED, [["a"]], True]
 

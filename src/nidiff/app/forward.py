@@ -276,7 +276,7 @@ def _maps_figure(found: Scene) -> Figure:
     maps = made.subplots(1, len(found.processes), squeeze=False, sharey=True)[0]
     for axes, (name, process) in zip(maps, found.processes.items(), strict=True):
         mesh = draw_logsnr(axes, band_logsnr(found.schedule, found.gaussian, process.covariance))
-        axes.set_title("white noise" if name == WHITE else drawable(name, 24), fontsize=10)
+        axes.set_title("white noise" if name == WHITE else drawable(name, 24))
         axes.set_xticks([0, 0.5, 1], ["0", "½", "1"])
         axes.set_xlabel("level")
     maps[0].set_ylabel("wavenumber |k|")

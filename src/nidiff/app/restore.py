@@ -46,6 +46,7 @@ PAINT, BLUR = "what I paint", "fine detail, by a blur"
 MASKS = {"the center": "not-center", "the left half": "not-left", "90 % of the points": "random:0.1"}
 SCALES = {f"fine detail, by means over blocks of {factor}": factor for factor in (2, 4)}
 UNPAINTED = MASKS["the center"]
+UNTOUCHED = "Paint, and press Restore; if nothing is painted, the center is hidden."
 AT_HAND = ("digits",)  # data sets that are built in
 
 MOST_SAMPLES, MOST_STEPS, MOST_NOISE, MOST_BLUR = 8, 100, 1.0, 8.0
@@ -296,10 +297,16 @@ def look(
         return "Choose a file.", gr.update(visible=False), "", *controls
     items = read_item(model, kind, number, file)
     if one_of("hidden", way, ways_of(model)) == PAINT:
-        return "Press Restore.", gr.update(visible=True, value=background(items, model)), "", *controls
+        return UNTOUCHED, gr.update(visible=True, value=background(items, model)), "", *controls
     with dark_page(is_dark):
         view = observed_view(read_seen(model, items, way, None, width, noise), items)
     return "Press Restore.", gr.update(visible=False), view, *controls
+
+
+def look_again(shelf: Shelf, *values: Any) -> tuple[Any, Any]:
+    """The same where only numbers have changed: what is painted stays."""
+    status, _, view, *_ = look(shelf, *values)
+    return status, view
 
 
 def restored(
@@ -361,7 +368,7 @@ def restore_tab(page: Page) -> None:
                 buttons=[],
                 elem_id="restore-editor",
             )
-            status = gr.HTML("Press Restore.", elem_id="restore-status", padding=False)
+            status = gr.HTML(UNTOUCHED, elem_id="restore-status", padding=False)
             view = gr.HTML(elem_id="restore-view", padding=False)
     item = [kind, number, file, way]
     quick: dict[str, Any] = {"show_progress": "hidden", **QUICK}
@@ -373,10 +380,13 @@ def restore_tab(page: Page) -> None:
         **quick,
     }
     options: list[Any] = [spoken(partial(chosen, shelf)), [name, kind, way], [kind, way]]
+    page.ready.then(lambda: gr.update(choices=labelled(shelf.models())), None, name, **quick)
     page.ready.then(*options, **quick).then(**looked)
     name.input(*options, **quick).then(**looked)
-    for changed in (kind.input, way.input, number.change, file.change, width.release, noise.release):
+    for changed in (kind.input, way.input, number.change, file.change):
         changed(**looked)
+    for moved in (width.release, noise.release):
+        moved(**looked | {"fn": spoken(partial(look_again, shelf)), "outputs": [status, view]})
     restoring = go.click(
         spoken(partial(restored, shelf)),
         [page.dark, name, samples, steps, *item, editor, width, noise],

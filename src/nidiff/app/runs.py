@@ -1,7 +1,7 @@
 """The tab *Runs*: what the runs are, their losses, their samples over training, and what was measured."""
 
-from collections.abc import Callable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
@@ -24,13 +24,13 @@ NONE = "<p>There are no runs here yet: <code>nidiff train --out runs/try</code> 
 
 def runs_table(shelf: Shelf) -> str:
     """What each run is and how far it has come, in HTML."""
-    rows = [_row(name, lambda name=name: shelf.run(name)) for name in shelf.runs()]  # type: ignore[misc]
+    rows = [_row(name, path) for name, path in shelf.runs().items()]
     return table(HEAD, rows) if rows else NONE
 
 
-def _row(name: str, opened: Callable[[], RunDirectory]) -> tuple[str, ...]:
+def _row(name: str, path: Path) -> tuple[str, ...]:
     try:
-        run = opened()
+        run = RunDirectory.open(path)
         experiment, log = run.experiment, run_log(run)
     except InputError as error:  # it may be being written, or be damaged
         return (escape(name), escape(str(error)), "", "", "", "")
@@ -79,7 +79,8 @@ def metrics(shelf: Shelf, name: str | None, is_dark: bool) -> str:
 
 def newest(shelf: Shelf) -> list[str]:
     """The names of all runs; the one that began last is the first."""
-    return sorted(shelf.runs(), key=lambda name: -(shelf.runs()[name] / "experiment.json").stat().st_mtime)
+    runs = shelf.runs()
+    return sorted(runs, key=lambda name: -(runs[name] / "experiment.json").stat().st_mtime)
 
 
 def runs_tab(page: Page) -> None:

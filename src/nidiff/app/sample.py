@@ -19,7 +19,7 @@ from nidiff.app.look import Page, labelled
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import LONG, QUICK, Show, shown_as, spoken, watched
 from nidiff.data.dataset import as_stored
-from nidiff.data.figures import samples_figure, save_samples_figure
+from nidiff.data.figures import drawable, samples_figure, save_samples_figure
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.condition import CLASSES
 from nidiff.errors import InputError, one_of, shown
@@ -212,17 +212,19 @@ def spectrum_figure(spectrum: Spectrum, count: int) -> "Figure":
     k = range(1, len(spectrum.data))
     axes.loglog(k, spectrum.data[1:], color=ink(), linewidth=2.0, label="data: C of the model's Gaussian N(μ, C)")
     for marker, (name, power) in zip("os", spectrum.samples.items(), strict=False):
-        axes.loglog(k, power[1:], marker, markersize=4, linestyle="-", linewidth=1.0, label=f"{count} of {name[:40]}")
+        axes.loglog(
+            k, power[1:], marker, markersize=4, linestyle="-", linewidth=1.0, label=f"{count} of {drawable(name, 40)}"
+        )
     axes.set(xlabel="wavenumber |k| (waves across an item)", ylabel="power per mode\n(units of the model)")
     axes.grid(visible=True)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False)
     return drawing
 
 
 def spectra_view(orders: Sequence[Order], samples: Sequence[Tensor]) -> str:
     """The spectra of the samples against those of the data, in HTML."""
     count = len(orders[0].seeds)
-    note = f"The spectrum of {count} samples, and that of the data as the models carry it, fitted to the training data."
+    note = f"The spectrum of {count} samples, and that of all training data, as the models keep it."
     text = "".join(
         plot(spectrum_figure(one, count), f"Power by wavenumber of the data and of {' and '.join(one.samples)}", note)
         for one in spectra(orders, samples)
@@ -276,10 +278,10 @@ def draw(shelf: Shelf, is_dark: Any, watch: Any, *values: Any) -> Iterator[tuple
         return f"{escape(order.name)}: {step}", side_by_side([*figures.values()]), None, command
 
     samples = yield from shown_as(watched(work), page)
-    files = [file for order, x in zip(orders, samples, strict=True) for file in save_files(order, x)]
     with dark_page(is_dark):
         view = side_by_side([samples_view(x, order) for order, x in zip(orders, samples, strict=True)])
         view += spectra_view(orders, samples)
+    files = [file for order, x in zip(orders, samples, strict=True) for file in save_files(order, x)]
     yield "Done.", view, files, command
 
 
@@ -317,6 +319,12 @@ def sample_tab(page: Page) -> None:
         "show_progress": "hidden",
         **QUICK,
     }
+
+    def menus() -> tuple[Any, Any]:
+        known = [*shelf.models()]  # a training may have ended since the page was made
+        return gr.update(choices=labelled(known)), gr.update(choices=labelled([NONE, *known]))
+
+    page.ready.then(menus, None, [first, second], show_progress="hidden", **QUICK)
     page.ready.then(**look)
     for control in (first, second):
         control.input(**look)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nidiff.app.shelf import Shelf
-from nidiff.errors import InputError
+from nidiff.errors import InputError, shown
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
@@ -19,19 +19,22 @@ LARGEST = 16 * 2**20  # bytes of a file that a visitor sends
 
 def free_port(host: str, port: int | None) -> int:
     """``port`` if nobody listens there, or the first free one from 7860 on."""
-    asked = range(FIRST, FIRST + PORTS) if port is None else [port]
-    for one in asked:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as trial:
+    try:
+        family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise InputError(f"host={shown(host)} is no address ({error}): give one of this computer.") from error
+    for one in range(FIRST, FIRST + PORTS) if port is None else [port]:
+        with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                trial.bind((host, one))
+                trial.bind((address, one))
             except OSError as error:
                 reason = error.strerror
             else:
                 return int(trial.getsockname()[1])
     if port is not None:
         raise InputError(f"port={port} cannot be used on {host} ({reason}): give another, or leave it out.")
-    raise InputError(f"port: all from {FIRST} to {FIRST + PORTS - 1} are in use on {host}: give one that is free.")
+    raise InputError(f"no port from {FIRST} to {FIRST + PORTS - 1} can be used on {host} ({reason}): give another.")
 
 
 @contextmanager
@@ -45,17 +48,22 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         import torch
+        from starlette.middleware import Middleware
 
+        from nidiff.app.gate import LOOPBACK as LOCAL
+        from nidiff.app.gate import Gate
         from nidiff.app.look import HEAD, theme
         from nidiff.app.page import build
-        from nidiff.app.work import end_all
+        from nidiff.app.work import begin, end_all
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
+        begin()
         blocks = build(shelf)
-        blocks.queue(max_size=WAITING, default_concurrency_limit=1)
+        blocks.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
         looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
         bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
         closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
+        gates = [Middleware(Gate, is_local=host in LOCAL)]
         try:
             _, url, _ = blocks.launch(
                 server_name=host,
@@ -64,6 +72,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
                 show_error=True,
                 quiet=True,
                 enable_monitoring=False,
+                app_kwargs={"middleware": gates},
                 **looks,
                 **bounds,
                 **closed,

@@ -59,14 +59,16 @@ class Shelf:
         return {name: path for name, path in self._all().items() if is_run(path)}
 
     def _all(self) -> dict[str, Path]:
-        found = dict(self._given)
+        """What is there now: a run may go, and another come."""
+        found = {name: path for name, path in self._given.items() if is_run(path) or _is_model(path)}
         for folder in self._folders:
             found |= {str(one): one for one in _inside(folder) if is_run(one) or _is_model(one)}
         return found
 
     def open(self, name: str) -> Model:
         """A model by its name; the last few stay open, until their files change."""
-        path = self.models()[one_of("model", name, self.models())]
+        known = self.models()
+        path = known[one_of("model", name, known)]
         key = (name, _changed(path))
         with self._lock:
             if key not in self._opened:
@@ -77,7 +79,8 @@ class Shelf:
             return self._opened[key]
 
     def run(self, name: str) -> RunDirectory:
-        return RunDirectory.open(self.runs()[one_of("run", name, self.runs())])
+        known = self.runs()
+        return RunDirectory.open(known[one_of("run", name, known)])
 
 
 def is_run(folder: Path) -> bool:
@@ -89,12 +92,23 @@ def _is_model(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The folders in it that are there themselves: a link could lead anywhere."""
+    """The folders in it, the newest first, that are there themselves and have all their files: a link could lead
+    anywhere."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
-    return [folder / name for name in names[:MOST]]
+        found = sorted(
+            (-entry.stat().st_mtime_ns, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
+        )
+    return [folder / name for _, name in found[:MOST] if not _has_links(folder / name)]
+
+
+def _has_links(folder: Path) -> bool:
+    """Whether a file that makes a run or a model is a link."""
+    model = [
+        file for place in (folder / "model", folder) for file in (place, *place.glob("*/*"), *place.glob("*.json"))
+    ]
+    return any(file.is_symlink() for file in (folder / "experiment.json", *model))
 
 
 def _changed(path: Path) -> int:

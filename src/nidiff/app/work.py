@@ -90,6 +90,11 @@ def shown_as(frames: Generator[T, None, R], page: Callable[[T], V]) -> Generator
         yield page(frame)
 
 
+def begin() -> None:
+    """Work may be done, also after `end_all`."""
+    _closing.clear()
+
+
 def end_all() -> None:
     """End whatever is being worked on, at its next step."""
     _closing.set()
@@ -122,6 +127,8 @@ def _sentences() -> Iterator[None]:
         raise said(str(error)) from None
     except Stopped:
         raise said("stopped.") from None
+    except OSError as error:  # a run that is being written, or has gone
+        raise said(f"a file cannot be read ({error.strerror}): reload the page.") from None
     except MemoryError:
         raise said("there is not enough memory for this: ask for less at a time.") from None
     except gr.Error:

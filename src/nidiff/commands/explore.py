@@ -7,14 +7,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.extras import require
-
 USUAL = Path("runs")
 
 
 @dataclass(frozen=True)
 class Explore:
-    """Open a page on this computer: noise, the forward process, samples, restoration and runs, to play with."""
+    """Serve a page on this computer: noise, the forward process, samples, restoration and runs, to play with."""
 
     models: Annotated[
         Positional[tuple[Path, ...]],
@@ -30,7 +28,6 @@ class Explore:
     """Open the page in the browser."""
 
     def run(self) -> None:
-        require("gradio")
         from nidiff.app.server import interrupt, serving
         from nidiff.app.shelf import Shelf
 

@@ -143,7 +143,7 @@ class Restoration:
 
 def errors_text(measured: Mapping[str, Any]) -> str:
     """What `Restoration.errors` found, in words."""
-    units = " in units of the model" if measured["units"] == "model" else ""
+    units = f" in units of the {measured['units']}"
     errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}{units}"
     if "coverage" not in measured:
         return errors
