@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from figures import smaller
 from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
 FIELD = "field=matern&length_scale=5&smoothness=1.5&boundary=periodic&size=128"
 PATIENCE = 60_000  # ms
-MARGIN, LARGE = 24, 200_000  # pixels, bytes
+MARGIN = 24  # pixels
 
 
 class Shot(NamedTuple):
@@ -111,16 +112,13 @@ def explorer(browser: Any, file: Path) -> None:
     page.close()
 
 
-def smaller(file: Path) -> None:
-    """Without the empty rows at its end, and with 256 colours if it is large."""
+def cropped(file: Path) -> None:
+    """Without the empty rows at its end."""
     with Image.open(file) as opened:
         picture = opened.convert("RGB")
     pixels = np.asarray(picture)
     filled = np.flatnonzero((pixels != pixels[-1, 0]).any((1, 2)))
-    picture = picture.crop((0, 0, picture.width, min(picture.height, int(filled[-1]) + MARGIN)))
-    picture.save(file, optimize=True)
-    if file.stat().st_size > LARGE:
-        picture.quantize(256).save(file, optimize=True)
+    picture.crop((0, 0, picture.width, min(picture.height, int(filled[-1]) + MARGIN))).save(file)
 
 
 def main() -> None:
@@ -156,6 +154,7 @@ def main() -> None:
                     page.get_by_role("tab", name=shot.tab, exact=True).click(timeout=PATIENCE)
                     shot.act(page)
                     page.screenshot(path=file, full_page=True)
+            cropped(file)
             smaller(file)
             print(f"{name:25} {time.perf_counter() - begin:.0f} s", flush=True)
         browser.close()
