@@ -13,7 +13,7 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # The trials of tests/hostile with thousands of cases; the tally at the end says what was tried and what failed.
 hostile: .venv/installed

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import gradio as gr
 import pytest
+from visitor import Visitor
 
 from nidiff.app import work
 from nidiff.app.runs import losses, metrics, newest, runs_table, samples_at
@@ -254,15 +255,28 @@ def test_a_damaged_run_is_named_in_its_row_and_hides_no_other(runs):
 # The server ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_told_to_end_leaves_nothing_behind(runs, tmp_path):
-    before = sorted(path for path in runs.rglob("*"))
+def contents(folder):
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_is_ended_while_it_samples_leaves_no_damaged_file(runs, tmp_path, how):
+    before, place = contents(runs), tmp_path / "place"
+    place.mkdir()
     command = [sys.executable, "-m", "nidiff", "explore", str(runs), "--port", "0"]
-    environment = os.environ | {"TMPDIR": str(tmp_path)}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=tmp_path) as server:
+    environment = os.environ | {"TMPDIR": str(place)}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=place) as server:
         assert server.stderr is not None
-        assert "http://127.0.0.1:" in server.stderr.readline()
-        assert [*tmp_path.glob("nidiff-explore-*")]
-        server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 0
-    assert [*tmp_path.glob("nidiff-explore-*")] == []
-    assert sorted(path for path in runs.rglob("*")) == before
+        with Visitor(server.stderr.readline().split()[0]) as visitor:
+            event = visitor.event("sample-draw", "click")
+            values = visitor.usual(event)
+            values[visitor.names(event).index("sample-steps")] = 100
+            visitor.leave(event, values)
+        server.send_signal(how)
+        assert server.wait(30) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
+    assert contents(runs) == before
+    left = [path for path in place.rglob("*") if path.is_file()]
+    assert how == signal.SIGKILL or left == []
+    assert all(
+        path.is_relative_to(next(place.glob("nidiff-explore-*"))) for path in left
+    )  # beside nothing of the user's

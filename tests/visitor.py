@@ -71,6 +71,12 @@ class Visitor:
                     break
         return Answer(False, [], "the server gave up", time.monotonic() - begun)
 
+    def leave(self, event: dict[str, Any], values: list[Any]) -> None:
+        """Send ``values``, see the work begin, and close the page."""
+        self.join(event, values)
+        with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session}) as stream:
+            next(line for line in stream.iter_lines() if "process_generating" in line)
+
     def join(self, event: dict[str, Any], values: list[Any]) -> httpx.Response:
         """Send ``values``, and do not wait."""
         body = {"data": values, "fn_index": event["id"], "session_hash": self.session, "trigger_id": None}

@@ -258,16 +258,19 @@ class Charts(NamedTuple):
 
 @lru_cache(KEPT)
 def _charts(asked: Asked, is_dark: bool) -> Charts:
-    found = scene(*asked)
     with dark_page(is_dark):
-        maps, spectra = _maps_figure(found), _spectra_figure(found)
+        return _draw_charts(scene(*asked))
+
+
+@drawn
+def _draw_charts(found: Scene) -> Charts:
+    maps, spectra = _maps_figure(found), _spectra_figure(found)
     source = data_uri(maps.savefig, "png")  # which lays it out, too
     places = [axes.get_position() for axes in maps.axes[: len(found.processes)]]
     shown = image(source, "The effective log-SNR of each wavenumber at each level, white noise and Σ")
     return Charts(shown, places, plot(spectra, "The spectra of data and noise", kind=""))
 
 
-@drawn
 def _maps_figure(found: Scene) -> Figure:
     made = Figure((4.8, 3.0), dpi=120, layout="constrained")
     maps = made.subplots(1, len(found.processes), squeeze=False, sharey=True)[0]
@@ -281,7 +284,6 @@ def _maps_figure(found: Scene) -> Figure:
     return made
 
 
-@drawn
 def _spectra_figure(found: Scene) -> Figure:
     made = Figure((3.7, 3.0), dpi=120, layout="constrained")
     axes = made.subplots()

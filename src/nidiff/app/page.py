@@ -12,6 +12,7 @@ from nidiff.app.shelf import Shelf
 from nidiff.app.work import QUICK
 
 TABS = {"Noise": noise_tab, "Forward": forward_tab, "Sample": sample_tab, "Restore": restore_tab, "Runs": runs_tab}
+HEAD = '<p class="head"><b>nidiff</b> Noise with a covariance: look at it, add it, take it away again.</p>'
 IS_DARK = "() => document.body.classList.contains('dark')"
 CLEANED = (600, 3600)  # seconds: how often files for download are looked through, and how old they may be
 
@@ -19,6 +20,7 @@ CLEANED = (600, 3600)  # seconds: how often files for download are looked throug
 def build(shelf: Shelf) -> gr.Blocks:
     """The page about what is on the shelf; it is not served yet."""
     with gr.Blocks(title="nidiff explore", analytics_enabled=False, delete_cache=CLEANED) as blocks:
+        gr.HTML(HEAD, padding=False)
         dark = gr.Checkbox(visible="hidden")
         page = Page(shelf, dark, blocks.load(None, None, dark, js=IS_DARK, **QUICK))
         for name, tab in TABS.items():

@@ -18,7 +18,7 @@ from gradio.components.image_editor import AcceptBlobs, EditorData, EditorDataBl
 from PIL import Image
 from torch import Tensor
 
-from nidiff.app.look import Page
+from nidiff.app.look import Page, labelled
 from nidiff.app.sample import LIMIT, MOST_WORK, SIDE
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import LONG, QUICK, Show, said, shown_as, spoken, watched
@@ -331,7 +331,7 @@ def restore_tab(page: Page) -> None:
     model = next(iter([*own, *(one for one in names if one == MODEL), *names]))
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            name = gr.Dropdown(names, value=model, label="Model", elem_id="restore-model")
+            name = gr.Dropdown(labelled(names), value=model, label="Model", elem_id="restore-model")
             kind = gr.Radio([SAMPLE, FILE], value=SAMPLE, label="Item", elem_id="restore-item")
             number = gr.Number(
                 NUMBER, label="Number of the item, or seed of the sample", precision=0, elem_id="restore-number"
@@ -361,7 +361,7 @@ def restore_tab(page: Page) -> None:
                 buttons=[],
                 elem_id="restore-editor",
             )
-            status = gr.Markdown("Press Restore.", elem_id="restore-status")
+            status = gr.HTML("Press Restore.", elem_id="restore-status", padding=False)
             view = gr.HTML(elem_id="restore-view", padding=False)
     item = [kind, number, file, way]
     quick: dict[str, Any] = {"show_progress": "hidden", **QUICK}

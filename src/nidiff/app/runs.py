@@ -6,7 +6,7 @@ from typing import Any
 
 import gradio as gr
 
-from nidiff.app.look import Page
+from nidiff.app.look import Page, labelled
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import QUICK, spoken
 from nidiff.errors import InputError
@@ -90,10 +90,15 @@ def runs_tab(page: Page) -> None:
         refresh = gr.Button("Refresh", size="sm", elem_id="runs-refresh")
         watch = gr.Checkbox(label=f"Refresh every {EVERY} s", container=False, elem_id="runs-watch")
     chosen = gr.Dropdown(
-        names, value=names[:FIRST], multiselect=True, max_choices=MOST, label="Runs to compare", elem_id="runs-chosen"
+        labelled(names),
+        value=names[:FIRST],
+        multiselect=True,
+        max_choices=MOST,
+        label="Runs to compare",
+        elem_id="runs-chosen",
     )
     curves = gr.HTML(elem_id="runs-losses", padding=False)
-    one = gr.Dropdown(names, value=next(iter(names), None), label="One run", elem_id="runs-one")
+    one = gr.Dropdown(labelled(names), value=next(iter(names), None), label="One run", elem_id="runs-one")
     progress = gr.Slider(0, 1, 1, step=0.01, label="Samples after this share of the training", elem_id="runs-progress")
     pictures = gr.HTML(elem_id="runs-samples", padding=False)
     measured = gr.HTML(elem_id="runs-metrics", padding=False)
@@ -102,7 +107,11 @@ def runs_tab(page: Page) -> None:
         known = newest(shelf)
         kept = [each for each in names or known[:FIRST] if each in known]
         name = name if name in known else next(iter(known), None)
-        shown = [runs_table(shelf), gr.update(choices=known, value=kept), gr.update(choices=known, value=name)]
+        shown = [
+            runs_table(shelf),
+            gr.update(choices=labelled(known), value=kept),
+            gr.update(choices=labelled(known), value=name),
+        ]
         return [*shown, losses(shelf, kept, dark), samples_at(shelf, name, share), metrics(shelf, name, dark)]
 
     everything = [chosen, one, progress, page.dark], [overview, chosen, one, curves, pictures, measured]

@@ -15,7 +15,7 @@ from gradio.utils import get_upload_folder
 from PIL import Image
 from torch import Tensor
 
-from nidiff.app.look import Page
+from nidiff.app.look import Page, labelled
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import LONG, QUICK, Show, shown_as, spoken, watched
 from nidiff.data.dataset import as_stored
@@ -273,7 +273,7 @@ def draw(shelf: Shelf, is_dark: Any, watch: Any, *values: Any) -> Iterator[tuple
         order, visit = frame
         step = f"step {visit.step} of {visit.num_steps}"
         figures[order.name] = state_figure(visit.x0 if clean else visit.x, order.name, order.model, step)
-        return f"{order.name}: {step}", side_by_side([*figures.values()]), None, command
+        return f"{escape(order.name)}: {step}", side_by_side([*figures.values()]), None, command
 
     samples = yield from shown_as(watched(work), page)
     files = [file for order, x in zip(orders, samples, strict=True) for file in save_files(order, x)]
@@ -288,8 +288,8 @@ def sample_tab(page: Page) -> None:
     names, (one, other) = [*shelf.models()], default_models(shelf)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            first = gr.Dropdown(names, value=one, label="Model", elem_id="sample-first")
-            second = gr.Dropdown([NONE, *names], value=other, label="Beside it", elem_id="sample-second")
+            first = gr.Dropdown(labelled(names), value=one, label="Model", elem_id="sample-first")
+            second = gr.Dropdown(labelled([NONE, *names]), value=other, label="Beside it", elem_id="sample-second")
             seeds = gr.Textbox(SEEDS, label="Seeds", info=f"at most {MOST_SEEDS}", elem_id="sample-seeds")
             sampler = gr.Dropdown([*SAMPLERS], value=SAMPLER, label="Sampler", elem_id="sample-sampler")
             steps = gr.Slider(1, MOST_STEPS, STEPS, step=1, label="Steps", elem_id="sample-steps")
@@ -304,7 +304,7 @@ def sample_tab(page: Page) -> None:
                 go = gr.Button("Draw", variant="primary", min_width=100, elem_id="sample-draw")
                 stop = gr.Button("Stop", min_width=100, elem_id="sample-stop")
         with gr.Column(scale=3, min_width=320):
-            status = gr.Markdown("Press Draw.", elem_id="sample-status")
+            status = gr.HTML("Press Draw.", elem_id="sample-status", padding=False)
             view = gr.HTML(elem_id="sample-view", padding=False)
             files = gr.File(label="Samples", file_count="multiple", interactive=False, elem_id="sample-files")
             command = gr.Code(

@@ -48,6 +48,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
 
         from nidiff.app.look import HEAD, theme
         from nidiff.app.page import build
+        from nidiff.app.work import end_all
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
         blocks = build(shelf)
@@ -69,6 +70,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
             )
             yield url
         finally:
+            end_all()
             blocks.close(verbose=False)
 
 

@@ -30,6 +30,9 @@ V = TypeVar("V")
 Show = Callable[[T], None]
 
 
+_closing = threading.Event()
+
+
 class Stopped(Exception):
     """The visitor has stopped the work, or gone."""
 
@@ -47,7 +50,7 @@ def watched(work: Callable[[Show[T]], R], seconds: float = LONGEST) -> Generator
     def show(value: T) -> None:
         nonlocal put
         now = time.monotonic()
-        if over.is_set() or now - taken > PATIENCE:
+        if over.is_set() or _closing.is_set() or now - taken > PATIENCE:
             raise Stopped
         if now > end:
             raise InputError(f"this takes longer than the {seconds:g} s a request may: ask for fewer steps or samples.")
@@ -63,7 +66,7 @@ def watched(work: Callable[[Show[T]], R], seconds: float = LONGEST) -> Generator
         except BaseException as error:  # it is raised where the visitor waits
             failed.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run)  # which Python waits for when it ends: torch would abort
     thread.start()
     try:
         while thread.is_alive():
@@ -85,6 +88,11 @@ def shown_as(frames: Generator[T, None, R], page: Callable[[T], V]) -> Generator
         except StopIteration as end:
             return end.value
         yield page(frame)
+
+
+def end_all() -> None:
+    """End whatever is being worked on, at its next step."""
+    _closing.set()
 
 
 def spoken(function: Callable[..., Any]) -> Callable[..., Any]:
