@@ -47,7 +47,14 @@ def noise(page: Any) -> None:
 
 
 def forward(page: Any) -> None:
-    look(page, "forward-pictures", "forward-maps", "forward-spectra")
+    """A field of turbulence in place of the digit."""
+    places = ["forward-pictures", "forward-maps", "forward-spectra"]
+    look(page, *places)
+    shown = "ids => ids.map(id => document.querySelector(`#${id} img`)?.src)"
+    before = page.evaluate(shown, places)
+    page.locator("#forward-source").get_by_text("Turbulence").click()
+    other = f"([ids, before]) => ({shown})(ids).every((one, place) => one && one !== before[place])"
+    page.wait_for_function(other, arg=[places, before], timeout=PATIENCE)
 
 
 def sample(page: Any) -> None:
