@@ -7,12 +7,14 @@ figure in docs/figures, where computing them takes long. `--list` says which, an
 import argparse
 import csv
 import fnmatch
+import io
 import json
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,7 +101,10 @@ def shirt_from_its_left_half(out: Path) -> None:
 
 
 def run(*words: object) -> None:
-    if nidiff_command([str(word) for word in words]):
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        failed = nidiff_command([str(word) for word in words])
+    if failed:
+        print(said.getvalue(), file=sys.stderr)
         raise SystemExit(f"nidiff {' '.join(map(str, words))} failed")
 
 
@@ -195,6 +200,7 @@ def resolution_fields(out: Path) -> None:
 
 
 SHIRT = 40
+CLOTHES = "Fashion-MNIST, which is downloaded if it is not there"
 HEARTBEATS = Grid(("time",), channels=("amplitude",), units=("1 = full scale",), rate=256)
 TURBULENCE = Grid(
     ("time", "y", "x"),
@@ -209,10 +215,10 @@ FIGURES = {
     "signals_noise.png": Drawing(lambda out: noise(out, *PINK), f"nidiff noise {' '.join(PINK)}"),
     "models.png": Drawing(models, "nidiff models"),
     "turbulence.png": Drawing(partial(front_page, "turbulence"), "models that ship (scripts/front_page.py)"),
-    "fashion.png": Drawing(partial(front_page, "fashion"), "models that ship (scripts/front_page.py)"),
+    "fashion.png": Drawing(partial(front_page, "fashion"), f"models that ship, {CLOTHES} (scripts/front_page.py)"),
     "denoised_digits.png": Drawing(denoised_digits, "nidiff denoise digits"),
     "restored_turbulence.png": Drawing(turbulence_from_points, "nidiff restore turbulence --mask random:0.03"),
-    "restored_fashion.png": Drawing(shirt_from_its_left_half, "nidiff restore fashion-mnist --mask left"),
+    "restored_fashion.png": Drawing(shirt_from_its_left_half, f"nidiff restore fashion-mnist --mask left, {CLOTHES}"),
     "minutes.png": Drawing(minutes, "benchmarks/results/minutes.json (benchmarks/minutes.py)"),
     "table.png": Drawing(table, "the table of docs/results.md (nidiff table, 50 min)"),
     "climate.png": Drawing(
