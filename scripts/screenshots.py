@@ -96,6 +96,7 @@ SHOTS = {
     "explore_dark.png": Shot("Noise", noise, dark=True),
     "explore_phone.png": Shot("Forward", forward, width=390),
 }
+NAMES = (*SHOTS, "field_explorer.png")
 
 
 @contextmanager
@@ -133,18 +134,18 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="some of them; all if none is given")
     parser.add_argument("--out", type=Path, default=ROOT / "docs/images")
     options = parser.parse_args()
-    known = [*SHOTS, "field_explorer.png"]
-    names = [name if name.endswith(".png") else f"{name}.png" for name in options.names] or known
-    if unknown := [name for name in names if name not in known]:
-        parser.error(f"there is no screenshot {unknown[0]!r}: use {', '.join(known)}.")
+    names = [name if name.endswith(".png") else f"{name}.png" for name in options.names] or [*NAMES]
+    if unknown := [name for name in names if name not in NAMES]:
+        parser.error(f"there is no screenshot {unknown[0]!r}: use {', '.join(NAMES)}.")
     try:
         import gradio  # noqa: F401
-        from browser import ARGUMENTS, NAMES, open_page
+        from browser import ARGUMENTS, open_page
+        from browser import NAMES as PROGRAMS
         from playwright.sync_api import sync_playwright
     except ImportError as error:
         print(f'the screenshots stay as they are: {error}; pip install -e ".[dev]" has it.')
         return
-    program = os.environ.get("NIDIFF_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    program = os.environ.get("NIDIFF_BROWSER") or next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         print("the screenshots stay as they are: there is no browser; install chromium.")
         return
