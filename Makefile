@@ -23,9 +23,10 @@ format: .venv/installed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Every figure of the documentation again; those that are computed elsewhere are named.
+# Every figure of the documentation again, and the screenshots if there is a browser.
 figures: .venv/installed
 	$(BIN)/python scripts/figures.py
+	$(BIN)/python scripts/screenshots.py
 
 docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -1,7 +1,7 @@
 """Train at 32×32, sample at 64×64 and 128×128 (docs/resolution.md).
 
 python examples/resolution.py fields.npy       writes the data
-python examples/resolution.py runs/a runs/b …  samples runs of nidiff train on finer grids, and draws out/resolution.png
+python examples/resolution.py runs/a runs/b …  samples runs of nidiff train on finer grids, and draws them into out/
 """
 
 import itertools
@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 import nidiff
 from nidiff import style
 from nidiff.covariance.spectral import radial_mean, wavenumber
-from nidiff.report.panels import save_panels
+
+WAYS = ("in pixels", "on its own grid")
 
 
 def on_grid(x, n):
@@ -53,7 +54,7 @@ def predicted(law, noise, n, way):
     """log10 S/C by |k| on n × n if the network is linear: S = Σ · (C/Σ of its own grid), and C where it has no say."""
     k, fine = (wavenumber((side, side)) for side in (len(law.eigenvalues), n))
     believed, true = ((law.at((side, side)).eigenvalues / noise.at((side, side)).eigenvalues) for side in (len(k), n))
-    if way == "pixels":  # it knows cycles per pixel, and takes longer waves for the longest it knows
+    if way == WAYS[0]:  # it knows cycles per pixel, and takes longer waves for the longest it knows
         order = k.flatten().argsort()[1:]
         known = np.interp(fine * len(k) / n, k.flatten()[order], believed.flatten()[order].log())
         ratio = torch.from_numpy(known).exp() / true
@@ -63,29 +64,66 @@ def predicted(law, noise, n, way):
     return radial_mean(ratio, fine.round().long()).log10()
 
 
-@style.drawn
-def main(runs, sides=(64, 128), count=64, out="out"):
-    """The spectra of samples against those of new data, for every run, way to use it, and grid."""
-    found, figure = {}, Figure((style.WIDTH, 4.2), layout="constrained")
-    ways = {"pixels": lambda model, n: model.at((n, n)), "own grid": own_grid}
-    for n, axes in zip(sides, figure.subplots(1, len(sides), sharey=True, squeeze=False)[0], strict=True):
-        real, panels, marks = fields(4 * count, n, seed=1), {}, itertools.cycle(style.MARKERS)
-        for run, way in itertools.product(runs, ways):
-            model = nidiff.load_model(run)
+def gather(runs, sides=(64, 128), count=64):
+    """log10 S/S of new data, measured and predicted, by way, run and grid; fields of the last grid."""
+    ways = dict(zip(WAYS, (lambda model, n: model.at((n, n)), own_grid), strict=True))
+    models, found = [nidiff.load_model(run) for run in runs], {"runs": np.array([Path(run).name for run in runs])}
+    for n in sides:
+        real, lines, shown = fields(4 * count, n, seed=1), [], []
+        for (row, way), (run, model) in itertools.product(enumerate(WAYS), zip(runs, models, strict=True)):
             x = nidiff.sample(ways[way](model, n), (count, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(count))
-            bands = found[run, way, n] = nidiff.compare_spectra(real, model.scaling.to_data(x))
-            print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {bands.error:.3f} on average")
-            panels[f"{run}, {way}"] = x / 3
-            look = {"marker": next(marks), "label": f"{Path(run).name}, {way}"}
-            (line,) = axes.plot((bands.low * bands.high).sqrt(), bands.difference[0], **look)
-            noise = model.process.covariance
-            expected = predicted(nidiff.power_law(noise.event_shape, 3.0), noise, n, way)
-            axes.plot(range(1, len(expected)), expected[1:], "--", color=line.get_color())
-        axes.set(xscale="log", title=f"{n}×{n}", xlabel="|k| (cycles per side)", ylabel="log10 S/S of the data")
+            x, noise = model.scaling.to_data(x), model.process.covariance
+            bands = nidiff.compare_spectra(real, x)
+            shared = bands.high <= noise.event_shape[0] / 2
+            off = bands.difference[0, shared].abs().mean()
+            print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {off:.3f} on average, for the waves that it knows")
+            expected = predicted(nidiff.power_law(noise.event_shape, 3.0), noise, n, way)[1:]
+            if way == WAYS[0] and model.target_name == "residual":
+                expected = 0 * expected  # its linear part is that of the finer grid
+            lines.append((bands.difference[0], expected))
+            shown += [real[row, 0], x[0, 0]] if run == runs[0] else [x[0, 0]]
+        found[f"k {n}"] = (bands.low * bands.high).sqrt().numpy()
+        found[f"measured {n}"], found[f"predicted {n}"] = (np.stack(one) for one in zip(*lines, strict=True))
+    found["fields"] = (torch.stack(shown) * 16).round().div(16).half().numpy()  # few digits, a small file
+    return found | {"side": np.array(noise.event_shape[0]), "sides": np.array(sides)}
+
+
+@style.drawn
+def picture(found, out):
+    """A panel for each way and grid, a line for each run; dashed as predicted."""
+    figure, runs = Figure((style.WIDTH, 6.4), layout="constrained"), found["runs"]
+    panels = figure.subplots(2, len(found["sides"]), sharey="row", squeeze=False)
+    for (row, column), axes in np.ndenumerate(panels):
+        n, mine = found["sides"][column], slice(row * len(runs), (row + 1) * len(runs))
+        looks = zip(
+            runs,
+            found[f"measured {n}"][mine],
+            found[f"predicted {n}"][mine],
+            style.COLOURS,
+            style.MARKERS,
+            strict=False,
+        )
+        for run, measured, expected, colour, mark in looks:
+            axes.plot(found[f"k {n}"], measured, color=colour, marker=mark, label=run)
+            axes.plot(range(1, len(expected) + 1), expected, "--", color=colour, linewidth=1)
+        axes.plot([], [], "--", color=style.ink(), linewidth=1, label="predicted")
+        axes.axvline(found["side"] / 2, color=style.look().soft, linestyle=":", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set(title=f"{n}×{n}, {WAYS[row]}", xlabel="|k| (cycles per side)")
         axes.grid()
-        save_panels(Path(out, f"resolution_{n}.png"), {"data": real / 3, **panels}, side=2)
-    axes.legend()
-    figure.savefig(Path(out, "resolution.png"))
+    for axes in panels[:, 0]:
+        axes.set_ylabel("log10 of S(k) over the data's")
+    panels[1, 0].legend()
+    figure.savefig(out)
+
+
+def main(runs, sides=(64, 128), count=64, out="out"):
+    """Draw what `gather` finds, and keep it beside the figure."""
+    found = gather(runs, sides, count)
+    Path(out).mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(Path(out, "resolution.npz"), **found)
+    picture(found, Path(out, "resolution.png"))
     return found
 
 

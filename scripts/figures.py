@@ -5,13 +5,16 @@ figure in docs/figures, where computing them takes long. `--list` says which, an
 """
 
 import argparse
+import csv
 import fnmatch
+import io
 import json
 import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +27,8 @@ from PIL import Image
 import nidiff
 from nidiff import style
 from nidiff.cli import main as nidiff_command
+from nidiff.data.figures import save_samples_figure
+from nidiff.data.grid import Grid
 from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation.results import Measured, Result
 from nidiff.report.noise import save_figure
@@ -38,8 +43,7 @@ sys.path += [str(ROOT / folder) for folder in ("scripts", "examples", "benchmark
 class Drawing(NamedTuple):
     """How a figure is drawn into a file, and from what."""
 
-    draw: Callable[[Path], Any] | None
-    """None: by hand, as ``source`` says."""
+    draw: Callable[[Path], Any]
     source: str
 
 
@@ -72,7 +76,7 @@ def front_page(name: str, out: Path) -> None:
 def denoised_digits(out: Path) -> None:
     """Held-out digits under noise of the model's colour, half as large as the range from grey to white."""
     denoiser = nidiff.load_model("digits")
-    x0 = nidiff.load_dataset("digits", split="test").batch(torch.arange(3))
+    x0 = nidiff.load_dataset("digits", split="test").batch(torch.tensor([0, 7, 12]))
     noisy = x0 + 0.5 * denoiser.process.noise(tuple(x0.shape), torch.Generator().manual_seed(0))
     restored(out, "denoise", "digits", 127.5 * (1 + noisy), "--noise", "63.75", "--samples", "8")
 
@@ -86,7 +90,7 @@ def restored(out: Path, command: str, model: str, items: Any, *words: str) -> No
 
 
 def turbulence_from_points(out: Path) -> None:
-    fields = nidiff.load_dataset("turbulence", split="test").values[[0, 800]]
+    fields = nidiff.load_dataset("turbulence", split="test").values[[100, 900]]
     restored(out, "restore", "turbulence", fields, *["--mask", "random:0.03", "--degrade", "--samples", "4"])
 
 
@@ -97,7 +101,10 @@ def shirt_from_its_left_half(out: Path) -> None:
 
 
 def run(*words: object) -> None:
-    if nidiff_command([str(word) for word in words]):
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
+        failed = nidiff_command([str(word) for word in words])
+    if failed:
+        print(said.getvalue(), file=sys.stderr)
         raise SystemExit(f"nidiff {' '.join(map(str, words))} failed")
 
 
@@ -148,18 +155,70 @@ def table(out: Path) -> None:
     save_figure(quality_figure(results), out)
 
 
-SHIRT = 1
+def samples(name: str, grid: Grid, out: Path) -> None:
+    """Samples [N, C, *event] as `nidiff sample` draws them."""
+    save_samples_figure(torch.from_numpy(numbers(name)["items"]).float(), grid, out)
+
+
+def signals_steps(out: Path) -> None:
+    """The columns of the file: run, sampler, steps, then each metric and its error."""
+    with (NUMBERS / "signals_steps.csv").open() as file:
+        results = [
+            Result(
+                row["run"],
+                row["sampler"],
+                int(row["num_steps"]),
+                metrics={
+                    name: Measured(float(row[name]), float(row[f"{name} (error)"]))
+                    for name in row
+                    if f"{name} (error)" in row
+                },
+            )
+            for row in csv.DictReader(file)
+        ]
+    save_figure(quality_figure(results), out)
+
+
+@style.drawn
+def resolution_fields(out: Path) -> None:
+    """Two of the data, and one of each run: above in pixels, below on its own grid."""
+    from resolution import WAYS
+
+    found = numbers("resolution")
+    titles, shown = ["data", *found["runs"]], found["fields"].astype(np.float32)
+    figure = Figure((style.WIDTH, 2 * style.WIDTH / len(titles) + 0.3), layout="constrained")
+    grid = figure.subplots(2, len(titles))
+    for axes, field in zip(grid.flat, shown, strict=True):
+        axes.imshow(field, vmin=-1.5, vmax=3, interpolation="nearest")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    for axes, title in zip(grid[0], titles, strict=True):
+        axes.set_title(title, fontsize=style.SMALL)
+    for axes, way in zip(grid[:, 1], WAYS, strict=True):
+        axes.set_ylabel(way)
+    figure.savefig(out)
+
+
+SHIRT = 40
+CLOTHES = "Fashion-MNIST, which is downloaded if it is not there"
+HEARTBEATS = Grid(("time",), channels=("amplitude",), units=("1 = full scale",), rate=256)
+TURBULENCE = Grid(
+    ("time", "y", "x"),
+    channels=("vorticity",),
+    units=("1/s",),
+    coordinates={"time": tuple(0.25 * frame for frame in range(8))},
+    axis_units={"time": "s"},
+)
 PINK = ["white", "power_law:exponent=1,boundary=reflecting", "--shape", "1024", "--num-images", "3"]
-BY_HAND = "python examples/resolution.py, after the trainings in docs/resolution.md: 10 min for one seed"
 FIGURES = {
     "noise.png": Drawing(noise, "nidiff noise"),
     "signals_noise.png": Drawing(lambda out: noise(out, *PINK), f"nidiff noise {' '.join(PINK)}"),
     "models.png": Drawing(models, "nidiff models"),
     "turbulence.png": Drawing(partial(front_page, "turbulence"), "models that ship (scripts/front_page.py)"),
-    "fashion.png": Drawing(partial(front_page, "fashion"), "models that ship (scripts/front_page.py)"),
+    "fashion.png": Drawing(partial(front_page, "fashion"), f"models that ship, {CLOTHES} (scripts/front_page.py)"),
     "denoised_digits.png": Drawing(denoised_digits, "nidiff denoise digits"),
     "restored_turbulence.png": Drawing(turbulence_from_points, "nidiff restore turbulence --mask random:0.03"),
-    "restored_fashion.png": Drawing(shirt_from_its_left_half, "nidiff restore fashion-mnist --mask left"),
+    "restored_fashion.png": Drawing(shirt_from_its_left_half, f"nidiff restore fashion-mnist --mask left, {CLOTHES}"),
     "minutes.png": Drawing(minutes, "benchmarks/results/minutes.json (benchmarks/minutes.py)"),
     "table.png": Drawing(table, "the table of docs/results.md (nidiff table, 50 min)"),
     "climate.png": Drawing(
@@ -171,21 +230,44 @@ FIGURES = {
     "few_steps.png": Drawing(
         partial(story, "few_steps"), "docs/figures/few_steps.npz (benchmarks/few_steps.py, 4 min)"
     ),
-    "demo.png": Drawing(partial(panels, "demo"), "docs/figures/demo.npz (nidiff demo, 4 min)"),
+    "demo.png": Drawing(
+        partial(panels, "demo"), "docs/figures/demo.npz (the pixels of the picture that nidiff demo drew)"
+    ),
     "offset_noise.png": Drawing(
-        partial(panels, "offset_noise"), "docs/figures/offset_noise.npz (examples/offset_noise.py, 2 min)"
+        partial(panels, "offset_noise"),
+        "docs/figures/offset_noise.npz (the pixels of the picture that examples/offset_noise.py drew)",
     ),
     "smld_digits.png": Drawing(
-        partial(panels, "smld_digits"), "docs/figures/smld_digits.npz (examples/smld_digits.py, 2 min)"
+        partial(panels, "smld_digits"),
+        "docs/figures/smld_digits.npz (the pixels of the picture that examples/smld_digits.py drew)",
     ),
-    "guidance.png": Drawing(guidance, "docs/figures/guidance.npz (nidiff train and sample, as docs/results.md has it)"),
-    "signals_samples.png": Drawing(None, "nidiff sample, after the trainings in docs/signals.md: 6 min"),
-    "signals_steps.png": Drawing(None, "nidiff table, after the trainings in docs/signals.md: 6 min"),
-    "video_samples.png": Drawing(None, "nidiff sample, after the trainings in docs/video.md: 5 min"),
-    "video_v_white.png": Drawing(None, "nidiff sample, after the trainings in docs/video.md: 5 min"),
-    "resolution.png": Drawing(None, BY_HAND),
-    "resolution_fields.png": Drawing(None, BY_HAND),
+    "guidance.png": Drawing(
+        guidance,
+        "docs/figures/guidance.npz (the pixels of the picture that nidiff sample drew, as docs/results.md has it)",
+    ),
+    "signals_samples.png": Drawing(
+        partial(samples, "signals_samples", HEARTBEATS),
+        "docs/figures/signals_samples.npz (nidiff train and sample, as docs/signals.md has it, 3 min)",
+    ),
+    "signals_steps.png": Drawing(
+        signals_steps, "docs/figures/signals_steps.csv (nidiff train and table, as docs/signals.md has it, 6 min)"
+    ),
+    "video_samples.png": Drawing(
+        partial(samples, "video_samples", TURBULENCE),
+        "docs/figures/video_samples.npz (nidiff train and sample, as docs/video.md has it, 4 min)",
+    ),
+    "video_v_white.png": Drawing(
+        partial(samples, "video_v_white", TURBULENCE),
+        "docs/figures/video_v_white.npz (nidiff train and sample, as docs/video.md has it, 2 min)",
+    ),
+    "resolution.png": Drawing(
+        partial(story, "resolution"), "docs/figures/resolution.npz (the commands of docs/resolution.md, 10 min)"
+    ),
+    "resolution_fields.png": Drawing(
+        resolution_fields, "docs/figures/resolution.npz (the commands of docs/resolution.md, 10 min)"
+    ),
 }
+LARGE = 200_000  # bytes
 SCREENSHOTS = ("explore_*.png", "field_explorer.png")  # of pages in a browser: scripts/screenshots.py
 
 
@@ -194,9 +276,12 @@ def is_screenshot(name: str) -> bool:
 
 
 def smaller(file: Path) -> None:
-    """Without an alpha channel, compressed well."""
-    with Image.open(file) as picture:
-        picture.convert("RGB").save(file, optimize=True)
+    """Without an alpha channel, compressed well; with 256 colours if it is large all the same."""
+    with Image.open(file) as opened:
+        picture = opened.convert("RGB")
+    picture.save(file, optimize=True)
+    if file.stat().st_size > LARGE:
+        picture.quantize(256).save(file, optimize=True)
 
 
 def main() -> None:
@@ -214,8 +299,6 @@ def main() -> None:
         drawing = FIGURES[name]
         if options.list:
             print(f"{name:25} {drawing.source}")
-        elif drawing.draw is None:
-            print(f"{name:25} left as it is: {drawing.source}")
         else:
             begin = time.perf_counter()
             drawing.draw(options.out / name)

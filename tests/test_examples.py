@@ -12,7 +12,8 @@ from nidiff.covariance.fields import FAMILIES
 from nidiff.sampling.sampler import SAMPLERS
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LINES = {"your_own": 60, "climate": 90, "volumes": 90, "resolution": 90, "latent_offset": 120}  # else 50
+LINES = {"your_own": 60, "toy_2d": 60, "pink_noise_1d": 60, "resolution": 140}  # else 50
+LINES |= {"climate": 140, "volumes": 140, "latent_offset": 140}
 
 
 def load(name: str):

@@ -78,11 +78,18 @@ def test_light_and_dark_at_once_do_not_mix():
         assert ink == look.ink
 
 
-def test_every_figure_of_the_documentation_has_an_entry():
-    spec = importlib.util.spec_from_file_location("figures", ROOT / "scripts" / "figures.py")
-    figures = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(figures)
-    there = {file.name for file in (ROOT / "docs" / "images").glob("*.png") if not figures.is_screenshot(file.name)}
-    assert there == figures.FIGURES.keys()
-    assert figures.is_screenshot("explore_noise.png")
-    assert not figures.is_screenshot("noise.png")  # the control
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_figure_of_the_documentation_is_drawn_by_make_figures(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    figures = script("figures")
+    there = {file.name for file in (ROOT / "docs" / "images").glob("*.png")}
+    screenshots = {name for name in there if figures.is_screenshot(name)}
+    assert there - screenshots == figures.FIGURES.keys()
+    assert screenshots == {*script("screenshots").NAMES}
+    assert "noise.png" not in screenshots  # the control
