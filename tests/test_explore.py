@@ -23,7 +23,13 @@ from nidiff.model.zoo import zoo_models
 
 APP = Path(__file__).parents[1] / "space" / "app.py"
 HTML = "<img src=x onerror=alert(1)>"
-TABS = ("Noise", "Forward", "Sample", "Restore", "Runs")
+TABS = {  # and what is drawn there without a click
+    "Noise": "#noise-spectrum img",
+    "Forward": "#forward-maps img",
+    "Sample": "#sample-view img",
+    "Restore": "#restore-editor canvas",
+    "Runs": "#runs-losses img",
+}
 PATIENCE = 30_000  # ms
 pytestmark = pytest.mark.xdist_group("browser")
 
@@ -85,11 +91,13 @@ def slide(page, place, keys):
         page.keyboard.press(key)
 
 
-@pytest.mark.parametrize("width, dark", [(1280, False), (390, True)])
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
 def test_every_tab_fits_the_screen_and_follows_light_and_dark(browser, url, width, dark):
     with open_page(browser, url, width, dark) as page:
-        for name in TABS:
+        for name, drawn in TABS.items():
             tab(page, name)
+            page.locator(drawn).first.wait_for(timeout=PATIENCE)
             over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert over == 0, f"{name} is wider than a screen of {width}"
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -130,6 +138,20 @@ def test_samples_are_drawn_before_ones_eyes_and_can_be_downloaded(browser, url):
             files.nth(next(row for row, name in enumerate(names) if name.endswith(".npy"))).click()
         assert np.load(found.value.path()).shape[1:] == (8, 8, 1)
         assert page.locator("img[src=x]").count() == 0  # the name of the second model stayed text
+
+
+def test_stop_ends_the_drawing(browser, url):
+    with open_page(browser, url) as page:
+        tab(page, "Sample")
+        pictures(page, "sample-view")
+        slide(page, "sample-steps", ["End"])
+        page.locator("#sample-draw").click()
+        page.locator("#sample-status").get_by_text("of 100").wait_for(timeout=PATIENCE)
+        page.locator("#sample-stop").click()
+        page.locator("#sample-status").get_by_text("Stopped.").wait_for(timeout=PATIENCE)
+        slide(page, "sample-steps", ["Home"])
+        page.locator("#sample-draw").click()  # which would wait for the other, had it not ended
+        page.locator("#sample-status").get_by_text("Done.").wait_for(timeout=PATIENCE)
 
 
 def restored(page):
