@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nidiff.commands.flags import parse_seeds
 from nidiff.errors import InputError
 from nidiff.evaluation.results import Result, known_results
 from nidiff.model.packing import pack, rewrite_card
 from nidiff.model.zoo import NAME, PICTURE, Picture, entry_bytes, find_model
+from nidiff.notation import parse_seeds
 from nidiff.training.experiment import Experiment, read_experiment
 from nidiff.training.run import RunDirectory
 

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import sys
+import threading
 import traceback
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from conftest import CASES
 from PIL import Image
 
 import nidiff
+from nidiff.app.server import free_port
 from nidiff.cli import COMMANDS, main
 from nidiff.commands.noise import Noise
 from nidiff.commands.usage import flags_of
@@ -254,6 +256,16 @@ def trial(world, monkeypatch, tmp_path):
     def ring(*_):
         raise Slow
 
+    @contextlib.contextmanager
+    def checked(shelf, host, port):
+        """Of `nidiff explore` all but the server, which tests/test_app.py starts."""
+        yield f"http://{host}:{free_port(host, port)}"
+
+    ended = threading.Event()
+    ended.set()
+    monkeypatch.setattr("nidiff.app.server.serving", checked)
+    monkeypatch.setattr("nidiff.app.server.interrupt", lambda: ended)
+    monkeypatch.setattr("webbrowser.open", lambda url: None)
     before = signal.signal(signal.SIGALRM, ring)
     yield lambda words: judge(words, world)
     signal.alarm(0)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from nidiff.app.shelf import Shelf
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError, first_line, shown
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
@@ -19,10 +19,14 @@ LARGEST = 16 * 2**20  # bytes of a file that a visitor sends
 
 def free_port(host: str, port: int | None) -> int:
     """``port`` if nobody listens there, or the first free one from 7860 on."""
+    if port is not None and not 0 <= port < 2**16:
+        raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
     try:
         family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except (OSError, UnicodeError) as error:
-        raise InputError(f"host={shown(host)} is no address ({error}): give one of this computer.") from error
+    except (OSError, TypeError, ValueError) as error:  # the last two of a name that no system can look up
+        raise InputError(
+            f"host={shown(host)} is no address ({first_line(error)}): give one of this computer."
+        ) from error
     for one in range(FIRST, FIRST + PORTS) if port is None else [port]:
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -41,8 +45,6 @@ def free_port(host: str, port: int | None) -> int:
 def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
     """The address of the page about what is on the shelf, while it is served. Its files for download are gone when it
     ends."""
-    if port is not None and not 0 <= port < 2**16:
-        raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
     port = free_port(host, port)
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from threading import Lock
 
-from nidiff.errors import InputError, one_of, shown
+from nidiff.errors import InputError, one_of
 from nidiff.generation.opened import Model, open_model, process_state, run_folder
 from nidiff.model.folder import CONFIG, has_network
 from nidiff.model.zoo import find_model, zoo_models
@@ -35,11 +35,11 @@ class Shelf:
         if found in self.shipped.values():
             return
         if not found.is_dir():
-            raise InputError(f"model={shown(str(path))} is not a folder: give a run, a model, or a folder of runs.")
+            raise InputError(f"model={str(path)!r} is not a folder: give a run, a model, or a folder of runs.")
         if is_run(found):
             if not RunDirectory.open(found).has_model:
                 remedy = f"wait until it has ended, or watch it with nidiff explore {found.parent}"
-                raise InputError(f"model={shown(str(path))} has no model yet, its training has not ended: {remedy}.")
+                raise InputError(f"model={str(path)!r} has no model yet, its training has not ended: {remedy}.")
             self._given[str(path)] = found
         elif _is_model(found):
             self._given[str(path)] = found
@@ -47,7 +47,7 @@ class Shelf:
             self._folders.append(found)
         else:
             remedy = "give a run of nidiff train, a saved model, or a folder that holds some"
-            raise InputError(f"model={shown(str(path))} is no run, no model, and holds none: {remedy}.")
+            raise InputError(f"model={str(path)!r} is no run, no model, and holds none: {remedy}.")
 
     def models(self) -> dict[str, Path]:
         """All that can be sampled now, those that were given first."""

@@ -21,7 +21,7 @@ OVER_SEEDS = "Error bars of a line over seeds: ± standard deviation over traini
 MOST_METRICS, MOST_LINES, MOST_TICKS = 24, 96, 40
 
 # Lines differ in colour and in marker, for eyes that do not tell all colours apart.
-SOLID = cycler(color=style.COLOURS) + cycler(marker=style.MARKERS[: len(style.COLOURS)])
+SOLID = cycler(color=style.COLOURS * 4) + cycler(marker=style.MARKERS * 3)  # 24 pairs, all different
 LOOKS: list[dict[str, Any]] = list(cycler(linestyle=style.DASHES) * SOLID)
 
 
