@@ -7,7 +7,7 @@ from typing import Any
 
 LARGEST = 5 * 2**20  # bytes of a request that sends no file
 SENDS = ("queue/join", "upload", "component_server", "cancel", "reset")  # all that the page posts
-LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+LOCAL = ("127.0.0.1", "localhost", "[::1]")
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -28,7 +28,7 @@ class Gate:
         headers = {name: value for name, value in scope["headers"]}
         host = re.sub(r":\d+$", "", headers.get(b"host", b"").decode("latin-1"))
         place = scope["path"].removeprefix("/gradio_api/")
-        if self.is_local and host not in LOOPBACK:
+        if self.is_local and host not in LOCAL:
             await _refuse(send, 403, "this page is for the computer it runs on: open it as http://127.0.0.1.")
         elif scope["method"] not in ("GET", "HEAD") and not place.startswith(SENDS):
             await _refuse(send, 403, "the page does not send this.")

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from nidiff.app.gate import LOCAL, Gate
 from nidiff.app.shelf import Shelf
 from nidiff.errors import InputError, first_line, shown
+from nidiff.extras import require
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
@@ -49,11 +51,10 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        require("gradio")  # first: it brings whatever else is missing
         import torch
         from starlette.middleware import Middleware
 
-        from nidiff.app.gate import LOOPBACK as LOCAL
-        from nidiff.app.gate import Gate
         from nidiff.app.look import HEAD, theme
         from nidiff.app.page import build
         from nidiff.app.work import begin, end_all
@@ -65,7 +66,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
         looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
         bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
         closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
-        gates = [Middleware(Gate, is_local=host in LOCAL)]
+        gates = [Middleware(Gate, is_local=host in (*LOCAL, "::1"))]
         try:
             _, url, _ = blocks.launch(
                 server_name=host,
