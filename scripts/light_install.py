@@ -29,7 +29,8 @@ for name in [name for name in ("digits",) if name in zoo_models()]:
     folder = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     assert (Path(folder) / "grid.png").is_file()
 
-done = subprocess.run([Path(sys.executable).with_name("nidiff"), "noise"], capture_output=True, text=True)
-assert done.returncode == 2, done
-assert "nidiff[report]" in done.stderr, done.stderr
+for name, extra in {"noise": "report", "explore": "app"}.items():
+    done = subprocess.run([Path(sys.executable).with_name("nidiff"), name], capture_output=True, text=True)
+    assert done.returncode == 2, done
+    assert f"nidiff[{extra}]" in done.stderr, done.stderr
 print("the light install works:", done.stderr.strip())

@@ -12,7 +12,6 @@ from typing import Any
 from nidiff.app.gate import LOCAL, Gate
 from nidiff.app.shelf import Shelf
 from nidiff.errors import InputError, first_line, shown
-from nidiff.extras import require
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
@@ -51,7 +50,6 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-        require("gradio")  # first: it brings whatever else is missing
         import torch
         from starlette.middleware import Middleware
 

@@ -2,10 +2,13 @@
 
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 from tyro.conf import Positional, arg
+
+from nidiff.extras import require
 
 USUAL = Path("runs")
 
@@ -28,6 +31,8 @@ class Explore:
     """Open the page in the browser."""
 
     def run(self) -> None:
+        if find_spec("gradio") is None:  # it is imported later, when it has been told where its files go
+            require("gradio")
         from nidiff.app.server import interrupt, serving
         from nidiff.app.shelf import Shelf
 
