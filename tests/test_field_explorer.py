@@ -232,14 +232,22 @@ def test_the_command_is_copied(browser):
         assert page.evaluate("navigator.clipboard.readText()") == "nidiff noise gff:gamma=1 --shape 64 64"
 
 
-def distance(page: Any) -> float:
-    """The mean distance of the dots from the line of the spectrum, above |k| = 0."""
-    svg = shown(page)["spectrum"]
+def distance(page: Any, chart: str = "spectrum") -> float:
+    """The mean distance of the dots from the line of a chart; of the spectrum above |k| = 0."""
+    svg = shown(page)[chart]
     points = re.findall(r"[ML]([\d.]+) ([\d.]+)", re.search(r'class="sigma" d="([^"]*)"', svg)[1])
     line, dots = dict(points[1:]), re.findall(r"translate\(([\d.]+) ([\d.]+)\)", svg)
     away = [abs(float(y) - float(line[x])) for x, y in dots if x in line]
-    assert len(away) > 40
+    assert len(away) > 20
     return sum(away) / len(away)
+
+
+@pytest.mark.parametrize("chart", ["spectrum", "correlation"])
+def test_the_dots_of_endless_draws_would_lie_on_the_line(browser, chart):
+    with open_page(browser, f"{PAGE}#gamma=1.5") as page:
+        first = distance(page, chart)
+        page.evaluate("total = explorer.eigenvalues(settings); draws = 1; showCharts()")
+        assert distance(page, chart) < 0.02 < first  # pixels
 
 
 def test_play_lets_the_dots_find_the_line(browser):
