@@ -1,5 +1,6 @@
 """How the page looks: the frame of a tab, colours and letters without a network, and pictures as HTML."""
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,8 +8,10 @@ from typing import Any, NamedTuple
 import gradio as gr
 
 from nidiff.app.shelf import Shelf
+from nidiff.app.work import QUICK
 from nidiff.style import DARK, LIGHT
 
+PAUSE = 0.3  # seconds
 LONGEST = 32  # letters of a name in a menu
 LETTERS, DIGITS = ("system-ui", "sans-serif"), ("ui-monospace", "monospace")
 HEAD = (
@@ -29,6 +32,16 @@ class Page(NamedTuple):
 def labelled(names: Iterable[str]) -> list[tuple[str, str]]:
     """Choices of a menu: of a long path its end is shown."""
     return [(name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}", name) for name in names]
+
+
+def stop_button(button: Any, work: Any, status: Any) -> None:
+    """A press ends the work; then, when no picture of it is on its way any more, the status says so."""
+
+    def stopped() -> str:
+        time.sleep(PAUSE)
+        return "Stopped."
+
+    button.click(None, None, None, cancels=[work]).then(stopped, None, status, show_progress="hidden", **QUICK)
 
 
 def theme() -> gr.themes.Base:

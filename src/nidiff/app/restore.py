@@ -18,7 +18,7 @@ from gradio.components.image_editor import AcceptBlobs, EditorData, EditorDataBl
 from PIL import Image
 from torch import Tensor
 
-from nidiff.app.look import Page, labelled
+from nidiff.app.look import Page, labelled, stop_button
 from nidiff.app.sample import LIMIT, MOST_WORK, SIDE
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import LONG, QUICK, Show, said, shown_as, spoken, watched
@@ -394,4 +394,4 @@ def restore_tab(page: Page) -> None:
         show_progress="hidden",
         **LONG,
     )
-    stop.click(lambda: "Stopped.", None, status, cancels=[restoring], **QUICK)
+    stop_button(stop, restoring, status)

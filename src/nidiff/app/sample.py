@@ -15,7 +15,7 @@ from gradio.utils import get_upload_folder
 from PIL import Image
 from torch import Tensor
 
-from nidiff.app.look import Page, labelled
+from nidiff.app.look import Page, labelled, stop_button
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import LONG, QUICK, Show, shown_as, spoken, watched
 from nidiff.data.dataset import as_stored
@@ -337,4 +337,4 @@ def sample_tab(page: Page) -> None:
         show_progress="hidden",
         **LONG,
     )
-    stop.click(lambda: "Stopped.", None, status, cancels=[drawing], **QUICK)
+    stop_button(stop, drawing, status)
