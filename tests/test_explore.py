@@ -18,6 +18,7 @@ import pytest
 from browser import open_page
 from visitor import Visitor
 
+from nidiff.app import gate
 from nidiff.app.work import LONGEST
 from nidiff.model.zoo import zoo_models
 
@@ -284,11 +285,41 @@ def test_no_event_goes_past_the_queue_and_no_request_is_endless(url):
 @pytest.mark.parametrize("path", ["http://192.0.2.1/x.png", "https://hf.co/x.png", "file:///etc/passwd"])
 def test_nothing_is_fetched_for_a_visitor(url, path):
     with Visitor(url) as visitor:
+        assert visitor.http.get(f"/gradio_api/file={path}").status_code == 403
         event = visitor.event("forward-file", "change")
         joined = visitor.join(event, [{"path": path, "meta": {"_type": "gradio.FileData"}}])
         assert joined.status_code == 403
         assert "choose one on your computer" in joined.text
         assert visitor.join(event, [None]).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["proxy=https://hf.co/x", "deep_link?session_hash=x", "run-history/records", "info", "openapi.json", "runs"],
+)
+def test_what_gradio_offers_and_the_page_does_not_need_is_closed(url, place):
+    with Visitor(url) as visitor:
+        answer = visitor.http.get(f"/gradio_api/{place}")
+        assert answer.status_code == 403
+        assert "the page itself" in answer.text
+
+
+def test_uploads_are_bounded_in_size_and_in_number(url, monkeypatch, tmp_path):
+    with Visitor(url) as visitor:
+        assert visitor.http.post("/gradio_api/upload", files={"files": b"small"}).status_code == 200
+        many = [("files", (f"{name}.png", bytes(2**23))) for name in range(3)]  # each of which would be let in
+        answer = visitor.http.post("/gradio_api/upload", files=many)
+        assert answer.status_code == 413
+        assert "choose a smaller one" in answer.text
+        endless = visitor.http.post("/gradio_api/upload", content=iter([b"x"]))  # which says no length
+        assert endless.status_code == 413
+    (tmp_path / "sent").write_bytes(bytes(100))
+    assert not gate.is_full(tmp_path)
+    monkeypatch.setattr(gate, "MOST_BYTES", 99)
+    assert gate.is_full(tmp_path)
+    monkeypatch.setattr(gate, "MOST_BYTES", 2**30)
+    monkeypatch.setattr(gate, "MOST_FILES", 0)
+    assert gate.is_full(tmp_path)
 
 
 FETCHED = {"path": "http://127.0.0.1:9/x", "meta": {"_type": "gradio.FileData"}}

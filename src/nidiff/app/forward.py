@@ -202,7 +202,7 @@ def looked_at(
     if not 0 <= place <= 1:
         raise InputError(f"level={place:g} must be from 0 (data) to 1 (noise).")
     if asked.source == OWN and asked.upload is None:
-        return f"<p>Send a picture: {LIMITS}. It stays on this computer.</p>", "", ""
+        return f"<p>Choose a picture: {LIMITS}.</p>", "", ""
     charts = _charts(asked, is_dark is True)
     return _pictures(scene(*asked), place, seed), charts.marked(place), charts.spectra
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 MOST_SEEDS, MOST_STEPS, MOST_GUIDANCE = 36, 100, 10.0
 MOST_WORK = 2**23  # seeds × steps × numbers of an item
 SIDE, LIMIT = 1024, 2**18  # pixels of a picture, letters of one without loss
-PAIR = ("fashion-mnist-ddpm", "fashion-mnist")  # of one data set, with white noise and with Σ
+# Of one data set, with white noise and with Σ. The first pair is in a checkout alone, the second also in the wheel.
+PAIRS = (("fashion-mnist-ddpm", "fashion-mnist"), ("digits-ddpm", "digits"))
 SEEDS, SAMPLER, STEPS = "0-15", "ancestral", 12  # the pair draws them in a few seconds
 NONE, OWN, ALL = "none", "the sampler's own", "all in turn"
 NOISY, CLEAN = "the noisy state x", "the expected clean x̂0"
@@ -79,9 +80,10 @@ class Order(NamedTuple):
 
 
 def default_models(shelf: Shelf) -> tuple[str, str]:
-    """The first two that were given, or a pair that ships."""
+    """The first two that were given, or the first pair that ships."""
     own = [name for name in shelf.models() if name not in shelf.shipped]
-    first, second, *_ = [*own, NONE] if own else [name for name in PAIR if name in shelf.shipped] + [*shelf.shipped] * 2
+    pairs = [pair for pair in PAIRS if shelf.shipped.keys() >= {*pair}]
+    first, second, *_ = [*own, NONE] if own else [*next(iter(pairs), ()), *shelf.shipped, NONE]
     return first, second
 
 

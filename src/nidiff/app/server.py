@@ -7,15 +7,15 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from nidiff.app.gate import LOCAL, Gate
+from nidiff.app.gate import LARGEST_FILE, LOCAL, Gate
 from nidiff.app.shelf import Shelf
 from nidiff.errors import InputError, first_line, shown
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
-LARGEST = 16 * 2**20  # bytes of a file that a visitor sends
 
 
 def free_port(host: str, port: int | None) -> int:
@@ -50,6 +50,7 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        os.environ["GRADIO_RUN_HISTORY"] = "False"  # a browser need not keep what its visitor did
         import torch
         from starlette.middleware import Middleware
 
@@ -62,9 +63,9 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
         blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
         looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
-        bounds: dict[str, Any] = {"max_file_size": LARGEST, "state_session_capacity": 200, "strict_cors": True}
+        bounds: dict[str, Any] = {"max_file_size": LARGEST_FILE, "state_session_capacity": 200, "strict_cors": True}
         closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
-        gates = [Middleware(Gate, is_local=host in (*LOCAL, "::1"))]
+        gates = [Middleware(Gate, is_local=host in (*LOCAL, "::1"), folder=Path(cache))]
         try:
             _, url, _ = blocks.launch(
                 server_name=host,
