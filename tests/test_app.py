@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -80,6 +81,29 @@ def test_a_run_that_is_partly_a_link_is_not_offered(runs, tmp_path, name):
     assert str(runs / "done") not in {**Shelf([runs]).runs(), **Shelf([runs]).models()}
 
 
+def test_a_run_goes_before_the_model_that_ships_under_its_name(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    shutil.copytree(zoo_models()["fashion-mnist"], "digits")
+    Path("digits/zoo.json").unlink()
+    assert Shelf([Path("digits")]).open("digits").shape == (1, 28, 28)
+    assert Shelf([Path("done")]).open("digits").shape == (1, 8, 8)  # the control: the one that ships
+
+
+def test_a_folder_that_cannot_be_read_or_named_hides_no_other(runs):
+    with tempfile.TemporaryDirectory() as open_to_all:
+        os.chmod(open_to_all, 0o755)
+        shutil.copytree(runs / "done", f"{open_to_all}/done")
+        shelf = Shelf([Path(open_to_all)])
+        os.mkdir(f"{open_to_all}/lost+found", 0o000)
+        shutil.copytree(runs / "done", os.fsencode(f"{open_to_all}/run-").decode() + "\udcff")
+        before = os.geteuid()
+        try:
+            os.seteuid(before or 65534)  # root can read everything
+            assert {*shelf.own_models()} == {f"{open_to_all}/done"}
+        finally:
+            os.seteuid(before)
+
+
 def test_a_run_that_vanishes_is_no_longer_offered(runs):
     shelf = Shelf([runs / "done"])
     assert str(runs / "done") in shelf.models()
@@ -115,7 +139,7 @@ def test_models_are_opened_once_and_again_when_they_change(runs):
     "name, words",
     [
         ("training", ("has no model yet", "watch it with nidiff explore")),
-        ("empty", ("no run, no model", "give a run of nidiff train")),
+        ("empty", ("neither a run nor a model", "give a run of nidiff train")),
         ("file", ("is not a folder",)),
         ("missing", ("missing",)),
     ],
@@ -144,9 +168,12 @@ def test_a_port_that_is_taken_is_refused_and_without_one_the_next_is_used(runs, 
     assert "from 0 to 65535" in capsys.readouterr().err
 
 
-def test_an_address_that_is_none_is_named(runs, capsys):
-    assert main(["explore", str(runs), "--host", "256.1.1.1"]) == 2
-    assert "--host='256.1.1.1'" in capsys.readouterr().err
+@pytest.mark.parametrize("host", ["256.1.1.1", "::1"])
+def test_an_address_that_is_none_is_named(runs, capsys, host):
+    assert main(["explore", str(runs), "--host", host]) == 2
+    said = capsys.readouterr().err
+    assert f"--host={host!r}" in said
+    assert "such as 127.0.0.1" in said
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):
@@ -282,12 +309,12 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_server_that_is_ended_while_it_samples_leaves_no_damaged_file(runs, tmp_path, how):
     before, place = contents(runs), tmp_path / "place"
     place.mkdir()
     command = [sys.executable, "-m", "nidiff", "explore", str(runs), "--port", "0"]
-    environment = os.environ | {"TMPDIR": str(place)}
+    environment = os.environ | {"TMPDIR": str(place), "HTTP_PROXY": "http://127.0.0.1:9"}  # which nobody serves
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment, cwd=place) as server:
         assert server.stderr is not None
         with Visitor(server.stderr.readline().split()[0]) as visitor:
@@ -296,7 +323,7 @@ def test_a_server_that_is_ended_while_it_samples_leaves_no_damaged_file(runs, tm
             values[visitor.names(event).index("sample-steps")] = 100
             visitor.leave(event, values)
         server.send_signal(how)
-        assert server.wait(30) == (0 if how == signal.SIGTERM else -signal.SIGKILL)
+        assert server.wait(30) == (-how if how == signal.SIGKILL else 0)
     assert contents(runs) == before
     left = [path for path in place.rglob("*") if path.is_file()]
     assert how == signal.SIGKILL or left == []

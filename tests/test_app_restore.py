@@ -21,7 +21,7 @@ from nidiff.app import restore as tab  # noqa: E402
 from nidiff.app.shelf import Shelf  # noqa: E402
 
 GOOD = {"name": "digits", "samples": 2, "steps": 2, "kind": tab.DATA, "number": 3, "file": None}
-HIDDEN = {"way": "the center", "painted": None, "width": 1.5, "noise": 0.0}
+HIDDEN = {"way": "the centre", "painted": None, "width": 1.5, "noise": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def huge_png(path, side: int = 20_000):
 @pytest.mark.parametrize(
     "way, flags",
     [
-        ("the center", ("--mask", "not-center")),
+        ("the centre", ("--mask", "not-center")),
         ("90 % of the points", ("--mask", "random:0.1")),
         (tab.BLUR, ("--blur", "1.5")),
         (next(iter(tab.SCALES)), ("--scale", "2")),
@@ -87,7 +87,7 @@ def test_the_page_draws_the_samples_of_nidiff_restore(model, tmp_path, capsys, w
 def test_the_page_shows_steps_samples_mean_spread_and_truth(shelf):
     (first, _), *_, (last, view) = restored(shelf, painted=layer(336, 336, (0, 0, 168, 336)), way=tab.PAINT)
     assert "of 2" in first
-    assert "error of the mean" in last
+    assert "of the mean" in last
     for name in ("observed", "sample 0", "sample 1", "mean", "spread", "truth"):
         assert f'alt="{name}' in view
 
@@ -102,7 +102,7 @@ def test_what_is_painted_is_hidden(model):
     assert torch.equal(hidden(layer(50, 70, (0, 0, 25, 70))), left)  # whatever its size
     one = hidden(layer(336, 336, (42, 84, 84, 126)))  # the pixel of row 2 and column 1
     assert one.nonzero().tolist() == [[2, 1]]
-    center = ~tab.read_view(model, "the center", None, 1.0).masks[0, 0]
+    center = ~tab.read_view(model, "the centre", None, 1.0).masks[0, 0]
     assert torch.equal(hidden(layer(336, 336)), center)
     assert torch.equal(hidden(None), center)
     with pytest.raises(InputError, match="leave something"):
@@ -249,5 +249,13 @@ def test_the_editor_keeps_little_of_what_is_sent(tmp_path):
     with pytest.raises(gr.Error, match="bytes"):
         blob(editor, "a", bytes(tab.LARGEST_LAYER + 1))
     for visitor in range(2 * tab.MOST_LAYERS):
-        blob(editor, str(visitor), content)
+        blob(tab.MaskEditor(), str(visitor), content)  # gradio makes an editor for each session
     assert len(editor.blob_storage) == tab.MOST_LAYERS
+
+
+def test_the_editor_ignores_what_no_browser_sends():
+    editor = tab.MaskEditor()
+    before = len(editor.blob_storage)
+    for sent in ({}, {"type": "layer", "index": 0}, {"type": "layer", "index": 0, "id": "a"}):
+        editor.accept_blobs(tab.AcceptBlobs.model_construct(data=sent, files=[]))
+    assert len(editor.blob_storage) == before

@@ -210,7 +210,7 @@ def test_a_hostile_file_gets_a_sentence(browser, url, tmp_path, make, name):
     with open_page(browser, url) as page:
         tab(page, "Restore")
         page.locator("#restore-editor canvas").first.wait_for(timeout=PATIENCE)  # or the page would choose again
-        page.locator("#restore-item").get_by_text("a file of mine").click()
+        page.locator("#restore-item").get_by_text("my own file").click()
         page.locator("#restore-file input[type=file]").set_input_files(file)
         said = page.locator(".toast-body.error").first
         said.wait_for(timeout=PATIENCE)
@@ -313,13 +313,34 @@ def test_uploads_are_bounded_in_size_and_in_number(url, monkeypatch, tmp_path):
         assert "choose a smaller one" in answer.text
         endless = visitor.http.post("/gradio_api/upload", content=iter([b"x"]))  # which says no length
         assert endless.status_code == 413
-    (tmp_path / "sent").write_bytes(bytes(100))
+    sent = tmp_path / "sent"
+    sent.write_bytes(bytes(2 * gate.BLOCK))
     assert not gate.is_full(tmp_path)
-    monkeypatch.setattr(gate, "MOST_BYTES", 99)
+    monkeypatch.setattr(gate, "MOST_BYTES", 2 * gate.BLOCK - 1)
     assert gate.is_full(tmp_path)
-    monkeypatch.setattr(gate, "MOST_BYTES", 2**30)
-    monkeypatch.setattr(gate, "MOST_FILES", 0)
-    assert gate.is_full(tmp_path)
+    os.utime(sent, (0, 0))
+    assert not gate.is_full(tmp_path)
+    assert not sent.exists()
+
+
+def test_another_page_in_the_same_browser_sends_nothing(url):
+    with Visitor(url) as visitor:
+        for origin, code in ((url, 200), ("http://evil.example", 403), ("null", 403)):
+            answer = visitor.http.post("/gradio_api/upload", files={"files": b"x"}, headers={"origin": origin})
+            assert answer.status_code == code, origin
+
+
+@pytest.mark.parametrize("session", ["a<gradio-sep>b", "x" * 65, "", None])
+def test_the_name_of_a_session_disturbs_no_other(url, session):
+    with Visitor(url) as visitor:
+        event = visitor.event("noise-gff-gamma", "change")
+        visitor.session = session
+        assert visitor.join(event, visitor.usual(event)).status_code == 400
+        body = {"session_hash": session, "fn_index": event["id"], "event_id": "x"}
+        assert visitor.http.post("/gradio_api/cancel", json=body).status_code == 400
+        form = {"component_id": "1", "fn_name": "accept_blobs"} | ({} if session is None else {"session_hash": session})
+        painted = visitor.http.post("/gradio_api/component_server", files={"files": b"x"}, data=form)
+        assert painted.status_code == 400
 
 
 FETCHED = {"path": "http://127.0.0.1:9/x", "meta": {"_type": "gradio.FileData"}}

@@ -107,7 +107,7 @@ def subject(source: str, digit: int, upload: Upload | None) -> Subject:
     if source == TURBULENCE:
         return _turbulence()
     if upload is None:
-        raise InputError("there is no picture yet: send one, or choose a digit.")
+        raise InputError("there is no picture yet: upload one, or choose a digit.")
     pixels = torch.frombuffer(bytearray(upload.pixels), dtype=torch.uint8)
     x0 = pixels.reshape(upload.channels, SIDE, SIDE).float() / 127.5 - 1
     # With its negative the mean is 0, so that the picture's own power is that of the data.
@@ -129,7 +129,7 @@ def _turbulence() -> Subject:
     assert gaussian is not None
     x0 = sample(model.denoiser, (1, *model.shape), sampler="angle_2m", num_steps=STEPS, seeds=[0])[0]
     data = gaussian.sample((DRAWS, *model.shape), generators_from_seeds(range(DRAWS)))
-    words = f"A sample of the shipped model of turbulence in {STEPS} steps; the spectrum is that of its training data."
+    words = f"x0 is a sample of the turbulence model in {STEPS} steps; the spectrum is that of its training data."
     return Subject(x0.cpu(), data.cpu(), words, is_picture=False)
 
 
@@ -224,9 +224,10 @@ def _pictures(found: Scene, place: float, seed: int) -> str:
     for name, x in noisy(found, row, seed).items():
         tiles.append(_tile(x, found.subject, "x, white noise" if name == WHITE else f"x, {name}"))
     about = (
-        f"Row {row} of 0 to {len(schedule) - 1}: signal {level.signal:.3g}, sigma {level.sigma:.3g}, "
-        f"log-SNR {schedule.logsnr[row].item():.2f} nats. One eps for both x, which are divided by √(signal² + sigma²) "
-        f"and shown on the scale of x0. {found.subject.caption}"
+        f"Level {row} of {len(schedule) - 1}: signal {level.signal:.3g}, sigma {level.sigma:.3g}, "
+        f"log-SNR {schedule.logsnr[row].item():.2f} nats. "
+        "Both x have the same eps, are divided by √(signal² + sigma²), "
+        f"and are shown on the scale of x0. {found.subject.caption}"
     )
     return f'<div class="three">{"".join(tiles)}</div><p class="caption">{about}</p>'
 
@@ -252,7 +253,7 @@ class Charts(NamedTuple):
             f'<i style="left:{one.x0 + place * one.width:.2%};bottom:{one.y0:.2%};height:{one.height:.2%}"></i>'
             for one in self.places
         )
-        caption = "Blue: the data show, red: noise covers them, black line: as much of both; dashed: this level."
+        caption = "Blue: the data stand out. Red: noise covers them. Black line: as much of both. Dashed: this level."
         return f'<figure><div class="marked">{self.maps}{lines}</div><figcaption>{caption}</figcaption></figure>'
 
 
@@ -299,14 +300,14 @@ def _spectra_figure(found: Scene) -> Figure:
 def forward_tab(page: Page) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=260):
-            source = gr.Radio([DIGIT, TURBULENCE, OWN], value=DIGIT, label="x0", elem_id="forward-source")
+            source = gr.Radio([DIGIT, TURBULENCE, OWN], value=DIGIT, label="Image x0", elem_id="forward-source")
             digit = gr.Dropdown(list(range(10)), value=3, label="Digit", elem_id="forward-digit")
             file = gr.File(
                 label="Picture", file_types=[f".{name.lower()}" for name in (*FORMATS, "jpg")], height=120,
                 visible=False, elem_id="forward-file",
             )  # fmt: skip
             noise = gr.Dropdown(
-                NOISES, value=NOISES[0], label="Σ", info="Or write your own: NAME:key=value,…",
+                NOISES, value=NOISES[0], label="Noise Σ", info="Or write your own: NAME:key=value,…",
                 allow_custom_value=True, elem_id="forward-noise",
             )  # fmt: skip
             schedule = gr.Dropdown(SCHEDULES, value=SCHEDULES[0], label="Schedule", elem_id="forward-schedule")

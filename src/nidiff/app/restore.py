@@ -7,6 +7,7 @@ from abc import ABCMeta
 from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import gradio as gr
@@ -41,12 +42,12 @@ from nidiff.style import dark_page
 from nidiff.training.experiment import read_experiment
 
 MODEL, NUMBER = "fashion-mnist", 1
-DATA, SAMPLE, FILE = "held-out data", "a sample of the model", "a file of mine"
-PAINT, BLUR = "what I paint", "fine detail, by a blur"
-MASKS = {"the center": "not-center", "the left half": "not-left", "90 % of the points": "random:0.1"}
-SCALES = {f"fine detail, by means over blocks of {factor}": factor for factor in (2, 4)}
-UNPAINTED = MASKS["the center"]
-UNTOUCHED = "Paint, and press Restore; if nothing is painted, the center is hidden."
+DATA, SAMPLE, FILE = "held-out data", "a sample of the model", "my own file"
+PAINT, BLUR = "what I paint", "fine detail (blur)"
+MASKS = {"the centre": "not-center", "the left half": "not-left", "90 % of the points": "random:0.1"}
+SCALES = {f"fine detail (averages over blocks of {factor})": factor for factor in (2, 4)}
+UNPAINTED = MASKS["the centre"]
+UNTOUCHED = "Paint over what to hide, then press Restore. If you paint nothing, the centre is hidden."
 AT_HAND = ("digits",)  # data sets that are built in
 
 MOST_SAMPLES, MOST_STEPS, MOST_NOISE, MOST_BLUR = 8, 100, 1.0, 8.0
@@ -57,6 +58,11 @@ EDITOR = 336  # pixels along the longer side of what is painted on, at least
 MOST_EDITOR = 1024
 ITEM_SAMPLER, ITEM_STEPS, ITEM_SECONDS = "ancestral", 12, 5.0  # how a sample of the model is drawn, and for how long
 COVERED = 0.35  # of a pixel must be painted to hide it
+HIDDEN: Any = gr.update(visible="hidden")  # an editor that is taken away while it loads a picture fails in the browser
+
+
+_layers: dict[str, EditorDataBlobs] = {}
+_lock = Lock()
 
 
 class _Unwritten(ComponentMeta):
@@ -81,17 +87,28 @@ class MaskEditor(gr.ImageEditor, metaclass=_Unwritten):
         except InputError as error:
             raise said(str(error)) from None
 
+    @property
+    def blob_storage(self) -> dict[str, EditorDataBlobs]:
+        """One for all sessions: gradio makes an editor for each of them."""
+        return _layers
+
+    @blob_storage.setter
+    def blob_storage(self, value: dict[str, EditorDataBlobs]) -> None:
+        pass
+
     @server  # type: ignore[untyped-decorator]
     def accept_blobs(self, data: AcceptBlobs) -> None:
         """Keep the painted layer of a visitor until `preprocess` asks for it, and those of the last few visitors."""
-        if data.data["type"] != "layer" or str(data.data["index"]) != "0":
+        sent, files = getattr(data, "data", {}), getattr(data, "files", [])
+        if sent.get("type") != "layer" or str(sent.get("index")) != "0" or not files or not sent.get("id"):
             return
-        content = data.files[0][1]
+        content = files[0][1]
         if len(content) > LARGEST_LAYER:
             raise said(f"the painted layer has more than {LARGEST_LAYER:,} bytes: paint on a smaller item.")
-        self.blob_storage[data.data["id"]] = EditorDataBlobs(background=None, layers=[content], composite=None)
-        while len(self.blob_storage) > MOST_LAYERS:
-            self.blob_storage.pop(next(iter(self.blob_storage)))
+        with _lock:
+            _layers[sent["id"]] = EditorDataBlobs(background=None, layers=[content], composite=None)
+            while len(_layers) > MOST_LAYERS:
+                _layers.pop(next(iter(_layers)))
 
 
 def read_layer(source: bytes | Path) -> Image.Image:
@@ -278,13 +295,13 @@ def background(items: Tensor, model: Model) -> Image.Image:
 
 
 def chosen(shelf: Shelf, name: Any, kind: Any, way: Any) -> tuple[Any, ...]:
-    """What another model leaves to choose: where the item comes from, and what can be hidden."""
+    """What another model leaves to choose: where the item comes from, and what can be hidden. A choice that is still
+    there is left alone, since the visitor may just be making another."""
     model = shelf.open(name)
-    kinds, ways = kinds_of(model), ways_of(model)
-    return (
-        gr.update(choices=kinds, value=kind if kind in kinds else kinds[0]),
-        gr.update(choices=ways, value=way if way in ways else ways[0]),
-    )
+    found = []
+    for now, choices in ((kind, kinds_of(model)), (way, ways_of(model))):
+        found.append(gr.update(choices=choices) if now in choices else gr.update(choices=choices, value=choices[0]))
+    return tuple(found)
 
 
 def look(
@@ -294,13 +311,13 @@ def look(
     model = shelf.open(name)
     controls = gr.update(visible=kind == FILE), gr.update(visible=kind != FILE), gr.update(visible=way == BLUR)
     if kind == FILE and file is None:
-        return "Choose a file.", gr.update(visible=False), "", *controls
+        return "Choose a file.", HIDDEN, "", *controls
     items = read_item(model, kind, number, file)
     if one_of("hidden", way, ways_of(model)) == PAINT:
         return UNTOUCHED, gr.update(visible=True, value=background(items, model)), "", *controls
     with dark_page(is_dark):
         view = observed_view(read_seen(model, items, way, None, width, noise), items)
-    return "Press Restore.", gr.update(visible=False), view, *controls
+    return "Press Restore.", HIDDEN, view, *controls
 
 
 def look_again(shelf: Shelf, *values: Any) -> tuple[Any, Any]:
@@ -334,15 +351,12 @@ def restored(
 def restore_tab(page: Page) -> None:
     shelf = page.shelf
     names = [*shelf.models()]
-    own = [one for one in names if one not in shelf.shipped]
-    model = next(iter([*own, *(one for one in names if one == MODEL), *names]))
+    model = next(iter([*shelf.own_models(), *(one for one in names if one == MODEL), *names]))
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             name = gr.Dropdown(labelled(names), value=model, label="Model", elem_id="restore-model")
             kind = gr.Radio([SAMPLE, FILE], value=SAMPLE, label="Item", elem_id="restore-item")
-            number = gr.Number(
-                NUMBER, label="Number of the item, or seed of the sample", precision=0, elem_id="restore-number"
-            )
+            number = gr.Number(NUMBER, label="Number or seed of the item", precision=0, elem_id="restore-number")
             file = gr.File(
                 label="File", file_types=[*SUFFIXES, ".npy"], type="filepath", visible=False, elem_id="restore-file"
             )
@@ -380,7 +394,7 @@ def restore_tab(page: Page) -> None:
         **quick,
     }
     options: list[Any] = [spoken(partial(chosen, shelf)), [name, kind, way], [kind, way]]
-    page.ready.then(lambda: gr.update(choices=labelled(shelf.models())), None, name, **quick)
+    page.ready.then(spoken(lambda: gr.update(choices=labelled(shelf.models()))), None, name, **quick)
     page.ready.then(*options, **quick).then(**looked)
     name.input(*options, **quick).then(**looked)
     for changed in (kind.input, way.input, number.change, file.change):

@@ -1,5 +1,6 @@
 """The tab *Runs*: what the runs are, their losses, their samples over training, and what was measured."""
 
+from functools import lru_cache
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import gradio as gr
 
 from nidiff.app.look import Page, labelled
+from nidiff.app.shelf import MOST as MOST_RUNS
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import QUICK, spoken
 from nidiff.errors import InputError
@@ -19,7 +21,7 @@ from nidiff.training.run import RunDirectory
 MOST, FIRST = 12, 6  # curves in one figure, and at first
 EVERY = 10  # seconds between two looks at runs that are being watched
 HEAD = ("run", "data", "noise Σ", "schedule", "steps", "loss")
-NONE = "<p>There are no runs here yet: <code>nidiff train --out runs/try</code> begins one. Then press Refresh.</p>"
+NONE = "<p>There are no runs here yet. Start one with <code>nidiff train --out runs/try</code>, then press Refresh.</p>"
 
 
 def runs_table(shelf: Shelf) -> str:
@@ -29,15 +31,23 @@ def runs_table(shelf: Shelf) -> str:
 
 
 def _row(name: str, path: Path) -> tuple[str, ...]:
+    files = (path / "experiment.json", path / "log.jsonl", path / "model")
+    changed = [(at.stat().st_mtime_ns, at.stat().st_size) for at in files if at.exists()]
+    return (escape(name), *_settings_and_progress(path, tuple(changed)))
+
+
+@lru_cache(2 * MOST_RUNS)
+def _settings_and_progress(path: Path, changed: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+    """The rest of the row of a run, whose files last ``changed`` then: many logs take seconds to read."""
     try:
         run = RunDirectory.open(path)
         experiment, log = run.experiment, run_log(run)
     except InputError as error:  # it may be being written, or be damaged
-        return (escape(name), escape(str(error)), "", "", "", "")
+        return (escape(str(error)), "", "", "", "")
     done = f"{max(log['step'], default=0):,.0f} of {experiment.steps:,}" + ("" if run.has_model else ", training")
     loss = f"{log['loss'][-1]:.4g}" if log["loss"] else ""
     settings = (experiment.data, experiment.covariance, experiment.schedule)
-    return (escape(name), *(escape(one[:60]) for one in settings), done, loss)
+    return (*(escape(one[:60]) for one in settings), done, loss)
 
 
 def losses(shelf: Shelf, names: list[str], is_dark: bool) -> str:
@@ -46,7 +56,7 @@ def losses(shelf: Shelf, names: list[str], is_dark: bool) -> str:
         raise InputError(f"runs: choose at most {MOST} for one figure.")
     logs = {name: log for name in names if (log := run_log(shelf.run(name)))["step"]}
     if not logs:
-        return "<p>No run with a logged loss is chosen.</p>" if shelf.runs() else ""
+        return "<p>None of the chosen runs has logged a loss yet.</p>" if shelf.runs() else ""
     with dark_page(is_dark):
         return plot(losses_figure(logs), f"Loss by step of {', '.join(logs)}")
 
@@ -99,8 +109,8 @@ def runs_tab(page: Page) -> None:
         elem_id="runs-chosen",
     )
     curves = gr.HTML(elem_id="runs-losses", padding=False)
-    one = gr.Dropdown(labelled(names), value=next(iter(names), None), label="One run", elem_id="runs-one")
-    progress = gr.Slider(0, 1, 1, step=0.01, label="Samples after this share of the training", elem_id="runs-progress")
+    one = gr.Dropdown(labelled(names), value=next(iter(names), None), label="One run in detail", elem_id="runs-one")
+    progress = gr.Slider(0, 1, 1, step=0.01, label="Samples at this share of the training", elem_id="runs-progress")
     pictures = gr.HTML(elem_id="runs-samples", padding=False)
     measured = gr.HTML(elem_id="runs-metrics", padding=False)
 

@@ -47,7 +47,7 @@ SIDE, LIMIT = 1024, 2**18  # pixels of a picture, letters of one without loss
 PAIRS = (("fashion-mnist-ddpm", "fashion-mnist"), ("digits-ddpm", "digits"))
 SEEDS, SAMPLER, STEPS = "0-15", "ancestral", 12  # the pair draws them in a few seconds
 NONE, OWN, ALL = "none", "the sampler's own", "all in turn"
-NOISY, CLEAN = "the noisy state x", "the expected clean x̂0"
+NOISY, CLEAN = "the noisy state x", "the denoised estimate x̂0"
 
 
 class Order(NamedTuple):
@@ -81,7 +81,7 @@ class Order(NamedTuple):
 
 def default_models(shelf: Shelf) -> tuple[str, str]:
     """The first two that were given, or the first pair that ships."""
-    own = [name for name in shelf.models() if name not in shelf.shipped]
+    own = shelf.own_models()
     pairs = [pair for pair in PAIRS if shelf.shipped.keys() >= {*pair}]
     first, second, *_ = [*own, NONE] if own else [*next(iter(pairs), ()), *shelf.shipped, NONE]
     return first, second
@@ -212,12 +212,18 @@ def spectrum_figure(spectrum: Spectrum, count: int) -> "Figure":
     drawing = require("matplotlib.figure").Figure((7.2, 3.4), dpi=120, layout="constrained")
     axes = drawing.subplots()
     k = range(1, len(spectrum.data))
-    axes.loglog(k, spectrum.data[1:], color=ink(), linewidth=2.0, label="data: C of the model's Gaussian N(μ, C)")
+    axes.loglog(k, spectrum.data[1:], color=ink(), linewidth=2.0, label="training data")
     for marker, (name, power) in zip("os", spectrum.samples.items(), strict=False):
         axes.loglog(
-            k, power[1:], marker, markersize=4, linestyle="-", linewidth=1.0, label=f"{count} of {drawable(name, 40)}"
+            k,
+            power[1:],
+            marker,
+            markersize=4,
+            linestyle="-",
+            linewidth=1.0,
+            label=f"{count} samples of {drawable(name, 40)}",
         )
-    axes.set(xlabel="wavenumber |k| (waves across an item)", ylabel="power per mode\n(units of the model)")
+    axes.set(xlabel="wavenumber |k| (1 = lowest frequency)", ylabel="power per mode\n(squared units of the model)")
     axes.grid(visible=True)
     axes.legend(frameon=False)
     return drawing
@@ -226,14 +232,14 @@ def spectrum_figure(spectrum: Spectrum, count: int) -> "Figure":
 def spectra_view(orders: Sequence[Order], samples: Sequence[Tensor]) -> str:
     """The spectra of the samples against those of the data, in HTML."""
     count = len(orders[0].seeds)
-    note = f"The spectrum of {count} samples, and that of all training data, as the models keep it."
+    note = f"The spectrum of {count} samples, and that of all training data, as it is stored with the models."
     text = "".join(
         plot(spectrum_figure(one, count), f"Power by wavenumber of the data and of {' and '.join(one.samples)}", note)
         for one in spectra(orders, samples)
     )
     for order in orders:
         if order.model.denoiser.gaussian is None:
-            text += f"<p>{escape(order.name)} has no Gaussian of its data, so their spectrum is not known.</p>"
+            text += f"<p>{escape(order.name)} stores no spectrum of its data, so there is none to compare with.</p>"
     return text
 
 
@@ -293,7 +299,7 @@ def sample_tab(page: Page) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             first = gr.Dropdown(labelled(names), value=one, label="Model", elem_id="sample-first")
-            second = gr.Dropdown(labelled([NONE, *names]), value=other, label="Beside it", elem_id="sample-second")
+            second = gr.Dropdown(labelled([NONE, *names]), value=other, label="Compare with", elem_id="sample-second")
             seeds = gr.Textbox(SEEDS, label="Seeds", info=f"at most {MOST_SEEDS}", elem_id="sample-seeds")
             sampler = gr.Dropdown([*SAMPLERS], value=SAMPLER, label="Sampler", elem_id="sample-sampler")
             steps = gr.Slider(1, MOST_STEPS, STEPS, step=1, label="Steps", elem_id="sample-steps")
@@ -326,7 +332,7 @@ def sample_tab(page: Page) -> None:
         known = [*shelf.models()]  # a training may have ended since the page was made
         return gr.update(choices=labelled(known)), gr.update(choices=labelled([NONE, *known]))
 
-    page.ready.then(menus, None, [first, second], show_progress="hidden", **QUICK)
+    page.ready.then(spoken(menus), None, [first, second], show_progress="hidden", **QUICK)
     page.ready.then(**look)
     for control in (first, second):
         control.input(**look)

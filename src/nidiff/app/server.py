@@ -7,6 +7,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +23,9 @@ def free_port(host: str, port: int | None) -> int:
     """``port`` if nobody listens there, or the first free one from 7860 on."""
     if port is not None and not 0 <= port < 2**16:
         raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
-    try:
-        family, *_, (address, *_) = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
-    except (OSError, TypeError, ValueError) as error:  # the last two of a name that no system can look up
-        raise InputError(
-            f"host={shown(host)} is no address ({first_line(error)}): give one of this computer."
-        ) from error
+    address = address_of(host)
     for one in range(FIRST, FIRST + PORTS) if port is None else [port]:
-        with socket.socket(family) as trial:
+        with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 trial.bind((address, one))
@@ -42,15 +38,23 @@ def free_port(host: str, port: int | None) -> int:
     raise InputError(f"no port from {FIRST} to {FIRST + PORTS - 1} can be used on {host} ({reason}): give another.")
 
 
+def address_of(host: str) -> str:
+    """The address, such as 127.0.0.1, of a name."""
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except (OSError, ValueError) as error:  # the last of a name that no system can look up
+        remedy = "give one of this computer, such as 127.0.0.1, or leave it out"
+        raise InputError(f"host={shown(host)} is not an IPv4 address ({first_line(error)}): {remedy}.") from error
+    return str(found[0][4][0])
+
+
 @contextmanager
 def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
     """The address of the page about what is on the shelf, while it is served. Its files for download are gone when it
     ends."""
-    port = free_port(host, port)
+    free_port(host, port)  # what cannot be is said at once, and not after all that is imported
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
-        os.environ["GRADIO_TEMP_DIR"] = cache  # read when gradio is imported
-        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-        os.environ["GRADIO_RUN_HISTORY"] = "False"  # a browser need not keep what its visitor did
+        os.environ |= _settings(host, cache)  # read when gradio is imported
         import torch
         from starlette.middleware import Middleware
 
@@ -65,29 +69,47 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
         looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
         bounds: dict[str, Any] = {"max_file_size": LARGEST_FILE, "state_session_capacity": 200, "strict_cors": True}
         closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
-        gates = [Middleware(Gate, is_local=host in (*LOCAL, "::1"), folder=Path(cache))]
+        hosts = (*LOCAL, host) if ip_address(address_of(host)).is_loopback else ()
+        port = free_port(host, port)
         try:
-            _, url, _ = blocks.launch(
-                server_name=host,
-                server_port=port,
-                prevent_thread_lock=True,
-                show_error=True,
-                quiet=True,
-                enable_monitoring=False,
-                app_kwargs={"middleware": gates},
-                **looks,
-                **bounds,
-                **closed,
-            )
+            try:
+                _, url, _ = blocks.launch(
+                    server_name=host,
+                    server_port=port,
+                    prevent_thread_lock=True,
+                    show_error=True,
+                    quiet=True,
+                    enable_monitoring=False,
+                    app_kwargs={"middleware": [Middleware(Gate, hosts=hosts, folder=Path(cache))]},
+                    **looks,
+                    **bounds,
+                    **closed,
+                )
+            except OSError as error:
+                raise InputError(f"port={port} was taken while the page was prepared: start it again.") from error
             yield url
         finally:
             end_all()
             blocks.close(verbose=False)
 
 
+def _settings(host: str, cache: str) -> dict[str, str]:
+    """What gradio and its client look for in the environment."""
+    direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), host]))
+    return {
+        "GRADIO_TEMP_DIR": cache,
+        "GRADIO_EXAMPLES_CACHE": f"{cache}/examples",  # else a folder of the working directory could be read
+        "GRADIO_ANALYTICS_ENABLED": "False",
+        "GRADIO_RUN_HISTORY": "False",  # a browser need not keep what its visitor did
+        "no_proxy": direct,
+        "NO_PROXY": direct,
+    }
+
+
 def interrupt() -> threading.Event:
     """What Ctrl-C sets from now on, or a signal that asks this process to end."""
     over = threading.Event()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, lambda *_: over.set())
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the last is not everywhere
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: over.set())
     return over

@@ -3,6 +3,7 @@
 import os
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
@@ -36,23 +37,32 @@ class Shelf:
             return
         if not found.is_dir():
             raise InputError(f"model={str(path)!r} is not a folder: give a run, a model, or a folder of runs.")
+        if not _is_plain(str(path)):
+            raise InputError(f"model={str(path)!r} cannot be shown in a browser: rename it to UTF-8.")
         if is_run(found):
             if not RunDirectory.open(found).has_model:
-                remedy = f"wait until it has ended, or watch it with nidiff explore {found.parent}"
-                raise InputError(f"model={str(path)!r} has no model yet, its training has not ended: {remedy}.")
+                remedy = f"wait until it has, or watch it with nidiff explore {found.parent}"
+                raise InputError(
+                    f"model={str(path)!r} has no model yet, since its training has not finished: {remedy}."
+                )
             self._given[str(path)] = found
         elif _is_model(found):
             self._given[str(path)] = found
         elif any(is_run(one) or _is_model(one) for one in _inside(found)):
             self._folders.append(found)
         else:
-            remedy = "give a run of nidiff train, a saved model, or a folder that holds some"
-            raise InputError(f"model={str(path)!r} is no run, no model, and holds none: {remedy}.")
+            remedy = "give a run of nidiff train, a saved model, or a folder that contains some"
+            raise InputError(f"model={str(path)!r} is neither a run nor a model, and contains none: {remedy}.")
 
     def models(self) -> dict[str, Path]:
-        """All that can be sampled now, those that were given first."""
-        own = {name: path for name, path in self._all().items() if not is_run(path) or RunDirectory(path).has_model}
-        return own | self.shipped
+        """All that can be sampled now, those that were given first. They also hide a model that ships under the same
+        name, as they do on the command line."""
+        own = self.own_models()
+        return own | {name: path for name, path in self.shipped.items() if name not in own}
+
+    def own_models(self) -> dict[str, Path]:
+        """All models that were given, or lie in a folder that was, and can be sampled now."""
+        return {name: path for name, path in self._all().items() if not is_run(path) or RunDirectory(path).has_model}
 
     def runs(self) -> dict[str, Path]:
         """All run directories that were given or lie in a folder that was, also those that are still training."""
@@ -93,18 +103,33 @@ def _is_model(folder: Path) -> bool:
 
 def _inside(folder: Path) -> list[Path]:
     """The folders in it, the newest first, that are there themselves and have all their files: a link could lead
-    anywhere."""
+    anywhere. One that cannot be read, or has just gone, is left out."""
     if not folder.is_dir():
         return []
+    found = []
     with os.scandir(folder) as entries:
-        found = sorted(
-            (-entry.stat().st_mtime_ns, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
-        )
-    return [folder / name for _, name in found[:MOST] if not _has_links(folder / name)]
+        for entry in entries:
+            with suppress(OSError):
+                if (
+                    entry.is_dir(follow_symlinks=False)
+                    and _is_plain(entry.name)
+                    and not _has_links(folder / entry.name)
+                ):
+                    found.append((-entry.stat().st_mtime_ns, entry.name))
+    return [folder / name for _, name in sorted(found)[:MOST]]
+
+
+def _is_plain(name: str) -> bool:
+    """Whether a browser can be told a name: those of files may be any bytes."""
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
 
 
 def _has_links(folder: Path) -> bool:
-    """Whether a file that makes a run or a model is a link."""
+    """Whether a file that makes a run or a model is a link; refused by the system if the folder cannot be read."""
+    os.listdir(folder)
     model = [
         file for place in (folder / "model", folder) for file in (place, *place.glob("*/*"), *place.glob("*.json"))
     ]

@@ -53,7 +53,9 @@ def watched(work: Callable[[Show[T]], R], seconds: float = LONGEST) -> Generator
         if over.is_set() or _closing.is_set() or now - taken > PATIENCE:
             raise Stopped
         if now > end:
-            raise InputError(f"this takes longer than the {seconds:g} s a request may: ask for fewer steps or samples.")
+            raise InputError(
+                f"this takes longer than the {seconds:g} s that a request may take: ask for fewer steps or samples."
+            )
         if now - put >= OFTEN:
             with contextlib.suppress(queue.Empty):
                 shown.get_nowait()
@@ -135,7 +137,7 @@ def _sentences() -> Iterator[None]:
         raise
     except Exception:
         traceback.print_exc(file=sys.stderr)
-        raise said("something went wrong here: the terminal of nidiff explore says what.") from None
+        raise said("something went wrong: see the terminal where nidiff explore is running.") from None
 
 
 def said(sentence: str) -> gr.Error:

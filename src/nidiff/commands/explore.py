@@ -15,18 +15,18 @@ USUAL = Path("runs")
 
 @dataclass(frozen=True)
 class Explore:
-    """Serve a page on this computer: noise, the forward process, samples, restoration and runs, to play with."""
+    """Serve an interactive page on this computer: noise, the forward process, samples, restoration and runs."""
 
     models: Annotated[
         Positional[tuple[Path, ...]],
         arg(metavar="MODEL_OR_RUN", help_behavior_hint="(default: runs/, if it is there)"),
     ] = ()
-    """Run directories, model folders, or folders that hold some. The models that ship are always there; nothing else
-    is read."""
+    """Run directories, model folders, or folders that contain some. The models that ship are always there. Nothing
+    else is read."""
     port: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 7860, or the next free one)")] = None
-    """Where the page is; 0 for any free one."""
+    """The port to serve on; 0 picks any free one."""
     host: str = "127.0.0.1"
-    """The address to listen on. With another than this one, other computers can use the page."""
+    """The address to listen on. With 0.0.0.0, other computers can use the page too."""
     open: bool = False
     """Open the page in the browser."""
 
@@ -37,9 +37,9 @@ class Explore:
         from nidiff.app.shelf import Shelf
 
         shelf = Shelf(self.models, folder=None if self.models else USUAL)
+        over = interrupt()
         with serving(shelf, self.host, self.port) as url:
-            over = interrupt()
-            print(f"{url}   (Ctrl-C ends it)", file=sys.stderr, flush=True)
+            print(f"{url}   (press Ctrl-C to stop)", file=sys.stderr, flush=True)
             if self.open:
                 import webbrowser
 

@@ -143,11 +143,11 @@ class Restoration:
 
 def errors_text(measured: Mapping[str, Any]) -> str:
     """What `Restoration.errors` found, in words."""
-    units = f" in units of the {measured['units']}"
-    errors = f"error of the mean {measured['rmse_of_mean']:.4g}, of a sample {measured['rmse_of_sample']:.4g}{units}"
+    mean, one = measured["rmse_of_mean"], measured["rmse_of_sample"]
+    errors = f"RMS error {mean:.4g} of the mean, {one:.4g} of a single sample, in units of the {measured['units']}"
     if "coverage" not in measured:
         return errors
-    return f"{errors}; {measured['coverage']:.1%} of the truth lies in the {measured['interval']:.0%} interval"
+    return f"{errors}; the {measured['interval']:.0%} interval contains {measured['coverage']:.1%} of the true values"
 
 
 def _channels_last(values: Tensor, axis: int) -> "NDArray[Any]":

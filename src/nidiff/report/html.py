@@ -3,7 +3,6 @@
 import math
 import os
 import shlex
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
@@ -215,10 +214,7 @@ def _is_inside(folder: Path, file: Path) -> bool:
 def grid_figure(step: int, file: Path, *, wide: bool = False) -> str:
     """The grid of samples in a file, small enough for a page; in its place a sentence if it cannot be read."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # Pillow warns of a picture that is far too large
-            grid = Image.open(file, formats=("PNG",))
-        with grid:
+        with Image.open(file, formats=("PNG",)) as grid:  # which reads no pixels yet
             if grid.width * grid.height > MOST_PIXELS:
                 raise ValueError("it is too large")
             source = picture(grid, *(FIGURE_SIZE if wide else (GRID_SIDE, GRID_LIMIT)))
