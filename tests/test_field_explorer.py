@@ -220,7 +220,7 @@ def test_each_choice_changes_the_picture(browser):
         assert len(set(seen)) == len(seen)
         assert 'boundary="fixed"' in page.inner_text("#python")
         page.get_by_label("Offset", exact=True).check()  # is periodic, and says so
-        assert page.get_by_label("Fixed").is_disabled()
+        assert page.get_by_label("Fixed").is_hidden()
         assert page.inner_text("#python") == "nidiff.offset((32, 32), strength=0.1)"
 
 

@@ -26,10 +26,10 @@ from nidiff.errors import FileError, InputError
 from nidiff.evaluation.results import Measured, Result, read_results, remember
 from nidiff.extras import EXTRAS
 from nidiff.generation.opened import Alone, open_model, plan_job
-from nidiff.model.folder import load_model
+from nidiff.model.folder import load_model, read_grid
 from nidiff.model.manifest import model_sha256
 from nidiff.model.packing import pack, rewrite_card
-from nidiff.model.picture import as_levels, difference, limits_of, read_levels, save_picture
+from nidiff.model.picture import as_levels, difference, draw_samples, limits_of, read_levels, save_picture
 from nidiff.model.zoo import (
     MOST_BYTES,
     MOST_TOGETHER,
@@ -282,6 +282,17 @@ def test_what_does_not_look_like_a_name_is_a_path_that_is_missing(entry):
         with pytest.raises(InputError) as caught:
             nidiff.load_model(path)
         assert NAME not in str(caught.value)
+
+
+def test_the_picture_of_a_model_of_classes_has_those_that_nidiff_sample_draws(say, tmp_path):
+    path = zoo_models()["digits-classes"]
+    picture, denoiser = read_card(path).picture, nidiff.load_model(path)
+    drawn = draw_samples(denoiser, read_grid(path, (1, 8, 8), denoiser.scaling), picture, range(4)).movedim(1, -1)
+    for classes, same in ((), True), (("--classes", "none"), False):
+        out = tmp_path / f"out{len(classes)}"
+        code, _, _ = say("sample", str(path), "--seeds", "0-3", *classes, "--format", "npy", "--out", str(out))
+        assert code == 0
+        assert np.array_equal(np.load(out / "samples.npy"), drawn.numpy()) == same
 
 
 def test_sampling_by_name_repeats_the_picture_and_writes_nothing_into_the_entry(entry, say):

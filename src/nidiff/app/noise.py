@@ -210,7 +210,7 @@ def _numbers(covariance: Covariance, numbers: Summary) -> str:
             ("Condition number", f"{numbers.condition_number:.4g}"),
             ("Effective rank", f"{numbers.effective_rank:.4g} of {covariance.size}"),
             ("Marginal variance", f"{numbers.marginal_variance:.4g}{spread}"),
-            ("Correlation length", "beyond the event" if length is None else f"{length:.3g} pixels"),
+            ("Correlation length", "longer than the event" if length is None else f"{length:.3g} pixels"),
         ],
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from nidiff.data.dataset import as_stored
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, eight_bits, grid_pixels, save_grid
+from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import FileError, InputError
 from nidiff.files import replacing
@@ -32,8 +33,12 @@ RISING = ("#0d0887", "#9c179e", "#ed7953", "#f0f921")
 
 
 def draw_samples(denoiser: Denoiser, grid: Grid, picture: Picture, seeds: Sequence[int] | None = None) -> Tensor:
-    """The samples [N, C, *event] of a picture, or those of other ``seeds``, in the units of the data."""
+    """The samples [N, C, *event] of a picture, or those of other ``seeds``, in the units of the data. Classes take
+    turns by seed, as in `nidiff sample`."""
     seeds = list(picture.seeds if seeds is None else seeds)
+    classes = getattr(denoiser.conditions.get(CLASSES), "classes", None)
+    if classes:
+        denoiser = denoiser.given(**{CLASSES: torch.tensor([seed % classes for seed in seeds])})
     shape = image_shape(denoiser.net, denoiser.process.covariance)
     drawing = {"sampler": picture.sampler, "num_steps": picture.num_steps, "tile": tile_size(*shape[1:])}
     x = sample(denoiser, (len(seeds), *shape), seeds=seeds, **drawing)  # type: ignore[arg-type]
