@@ -43,21 +43,21 @@ def gather(cache: Path) -> dict[str, np.ndarray]:
 
 @style.drawn
 def picture(found: Mapping[str, np.ndarray], file: Path) -> None:
-    figure = Figure((style.WIDTH, 3.6), layout="constrained")
+    figure = Figure((style.WIDTH, 3.4), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.55, 1))
     axes, chart = left.subplots(len(found["names"]), COUNT), right.subplots()
     looks = ((style.ink(), "-"), (style.RED, "--"), (style.BLUE, ":"))
     for line, name, fields, power, (colour, dash) in zip(
         axes, found["names"], found["fields"], found["power"], looks, strict=True
     ):
-        title = line[0].text(0, 1.08, name, fontsize=style.SMALL, color=colour, transform=line[0].transAxes)
+        title = line[0].text(0, 1.05, name, fontsize=style.SMALL, color=colour, transform=line[0].transAxes)
         title.set_in_layout(False)  # else the others make room for it
         for axis, field in zip(line, fields.astype(np.float32), strict=True):
             axis.imshow(field, cmap=style.DIVERGING, vmin=-2.5, vmax=2.5, interpolation="nearest")
             axis.set_axis_off()
         width = 3.0 if dash == ":" else 1.8
         chart.loglog(range(1, len(power) + 1), power, dash, color=colour, label=name, linewidth=width)
-    chart.set(xlabel="wavenumber (cycles per side)", ylabel="power", title="spectrum of 256 samples")
+    chart.set(xlabel="wavenumber |k| (cycles per side)", ylabel="power per mode", title="spectrum of 256 samples")
     chart.legend()
     chart.grid()
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -16,6 +16,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ DATA, BATCH, WARM_UP = "fashion-mnist", 64, 500
 TURN, SAVE_EVERY = 15.0, 180.0  # processor seconds
 TILE = 50  # images in one call of a network
 MEASURED = {"FD": "frechet", "precision": "precision", "recall": "recall", "spectrum error": "spectrum error"}
+NAMES = {"dpm-solver++": "DPM++", "dpmpp_2m": "DPM++"}  # one sampler, of diffusers and of ours
 RESULTS, FIGURE = Path("benchmarks/results/minutes.json"), Path("docs/images/minutes.png")
 
 
@@ -428,18 +430,18 @@ def draw(lines: dict[tuple[str, str, int], list[dict[str, Any]]], real: dict[str
 
     figure = Figure((style.WIDTH, 4.2), layout="constrained")
     axes = figure.subplots()
-    looks = {"diffusers": (style.ORANGE, "o"), "ours": (style.BLUE, "s")}
-    dashes = {method: iter(style.DASHES) for method in looks}
-    for (method, sampler, num_steps), line in lines.items():
-        colour, marker = looks[method]
+    colours = {"diffusers": iter((style.ORANGE, style.RED)), "ours": iter((style.BLUE, style.SKY, style.GREEN))}
+    for ((method, sampler, num_steps), line), marker, dash in zip(
+        lines.items(), style.MARKERS, cycle(style.DASHES), strict=False
+    ):
         axes.errorbar(
             [row["clock"] for row in line],
             [row["FD"][0] for row in line],
             [row["FD"][1] for row in line],
-            color=colour,
+            color=next(colours[method]),
             marker=marker,
-            linestyle=next(dashes[method]),
-            label=f"{method}: {sampler}, {num_steps} steps",
+            linestyle=dash,
+            label=f"{method}: {NAMES.get(sampler, sampler)}, {num_steps} steps",
         )
     if real:
         axes.axhline(real["FD"][0], color=style.look().soft, linewidth=1.0, label="real images")
@@ -451,7 +453,7 @@ def draw(lines: dict[tuple[str, str, int], list[dict[str, Any]]], real: dict[str
     steps = [a * 10**e for e in range(-1, 5) for a in (1, 2, 5) if low <= a * 10**e <= high]
     axes.set_yticks(steps, [f"{step:g}" for step in steps])
     axes.grid()
-    axes.legend()
+    axes.legend(handlelength=4)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file)
 

@@ -19,7 +19,8 @@ import nidiff
 from nidiff import style
 
 EDGES = ("reflecting", "periodic")  # latitude ends at 60°, longitude goes round
-SAMPLER, UNITS = "angle_2m", {"t2m": "K", "u10": "m/s"}
+SAMPLER = "angle_2m"
+NAMES = {"t2m": "temperature\nat 2 m (K)", "u10": "eastward wind\nat 10 m (m/s)"}
 KEYS = ("low", "high", "real", "real_error", "generated", "generated_error")  # of a band
 
 
@@ -58,7 +59,7 @@ def gather(path: str, runs: list[str], num_steps: int = 10) -> dict[str, np.ndar
     """The last map of the data and one of each run's samples; spectra and coherence with their errors."""
     files = [path, *(next(Path(run).glob(f"generated/{SAMPLER}-{num_steps}-*/samples.nc")) for run in runs)]
     maps = [xarray.open_dataset(file).isel({"time" if file == path else "sample": -1}) for file in files]
-    found = {name: np.stack([one[name] for one in maps]).astype(np.float32) for name in UNITS}
+    found = {name: np.stack([one[name] for one in maps]).astype(np.float32) for name in NAMES}
     found |= {name: maps[0][name].values for name in ("latitude", "longitude")}
     found["runs"] = np.array([Path(run).name for run in runs])
     found["steps"], found["bands"] = np.array(num_steps), np.stack([bands(run, num_steps) for run in runs])
@@ -76,11 +77,11 @@ def bands(run: str, num_steps: int) -> np.ndarray:
 @style.drawn
 def picture(found: Mapping[str, np.ndarray], out: str) -> None:
     """Above, the maps; below, their spectra over those of the held-out data, and their coherence."""
-    figure = Figure((style.WIDTH, 6.2), layout="constrained")
+    figure = Figure((style.WIDTH, 6.4), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
     titles = ["data", *(f"{run}, {found['steps']} steps" for run in found["runs"])]
     rows = above.subplots(2, len(titles), sharex=True, sharey=True)
-    for row, (name, unit) in zip(rows, UNITS.items(), strict=True):
+    for row, (name, label) in zip(rows, NAMES.items(), strict=True):
         low, high = np.quantile(found[name], (0.005, 0.995))
         if low < 0:
             low, high = -max(-low, high), max(-low, high)
@@ -88,16 +89,20 @@ def picture(found: Mapping[str, np.ndarray], out: str) -> None:
         for panel, values in zip(row, found[name], strict=True):
             mesh = panel.pcolormesh(found["longitude"], found["latitude"], values, **look)
         row[0].set_ylabel("latitude (°N)")
-        above.colorbar(mesh, ax=row, label=f"{name} ({unit})", extend="both")
+        above.colorbar(mesh, ax=row, label=label, extend="both")
     for panel, title in zip(rows[0], titles, strict=True):
         panel.set_title(title, fontsize=style.SMALL)
     above.supxlabel("longitude (°E)", fontsize=style.SMALL)
-    titles = (*(f"S(k) of {name} over the data's" for name in UNITS), "coherence of t2m and u10")
-    for place, (panel, title) in enumerate(zip(below.subplots(1, 3), titles, strict=True)):
+    titles = ("temperature", "wind", "temperature and wind")
+    labels = (*2 * ("power per mode\nover the data's",), "coherence")
+    for place, (panel, title, label) in enumerate(zip(below.subplots(1, 3), titles, labels, strict=True)):
         for run, table, colour, mark in zip(found["runs"], found["bands"], style.COLOURS, style.MARKERS, strict=False):
-            draw_bands(panel, table[place], "over" in title, color=colour, marker=mark, label=run)
+            draw_bands(panel, table[place], place < 2, color=colour, marker=mark, label=run)
         panel.set_title(title, fontsize=style.SMALL)
-    panel.legend()
+        panel.set_ylabel(label)
+    panel.fill_between([], [], color=style.look().faint, label="held-out data ± 2 s.e.")
+    below.axes[1].set_xlabel("wavenumber |k| (1 = once round the globe)")
+    below.legend(*panel.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(out)
 
 
@@ -110,7 +115,7 @@ def draw_bands(panel: Axes, table: np.ndarray, over_data: bool, **line: str) -> 
     panel.errorbar(k, made / unit, 2 * spread / unit, **line)
     panel.grid()
     panel.set_xscale("log")
-    panel.set(xticks=(1, 3, 10, 30), xticklabels=("1", "3", "10", "30"), xlabel="k (1 = once round the globe)")
+    panel.set(xticks=(1, 3, 10, 30), xticklabels=("1", "3", "10", "30"))
 
 
 if __name__ == "__main__":

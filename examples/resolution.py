@@ -18,6 +18,12 @@ from nidiff import style
 from nidiff.covariance.spectral import radial_mean, wavenumber
 
 WAYS = ("in pixels", "on its own grid")
+NAMES = {  # of the runs of docs/resolution.md
+    "own": "Σ, v",
+    "white": "white, v",
+    "own-residual": "Σ, residual",
+    "white-residual": "white, residual",
+}
 
 
 def on_grid(x, n):
@@ -104,17 +110,19 @@ def picture(found, out):
             strict=False,
         )
         for run, measured, expected, colour, mark in looks:
-            axes.plot(found[f"k {n}"], measured, color=colour, marker=mark, label=run)
+            axes.plot(found[f"k {n}"], measured, color=colour, marker=mark, label=NAMES.get(run, run))
             axes.plot(range(1, len(expected) + 1), expected, "--", color=colour, linewidth=1)
         axes.plot([], [], "--", color=style.ink(), linewidth=1, label="predicted")
-        axes.axvline(found["side"] / 2, color=style.look().soft, linestyle=":", linewidth=1)
+        finest = found["side"] / 2
+        name = f"k = {finest:g}, the finest at {found['side']}×{found['side']}"
+        axes.axvline(finest, color=style.look().soft, linestyle=":", linewidth=1.6, label=name)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set(title=f"{n}×{n}, {WAYS[row]}", xlabel="|k| (cycles per side)")
+        axes.set(title=f"{n}×{n}, {WAYS[row]}", xlabel="wavenumber |k| (cycles per side)")
         axes.grid()
     for axes in panels[:, 0]:
-        axes.set_ylabel("log10 of S(k) over the data's")
-    panels[1, 0].legend()
+        axes.set_ylabel("log10 of power per mode\nover the data's")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, handlelength=3)
     figure.savefig(out)
 
 

@@ -84,10 +84,11 @@ def picture(found: Mapping[str, np.ndarray], out: str) -> None:
     looks = list(zip((style.ink(), *style.COLOURS), (*style.DASHES, "-"), ("", *style.MARKERS), strict=False))
     for name, share, (colour, dash, _) in zip(names, found["shares"], looks, strict=False):
         values.step(EDGES[:-1], share, where="post", color=colour, linestyle=dash, label=name)
-    values.set(xscale="log", yscale="log", xlabel="density over its mean", title="share of the voxels")
+    values.set(xscale="log", yscale="log", xlabel="density over its mean", ylabel="share of the voxels")
     values.legend()
     for name, table, (colour, _, mark) in zip(names[1:], found["bands"], looks[1:], strict=False):
         draw_bands(spectra, table, color=colour, marker=mark, label=name)
+    spectra.fill_between([], [], color=style.look().faint, label="held-out data ± 2 s.e.")
     spectra.legend()
     figure.savefig(out)
 
@@ -100,7 +101,7 @@ def draw_bands(panel: Axes, table: np.ndarray, **line: str) -> None:
     panel.errorbar(k, made / real, 2 * spread / real, **line)
     panel.grid()
     panel.set(xscale="log", yscale="log", xticks=(1, 3, 10, 30), xticklabels=("1", "3", "10", "30"))
-    panel.set(xlabel="wavenumber k (cycles per 100 Mpc)", title="S(k) of the density over the data's")
+    panel.set(xlabel="wavenumber |k| (cycles per 100 Mpc)", ylabel="power per mode over the data's")
 
 
 if __name__ == "__main__":

@@ -62,9 +62,6 @@ def noise(out: Path, *words: str) -> None:
 
 def models(out: Path) -> None:
     run("models", "--out", out)
-    with Image.open(out) as picture:
-        half = picture.convert("RGB").resize([round(0.75 * side) for side in picture.size], Image.Resampling.LANCZOS)
-    half.save(out)
 
 
 def front_page(name: str, out: Path) -> None:
@@ -130,6 +127,10 @@ def guidance(out: Path) -> None:
         axes.imshow(grid_pixels(torch.from_numpy(images), 10).squeeze(-1), cmap=style.GREY, vmin=0, vmax=255)
         axes.set(xticks=[], yticks=[], ylabel=name)
         axes.spines[:].set_visible(False)
+        axes.tick_params(length=0)
+    columns = [(digit + 0.5) * axes.get_xlim()[1] / 10 for digit in range(10)]
+    figure.axes[0].set_xticks(columns, [str(digit) for digit in range(10)])
+    figure.axes[0].xaxis.tick_top()
     figure.savefig(out)
 
 
@@ -182,10 +183,10 @@ def signals_steps(out: Path) -> None:
 @style.drawn
 def resolution_fields(out: Path) -> None:
     """Two of the data, and one of each run: above in pixels, below on its own grid."""
-    from resolution import WAYS
+    from resolution import NAMES, WAYS
 
     found = numbers("resolution")
-    titles, shown = ["data", *found["runs"]], found["fields"].astype(np.float32)
+    titles, shown = ["data", *(NAMES[run] for run in found["runs"])], found["fields"].astype(np.float32)
     figure = Figure((style.WIDTH, 2 * style.WIDTH / len(titles) + 0.3), layout="constrained")
     grid = figure.subplots(2, len(titles))
     for axes, field in zip(grid.flat, shown, strict=True):

@@ -37,7 +37,7 @@ def turbulence(file: Path, samples: int = 128) -> None:
     real = nidiff.load_dataset("turbulence", split="test").batch(torch.arange(0, 1600, 1600 // samples)[:samples])
     white, designed = (
         f"white noise\nDPM-Solver++\n{FIELDS_FEW} evaluations",
-        f"designed noise\nangle_2m\n{FIELDS_FEW} evaluations",
+        f"noise between white\nand the data\nangle_2m\n{FIELDS_FEW} evaluations",
     )
     rows = {
         "data": (real, style.ink(), "-"),
@@ -58,11 +58,15 @@ def turbulence(file: Path, samples: int = 128) -> None:
         found = field_spectrum(fields)
         shown = (found.wavenumber > 0) & (found.wavenumber < fields.shape[-1] // 2)
         power = found.power.mean((0, 1))[shown]
-        look = {"color": colour, "label": name.partition("\n")[0], "linewidth": 3.0 if dash == ":" else 1.8}
+        look = {
+            "color": colour,
+            "label": name.rpartition("\nangle_2m")[0] or name.partition("\n")[0],
+            "linewidth": 3.0 if dash == ":" else 1.8,
+        }
         axis.loglog(found.wavenumber[shown], power, dash, **look)
-    axis.set(xlabel="wavenumber (cycles per side)", ylabel="power", title="spectrum of the vorticity")
+    axis.set(xlabel="wavenumber |k| (cycles per side)", ylabel="power per mode", title="spectrum of the vorticity")
     axis.grid()
-    axis.legend()
+    axis.legend(loc="lower left", handlelength=3)
     figure.savefig(file)
 
 

@@ -66,7 +66,7 @@ def ink() -> str:
 def shades(count: int) -> Any:
     """So many colours in order, from dark to light, each of which shows on the page."""
     linspace, colours = require("numpy").linspace, require("matplotlib").colormaps[SEQUENTIAL]
-    return colours(linspace(0.25, 1.0, count) if look() == DARK else linspace(0.0, 0.85, count))
+    return colours(linspace(0.25, 1.0, count) if look() == DARK else linspace(0.0, 0.7, count))
 
 
 def looks() -> Iterator[tuple[str, str]]:

@@ -43,7 +43,7 @@ class Models:
         from nidiff.report.contact import save_contact_sheet
 
         found = [described(entry) for entry in models.values()]
-        save_contact_sheet({one["name"]: Path(one["picture"]["file"]) for one in found}, self.out)
+        save_contact_sheet({one["name"]: Path(one["picture"]["file"]) for one in found}, self.out, min(5, len(found)))
         print(f"wrote {self.out}", file=sys.stderr)
         print(json.dumps(found, indent=2) if self.json else aligned([HEAD, *map(_cells, found)]))
 

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 
 MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_VOLUMES, MOST_VIDEOS, MOST_FRAMES = 4, 5, 9, 3, 5, 8
 MOST_POINTS = 512  # along an axis of a panel; of more, every second, third, … is drawn
+LETTERS = 13  # of a label, per inch
 OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
-WIDEST = 1.2 * style.WIDTH
 WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
 
 
@@ -65,7 +66,7 @@ def samples_figure(data: Tensor, grid: Grid) -> "Figure":
     channels = data.shape[1]
     kinds.get(grid.kind, _draw_fields)(figure, data, grid)
     size = figure.get_size_inches()
-    figure.set_size_inches(size * min(1.0, WIDEST / size[0]))  # so that letters stay legible
+    figure.set_size_inches(size * min(1.0, style.WIDTH / size[0]))  # so that letters stay legible
     if channels > MOST_CHANNELS and not _is_colour(data, grid):
         figure.suptitle(f"the first {MOST_CHANNELS} of {channels} channels", fontsize=style.USUAL)
     return figure
@@ -118,7 +119,8 @@ def _draw_signals(figure: "Figure", data: Tensor, grid: Grid) -> None:
     """A row for each signal, a column for each channel, with one scale per column."""
     values = _numbers(data[:MOST_LINES, :MOST_CHANNELS])
     rows, columns, _ = values.shape
-    figure.set_size_inches(style.WIDTH if columns < 3 else 3.2 * columns, 1.1 * rows + 0.9)
+    height = 1.1 * rows + 0.9
+    figure.set_size_inches(style.WIDTH, height)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="col")
     along, label = _along(grid, 0, values.shape[-1])
     for row, panel in enumerate(panels.flat):
@@ -126,13 +128,16 @@ def _draw_signals(figure: "Figure", data: Tensor, grid: Grid) -> None:
         panel.plot(along, values[place, channel], color=style.BLUE, linewidth=0.8)
         panel.margins(x=0.0)
         panel.grid()
-    for channel, panel in enumerate(panels[0]):
-        panel.set_title(_channel(grid, channel))
+    if columns == 1:
+        figure.supylabel(fill(_channel(grid, 0), int(LETTERS * height)), fontsize=style.SMALL)
+    else:
+        for channel, panel in enumerate(panels[0]):
+            panel.set_title(_channel(grid, channel), fontsize=style.SMALL)
     figure.supxlabel(label, fontsize=style.SMALL)
 
 
 def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
-    """A block of fields for each channel, with its own colour bar."""
+    """A block of fields for each channel, two abreast, with its own colour bar."""
     channels = min(data.shape[1], MOST_CHANNELS)
     count = min(len(data), MOST_FIELDS if channels == 1 else MOST_FIELDS // 2)
     ratio = _ratio(grid, 0, 1, data.shape[-2:])
@@ -140,16 +145,15 @@ def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
     rows = count // columns
     values = _numbers(data[: rows * columns, :channels])
     width = (4.2 if count == 1 else 1.9) / math.sqrt(ratio)
-    figure.set_size_inches((width * columns + 1.9) * channels, width * ratio * rows + 0.9)
-    for channel, block in enumerate(_blocks(figure, 1, channels)):
+    abreast, down = min(channels, 2), math.ceil(channels / 2)
+    figure.set_size_inches((width * columns + 1.9) * abreast, (width * ratio * rows + 0.9) * down)
+    for channel, block in enumerate(_blocks(figure, down, abreast)[:channels]):
         panels = block.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         look = _colours(values[:, channel])
         for panel, field in zip(panels.flat, values[:, channel], strict=True):
             mesh = _draw_plane(panel, field, grid, (0, 1), look)
-        for panel in panels[:, 0]:
-            panel.set_ylabel(_along(grid, 0, values.shape[-2])[1])
-        for panel in panels[-1]:
-            panel.set_xlabel(_along(grid, 1, values.shape[-1])[1])
+        block.supylabel(_along(grid, 0, values.shape[-2])[1], fontsize=style.SMALL)
+        block.supxlabel(_along(grid, 1, values.shape[-1])[1], fontsize=style.SMALL)
         _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
 
 
@@ -158,8 +162,8 @@ def _draw_volumes(figure: "Figure", data: Tensor, grid: Grid) -> None:
     values = _numbers(data[:MOST_VOLUMES, :MOST_CHANNELS])
     count, channels, *shape = values.shape
     side = 3.0 if count == 1 else 2.1
-    figure.set_size_inches((3 * side + 1.2) * channels, side * count + 0.8)
-    for channel, block in enumerate(_blocks(figure, 1, channels)):
+    figure.set_size_inches(3 * side + 1.2, (side * count + 0.8) * channels)
+    for channel, block in enumerate(_blocks(figure, channels, 1)):
         panels = block.subplots(count, 3, squeeze=False)
         look = _colours(values[:, channel])
         for (row, across), panel in np.ndenumerate(panels):

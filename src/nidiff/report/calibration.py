@@ -69,6 +69,6 @@ def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration
         axes.legend(loc="lower left", facecolor=style.LIGHT.paper, labelcolor=style.LIGHT.ink)
     axes.figure.colorbar(mesh, ax=axes, label="log-SNR (nats)")
     axes.set_xlabel(f"level, from sigma = {calibration.sigma_min:g} to {calibration.sigma_max:.3g}")
-    axes.set_ylabel("wavenumber |k| (1 = lowest frequency)")
+    axes.set_ylabel(modes.label)
     shown = "blue: images show, red: noise covers them"
     axes.set_title(f"log-SNR of each frequency at each level\n{shown}")

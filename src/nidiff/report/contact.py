@@ -1,8 +1,10 @@
 """A contact sheet: pictures beside one another, each with its name. It needs no matplotlib."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -10,7 +12,8 @@ from nidiff import style
 from nidiff.errors import FileError, InputError, first_line
 from nidiff.files import as_path, replacing, writing
 
-SIDE, GAP, LINE, LETTERS, SMALLEST = 260, 16, 26, 16, 11  # pixels
+SIDE, GAP, LINE, LETTERS = 260, 14, 22, 18  # pixels
+WIDEST, NARROWEST = round(style.WIDTH * style.DPI), 64  # of a sheet, of a square
 
 
 def save_contact_sheet(pictures: Mapping[str, Path], out: Path, columns: int | None = None) -> None:
@@ -21,22 +24,50 @@ def save_contact_sheet(pictures: Mapping[str, Path], out: Path, columns: int | N
 def save_sheet(
     pictures: Sequence[tuple[str, Image.Image]], out: Path, columns: int | None = None, side: int = SIDE
 ) -> None:
-    """The same of pictures that are in memory, in squares of ``side`` pixels."""
+    """The same of pictures that are in memory, in squares of ``side`` pixels, or of fewer where that would be too wide.
+
+    A name that is longer than its square goes over several lines.
+    """
     out = as_path("out", out)
     if out.suffix.lower() != ".png" or out.is_dir():
         raise InputError(f"out={str(out)!r} must be a file that ends in .png.")
     columns = columns or math.ceil(math.sqrt(len(pictures)))
     rows = math.ceil(len(pictures) / columns)
-    letters = min(LETTERS, max(SMALLEST, side // 10))
-    width, height = side + GAP, side + LINE + GAP
+    side = max(NARROWEST, min(side, (WIDEST - GAP) // columns - GAP))
+    font = ImageFont.load_default(LETTERS)
+    names = [_lines(name, font, side) for name, _ in pictures]
+    above = LINE * max(map(len, names)) + 4
+    width, height = side + GAP, side + above + GAP
     sheet = Image.new("RGB", (columns * width + GAP, rows * height + GAP), style.look().paper)
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(letters)
-    for index, (name, picture) in enumerate(pictures):
+    draw = ImageDraw.Draw(sheet)
+    for index, (lines, (_, picture)) in enumerate(zip(names, pictures, strict=True)):
         left, top = GAP + index % columns * width, GAP + index // columns * height
-        draw.text((left, top), name, fill=style.ink(), font=font)
-        sheet.paste(_fitted(picture, side), (left, top + LINE))
+        for line, words in enumerate(reversed(lines), start=1):  # the last is next to the picture
+            draw.text((left, top + above - 4 - line * LINE), words, fill=style.ink(), font=font)
+        sheet.paste(_fitted(picture, side), (left, top + above))
     with writing("out", out), replacing(out) as stream:
         sheet.save(stream, format="png", optimize=True)
+
+
+def _lines(name: str, font: Any, width: int) -> list[str]:
+    """Words in lines of at most so many pixels; what is left of a word that is longer is cut."""
+    lines = [""]
+    together = re.findall(r"\([^)]*\)|\S+", name)  # what is in brackets stays together where it fits
+    for word in (word for part in together for word in ([part] if font.getlength(part) <= width else part.split())):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and font.getlength(longer) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return [_cut(line, font, width) for line in lines]
+
+
+def _cut(line: str, font: Any, width: int) -> str:
+    if font.getlength(line) > width:
+        while line and font.getlength(f"{line}…") > width:
+            line = line[:-1]
+        line += "…"
+    return line
 
 
 def _opened(file: Path) -> Image.Image:

@@ -17,6 +17,7 @@ from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import radial_mean
 from nidiff.data.figures import drawable
 from nidiff.diffusion.gaussian import GaussianModel
+from nidiff.report.spectrum import POWER, wavenumber_label
 from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
@@ -100,11 +101,16 @@ def draw_spectra(axes: Axes, gaussian: GaussianModel, noises: Mapping[str, Covar
         axes.set_xticks([0, *(4**power for power in range(12) if 4**power <= band.max())])
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_yscale("log")
-    axes.set_xlabel("wavenumber |k| (1 = lowest frequency)")
-    axes.set_ylabel("variance over its mean")
+    axes.set_xlabel(_band_label(gaussian))
+    axes.set_ylabel(f"{POWER} (mean 1)")
     axes.set_title("spectra of data and noise")
     axes.grid()
     axes.legend(handlelength=3)
+
+
+def _band_label(gaussian: GaussianModel) -> str:
+    boundary, shape = gaussian.spatial.boundary, gaussian.spatial.event_shape
+    return "band, from the most power to the least" if boundary is None else wavenumber_label(shape, boundary)
 
 
 def _draw_errors(axes: Axes, design: Design) -> None:

@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from nidiff import style
@@ -21,7 +24,7 @@ from nidiff.errors import InputError
 from nidiff.files import as_path, replacing, writing
 from nidiff.memory import require_memory
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.report.spectrum import RadialModes
+from nidiff.report.spectrum import POWER, RadialModes
 
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ", "rho": "ρ", "boundary=": ""}
@@ -53,6 +56,8 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     cell = min(CELL / math.sqrt(ratio), max(SMALLEST, (style.WIDTH - beside_grid) / columns))
     width, grid_height = max(style.WIDTH, cell * columns + beside_grid), cell * ratio * len(draws)
     above = LARGE * min(1.0, ratio) + 1.0
+    if len(shape) == 1:
+        grid_height = cell * len(draws) + 0.3  # with the label below
     layout = ConstrainedLayoutEngine(w_pad=0.08, h_pad=0.08)
     figure = Figure((width, above + grid_height + 0.5), layout=layout)
     about = "" if len(shape) < 3 else f": frames of seed {seed}" if is_video else ": central slice"
@@ -61,14 +66,15 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     pair = 2 * LARGE / max(1.0, ratio)
     ((left, right),) = top.subfigures(1, 2, squeeze=False, width_ratios=[pair, width - pair])
 
-    middle = list(draws)[len(draws) // 2]
+    middle, along = list(draws)[len(draws) // 2], f"position, 0 to {shape[0] - 1}" if len(shape) == 1 else ""
     beside = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
     for axes, (title, image) in zip(left.subplots(1, 2), beside.items(), strict=True):
         draw_grid(axes, {"": planes(image)})
-        axes.set_title(title)
+        axes.set(title=title, xlabel=along)
     draw_spectra(right.subplots(), list(covariances.values()), draws)
     axes = bottom.subplots()
     draw_grid(axes, shown)
+    axes.set_xlabel(along)
     most = max(label.count("\n") + 1 for label in draws)
     axes.tick_params(labelsize=min(style.SMALL, 72 * cell * ratio / (1.3 * most)))
     return figure
@@ -138,14 +144,16 @@ def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
     rows, columns, shape = len(draws), len(first), first.shape[1:]
     if len(shape) == 1:
         place = torch.arange(shape[0] + 1) / (shape[0] * 1.1)
+        # So that no row reaches the next.
+        limit = 1.1 * max(LIMIT, *(events.abs().max().item() for events in draws.values()))
         for row, events in enumerate(draws.values()):
             # A NaN after each event lifts the pen before the next.
-            height = torch.nn.functional.pad(events, (0, 1), value=float("nan")) / (-2 * LIMIT)
+            height = torch.nn.functional.pad(events, (0, 1), value=float("nan")) / (-2 * limit)
             along = torch.arange(columns)[:, None] + place
             axes.axhline(row, color=style.look().faint, linewidth=0.6)
             axes.plot(along.flatten().numpy(), (row + height).flatten().numpy(), color=style.ink(), linewidth=0.7)
         axes.set_xlim(0, columns - 1 + 1 / 1.1)
-        axes.set_ylim(rows - 0.4, -0.6)
+        axes.set_ylim(rows - 0.5, -0.5)
         axes.set_yticks(range(rows), draws)
     else:
         slices = torch.stack(list(draws.values()))
@@ -162,22 +170,28 @@ def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
 
 def draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
     """The radial power spectrum of each Σ (line), and of its draws (dots)."""
-    modes = RadialModes(covariances)
+    modes, handles = RadialModes(covariances), []
     looks = zip(style.shades(len(draws)), cycle(style.DASHES), cycle(style.MARKERS), strict=False)
     for covariance, (label, events), (colour, dash, mark) in zip(covariances, draws.items(), looks, strict=False):
         expected, measured = modes.expected(covariance).numpy(), modes.measured(events).numpy()
         # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
         (radius,) = (expected > 0).nonzero()
-        axes.plot(radius, expected[radius], dash, color=colour, label=label.replace("\n×", " ×").replace("\n", ", "))
-        axes.plot(radius, measured[radius], mark, color=colour, markersize=3 if len(radius) < MANY else 1.5)
+        few, name = len(radius) < MANY, label.replace("\n×", " ×").replace("\n", ", ")
+        # Lines lie above all marks, and show on those of their own colour.
+        edge = None if few else [withStroke(linewidth=3, foreground=style.look().paper)]
+        axes.plot(radius, expected[radius], dash, color=colour, zorder=3, path_effects=edge)
+        look = {"markersize": 3} if few else {"markersize": 2, "markeredgewidth": 0, "alpha": 0.35}
+        axes.plot(radius, measured[radius], mark, color=colour, **look)
+        entry: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": mark, "label": name}
+        handles.append(Line2D([], [], **entry))
     # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")
     if len(expected) > MANY:  # a label for every power of 2 would not fit
         axes.set_xticks([0, *(4**power for power in range(12) if 4**power < len(expected))])
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel("wavenumber |k| (1 = lowest frequency)")
-    axes.set_ylabel("variance of a mode")
+    axes.set_xlabel(modes.label)
+    axes.set_ylabel(POWER)
     axes.set_title("radial power spectrum\nlines: Σ, marks: these draws")
     axes.grid()
-    axes.legend()
+    axes.legend(handles=handles, handlelength=3)

@@ -48,7 +48,7 @@ def restored_row(found: Restoration, item: int, most: int) -> list[tuple[str, Im
     pictures = [(name, item_picture(values, like, found.grid)) for name, values in row]
     if several:
         largest = max(float(spread.max()), 1e-30)
-        pictures.append((f"spread, to {largest:.3g}", _spread(spread, largest, found)))
+        pictures.append((f"spread (0 to {largest:.3g})", _spread(spread, largest, found)))
     if found.truth is not None:
         pictures.append(("truth", item_picture(like, like, found.grid)))
     return pictures

@@ -1,14 +1,23 @@
 """The power of N(0, Σ) and of images by wavenumber."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import radial_mean, wavenumber, white_in
+from nidiff.covariance.spectral import Boundary, boundary_per_axis, radial_mean, wavenumber, white_in
 
 BLOCK = 256
+POWER = "power per mode"
+UNITS = {"periodic": "cycles", "reflecting": "half cycles", "fixed": "half cycles"}  # of the lowest wave
+
+
+def wavenumber_label(shape: Sequence[int], boundary: Boundary = "periodic") -> str:
+    """What |k| = 1 is, for an axis of a figure."""
+    units = {UNITS[name] for name in boundary_per_axis(boundary, len(shape))}
+    side = "signal" if len(shape) == 1 else "side" if len(set(shape)) == 1 else "longest side"
+    return f"wavenumber |k| ({f'{units.pop()} per {side}' if len(units) == 1 else '1 = lowest frequency'})"
 
 
 class RadialModes:
@@ -21,6 +30,7 @@ class RadialModes:
         boundary = boundaries.pop() if len(boundaries) == 1 else None
         self._basis = white_in(boundary or "periodic", shape)
         self._shell = wavenumber(shape, boundary or "periodic").round().long()
+        self.label = wavenumber_label(shape, boundary or "periodic")
 
     def expected(self, covariance: Covariance) -> Tensor:
         """The power of each |k| in draws of N(0, Σ); the mean over the channels where Σ is over them, too."""
