@@ -176,7 +176,6 @@ def _spectrum_figure(covariance: Covariance, draws: Tensor) -> Figure:
     figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
     draw_spectra(axes, [covariance], {"Σ": draws})
-    axes.set_ylabel("power per mode")
     axes.set_title("")
     axes.minorticks_off()  # they take as long to draw as all the rest
     for line in axes.lines:

@@ -32,7 +32,7 @@ from nidiff.randomness import generators_from_seeds
 from nidiff.recipe import check_number, check_whole
 from nidiff.report.page import figure, picture, plot
 from nidiff.report.restored import item_picture
-from nidiff.report.spectrum import RadialModes
+from nidiff.report.spectrum import POWER, RadialModes
 from nidiff.sampling.sampler import SAMPLERS, Visit, rehearse
 from nidiff.sampling.spacing import FROM_DATA, SPACINGS
 from nidiff.style import dark_page, drawn, ink
@@ -187,6 +187,8 @@ class Spectrum(NamedTuple):
 
     data: Tensor
     samples: dict[str, Tensor]
+    label: str
+    """What the wavenumber counts."""
 
 
 def spectra(orders: Sequence[Order], samples: Sequence[Tensor]) -> list[Spectrum]:
@@ -203,7 +205,7 @@ def spectra(orders: Sequence[Order], samples: Sequence[Tensor]) -> list[Spectrum
                 other.samples[order.name] = mine
                 break
         else:
-            found.append(Spectrum(data, {order.name: mine}))
+            found.append(Spectrum(data, {order.name: mine}, modes.label))
     return found
 
 
@@ -223,7 +225,7 @@ def spectrum_figure(spectrum: Spectrum, count: int) -> "Figure":
             linewidth=1.0,
             label=f"{count} samples of {drawable(name, 40)}",
         )
-    axes.set(xlabel="wavenumber |k| (1 = lowest frequency)", ylabel="power per mode\n(squared units of the model)")
+    axes.set(xlabel=spectrum.label, ylabel=f"{POWER}\n(squared units of the model)")
     axes.grid(visible=True)
     axes.legend(frameon=False)
     return drawing
