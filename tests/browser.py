@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+PATIENCE = 60_000  # ms
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
     "--no-sandbox",  # root in a container has none
@@ -42,6 +43,7 @@ def open_page(browser: Any, url: str, width: int = 1280, dark: bool = False) -> 
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
     page, fetched, errors = context.new_page(), [], []
+    page.set_default_timeout(PATIENCE)
     page.on("request", lambda request: fetched.append(request.url))
     page.on("websocket", lambda socket: fetched.append(socket.url.replace("ws", "http", 1)))
     page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)

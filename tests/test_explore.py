@@ -31,7 +31,6 @@ TABS = {  # and what is drawn there without a click
     "Restore": "#restore-editor canvas",
     "Runs": "#runs-losses img",
 }
-PATIENCE = 60_000  # ms
 pytestmark = pytest.mark.xdist_group("browser")
 
 
@@ -73,15 +72,15 @@ def url(server):
 
 
 def tab(page, name):
-    page.get_by_role("tab", name=name, exact=True).click(timeout=PATIENCE)
-    return page.locator(f"[id^={name.lower()}-]:visible").first.wait_for(timeout=PATIENCE)
+    page.get_by_role("tab", name=name, exact=True).click()
+    return page.locator(f"[id^={name.lower()}-]:visible").first.wait_for()
 
 
 def pictures(page, place, before=""):
     """The pictures in an element, once there are any, and others than before."""
     shown = "id => [...document.querySelectorAll(`#${id} img`)].map(image => image.src).join()"
     other = f"([id, before]) => ![before, ''].includes(({shown})(id))"
-    page.wait_for_function(other, arg=[place, before], timeout=PATIENCE)
+    page.wait_for_function(other, arg=[place, before])
     return page.evaluate(shown, place)
 
 
@@ -99,7 +98,7 @@ def test_every_tab_fits_the_screen_and_follows_light_and_dark(browser, url, dark
             page.set_viewport_size({"width": width, "height": 900})
             for name, drawn in TABS.items():
                 tab(page, name)
-                page.locator(drawn).first.wait_for(timeout=PATIENCE)
+                page.locator(drawn).first.wait_for()
                 over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
                 assert over == 0, f"{name} is wider than a screen of {width}"
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -115,13 +114,13 @@ def test_a_slider_of_the_noise_changes_its_pictures_numbers_and_command(browser,
         slide(page, "noise-gff-gamma", ["ArrowRight"] * 4)
         for place, shown in before.items():
             pictures(page, place, shown)
-        page.locator("#noise-command").get_by_text("gamma=1.2").wait_for(timeout=PATIENCE)
+        page.locator("#noise-command").get_by_text("gamma=1.2").wait_for()
 
 
 def test_the_level_changes_what_is_seen_of_the_item(browser, url):
     with open_page(browser, url) as page:
         tab(page, "Forward")
-        place = page.locator("[id^=forward-]:visible:has(img)").first.get_attribute("id", timeout=PATIENCE)
+        place = page.locator("[id^=forward-]:visible:has(img)").first.get_attribute("id")
         before = pictures(page, place)
         slide(page, "forward-level", ["ArrowRight"] * 3)
         pictures(page, place, before)
@@ -132,7 +131,7 @@ def test_samples_are_drawn_before_ones_eyes_and_can_be_downloaded(browser, url):
         tab(page, "Sample")
         noise = pictures(page, "sample-view")
         page.locator("#sample-draw").click()
-        page.wait_for_function("document.getElementById('sample-status').innerText.includes('Done')", timeout=PATIENCE)
+        page.wait_for_function("document.getElementById('sample-status').innerText.includes('Done')")
         pictures(page, "sample-view", noise)
         files = page.locator("#sample-files a[download]")
         names = [files.nth(row).get_attribute("download") for row in range(files.count())]
@@ -148,9 +147,9 @@ def test_stop_ends_the_drawing(browser, url):
         pictures(page, "sample-view")
         slide(page, "sample-steps", ["End"])
         page.locator("#sample-draw").click()
-        page.locator("#sample-status").get_by_text("of 100").wait_for(timeout=PATIENCE)
+        page.locator("#sample-status").get_by_text("of 100").wait_for()
         page.locator("#sample-stop").click()
-        page.locator("#sample-status").get_by_text("Stopped.").wait_for(timeout=PATIENCE)
+        page.locator("#sample-status").get_by_text("Stopped.").wait_for()
         with Visitor(url) as other:  # whose turn comes when the first has ended
             event = other.event("sample-draw", "click")
             assert other.ask(event, other.usual(event)).done
@@ -160,7 +159,7 @@ def test_stop_ends_the_drawing(browser, url):
 def restored(page):
     """Press Restore, and wait for the end: what is shown then."""
     page.locator("#restore-restore").click()
-    page.wait_for_function("document.getElementById('restore-status').innerText.includes('error')", timeout=PATIENCE)
+    page.wait_for_function("document.getElementById('restore-status').innerText.includes('error')")
     return pictures(page, "restore-view")
 
 
@@ -168,7 +167,7 @@ def test_what_is_painted_over_is_restored(browser, url):
     with open_page(browser, url) as page:
         tab(page, "Restore")
         canvas = page.locator("#restore-editor canvas").first
-        canvas.wait_for(timeout=PATIENCE)
+        canvas.wait_for()
         before = restored(page)  # of the center, as nothing is painted
         box = canvas.bounding_box()
         middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
@@ -208,16 +207,16 @@ HOSTILE_FILES = {f"{HTML}.png": bomb, "large.gif": bomb, "nan.npy": not_numbers,
 def test_a_hostile_file_gets_a_sentence(browser, url, tmp_path):
     with open_page(browser, url) as page:
         tab(page, "Restore")
-        page.locator("#restore-item").get_by_text("my own file").click(timeout=PATIENCE)
+        page.locator("#restore-item").get_by_text("my own file").click()
         for name, make in HOSTILE_FILES.items():
             make(tmp_path / name)
             page.locator("#restore-file input[type=file]").set_input_files(tmp_path / name)
             said = page.locator(".toast-body.error").first
-            said.wait_for(timeout=PATIENCE)
+            said.wait_for()
             assert "went wrong" not in said.inner_text(), name
             assert re.search(r"\.$", said.inner_text().strip()), name
             assert page.locator("img[src=x]").count() == 0, name
-            page.locator(".toast-close").first.click()
+            page.evaluate("document.querySelectorAll('.toast-close').forEach(button => button.click())")
             said.wait_for(state="detached")
             if page.locator("#restore-file .file-preview").count():  # the browser itself refuses a .gif
                 page.locator("#restore-file button[aria-label=Clear]").last.click()
