@@ -99,7 +99,7 @@ def test_a_model_without_a_gaussian_says_so_and_its_name_is_no_html(tmp_path):
     own = Shelf([folder])
     assert tab.default_models(own) == (str(folder), tab.NONE)
     _, view, _, _ = drawn(own, str(folder), tab.NONE, "0-1", "ddim", 2, tab.OWN)[-1]
-    assert "spectrum is not known" in view
+    assert "stores no spectrum" in view
     assert "<b>" not in view
     assert "&lt;b&gt;bold" in view
     assert not [*folder.rglob("*.npy")]  # nothing is written to the model
