@@ -121,7 +121,7 @@ def say(capsys):
 
 @pytest.mark.parametrize("name, path", SHIPPED)
 def test_a_model_that_ships_is_whole_small_and_repeats_its_picture(name, path):
-    """Two of the picture's seeds, drawn again, are within one grey level of it, on any processor."""
+    """Four of the picture's seeds, drawn again, are within one grey level of it, on any processor."""
     assert find_model(name) == path
     card = check_entry(path)
     assert {"experiment.json", "samples.png", "zoo.json", "model"} <= set(os.listdir(path))
@@ -130,7 +130,7 @@ def test_a_model_that_ships_is_whole_small_and_repeats_its_picture(name, path):
     assert card.title.endswith(".")
     weights = load_file(path / "model/unet/diffusion_pytorch_model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} <= {torch.float16, torch.int64}
-    assert difference(path, card.picture.seeds[:2]) <= 1
+    assert difference(path, card.picture.seeds[:4], tile=4) <= 1
 
 
 @pytest.mark.parametrize("name, path", SHIPPED)

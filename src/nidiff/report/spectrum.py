@@ -53,8 +53,8 @@ def mode_power(covariance: Covariance, basis: Covariance) -> Tensor:
     if covariance.spatial.boundary == basis.boundary or covariance.is_constant:
         return covariance.eigenvalues
     if isinstance(covariance, Kronecker) and covariance.is_product and set(basis.boundary or ()) == {"periodic"}:
-        factors = (covariance.a, covariance.b)
-        return torch.tensordot(*(mode_power(one, white_in("periodic", one.event_shape)) for one in factors), 0)
+        a, b = (mode_power(one, white_in("periodic", one.event_shape)) for one in (covariance.a, covariance.b))
+        return torch.tensordot(a, b, 0)
     power = torch.zeros(covariance.event_shape, dtype=torch.float64)
     for pixels in torch.arange(covariance.size).split(BLOCK):
         impulses = torch.nn.functional.one_hot(pixels, covariance.size).double()
