@@ -15,9 +15,9 @@ test: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist loadgroup
 
-# The trials of tests/hostile, and of the page, with thousands of cases; the tally at the end says what was tried and what failed.
+# The trials of tests/hostile, of the page and of jobs that are killed, with thousands of cases; the tally at the end says what was tried and what failed.
 hostile: .venv/installed
-	NIDIFF_HOSTILE=20 $(BIN)/pytest -n 2 --dist loadgroup tests/hostile tests/test_explore.py
+	NIDIFF_HOSTILE=20 $(BIN)/pytest -n 2 --dist loadgroup tests/hostile tests/test_explore.py tests/test_sample_command.py tests/test_outputs.py
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -22,6 +22,8 @@ from nidiff.data.dataset import Dataset
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.load import DATASETS, load_dataset
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 
 def refuse(*words, name, **options):
     with pytest.raises(nidiff.InputError) as error:

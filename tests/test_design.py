@@ -18,6 +18,8 @@ from nidiff.covariance.config import as_covariance
 from nidiff.data.dataset import Dataset
 from nidiff.diffusion.scaling import Scaling
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 SHAPE = (16, 16)
 STEEP = nidiff.GaussianModel(torch.zeros(1, *SHAPE), nidiff.power_law(SHAPE, 3.0))
 FIELDS = STEEP.covariance.sample((64, 1, *SHAPE), torch.Generator().manual_seed(0))

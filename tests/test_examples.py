@@ -76,7 +76,7 @@ def test_digits_are_likelier_than_shuffled_ones():
 
 
 def test_white_sampling_of_an_offset_model_narrows_the_brightness(tmp_path):
-    found = load("offset_noise").main(tmp_path, steps=40, count=50)
+    found = load("offset_noise").main(tmp_path, steps=20, count=30)
     (narrow, error), (own, _) = found["trained offset, sampled white"], found["own Σ in both"]
     assert narrow + 3 * error < 0.75 * own
     assert (tmp_path / "offset_noise.png").exists()

@@ -19,6 +19,8 @@ from nidiff.evaluation.field_values import spread, tail_errors
 from nidiff.evaluation.metrics import Metric
 from nidiff.evaluation.results import Result
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 
 def draws(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -330,14 +332,6 @@ def test_refusals_name_the_argument(call, words):
 # The commands -------------------------------------------------------------------------------------------------------
 
 QUICK = ("--seeds", "0-7", "--num-steps", "2", "--bootstrap", "2")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_report():
-    """Its figures, which other tests look at, take longer than all the rest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nidiff.report.html.write_report", lambda run, *_: run / "report.html")
-        yield
 
 
 @pytest.fixture(scope="module")

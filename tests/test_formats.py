@@ -19,6 +19,8 @@ from nidiff.data.units import Moments
 from nidiff.training.draws import image_indices
 from nidiff.training.experiment import Experiment
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 xarray = pytest.importorskip("xarray")
 SHAPE = {"time": 12, "lat": 4, "lon": 6}
 DAYS = np.datetime64("2010-01-01") + np.arange(12) * np.timedelta64(12, "h")

@@ -21,6 +21,8 @@ from nidiff.model.network import unet2d
 from nidiff.randomness import generators_from_seeds
 from nidiff.training.experiment import Experiment
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 GFF = nidiff.gaussian_free_field((8, 8))
 PROCESS = nidiff.Process(nidiff.ddpm_linear(5), GFF)
 RESULT = {

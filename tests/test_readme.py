@@ -91,24 +91,28 @@ def test_each_row_of_the_extending_page_has_a_section_that_is_run():
             assert re.search(rf"^{registry}\b.*=", (ROOT / "src/nidiff" / module).read_text(), re.M), module
 
 
+LESS = {"train": ["--batch-size", "16", "--num-samples", "4"]}  # flags that only make a command quicker
+
+
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
+    """As printed, on small data of ours."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NIDIFF_DATA", str(tmp_path / "cache"))
     Path("my_images").mkdir()
     smooth = np.random.default_rng(0).uniform(0, 255, (40, 4, 4)).repeat(4, 1).repeat(4, 2)
     for number, pixels in enumerate(smooth + np.random.default_rng(1).normal(0, 9, smooth.shape)):
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(f"my_images/{number}.png")
-    field = nidiff.gaussian_free_field((16, 32), boundary=("reflecting", "periodic"))
-    maps = field.sample((2, 20, 16, 32), torch.Generator().manual_seed(0)).numpy()
+    field = nidiff.gaussian_free_field((8, 16), boundary=("reflecting", "periodic"))
+    maps = field.sample((2, 20, 8, 16), torch.Generator().manual_seed(0)).numpy()
     axes = ("time", "lat", "lon")
     fields = {"t2m": (axes, 280 + 9 * maps[0], {"units": "K"}), "u10": (axes, 4 * maps[1], {"units": "m/s"})}
-    xarray.Dataset(fields, {"lat": np.linspace(-60, 60, 16)}).to_netcdf("fields.nc", engine="h5netcdf")
+    xarray.Dataset(fields, {"lat": np.linspace(-60, 60, 8)}).to_netcdf("fields.nc", engine="h5netcdf")
     lines = [line for block in page_blocks("README.md", "sh") for line in block.splitlines()]
     commands = [shlex.split(line, comments=True) for line in lines]
     assert {command[1] for command in commands} >= {"noise", "train", "calibrate", "sample", "evaluate", "table"}
     for program, *arguments in commands:
         assert program == "nidiff"
-        assert main(arguments) == 0, capfd.readouterr().err
+        assert main([*arguments, *LESS.get(arguments[0], [])]) == 0, capfd.readouterr().err
     written = ["out/noise.png", "out/fitted.png", "out/calibration.png", "out/table/table.tex", "runs/try/report.html"]
     written += [
         "runs/fields/report.html",

@@ -11,6 +11,8 @@ import pytest
 
 from nidiff.cli import main
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 xarray = pytest.importorskip("xarray")
 ROOT = Path(__file__).parent.parent
 SMALL = {

@@ -13,6 +13,8 @@ from PIL import Image
 
 from nidiff.cli import main
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 ROOT = Path(__file__).parent.parent
 SMALL = {
     "--steps": "2",

@@ -108,6 +108,9 @@ def test_all_axes_of_channels_count():
     assert correlation_length(covariance) == pytest.approx((1 - 1 / math.e) / (1 - 0.9 / 5))
 
 
+FRAMES = nidiff.Kronecker(nidiff.ar1(6, 0.8), nidiff.gaussian_free_field((5,), 1.0, boundary="reflecting"))
+
+
 @pytest.mark.parametrize("family", [Fourier, Cosine])
 @pytest.mark.parametrize(
     "covariance",
@@ -117,8 +120,10 @@ def test_all_axes_of_channels_count():
         nidiff.gaussian_free_field((6, 5), 1.0, boundary="reflecting"),
         nidiff.Diagonal(torch.linspace(0.5, 2, 30, dtype=torch.float64).reshape(6, 5)),
         nidiff.Identity((6, 5)),
+        FRAMES,
+        FRAMES.with_eigenvalues(torch.linspace(0.5, 2, 30, dtype=torch.float64).reshape(6, 5)),  # no product any more
     ],
-    ids=["pyramid", "periodic", "reflecting", "diagonal", "identity"],
+    ids=["pyramid", "periodic", "reflecting", "diagonal", "identity", "product", "modes of a product"],
 )
 def test_mode_power_is_the_diagonal_of_the_matrix_in_that_basis(family, covariance):
     basis = white(family, (6, 5))

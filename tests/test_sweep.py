@@ -18,6 +18,8 @@ from nidiff.errors import InputError
 from nidiff.training import loop
 from nidiff.training.experiment import Experiment
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 TINY = {
     **{"--steps": ["4"], "--warmup": ["0"], "--cooldown": ["0"], "--widths": ["8"], "--attention": []},
     **{"--batch-size": ["8"], "--num-samples": ["1"], "--precision": ["fp32"], "--gaussian": ["none"]},

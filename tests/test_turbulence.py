@@ -8,6 +8,8 @@ import nidiff
 from nidiff.data import turbulence
 from nidiff.data.turbulence import turbulent_vorticity
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 
 def power(fields: torch.Tensor) -> torch.Tensor:
     """The mean power at wavenumber 0, 1, 2, … along both axes."""

@@ -10,6 +10,8 @@ from nidiff.cli import main
 from nidiff.generation.opened import open_model, process_state
 from nidiff.model.manifest import model_sha256
 
+pytestmark = pytest.mark.usefixtures("no_report")
+
 TRAIN = "--widths 8 --attention --batch-size 8 --precision fp32 --steps 2 --warmup 0 --cooldown 0 --num-samples 1"
 EVALUATE = "--features pixels --bootstrap 0 --num-real 20 --seeds 0-9 --num-steps 2"
 

@@ -15,6 +15,9 @@ from conftest import CASES
 from safetensors.torch import load_file
 
 from nidiff.cli import main
+from nidiff.report.html import write_report
+
+pytestmark = pytest.mark.usefixtures("no_report")  # but for `nidiff report`
 
 TINY = """--widths 8 --attention 0 --layers 1 --batch-size 4 --warmup 0 --cooldown 0 --checkpoint-every 2 --keep 0
     --num-samples 1 --num-steps 2 --precision fp32""".split()  # noqa: SIM905 - as it is typed
@@ -100,7 +103,9 @@ def measured(run: Path, out: Path) -> object:
 
 
 def reported(run: Path, out: Path) -> object:
-    return main(["report", str(run)])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nidiff.report.html.write_report", write_report)
+        return main(["report", str(run)])
 
 
 def verified(run: Path, out: Path) -> object:

@@ -32,15 +32,17 @@ DIVERGING = ("#053061", "#4393c3", "#f7f7f7", "#d6604d", "#67001f")  # for limit
 RISING = ("#0d0887", "#9c179e", "#ed7953", "#f0f921")
 
 
-def draw_samples(denoiser: Denoiser, grid: Grid, picture: Picture, seeds: Sequence[int] | None = None) -> Tensor:
+def draw_samples(
+    denoiser: Denoiser, grid: Grid, picture: Picture, seeds: Sequence[int] | None = None, tile: int | None = None
+) -> Tensor:
     """The samples [N, C, *event] of a picture, or those of other ``seeds``, in the units of the data. Classes take
-    turns by seed, as in `nidiff sample`."""
+    turns by seed, and ``tile`` is the usual one, as in `nidiff sample`."""
     seeds = list(picture.seeds if seeds is None else seeds)
     classes = getattr(denoiser.conditions.get(CLASSES), "classes", None)
     if classes:
         denoiser = denoiser.given(**{CLASSES: torch.tensor([seed % classes for seed in seeds])})
     shape = image_shape(denoiser.net, denoiser.process.covariance)
-    drawing = {"sampler": picture.sampler, "num_steps": picture.num_steps, "tile": tile_size(*shape[1:])}
+    drawing = {"sampler": picture.sampler, "num_steps": picture.num_steps, "tile": tile or tile_size(*shape[1:])}
     x = sample(denoiser, (len(seeds), *shape), seeds=seeds, **drawing)  # type: ignore[arg-type]
     return as_stored(x.cpu(), denoiser.scaling, grid.dtype)
 
@@ -98,13 +100,13 @@ def read_levels(path: Path, like: Tensor, grid: Grid, count: int) -> Tensor:
     return torch.stack([pixels[:, top : top + height, left : left + width] for top, left in tops])
 
 
-def difference(entry: Path, seeds: Sequence[int] | None = None) -> int:
+def difference(entry: Path, seeds: Sequence[int] | None = None, tile: int | None = None) -> int:
     """How far an entry's model is from its picture: the largest difference, in grey levels, over samples of the
-    picture's seeds, or some of them, that are drawn again."""
+    picture's seeds, or some of them, that are drawn again. A ``tile`` of as many as ``seeds`` is quickest."""
     picture = check_entry(entry).picture
     denoiser, chosen = load_model(entry), list(picture.seeds if seeds is None else seeds)
     grid = read_grid(entry, image_shape(denoiser.net, denoiser.process.covariance), denoiser.scaling)
-    drawn = as_levels(draw_samples(denoiser, grid, picture, chosen), grid, picture.limits)
+    drawn = as_levels(draw_samples(denoiser, grid, picture, chosen, tile), grid, picture.limits)
     shown = read_levels(entry / PICTURE, drawn, grid, len(picture.seeds))
     return int((shown[[picture.seeds.index(seed) for seed in chosen]].int() - drawn.int()).abs().max())
 

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from nidiff.covariance.kronecker import Kronecker
 from nidiff.covariance.operator import Covariance
 from nidiff.covariance.spectral import Boundary, boundary_per_axis, radial_mean, wavenumber, white_in
 
@@ -46,10 +47,14 @@ class RadialModes:
 def mode_power(covariance: Covariance, basis: Covariance) -> Tensor:
     """E |f_kᴴ x|² = f_kᴴ Σ f_k for x ~ N(0, Σ) and every mode f_k of ``basis``: λ where Σ is diagonal in it.
 
-    Elsewhere it is the sum over pixels j of |f_kᴴ Σ^½ e_j|², which costs N transforms.
+    A wave of a ⊗ b is a product of waves, and its power that of their powers. Elsewhere it is the sum over pixels j of
+    |f_kᴴ Σ^½ e_j|², which costs N transforms.
     """
     if covariance.spatial.boundary == basis.boundary or covariance.is_constant:
         return covariance.eigenvalues
+    if isinstance(covariance, Kronecker) and covariance.is_product and set(basis.boundary or ()) == {"periodic"}:
+        a, b = (mode_power(one, white_in("periodic", one.event_shape)) for one in (covariance.a, covariance.b))
+        return torch.tensordot(a, b, 0)
     power = torch.zeros(covariance.event_shape, dtype=torch.float64)
     for pixels in torch.arange(covariance.size).split(BLOCK):
         impulses = torch.nn.functional.one_hot(pixels, covariance.size).double()
