@@ -194,8 +194,8 @@ def test_only_two_axes_can_be_painted_on(model):
 
 
 def test_a_model_whose_data_are_elsewhere_has_samples_and_files(shelf, model):
-    assert tab.kinds_of(model) == [tab.DATA, tab.SAMPLE, tab.FILE]
-    assert tab.kinds_of(model._replace(path=model.path / "model")) == [tab.SAMPLE, tab.FILE]
+    assert tab.kinds_of(model.path) == [tab.DATA, tab.SAMPLE, tab.FILE]
+    assert tab.kinds_of(model.path / "model") == [tab.SAMPLE, tab.FILE]
 
 
 def test_a_sample_is_of_its_seed_and_does_not_take_long(model, monkeypatch):

@@ -207,7 +207,9 @@ HOSTILE_FILES = {f"{HTML}.png": bomb, "large.gif": bomb, "nan.npy": not_numbers,
 def test_a_hostile_file_gets_a_sentence(browser, url, tmp_path):
     with open_page(browser, url) as page:
         tab(page, "Restore")
+        page.locator("#restore-editor canvas").first.wait_for()  # by then no control changes its place any more
         page.locator("#restore-item").get_by_text("my own file").click()
+        page.locator("#restore-file").wait_for()
         for name, make in HOSTILE_FILES.items():
             make(tmp_path / name)
             page.locator("#restore-file input[type=file]").set_input_files(tmp_path / name)

@@ -126,20 +126,23 @@ def read_layer(source: bytes | Path) -> Image.Image:
 # The item ------------------------------------------------------------------------------------------------------------
 
 
-def kinds_of(model: Model) -> list[str]:
-    """Where an item to restore can come from."""
+def kinds_of(model: Path) -> list[str]:
+    """Where an item to restore can come from, for the model in a folder."""
     return [*([DATA] if has_data(model) else []), SAMPLE, FILE]
 
 
-def has_data(model: Model) -> bool:
+def has_data(model: Path) -> bool:
     """Whether the data of the model are at hand, without a download."""
-    file = model.path / EXPERIMENT
-    return file.is_file() and read_experiment(file).data in AT_HAND
+    file = model / EXPERIMENT
+    try:
+        return file.is_file() and read_experiment(file).data in AT_HAND
+    except InputError:  # it is damaged: whoever opens the model is told
+        return False
 
 
 def read_item(model: Model, kind: Any, number: Any, file: Any) -> Tensor:
     """An item [1, C, *event] in the units of the data, all of it finite."""
-    kind, size = one_of("item", kind, kinds_of(model)), math.prod(model.shape)
+    kind, size = one_of("item", kind, kinds_of(model.path)), math.prod(model.shape)
     if size > MOST_NUMBERS:
         raise InputError(f"model: its items have {size:,} numbers, too many for this page: use nidiff restore.")
     if kind == FILE:
@@ -299,7 +302,7 @@ def chosen(shelf: Shelf, name: Any, kind: Any, way: Any) -> tuple[Any, ...]:
     there is left alone, since the visitor may just be making another."""
     model = shelf.open(name)
     found = []
-    for now, choices in ((kind, kinds_of(model)), (way, ways_of(model))):
+    for now, choices in ((kind, kinds_of(model.path)), (way, ways_of(model))):
         found.append(gr.update(choices=choices) if now in choices else gr.update(choices=choices, value=choices[0]))
     return tuple(found)
 
@@ -350,12 +353,13 @@ def restored(
 
 def restore_tab(page: Page) -> None:
     shelf = page.shelf
-    names = [*shelf.models()]
+    known = shelf.models()
+    names = [*known]
     model = next(iter([*shelf.own_models(), *(one for one in names if one == MODEL), *names]))
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
             name = gr.Dropdown(labelled(names), value=model, label="Model", elem_id="restore-model")
-            kind = gr.Radio([SAMPLE, FILE], value=SAMPLE, label="Item", elem_id="restore-item")
+            kind = gr.Radio(kinds_of(known[model]), value=SAMPLE, label="Item", elem_id="restore-item")
             number = gr.Number(NUMBER, label="Number or seed of the item", precision=0, elem_id="restore-number")
             file = gr.File(
                 label="File", file_types=[*SUFFIXES, ".npy"], type="filepath", visible=False, elem_id="restore-file"
