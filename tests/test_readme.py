@@ -95,7 +95,7 @@ LESS = {"train": ["--batch-size", "16", "--num-samples", "4"]}  # flags that onl
 
 
 def test_the_commands_of_the_readme_run(tmp_path, monkeypatch, capfd):
-    """As printed, on small data of ours."""
+    """As printed, but for flags that only make them quicker, and on small data of ours."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NIDIFF_DATA", str(tmp_path / "cache"))
     Path("my_images").mkdir()
