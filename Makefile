@@ -1,8 +1,9 @@
-# make demo: set up, draw samples of a model, train on the embedded digits, compare. make test: set up and check everything.
+# make demo: set up, draw samples of a model, train on the embedded digits, compare.
+# make test: set up, check the style, the types and the layers, and run the tests that are not marked slow. make test-all: all tests.
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test hostile format figures docs wheel bench clean
+.PHONY: demo test test-all hostile format figures docs wheel bench clean
 
 demo: .venv/installed
 	$(BIN)/nidiff demo --out out/demo
@@ -13,11 +14,15 @@ test: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+
+# After `make test`, the tests marked slow: a browser, processes that are started or killed, documentation, stories, hostile trials.
+test-all: test
+	$(BIN)/pytest -n 2 --dist loadfile -m slow
 
 # The trials of tests/hostile, of the page and of jobs that are killed, with thousands of cases; the tally at the end says what was tried and what failed.
 hostile: .venv/installed
-	NIDIFF_HOSTILE=20 $(BIN)/pytest -n 2 --dist loadgroup tests/hostile tests/test_explore.py tests/test_sample_command.py tests/test_outputs.py
+	NIDIFF_HOSTILE=20 $(BIN)/pytest -n 2 --dist loadfile tests/hostile tests/test_explore.py tests/test_sample_command.py tests/test_outputs.py
 
 format: .venv/installed
 	$(BIN)/ruff format .

@@ -15,9 +15,9 @@ from timing import Row, at_shape, compare, interleave, log, report, warn_if_busy
 from torch import Tensor
 
 import nidiff
-from nidiff.calibration.distance import max_whitened_distance
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.data.load import load_dataset
+from nidiff.design.distance import max_whitened_distance
 
 SHAPE = (3, 32, 32)
 BLOCK = 1024

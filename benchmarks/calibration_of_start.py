@@ -57,7 +57,7 @@ def main() -> None:
         shown, level = y.repeat_interleave(SAMPLES, 0), denoiser.process.schedule.level_with_noise(noise)
         for num_steps in chosen.steps:
             begun = time.perf_counter()
-            options = {"sampler": chosen.sampler, "num_steps": num_steps, "seeds": range(len(shown))}
+            options = {"sampler": chosen.sampler, "num_steps": num_steps, "generator": range(len(shown))}
             found = nidiff.sample(denoiser, tuple(shown.shape), start=shown, level=level, **options)
             seconds = time.perf_counter() - begun
             cells = []

@@ -27,12 +27,12 @@ FINE = 0.8
 def with_gaussian(bench: Bench, denoiser: nidiff.Denoiser, channels: str) -> nidiff.Denoiser:
     """The denoiser with C fitted with other channels, and its κ."""
     fitted = nidiff.fit_gaussian(bench.data.train[:10_000], basis="reflecting", channels=channels)
-    return nidiff.measure_kappa(denoiser.with_kappa(None).with_gaussian(fitted), bench.data.train)
+    return nidiff.design.measure_kappa(denoiser.with_kappa(None).with_gaussian(fitted), bench.data.train)
 
 
 def variants(bench: Bench, denoiser: nidiff.Denoiser) -> dict[str, tuple[nidiff.Denoiser, dict[str, Any]]]:
     """By their names: a denoiser, and how to sample it."""
-    measured = nidiff.measure_kappa(denoiser, bench.data.train)
+    measured = nidiff.design.measure_kappa(denoiser, bench.data.train)
     assert measured.kappa is not None
     rows, values, trust = measured.kappa
     ones = torch.ones_like(values)
@@ -100,7 +100,7 @@ def main() -> None:
         for num_steps in options.num_steps:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                images = nidiff.sample(chosen, shape, num_steps=num_steps, seeds=range(shape[0]), tile=256, **how)
+                images = nidiff.sample(chosen, shape, num_steps=num_steps, generator=range(shape[0]), tile=256, **how)
             rows[f"{num_steps}: {name}"] = row(bench, images)
             log(f"{num_steps}: {name}: {rows[f'{num_steps}: {name}']}")
     print(json.dumps(rows, indent=2, ensure_ascii=False))

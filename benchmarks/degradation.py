@@ -20,9 +20,9 @@ from PIL import Image
 from timing import log
 from torch import Tensor
 
-from nidiff.calibration.distance import as_pixels
 from nidiff.data.dataset import quantise
 from nidiff.data.load import load_dataset
+from nidiff.design.distance import as_pixels
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.features import FeatureNetwork, load_features
 from nidiff.evaluation.frechet import frechet_distance

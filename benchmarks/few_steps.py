@@ -14,7 +14,7 @@ from trained import Bench, Solver
 
 import nidiff
 from nidiff import style
-from nidiff.covariance.spectral import radial_mean, wavenumber
+from nidiff.covariance.waves import radial_mean, wavenumber
 
 COUNT, STEPS = 6, 5
 
@@ -29,7 +29,7 @@ def spectrum(x: torch.Tensor) -> torch.Tensor:
 def gather(cache: Path) -> dict[str, np.ndarray]:
     """Some fields of the data and of both solvers, and the spectra of all, by their names."""
     bench = Bench("turbulence", cache, None)
-    denoiser = nidiff.measure_kappa(bench.denoiser("white, v", 0), bench.data.train)
+    denoiser = nidiff.design.measure_kappa(bench.denoiser("white, v", 0), bench.data.train)
     rows = {"held-out data": bench.data.held_out}
     for name, solver in (
         ("DPM-Solver++", Solver("dpmpp_2m", "trailing")),

@@ -1,7 +1,7 @@
 """How wrong is the spectrum of samples, against the number of evaluations, if the data are a Gaussian field and the
 network is exact?
 
-Nothing is drawn: what a sampler makes of every mode is computed (`nidiff.predict`). Data have the spectrum
+Nothing is drawn: what a sampler makes of every mode is computed (`nidiff.design.predict`). Data have the spectrum
 C_k = ((4π²|k|² + 1)/(4π² + 1))^-s, |k| in cycles per side, as in arXiv 2509.02971: 1 at |k| = 1 (and at k = 0). Σ is
 white, or the same with s − 1 (rougher), or with s (matched). Printed is the error in the finest band, the mean of
 |S(k)/C(k) − 1| over 3n/16 ≤ |k| ≤ n/2, as Markdown. Evaluations are of the network: Heun takes 2 steps − 1 of them.
@@ -14,17 +14,15 @@ import sys
 import torch
 
 import nidiff
-from nidiff.covariance.spectral import Fourier, wavenumber
-from nidiff.diffusion.family import schedule_facts
-from nidiff.diffusion.schedule import as_schedule
-from nidiff.sampling.planning import planned_rows
-from nidiff.sampling.sampler import as_sampler
-from nidiff.sampling.spacing import SPACINGS
+from nidiff.covariance.families import Fourier
+from nidiff.covariance.waves import wavenumber
+from nidiff.diffusion.schedules import as_schedule, schedule_facts
+from nidiff.diffusion.spacing import SPACINGS
 from nidiff.sampling.warm import start_row
 
 EVALUATIONS = (5, 10, 20, 50)
 SCHEDULES = ("ddpm_linear", "ddpm_cosine", "designed", "designed:per_mode=true")
-METHODS = ("DDIM", "Heun", "DPM++ trailing", "DPM++ log-SNR", "DPM++ planned", "planned, warm start", "angle")
+METHODS = ("DDIM", "Heun", "DPM++ trailing", "DPM++ log-SNR", "log-SNR, warm start", "angle")
 PUBLISHED = (
     ("white", "linear interpolant", "1740 / 626 / 307 / 208 at 40 / 80 / 160 / 320"),
     ("rougher, s = 2", "linear interpolant", "0.22 / 0.054 / 0.017 / 0.0025, probably at 40 / 80 / 160 / 320"),
@@ -44,35 +42,32 @@ def noises(n: int, s: float) -> dict[str, nidiff.Covariance]:
     return {"white": nidiff.Identity((n, n)), "rougher": field(n, s - 1), "matched": field(n, s)}
 
 
-def fine_error(prediction: nidiff.Prediction, n: int) -> float:
+def fine_error(prediction: nidiff.design.Prediction, n: int) -> float:
     return prediction.errors[math.ceil(3 * n / 16) : n // 2 + 1].abs().mean().item()
 
 
-def errors(process: nidiff.Process, gaussian: nidiff.GaussianModel, quick: bool) -> dict[str, list[float]]:
+def errors(process: nidiff.Process, gaussian: nidiff.GaussianModel) -> dict[str, list[float]]:
     """The error in the finest band of every method at every number of evaluations."""
     found: dict[str, list[float]] = {name: [] for name in METHODS}
-    n, schedule, (sampler, options) = gaussian.shape[-1], process.schedule, as_sampler("dpmpp_2m")
+    n, schedule = gaussian.shape[-1], process.schedule
 
     def note(method: str, name: str, rows: list[float], start: str = "prior") -> None:
-        found[method].append(fine_error(nidiff.predict(process, gaussian, name, rows, start=start), n))
+        found[method].append(fine_error(nidiff.design.predict(process, gaussian, name, rows, start=start), n))
 
     for count in EVALUATIONS:
         note("DDIM", "ddim", SPACINGS["trailing"](schedule, count))
         note("Heun", "heun", SPACINGS["trailing"](schedule, (count + 1) // 2))
         note("DPM++ trailing", "dpmpp_2m", SPACINGS["trailing"](schedule, count))
         note("DPM++ log-SNR", "dpmpp_2m", SPACINGS["logsnr"](schedule, count))
-        given = (process, gaussian, sampler, options, count)
-        note("DPM++ planned", "dpmpp_2m", planned_rows(*given, quick=quick))
-        first = max(start_row(process, gaussian), count - 1)
-        warm = planned_rows(*given, quick=quick, start="gaussian", first=first)
-        note("planned, warm start", "dpmpp_2m", warm, "gaussian")
+        below = schedule.below(max(start_row(process, gaussian), count - 1))
+        note("log-SNR, warm start", "dpmpp_2m", SPACINGS["logsnr"](below, count), "gaussian")
     note("angle", "angle", [len(schedule) - 1], "gaussian")
     return found
 
 
-def row(process_of: dict[str, nidiff.Process], gaussian: nidiff.GaussianModel, quick: bool) -> dict[str, list[float]]:
+def row(process_of: dict[str, nidiff.Process], gaussian: nidiff.GaussianModel) -> dict[str, list[float]]:
     """The least over the schedules, for every method and number of evaluations."""
-    every = [errors(process, gaussian, quick) for process in process_of.values()]
+    every = [errors(process, gaussian) for process in process_of.values()]
     return {name: [min(values) for values in zip(*(each[name] for each in every), strict=True)] for name in METHODS}
 
 
@@ -110,12 +105,10 @@ def bar() -> None:
                 (", warm start", "gaussian", process.schedule.below(first)),
             ):
                 fixed = [
-                    nidiff.predict(process, gaussian, rows=spacing(part, count), start=start).error
+                    nidiff.design.predict(process, gaussian, rows=spacing(part, count), start=start).error
                     for spacing in SPACINGS.values()
                 ]
                 cells.setdefault(f"best fixed{words}", []).append(min(fixed))
-                planned = nidiff.plan(process, gaussian, num_steps=count, start=start).error
-                cells.setdefault(f"planned{words}", []).append(planned)
         for words in sorted(cells):
             print(f"| {name} | {words} | " + " | ".join(map(number, cells[words])) + " |", flush=True)
 
@@ -131,7 +124,7 @@ def main() -> None:
     print(head("128², s = 3: Σ", "schedule"))
     for name, covariance in noises(128, 3).items():
         for text, process in processes(covariance, gaussian).items():
-            print(line([name, text], errors(process, gaussian, False)), flush=True)
+            print(line([name, text], errors(process, gaussian)), flush=True)
     for name, schedule, numbers in PUBLISHED:
         print(f"| {name} | published: {schedule}, RK4 | {numbers} evaluations " + "| " * (len(METHODS) - 1) + "|")
 
@@ -148,7 +141,7 @@ def main() -> None:
                     or (n, s) == (sizes[0], smoothness[0])
                 ):
                     first = [f"{n}²", f"{s:g}"] if name == "white" else [f"{n}²" if name == "rougher" else "any", "any"]
-                    print(line([*first, name], row(processes(covariance, gaussian), gaussian, True)), flush=True)
+                    print(line([*first, name], row(processes(covariance, gaussian), gaussian)), flush=True)
                     print(f"{n}, s = {s:g}, {name}", file=sys.stderr)
     bar()
 

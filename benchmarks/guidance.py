@@ -22,7 +22,7 @@ def conditional(shape: tuple[int, ...], widths: tuple[int, ...]) -> nidiff.Denoi
     torch.manual_seed(0)
     channels, *event = shape
     net = FieldUNet(event, channels, channels, widths=widths, num_classes=10).eval()
-    process = nidiff.Process(nidiff.ddpm_linear(1000), nidiff.gaussian_free_field(tuple(event)))
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(1000), nidiff.gaussian_free_field(tuple(event)))
     conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
     return nidiff.Denoiser(net, process, clip=1.0, conditions=conditions)
 

@@ -34,17 +34,19 @@ from nidiff.commands.usage import parse
 from nidiff.data.dataset import quantise
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.features import compute_features, load_features
-from nidiff.evaluation.metrics import METRICS, ImageSet, measure_each
+from nidiff.evaluation.metrics import measure
+from nidiff.evaluation.samples import SampleSet
 from nidiff.files import replace_json, replacing
 from nidiff.memory import keep_freed_memory
+from nidiff.training.build import build
 from nidiff.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from nidiff.training.experiment import Experiment, read_experiment
-from nidiff.training.loop import build, restore, step_batches, train_step, with_kappa
+from nidiff.training.loop import restore, step_batches, train_step, with_kappa
 
 DATA, BATCH, WARM_UP = "fashion-mnist", 64, 500
 TURN, SAVE_EVERY = 15.0, 180.0  # processor seconds
 TILE = 50  # images in one call of a network
-MEASURED = {"FD": "frechet", "precision": "precision", "recall": "recall", "spectrum error": "spectrum error"}
+MEASURED = ("frechet", "precision", "recall", "spectrum")
 NAMES = {"dpm-solver++": "DPM++", "dpmpp_2m": "DPM++"}  # one sampler, of diffusers and of ours
 RESULTS, FIGURE = Path("benchmarks/results/minutes.json"), Path("docs/images/minutes.png")
 
@@ -319,7 +321,7 @@ def evaluate(experiment: Experiment, options: argparse.Namespace) -> None:
             begin = time.process_time()
             if method == "ours":
                 shape, seeds = (count, *trainer.data.shape), range(count)
-                x = nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds, tile=TILE)
+                x = nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, generator=seeds, tile=TILE)
             else:
                 theirs.load_state_dict(weights)
                 x = diffusers_samples(theirs, sampler, num_steps, count)
@@ -334,14 +336,13 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.network = load_features("efficientnet-lite0")
         pixels = nidiff.load_dataset(DATA, split="test").stored(torch.arange(options.references))
-        self.real = ImageSet(pixels, reference_features(pixels, self.network, name=f"{DATA} held out").features)
+        self.real = SampleSet(pixels, reference_features(pixels, self.network, name=f"{DATA} held out").features)
 
     def measure(self, pixels: Tensor) -> dict[str, Any]:
         """Each metric as [value, standard error]."""
-        generated = ImageSet(pixels, compute_features(self.network, pixels))
-        metrics = {label: METRICS[name] for label, name in MEASURED.items()}
-        found = measure_each(metrics, self.real, generated, bootstrap=20)
-        return {label: [measured.value, measured.error] for label, measured in found.items()}
+        generated = SampleSet(pixels, compute_features(self.network, pixels))
+        found = measure(self.real, generated, bootstrap=20, keys=MEASURED)
+        return {"FD" if "FD" in name else name: [one.value, one.error] for name, one in found.items()}
 
 
 # Report ---------------------------------------------------------------------------------------------------------
@@ -469,8 +470,8 @@ def settled(options: argparse.Namespace) -> Experiment:
     experiment = parse(Train, options.words, prog="minutes.py --", default=Train.defaults(options.words)).experiment
     # No cool-down, and so many steps that the end does not matter.
     experiment = dataclasses.replace(experiment, cooldown=0, steps=10_000_000).resolved()
-    if experiment.data != DATA:
-        raise SystemExit(f"the words have --data {experiment.data}: use {DATA}.")
+    if experiment.data.source != DATA:
+        raise SystemExit(f"the words have --data {experiment.data.source}: use {DATA}.")
     if file.is_file() and (other := read_experiment(file).differences(experiment)):
         raise SystemExit(f"{options.out} has another experiment ({'; '.join(other)}): choose another --out.")
     replace_json(file, experiment.to_json())

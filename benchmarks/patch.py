@@ -24,7 +24,8 @@ import nidiff
 from nidiff.evaluation.features import load_features
 from nidiff.files import replace_text
 from nidiff.model.network import build_network
-from nidiff.training.draws import image_indices, mixed_seed
+from nidiff.randomness import mixed_seed
+from nidiff.training.draws import image_indices
 
 NETWORKS = ("unet", "unet:patch=2", "unet2d", "unet:patch=2,widths=64/128")
 SIZES: dict[str, Any] = {"widths": (32, 64), "layers": 1, "attention": (1,)}
@@ -39,7 +40,9 @@ class Training:
         torch.manual_seed(mixed_seed(seed))
         self.net = build_network(network, data.shape, **SIZES)
         self.data, self.seed, self.step = data, seed, 0
-        process = nidiff.Process(nidiff.ddpm_cosine(1000), nidiff.gaussian_free_field(data.shape[1:], gamma=1.0))
+        process = nidiff.Process(
+            nidiff.schedules.ddpm_cosine(1000), nidiff.gaussian_free_field(data.shape[1:], gamma=1.0)
+        )
         self.denoiser = nidiff.Denoiser(self.net, process, "eps", clip=1.0)
         self.average = copy.deepcopy(self.net).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(self.net.parameters(), weight_decay=0.0, fused=True)
@@ -85,7 +88,7 @@ class Bench:
         results.add(f"{name} real", lambda: {"frechet_distance": self.distance(real)})
 
     def distance(self, x: Tensor) -> float:
-        return round(nidiff.frechet_distance(self._features(x), self.reference), 4)
+        return round(nidiff.metrics.frechet_distance(self._features(x), self.reference), 4)
 
     def _features(self, x: Tensor) -> Tensor:
         pixels = ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
@@ -99,7 +102,7 @@ class Bench:
             training.advance(training.step / steps)
         seconds = round(time.process_time() - begin, 1)
         denoiser, count = training.denoiser.with_net(training.average.eval()), self.options.samples
-        x = nidiff.sample(denoiser, (count, *self.train.shape), seeds=range(count), **SAMPLER)
+        x = nidiff.sample(denoiser, (count, *self.train.shape), generator=range(count), **SAMPLER)
         return {"steps": steps, "processor_seconds": seconds, "frechet_distance": self.distance(x)}
 
 

@@ -25,7 +25,7 @@ def main() -> None:
 
     torch.manual_seed(0)
     net, steps, shape = unet().eval(), arguments.steps, BATCH[-2:]
-    cov, scalar = nidiff.gaussian_free_field(shape), nidiff.ddpm_linear(1000)
+    cov, scalar = nidiff.gaussian_free_field(shape), nidiff.schedules.ddpm_linear(1000)
     table = nidiff.Schedule(scalar.logsnr.reshape(-1, 1, 1).expand(-1, *shape))
     gaussian = nidiff.GaussianModel(torch.zeros(BATCH[1:]), nidiff.power_law(shape, 2.5))
 

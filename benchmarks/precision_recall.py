@@ -27,7 +27,7 @@ def main() -> None:
             bar.total = total
             bar.update(done - bar.n)
 
-        found = nidiff.precision_recall(real, generated, progress=progress)
+        found = nidiff.metrics.precision_recall(real, generated, progress=progress)
     seconds, peak = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     print(
         json.dumps(

@@ -45,9 +45,9 @@ def main() -> None:
     timed = Timed(net)
 
     def ours(covariance: nidiff.Covariance, net: torch.nn.Module, seeds: range | None = None) -> object:
-        process = nidiff.Process(nidiff.ddpm_linear(1000), covariance)
+        process = nidiff.Process(nidiff.schedules.ddpm_linear(1000), covariance)
         denoiser = nidiff.Denoiser(net, process, clip=1.0)
-        images = nidiff.sample(denoiser, BATCH, sampler="ancestral", num_steps=steps, seeds=seeds)
+        images = nidiff.sample(denoiser, BATCH, sampler="ancestral", num_steps=steps, generator=seeds)
         return quantise(images).movedim(1, -1).numpy()
 
     white, gff = nidiff.Identity(BATCH[-2:]), nidiff.gaussian_free_field(BATCH[-2:])

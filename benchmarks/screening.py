@@ -17,12 +17,14 @@ from timing import log
 
 import nidiff
 from nidiff.data.dataset import quantise
+from nidiff.data.spec import DataSpec
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features
 from nidiff.files import replace_text
 from nidiff.memory import keep_freed_memory
+from nidiff.training.build import build
 from nidiff.training.experiment import Experiment
-from nidiff.training.loop import averaged_weights, build, step_batches, train_step, with_kappa
+from nidiff.training.loop import averaged_weights, step_batches, train_step, with_kappa
 
 LARGE = {"network": "unet:patch=2", "widths": (64, 96), "attention": (1,)}
 SMALL = {"network": "unet:patch=2", "widths": (48, 64), "attention": (1,)}
@@ -113,7 +115,9 @@ def report(out: Path) -> None:
 def run(name: str, options: argparse.Namespace, features: FeatureNetwork, reference: torch.Tensor) -> dict[str, Any]:
     """Train for the minutes, sample, and measure."""
     experiment = dataclasses.replace(
-        Experiment(data=options.data, data_dir=options.data_dir, flip=True, learning_rate=1e-3, seed=options.seed),
+        Experiment(
+            data=DataSpec(options.data, data_dir=options.data_dir), flip=True, learning_rate=1e-3, seed=options.seed
+        ),
         ema_decay=0.998,
         **({"batch_size": 64} | SETTINGS[name]),
     )
@@ -135,8 +139,8 @@ def run(name: str, options: argparse.Namespace, features: FeatureNetwork, refere
         for sampler, num_steps in CELLS:
             count = options.samples
             shape = (count, *trainer.data.shape)
-            x = nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=64)
-            distance = nidiff.frechet_distance(compute_features(features, quantise(x)), reference)
+            x = nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, generator=range(count), tile=64)
+            distance = nidiff.metrics.frechet_distance(compute_features(features, quantise(x)), reference)
             found[f"{sampler} {num_steps}"] = round(distance, 2)
     return found
 

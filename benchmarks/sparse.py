@@ -40,7 +40,7 @@ def reconstruct(denoiser: Denoiser, fields: Tensor, seen: Tensor, arguments: arg
             (SAMPLES, *field.shape),
             sampler="repaint" if exact else arguments.sampler,
             num_steps=arguments.num_steps,
-            seeds=range(SAMPLES * number, SAMPLES * (number + 1)),
+            generator=range(SAMPLES * number, SAMPLES * (number + 1)),
         )
         rest, ordered = ~mask, drawn.sort(0).values
         size = field[rest].norm()

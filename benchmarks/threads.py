@@ -28,14 +28,15 @@ def measure(threads: int, seconds: float) -> float:
     import torch
 
     import nidiff
-    from nidiff.diffusion.schedule import as_schedule
+    from nidiff.diffusion.schedules import as_schedule
     from nidiff.model.network import unet2d
+    from nidiff.training.build import build_covariance
     from nidiff.training.experiment import PRESETS
 
     torch.set_num_threads(threads)
     experiment, images = PRESETS["digits"], nidiff.load_dataset("digits")
     net = unet2d(images.shape, widths=experiment.widths, layers=experiment.layers, attention=experiment.attention)
-    process = nidiff.Process(as_schedule(experiment.schedule), experiment.build_covariance(images))
+    process = nidiff.Process(as_schedule(experiment.schedule), build_covariance(experiment, images))
     denoiser = nidiff.Denoiser(net, process, experiment.target)
     optimizer = torch.optim.AdamW(net.parameters(), lr=experiment.learning_rate, fused=True)
     x0 = images.batch(torch.arange(experiment.batch_size))

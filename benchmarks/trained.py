@@ -126,9 +126,6 @@ SOLVERS = [
     *(Solver("angle_2m", spacing, kappa=True) for spacing in ("angle", "trailing", "logsnr")),
     *(Solver("angle_2m", spacing) for spacing in ("angle", "trailing")),
     *(Solver("angle", spacing, kappa=True) for spacing in ("angle", "trailing")),
-    Solver("dpmpp_2m", "planned"),
-    Solver("dpmpp_2m", "planned", kappa=True, start="gaussian"),
-    Solver("angle_2m", "planned", kappa=True),
     Solver("angle_2m", "angle", kappa=True, start="gaussian"),
     Solver("unipc"),
 ]
@@ -160,7 +157,7 @@ class Bench:
         torch.manual_seed(seed)
         denoiser = nidiff.Denoiser(
             problem.network(),
-            nidiff.Process(nidiff.ddpm_cosine(1000), covariance),
+            nidiff.Process(nidiff.schedules.ddpm_cosine(1000), covariance),
             configuration.target,
             clip=configuration.clip,
             gaussian=self.gaussian,
@@ -187,7 +184,7 @@ class Bench:
                 spacing=solver.spacing,
                 num_steps=num_steps,
                 start=solver.start,
-                seeds=seeds,
+                generator=seeds,
                 tile=256,
             )
 
@@ -288,7 +285,7 @@ def main() -> None:
                         if solver.sampler == "unipc" and denoiser.target_name != "eps":
                             continue
                         if solver.kappa and denoiser.kappa is None:
-                            denoiser = nidiff.measure_kappa(denoiser, bench.data.train)
+                            denoiser = nidiff.design.measure_kappa(denoiser, bench.data.train)
                         for num_steps in options.num_steps:
                             results.add(
                                 partial(bench.quality, denoiser, solver, num_steps, seed),

@@ -17,15 +17,16 @@ from timing import Row, compare, interleave, log, report, summary, warn_if_busy
 from nidiff.data.load import load_dataset
 from nidiff.memory import keep_freed_memory
 from nidiff.model.network import unet2d
+from nidiff.training.build import Trainer, build
 from nidiff.training.experiment import Experiment
-from nidiff.training.loop import Trainer, build, step_batches, train_step
+from nidiff.training.loop import step_batches, train_step
 
 OURS, THEIRS = "step of nidiff train", "step of a plain diffusers loop, float32"
 
 
 def plain_loop(experiment: Experiment) -> Callable[[], None]:
     """One step of the loop of diffusers' unconditional example, on the same data, network and batch."""
-    images = load_dataset(experiment.data, data_dir=experiment.data_dir)
+    images = load_dataset(experiment.data.source, data_dir=experiment.data.data_dir)
     pixels = images.values.float() / 255
 
     class Data(torch.utils.data.Dataset[torch.Tensor]):

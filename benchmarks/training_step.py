@@ -64,7 +64,7 @@ def main() -> None:
     net = unet()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
     images = 2 * torch.rand(BATCH, generator=generator) - 1
-    schedule = nidiff.ddpm_cosine()
+    schedule = nidiff.schedules.ddpm_cosine()
     gff = nidiff.Process(schedule, nidiff.gaussian_free_field(BATCH[-2:]))
     white = nidiff.Process(schedule, nidiff.Identity(BATCH[-2:]))
     parameters = sum(p.numel() for p in net.parameters())

@@ -50,44 +50,44 @@ def make(path: str, shape: tuple[int, int] = (48, 96), years: int = 24) -> None:
 
 def draw(path: str, runs: list[str], num_steps: int = 10, out: str = "climate.png") -> None:
     """Draw what `gather` finds, and keep it in a file beside the figure."""
-    found = gather(path, runs, num_steps)
-    np.savez_compressed(Path(out).with_suffix(".npz"), **found)
-    picture(found, out)
+    numbers = gather(path, runs, num_steps)
+    np.savez_compressed(Path(out).with_suffix(".npz"), **numbers)
+    picture(numbers, out)
 
 
 def gather(path: str, runs: list[str], num_steps: int = 10) -> dict[str, np.ndarray]:
     """The last map of the data and one of each run's samples; spectra and coherence with their errors."""
     files = [path, *(next(Path(run).glob(f"generated/{SAMPLER}-{num_steps}-*/samples.nc")) for run in runs)]
     maps = [xarray.open_dataset(file).isel({"time" if file == path else "sample": -1}) for file in files]
-    found = {name: np.stack([one[name] for one in maps]).astype(np.float32) for name in NAMES}
-    found |= {name: maps[0][name].values for name in ("latitude", "longitude")}
-    found["runs"] = np.array([Path(run).name for run in runs])
-    found["steps"], found["bands"] = np.array(num_steps), np.stack([bands(run, num_steps) for run in runs])
-    return found
+    numbers = {name: np.stack([each_map[name] for each_map in maps]).astype(np.float32) for name in NAMES}
+    numbers |= {name: maps[0][name].values for name in ("latitude", "longitude")}
+    numbers["runs"] = np.array([Path(run).name for run in runs])
+    numbers["steps"], numbers["bands"] = np.array(num_steps), np.stack([bands(run, num_steps) for run in runs])
+    return numbers
 
 
 def bands(run: str, num_steps: int) -> np.ndarray:
-    """[2 spectra and the coherence, `KEYS`, bands], as nidiff evaluate kept them."""
+    """[2 spectra and the coherence, `KEYS`, bands], as nidiff evaluate stored them."""
     results = json.loads(Path(run, "metrics.json").read_text())
-    results = [one for one in results if (one["sampler"], one["num_steps"]) == (SAMPLER, num_steps)]
+    results = [result for result in results if (result["sampler"], result["num_steps"]) == (SAMPLER, num_steps)]
     tables = results[-1]["details"]["bands"]
     return np.array([[[band[key] for band in table["bands"]] for key in KEYS] for table in tables[:3]])
 
 
 @style.drawn
-def picture(found: Mapping[str, np.ndarray], out: str) -> None:
+def picture(numbers: Mapping[str, np.ndarray], out: str) -> None:
     """Above, the maps; below, their spectra over those of the held-out data, and their coherence."""
     figure = Figure((style.WIDTH, 6.4), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-    titles = ["data", *(f"{run}, {found['steps']} steps" for run in found["runs"])]
+    titles = ["data", *(f"{run}, {numbers['steps']} steps" for run in numbers["runs"])]
     rows = above.subplots(2, len(titles), sharex=True, sharey=True)
     for row, (name, label) in zip(rows, NAMES.items(), strict=True):
-        low, high = np.quantile(found[name], (0.005, 0.995))
+        low, high = np.quantile(numbers[name], (0.005, 0.995))
         if low < 0:
             low, high = -max(-low, high), max(-low, high)
         look = {"cmap": style.DIVERGING if low < 0 else style.SEQUENTIAL, "vmin": low, "vmax": high}
-        for panel, values in zip(row, found[name], strict=True):
-            mesh = panel.pcolormesh(found["longitude"], found["latitude"], values, **look)
+        for panel, values in zip(row, numbers[name], strict=True):
+            mesh = panel.pcolormesh(numbers["longitude"], numbers["latitude"], values, **look)
         row[0].set_ylabel("latitude (°N)")
         above.colorbar(mesh, ax=row, label=label, extend="both")
     for panel, title in zip(rows[0], titles, strict=True):
@@ -96,7 +96,9 @@ def picture(found: Mapping[str, np.ndarray], out: str) -> None:
     titles = ("temperature", "wind", "temperature and wind")
     labels = (*2 * ("power per mode\nover the data's",), "coherence")
     for place, (panel, title, label) in enumerate(zip(below.subplots(1, 3), titles, labels, strict=True)):
-        for run, table, colour, mark in zip(found["runs"], found["bands"], style.COLOURS, style.MARKERS, strict=False):
+        for run, table, colour, mark in zip(
+            numbers["runs"], numbers["bands"], style.COLOURS, style.MARKERS, strict=False
+        ):
             draw_bands(panel, table[place], place < 2, color=colour, marker=mark, label=run)
         panel.set_title(title, fontsize=style.SMALL)
         panel.set_ylabel(label)

@@ -17,7 +17,7 @@ def main(out: Path = Path("out"), steps: int = 800, count: int = 500) -> torch.T
     digits = images.batch(torch.arange(len(images)))  # [N, 1, 8, 8] in [-1, 1]
 
     covariance = nidiff.gaussian_free_field((8, 8), gamma=1.0)
-    process = nidiff.Process(nidiff.ddpm_cosine(1000), covariance)
+    process = nidiff.Process("ddpm_cosine", covariance)
     net = unet2d((1, 8, 8), layers=1)
     denoiser = nidiff.Denoiser(net, process, target="eps", clip=1.0)
 
@@ -35,7 +35,7 @@ def main(out: Path = Path("out"), steps: int = 800, count: int = 500) -> torch.T
 
     net.eval()
     noise = process.noise((count, 1, 8, 8))
-    samples = nidiff.sample(denoiser, (count, 1, 8, 8), sampler="ancestral", num_steps=50, seeds=range(count))
+    samples = nidiff.sample(denoiser, (count, 1, 8, 8), sampler="ancestral", num_steps=50, generator=range(count))
     save_panels(out / "gff_loop.png", {"real": digits, "noise": noise / 3, "samples": samples})
 
     classifier = train_classifier(digits, images.labels)

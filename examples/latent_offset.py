@@ -66,13 +66,13 @@ def train_unet(vae: AutoencoderKL, steps: int) -> nidiff.Denoiser:
     sizes = {"block_out_channels": (32, 64), "layers_per_block": 1, "norm_num_groups": 8, "cross_attention_dim": 16}
     net = UNet2DConditionModel(8, 4, 4, down_block_types=down, up_block_types=up, attention_head_dim=4, **sizes)
     conditions = {"encoder_hidden_states": TEXT}
-    denoiser = nidiff.Denoiser(net, nidiff.Process(nidiff.ddpm_linear(1000), SIGMA), "v", conditions=conditions)
+    denoiser = nidiff.Denoiser(net, nidiff.Process("ddpm_linear", SIGMA), "v", conditions=conditions)
 
     def loss() -> torch.Tensor:
         images, text = batch(64)
         text = torch.where(torch.rand(64, 1, 1) < TEXT.dropout, 0.0, text)
-        told = denoiser.given(encoder_hidden_states=text)
-        return nidiff.denoising_loss(told, encode(vae, images), weighting="target").mean()
+        conditional = denoiser.given(encoder_hidden_states=text)
+        return nidiff.denoising_loss(conditional, encode(vae, images), weighting="target").mean()
 
     minimize(loss, net.parameters(), steps)
     net.eval()
@@ -87,27 +87,27 @@ def main(out: Path = Path("out"), vae_steps: int = 300, steps: int = 400, count:
     with torch.enable_grad():
         vae = train_vae(vae_steps)
         denoiser = train_unet(vae, steps)
-    nidiff.save_model(denoiser, out / "latent_offset")  # Σ and what it was told are saved with the network
+    nidiff.save_model(denoiser, out / "latent_offset")  # Σ and the conditions are saved with the network
     pipeline = NonIsotropicPipeline.from_pretrained(out / "latent_offset")
     pipeline.set_progress_bar_config(disable=True)
     images, text = batch(count)
-    own = pipeline(seeds=range(count), encoder_hidden_states=text, guidance_scale=2.0, output_type="latent").images
-    white = torch.randn(own.shape)  # what StableDiffusionPipeline draws if it is not given latents=
+    samples = pipeline(seeds=range(count), encoder_hidden_states=text, guidance_scale=2.0, output_type="latent").images
+    white = torch.randn(samples.shape)  # what StableDiffusionPipeline draws without latents=
     guided = denoiser.given(encoder_hidden_states=text).guided(2.0)
     exact = nidiff.fit_gaussian(encode(vae, batch(2000)[0]), channels="cross").denoiser(denoiser.process)
     latents = {
         "data": encode(vae, images),
-        "its own Σ": own,
-        "white start": nidiff.sample(guided, own.shape, initial=white),
-        "Gaussian, its own Σ": nidiff.sample(exact, own.shape),
-        "Gaussian, white start": nidiff.sample(exact, own.shape, initial=white),
+        "its own Σ": samples,
+        "white start": nidiff.sample(guided, samples.shape, start=white),
+        "Gaussian, its own Σ": nidiff.sample(exact, samples.shape),
+        "Gaussian, white start": nidiff.sample(exact, samples.shape, start=white),
     }
     panels = {name: vae.decode(x / vae.config.scaling_factor).sample.clamp(-1, 1) for name, x in latents.items()}
-    found = {name: x.mean((1, 2, 3)).std().item() for name, x in panels.items()}
-    for name, spread in found.items():
+    spreads = {name: x.mean((1, 2, 3)).std().item() for name, x in panels.items()}
+    for name, spread in spreads.items():
         print(f"{name}: standard deviation of brightness {spread:.3f}")
     save_panels(out / "latent_offset.png", panels)
-    return found
+    return spreads
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ def continuous(images: Tensor) -> Tensor:
 
 def train(covariance: nidiff.Covariance, steps: int) -> nidiff.Denoiser:
     net, digits = unet2d((1, 8, 8), widths=(16, 32), layers=1, attention=()), pixels("train")
-    denoiser = nidiff.Denoiser(net, nidiff.Process(nidiff.ddpm_linear(1000), covariance))
+    denoiser = nidiff.Denoiser(net, nidiff.Process("ddpm_linear", covariance))
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -35,15 +35,15 @@ def train(covariance: nidiff.Covariance, steps: int) -> nidiff.Denoiser:
 def main(steps: int = 600, count: int = 100) -> dict[tuple[str, str], Tensor]:
     """Bits per pixel, one per image, of held-out digits, of the same upside down and with their pixels shuffled."""
     torch.manual_seed(0)
-    real, found = continuous(pixels("test")[:count]), {}
+    real, results = continuous(pixels("test")[:count]), {}
     shuffled = real.flatten(1)[:, torch.randperm(64)].view_as(real)
     sets = {"held out": real, "upside down": real.flip(-2), "shuffled": shuffled}
     for noise, covariance in {"white": nidiff.Identity((8, 8)), "GFF": nidiff.gaussian_free_field((8, 8))}.items():
         denoiser = train(covariance, steps)
         for name, images in sets.items():
-            bits = found[noise, name] = nidiff.bits_per_dim(denoiser, images, bin_width=GREY, rtol=1e-3, atol=1e-3)
+            bits = results[noise, name] = nidiff.bits_per_dim(denoiser, images, bin_width=GREY, rtol=1e-3, atol=1e-3)
             print(f"{noise}, {name}: {bits.mean():.3f} ± {bits.std() / count**0.5:.3f} bits per pixel")
-    return found
+    return results
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 import nidiff
-from nidiff.covariance.spectral import radial_mean, wavenumber
+from nidiff.covariance.waves import radial_mean, wavenumber
 
 SHAPE = (12, 12, 12)
 FIELD = nidiff.matern(SHAPE, length_scale=2.0)
@@ -28,9 +28,9 @@ def main(steps: int = 800, count: int = 100) -> dict[str, tuple[float, float]]:
     ring = {"padding": 1, "padding_mode": "circular"}
     layers = [layer for c in (2, 16, 16, 16) for layer in (nn.Conv3d(c, 16, 3, **ring), nn.SiLU())]  # 2: field, level
     net = nn.Sequential(*layers, nn.Conv3d(16, 1, 1))
-    told = lambda x, label: net(torch.cat([x, (label / 50 - 1).view(-1, 1, 1, 1, 1).expand_as(x)], 1))  # noqa: E731
-    process = nidiff.Process(nidiff.ddpm_cosine(100), NOISE)
-    denoiser, found = nidiff.Denoiser(told, process, target="v"), {}
+    conditioned = lambda x, label: net(torch.cat([x, (label / 50 - 1).view(-1, 1, 1, 1, 1).expand_as(x)], 1))  # noqa: E731
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(100), NOISE)
+    denoiser, results = nidiff.Denoiser(conditioned, process, target="v"), {}
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -41,9 +41,9 @@ def main(steps: int = 800, count: int = 100) -> dict[str, tuple[float, float]]:
     fields = {"noise": noise, "samples": samples, "more data": log_normal(count)}
     for name, x in fields.items():
         error = (spectrum(x) / wanted).log().square().mean().sqrt().item()
-        found[name] = error, ((x - x.mean()) / x.std()).pow(3).mean().item()
-        print("{}: error of the log spectrum {:.2f}, skewness {:.2f}".format(name, *found[name]))
-    return found
+        results[name] = error, ((x - x.mean()) / x.std()).pow(3).mean().item()
+        print("{}: error of the log spectrum {:.2f}, skewness {:.2f}".format(name, *results[name]))
+    return results
 
 
 if __name__ == "__main__":

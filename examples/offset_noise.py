@@ -20,7 +20,7 @@ def data(count: int) -> torch.Tensor:
 def train(covariance: nidiff.Covariance, steps: int) -> nidiff.Denoiser:
     torch.manual_seed(0)
     net = unet2d((1, 8, 8), widths=(16, 32), layers=1, attention=())
-    denoiser = nidiff.Denoiser(net, nidiff.Process(nidiff.ddpm_linear(1000), covariance), target="noise", clip=1.0)
+    denoiser = nidiff.Denoiser(net, nidiff.Process("ddpm_linear", covariance), target="noise", clip=1.0)
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):
@@ -36,14 +36,14 @@ def main(out: Path = Path("out"), steps: int = 800, count: int = 1000, sampler: 
     white, offset = train(nidiff.Identity((8, 8)), steps), train(noise, steps)
     mismatch = nidiff.Denoiser(offset.net, white.process, target="noise", clip=1.0)  # nothing in the net tells its Σ
     models = {"data": None, "all white": white, "trained offset, sampled white": mismatch, "own Σ in both": offset}
-    panels, found = {}, {}
+    panels, spreads = {}, {}
     for name, model in models.items():
         x = nidiff.sample(model, (count, 1, 8, 8), sampler=sampler, num_steps=50) if model else data(count)
         spread = x.mean((1, 2, 3)).view(10, -1).std(1)  # of ten groups, which tell the error too
-        found[name], panels[name] = (spread.mean().item(), spread.std().item() / 10**0.5), x
-        print("{}: standard deviation of brightness {:.3f} ± {:.3f}".format(name, *found[name]))
+        spreads[name], panels[name] = (spread.mean().item(), spread.std().item() / 10**0.5), x
+        print("{}: standard deviation of brightness {:.3f} ± {:.3f}".format(name, *spreads[name]))
     save_panels(out / "offset_noise.png", panels)
-    return found
+    return spreads
 
 
 if __name__ == "__main__":

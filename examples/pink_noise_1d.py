@@ -1,4 +1,4 @@
-"""Heartbeats out of pink noise: Σ over one axis, a small convolutional network: python examples/pink_noise_1d.py"""
+"""Heartbeats from pink noise: Σ over one axis, a small convolutional network: python examples/pink_noise_1d.py"""
 
 from pathlib import Path
 
@@ -24,9 +24,9 @@ def main(out: Path = Path("out"), steps: int = 1500, count: int = 500) -> dict[s
     layers = [nn.Conv1d(2, 48, 5, padding=2)]  # two channels: the signal and its noise level
     layers += [f for n in (1, 2, 4, 8, 4) for f in (nn.SiLU(), nn.Conv1d(48, 48, 5, padding=2 * n, dilation=n))]
     net = nn.Sequential(*layers, nn.SiLU(), nn.Conv1d(48, 1, 5, padding=2))
-    told = lambda x, label: net(torch.cat([x, (label / 50 - 1)[:, None, None].expand_as(x)], dim=1))  # noqa: E731
+    conditioned = lambda x, label: net(torch.cat([x, (label / 50 - 1)[:, None, None].expand_as(x)], dim=1))  # noqa: E731
     pink = nidiff.power_law((64,), exponent=1.0)
-    denoiser = nidiff.Denoiser(told, nidiff.Process(nidiff.ddpm_cosine(100), pink), target="v")
+    denoiser = nidiff.Denoiser(conditioned, nidiff.Process(nidiff.schedules.ddpm_cosine(100), pink), target="v")
     optimizer = torch.optim.Adam(net.parameters(), lr=2e-3)
     for _ in range(steps):
         optimizer.zero_grad()
@@ -34,20 +34,20 @@ def main(out: Path = Path("out"), steps: int = 1500, count: int = 500) -> dict[s
         optimizer.step()
     shape, real = (count, 1, 64), torch.fft.rfft(heartbeats(count)).abs().square().mean((0, 1))
     noise, samples = pink.sample(shape), nidiff.sample(denoiser, shape, sampler="ancestral")
-    found = {"noise": noise, "samples": samples, "more data": heartbeats(count)}
+    panels = {"noise": noise, "samples": samples, "more data": heartbeats(count)}
     errors = {}
-    for name, signals in found.items():
+    for name, signals in panels.items():
         power = torch.fft.rfft(signals).abs().square().mean((0, 1))
         errors[name] = (power / real).log().square().mean().sqrt().item()
         print(f"error of the log spectrum of {name}: {errors[name]:.3f}")
-    draw(found, out)
+    draw(panels, out)
     return errors
 
 
 @style.drawn
-def draw(found: dict[str, Tensor], out: Path) -> None:
+def draw(panels: dict[str, Tensor], out: Path) -> None:
     figure = Figure(figsize=(style.WIDTH, 3.6), layout="constrained")
-    for axes, (name, signals) in zip(figure.subplots(1, 3, sharey=True), found.items(), strict=True):
+    for axes, (name, signals) in zip(figure.subplots(1, 3, sharey=True), panels.items(), strict=True):
         axes.plot(signals[:4, 0].T + 4 * torch.arange(4), color=style.BLUE, linewidth=1)
         axes.set(title=name, yticks=[], xlabel="place in the signal")
     out.mkdir(parents=True, exist_ok=True)

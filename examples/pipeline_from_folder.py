@@ -35,8 +35,8 @@ def main(out: Path = Path("out/folder"), steps: int = 600, count: int = 64) -> f
     made = pipeline(batch_size=count, seeds=range(count), num_inference_steps=50, output_type="pt").images
     save_grid(2 * made - 1, out / "samples.png")
     real = nidiff.load_dataset(out / "images")
-    error = nidiff.spectrum_error(real.batch(torch.arange(len(real))), 2 * made - 1)
-    print(f"the spectrum of {count} samples is off by {error:.1%}")
+    error = nidiff.metrics.spectrum_error(real.batch(torch.arange(len(real))), 2 * made - 1)
+    print(f"error of log10 of the spectrum of {count} samples: {error:.3f}")
     return error
 
 

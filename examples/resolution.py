@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 import nidiff
 from nidiff import style
-from nidiff.covariance.spectral import radial_mean, wavenumber
+from nidiff.covariance.waves import radial_mean, wavenumber
 
 WAYS = ("in pixels", "on its own grid")
 NAMES = {  # of the runs of docs/resolution.md
@@ -49,15 +49,15 @@ def own_grid(denoiser, n, shift=0.0):
 
     def net(x, label):
         level = schedule.level(label[0].item())
-        own = schedule.level_at(2 * math.log(level.signal / level.sigma) + shift)
-        known, beyond = denoiser(own.signal / level.signal * on_grid(x, m), own), gaussian(x, level)
+        here = schedule.level_at(2 * math.log(level.signal / level.sigma) + shift)
+        known, beyond = denoiser(here.signal / level.signal * on_grid(x, m), here), gaussian(x, level)
         return beyond + on_grid(known - on_grid(beyond, m), n)
 
     return nidiff.Denoiser(net, fine.process, "x0", scaling=fine.scaling)
 
 
 def predicted(law, noise, n, way):
-    """log10 S/C by |k| on n × n if the network is linear: S = Σ · (C/Σ of its own grid), and C where it has no say."""
+    """log10 S/C by |k| on n × n if the network is linear: S = Σ · (C/Σ of its own grid), and C elsewhere."""
     k, fine = (wavenumber((side, side)) for side in (len(law.eigenvalues), n))
     believed, true = ((law.at((side, side)).eigenvalues / noise.at((side, side)).eigenvalues) for side in (len(k), n))
     if way == WAYS[0]:  # it knows cycles per pixel, and takes longer waves for the longest it knows
@@ -73,13 +73,15 @@ def predicted(law, noise, n, way):
 def gather(runs, sides=(64, 128), count=64):
     """log10 S/S of new data, measured and predicted, by way, run and grid; fields of the last grid."""
     ways = dict(zip(WAYS, (lambda model, n: model.at((n, n)), own_grid), strict=True))
-    models, found = [nidiff.load_model(run) for run in runs], {"runs": np.array([Path(run).name for run in runs])}
+    models, results = [nidiff.load_model(run) for run in runs], {"runs": np.array([Path(run).name for run in runs])}
     for n in sides:
         real, lines, shown = fields(4 * count, n, seed=1), [], []
         for (row, way), (run, model) in itertools.product(enumerate(WAYS), zip(runs, models, strict=True)):
-            x = nidiff.sample(ways[way](model, n), (count, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(count))
+            x = nidiff.sample(
+                ways[way](model, n), (count, 1, n, n), spacing="logsnr", num_steps=25, generator=range(count)
+            )
             x, noise = model.scaling.to_data(x), model.process.covariance
-            bands = nidiff.compare_spectra(real, x)
+            bands = nidiff.metrics.compare_spectra(real, x)
             shared = bands.high <= noise.event_shape[0] / 2
             off = bands.difference[0, shared].abs().mean()
             print(f"{run} at {n}×{n}, {way}: log10 S(k) is off by {off:.3f} on average, for the waves that it knows")
@@ -88,33 +90,33 @@ def gather(runs, sides=(64, 128), count=64):
                 expected = 0 * expected  # its linear part is that of the finer grid
             lines.append((bands.difference[0], expected))
             shown += [real[row, 0], x[0, 0]] if run == runs[0] else [x[0, 0]]
-        found[f"k {n}"] = (bands.low * bands.high).sqrt().numpy()
-        found[f"measured {n}"], found[f"predicted {n}"] = (np.stack(one) for one in zip(*lines, strict=True))
-    found["fields"] = (torch.stack(shown) * 16).round().div(16).half().numpy()  # few digits, a small file
-    return found | {"side": np.array(noise.event_shape[0]), "sides": np.array(sides)}
+        results[f"k {n}"] = (bands.low * bands.high).sqrt().numpy()
+        results[f"measured {n}"], results[f"predicted {n}"] = (np.stack(curves) for curves in zip(*lines, strict=True))
+    results["fields"] = (torch.stack(shown) * 16).round().div(16).half().numpy()  # few digits, a small file
+    return results | {"side": np.array(noise.event_shape[0]), "sides": np.array(sides)}
 
 
 @style.drawn
-def picture(found, out):
+def picture(results, out):
     """A panel for each way and grid, a line for each run; dashed as predicted."""
-    figure, runs = Figure((style.WIDTH, 6.4), layout="constrained"), found["runs"]
-    panels = figure.subplots(2, len(found["sides"]), sharey="row", squeeze=False)
+    figure, runs = Figure((style.WIDTH, 6.4), layout="constrained"), results["runs"]
+    panels = figure.subplots(2, len(results["sides"]), sharey="row", squeeze=False)
     for (row, column), axes in np.ndenumerate(panels):
-        n, mine = found["sides"][column], slice(row * len(runs), (row + 1) * len(runs))
+        n, mine = results["sides"][column], slice(row * len(runs), (row + 1) * len(runs))
         looks = zip(
             runs,
-            found[f"measured {n}"][mine],
-            found[f"predicted {n}"][mine],
+            results[f"measured {n}"][mine],
+            results[f"predicted {n}"][mine],
             style.COLOURS,
             style.MARKERS,
             strict=False,
         )
         for run, measured, expected, colour, mark in looks:
-            axes.plot(found[f"k {n}"], measured, color=colour, marker=mark, label=NAMES.get(run, run))
+            axes.plot(results[f"k {n}"], measured, color=colour, marker=mark, label=NAMES.get(run, run))
             axes.plot(range(1, len(expected) + 1), expected, "--", color=colour, linewidth=1)
         axes.plot([], [], "--", color=style.ink(), linewidth=1, label="predicted")
-        finest = found["side"] / 2
-        name = f"k = {finest:g}, the finest at {found['side']}×{found['side']}"
+        finest = results["side"] / 2
+        name = f"k = {finest:g}, the finest at {results['side']}×{results['side']}"
         axes.axvline(finest, color=style.look().soft, linestyle=":", linewidth=1.6, label=name)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:.0f}")
@@ -128,11 +130,11 @@ def picture(found, out):
 
 def main(runs, sides=(64, 128), count=64, out="out"):
     """Draw what `gather` finds, and keep it beside the figure."""
-    found = gather(runs, sides, count)
+    results = gather(runs, sides, count)
     Path(out).mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(Path(out, "resolution.npz"), **found)
-    picture(found, Path(out, "resolution.png"))
-    return found
+    np.savez_compressed(Path(out, "resolution.npz"), **results)
+    picture(results, Path(out, "resolution.png"))
+    return results
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from nidiff.training.experiment import PRESETS
 
 
 def main(out: Path, steps: int, count: int) -> dict[str, float]:
-    """Train, or resume, the run in ``out``; the share of digits that a classifier names, per sampler."""
+    """Train, or resume, the run in ``out``; the share of digits that a classifier recognises, per sampler."""
     digits = nidiff.load_dataset("digits")
-    found = nidiff.calibrate(digits.values, nidiff.gaussian_free_field((8, 8)))
+    scales = nidiff.design.calibrate(digits.values, nidiff.gaussian_free_field((8, 8)))
     print(
-        f"calibrate asks for sigma_max {found.sigma_max:.2f} and {found.num_levels} levels; the preset has 10 and 100"
+        f"calibrate asks for sigma_max {scales.sigma_max:.2f} and {scales.num_levels} levels; the preset has 10 and 100"
     )
     experiment = dataclasses.replace(PRESETS["digits-smld"], steps=steps, cooldown=steps // 2)
     Train(experiment, out=out / "run", resume=(out / "run" / "experiment.json").exists()).train()
@@ -30,10 +30,10 @@ def main(out: Path, steps: int, count: int) -> dict[str, float]:
     classifier = train_classifier(real, digits.labels)
     panels, named = {"real": real}, {}
     for sampler, options in {"cas": {}, "als": {"steps_per_level": 2}}.items():
-        images = nidiff.sample(denoiser, (count, 1, 8, 8), sampler=sampler, seeds=range(count), **options)
+        images = nidiff.sample(denoiser, (count, 1, 8, 8), sampler=sampler, generator=range(count), **options)
         panels[f"NI-SMLD: {sampler.upper()}"] = images
         named[sampler] = recognised(classifier, images)
-        print(f"{sampler}: {named[sampler]:.1%} of {count} digits named with probability above 0.9")
+        print(f"{sampler}: {named[sampler]:.1%} of {count} digits recognised with probability above 0.9")
     save_panels(out / "smld_digits.png", panels)
     return named
 

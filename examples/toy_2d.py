@@ -25,7 +25,9 @@ def main(out: Path = Path("out"), steps: int = 4000, count: int = 2000) -> dict[
     torch.manual_seed(0)
     hidden = [layer for _ in range(3) for layer in (nn.Linear(128, 128), nn.SiLU())]
     net = nn.Sequential(nn.Linear(3, 128), nn.SiLU(), *hidden, nn.Linear(128, 2))  # (point, noise level) -> v
-    process = nidiff.Process(nidiff.ddpm_cosine(100), nidiff.Dense(torch.tensor([[1.0, 0.8], [0.8, 1.0]])))  # any Σ
+    process = nidiff.Process(
+        nidiff.schedules.ddpm_cosine(100), nidiff.Dense(torch.tensor([[1.0, 0.8], [0.8, 1.0]]))
+    )  # any Σ
     denoiser = nidiff.Denoiser(lambda x, label: net(torch.cat([x, label[:, None] / 50 - 1], 1)), process, "v")
     optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)

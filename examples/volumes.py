@@ -39,9 +39,9 @@ def make(path: str, size: int = 32, count: int = 800) -> None:
 
 def draw(path: str, runs: list[str], num_steps: int = 20, out: str = "volumes.png") -> None:
     """Draw what `gather` finds, and keep it in a file beside the figure."""
-    found = gather(path, runs, num_steps)
-    np.savez_compressed(Path(out).with_suffix(".npz"), **found)
-    picture(found, out)
+    numbers = gather(path, runs, num_steps)
+    np.savez_compressed(Path(out).with_suffix(".npz"), **numbers)
+    picture(numbers, out)
 
 
 def gather(path: str, runs: list[str], num_steps: int = 20) -> dict[str, np.ndarray]:
@@ -58,22 +58,22 @@ def gather(path: str, runs: list[str], num_steps: int = 20) -> dict[str, np.ndar
 
 
 def spectrum(run: str, num_steps: int) -> np.ndarray:
-    """[`KEYS`, bands], as nidiff table kept them."""
+    """[`KEYS`, bands], as nidiff table stored them."""
     results = json.loads(Path(run, "metrics.json").read_text())
-    results = [one for one in results if (one["sampler"], one["num_steps"]) == (SAMPLER, num_steps)]
+    results = [result for result in results if (result["sampler"], result["num_steps"]) == (SAMPLER, num_steps)]
     return np.array([[band[key] for band in results[-1]["details"]["bands"][0]["bands"]] for key in KEYS])
 
 
 @style.drawn
-def picture(found: Mapping[str, np.ndarray], out: str) -> None:
+def picture(numbers: Mapping[str, np.ndarray], out: str) -> None:
     """Left, the slices; right, the share of the voxels by density, and the spectra over that of the data."""
-    names = ["data", *found["runs"]]
+    names = ["data", *numbers["runs"]]
     figure = Figure((style.WIDTH, 1.5 * len(names) + 0.5), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.25, 1))
     rows = left.subplots(len(names), 3)
-    for row, name, slices in zip(rows, names, found["slices"], strict=True):
+    for row, name, slices in zip(rows, names, numbers["slices"], strict=True):
         for panel, axis, values in zip(row, AXES, slices, strict=True):
-            mesh = panel.imshow(values, norm=LogNorm(*found["limits"]), origin="lower", interpolation="nearest")
+            mesh = panel.imshow(values, norm=LogNorm(*numbers["limits"]), origin="lower", interpolation="nearest")
             panel.set(xticks=[], yticks=[])
             panel.spines[:].set_visible(False)
             if name == "data":
@@ -82,11 +82,11 @@ def picture(found: Mapping[str, np.ndarray], out: str) -> None:
     left.colorbar(mesh, ax=rows, label="density over its mean", shrink=0.6, extend="both")
     values, spectra = right.subplots(2, 1)
     looks = list(zip((style.ink(), *style.COLOURS), (*style.DASHES, "-"), ("", *style.MARKERS), strict=False))
-    for name, share, (colour, dash, _) in zip(names, found["shares"], looks, strict=False):
+    for name, share, (colour, dash, _) in zip(names, numbers["shares"], looks, strict=False):
         values.step(EDGES[:-1], share, where="post", color=colour, linestyle=dash, label=name)
     values.set(xscale="log", yscale="log", xlabel="density over its mean", ylabel="share of the voxels")
     values.legend()
-    for name, table, (colour, _, mark) in zip(names[1:], found["bands"], looks[1:], strict=False):
+    for name, table, (colour, _, mark) in zip(names[1:], numbers["bands"], looks[1:], strict=False):
         draw_bands(spectra, table, color=colour, marker=mark, label=name)
     spectra.fill_between([], [], color=style.look().faint, label="held-out data ± 2 s.e.")
     spectra.legend()

@@ -1,4 +1,4 @@
-"""A network, a covariance family and a sampler of your own: python examples/your_own.py"""
+"""A network, a basis of Σ and a sampler of your own: python examples/your_own.py"""
 
 import subprocess
 import sys
@@ -6,23 +6,31 @@ import sys
 import torch
 
 import nidiff
-from nidiff.covariance.fields import FAMILIES
-from nidiff.sampling.sampler import SAMPLERS
+from nidiff.covariance import BASES, Basis
+from nidiff.sampling import SAMPLERS, Sampler
 
 
-class Haar(nidiff.Covariance):  # wavelets; the variance falls by `ratio` from each scale to the next finer one
-    def __init__(self, shape, ratio=2.0):
-        self.matrix, scale = torch.ones(1, 1, dtype=torch.float64), torch.zeros(1)
+class Haar(Basis):  # wavelets over the last axis
+    def __init__(self, shape):
+        self.event_shape, self.matrix, self.scale = tuple(shape), torch.ones(1, 1, dtype=torch.float64), torch.zeros(1)
         while (n := len(self.matrix)) < shape[-1]:
             parts = torch.kron(self.matrix, torch.ones(1, 2)), torch.kron(torch.eye(n), torch.tensor([[1.0, -1.0]]))
-            self.matrix, scale = torch.cat(parts) / 2**0.5, torch.cat([scale, scale.max() + torch.ones(n)])
-        super().__init__(shape, ratio**-scale)
+            self.matrix = torch.cat(parts) / 2**0.5
+            self.scale = torch.cat([self.scale, self.scale.max() + torch.ones(n)])
 
-    def to_basis(self, x):
+    def analyse(self, x):
         return x @ self.matrix.T.to(x)
 
-    def from_basis(self, coefficients):
+    def synthesise(self, coefficients):
         return coefficients @ self.matrix.to(coefficients)
+
+    def arguments(self):
+        return {"shape": self.event_shape}
+
+
+def wavelets(size, ratio=2.0):  # the variance falls by `ratio` from each scale to the next finer one
+    basis = Haar((size,))
+    return nidiff.Covariance(ratio**-basis.scale, basis, normalize=True)
 
 
 class Net(torch.nn.Sequential):  # predicts x0, which lies in [-1, 1]
@@ -35,12 +43,12 @@ class Net(torch.nn.Sequential):  # predicts x0, which lies in [-1, 1]
 
 
 def restless(chain, x, x0, here, there, *, rate: float = 1.0):  # renews the noise at `rate` times DDPM's pace
-    kept, noise = (here.signal / here.sigma * there.sigma / there.signal) ** rate, (x - here.signal * x0) / here.sigma
-    return there.signal * x0 + there.sigma * (kept * noise + (1 - kept**2) ** 0.5 * chain.noise())
+    share, noise = (here.signal / here.sigma * there.sigma / there.signal) ** rate, (x - here.signal * x0) / here.sigma
+    return there.signal * x0 + there.sigma * (share * noise + (1 - share**2) ** 0.5 * chain.noise())
 
 
 def main(folder="out/your_own", steps=3000):  # train on signals that jump once; save, load in a new process, sample
-    denoiser = nidiff.Denoiser(Net(), nidiff.Process(nidiff.ddpm_cosine(100), Haar((32,))), target="x0")
+    denoiser = nidiff.Denoiser(Net(), nidiff.Process(nidiff.schedules.ddpm_cosine(100), wavelets(32)), target="x0")
     optimizer = torch.optim.Adam(denoiser.parameters(), 1e-3)
     for _ in range(steps):
         jumps = torch.where(torch.arange(32) < torch.randint(1, 32, (256, 1)), 1.0, -1.0) * torch.randn(256, 1).sign()
@@ -51,7 +59,7 @@ def main(folder="out/your_own", steps=3000):  # train on signals that jump once;
     return subprocess.run([sys.executable, __file__, folder], check=True, capture_output=True, text=True).stdout
 
 
-FAMILIES["Haar"], SAMPLERS["restless"] = Haar, nidiff.Sampler(restless, spacing="trailing", num_steps=50)
+BASES["Haar"], SAMPLERS["restless"] = Haar, Sampler(restless, spacing="trailing", num_steps=50)
 if __name__ == "__main__" and len(sys.argv) > 1:  # the new process has the folder and nothing else
     samples = nidiff.sample(nidiff.load_model(sys.argv[1], net=Net()), (500, 32), sampler="restless:rate=1.5")
     once, off = (samples.sign().diff() != 0).sum(1) == 1, (samples.abs() - 1).square().mean().sqrt()

@@ -13,7 +13,8 @@ from typing import Any, get_type_hints
 import tyro
 
 from nidiff.cli import ABOUT, COMMANDS
-from nidiff.commands.usage import CONFIG, reading
+from nidiff.commands.usage import CONFIG, own_flags, reading
+from nidiff.data.spec import changed_flags
 from nidiff.training.experiment import PRESETS, Experiment
 
 PAGE = Path(__file__).parent.parent / "docs" / "cli.md"
@@ -54,19 +55,22 @@ def section(name: str, command: Any) -> list[str]:
     places = [action for action in actions if not action.option_strings]
     usage = " ".join(["nidiff", name, *map(place_of, places), *["[flags]"] * (len(places) < len(actions))])
     parts = [about(command), f"    {usage}"]
-    inside = {
-        field.name: kind
-        for field in dataclasses.fields(command)
-        if dataclasses.is_dataclass(kind := get_type_hints(command)[field.name])
-    }
-    theirs = {flag.name: kind for kind in inside.values() for flag in dataclasses.fields(kind)}
+    inside = groups(command)
+    theirs = {flag[2:].replace("-", "_"): kind for kind in inside for flag in own_flags(kind)}
     parts.append(flags(action for action in actions if owner(action, theirs) is None))
-    for kind in inside.values():
+    for kind in inside:
         parts.append(f"### {kind.__name__}\n\n{about(kind)}")
         parts.append(flags(action for action in actions if owner(action, theirs) is kind))
         if kind is Experiment:
             parts += ["### Presets", presets()]
     return parts
+
+
+def groups(command: Any) -> list[Any]:
+    """The dataclasses inside a command, the outer ones first."""
+    kinds = [get_type_hints(command)[field.name] for field in dataclasses.fields(command)]
+    inside = [kind for kind in kinds if dataclasses.is_dataclass(kind)]
+    return [*inside, *(inner for kind in inside for inner in groups(kind))]
 
 
 def parser_of(name: str, command: Any) -> argparse.ArgumentParser:
@@ -108,17 +112,9 @@ def presets() -> str:
     """Each preset by the flags in which it differs from the defaults."""
     rows = []
     for name, experiment in PRESETS.items():
-        changed = [f for f in dataclasses.fields(Experiment) if getattr(experiment, f.name) != f.default]
-        words = [f"`{as_flag(f.name, getattr(experiment, f.name))}`" for f in changed]
+        words = [f"`{' '.join(flag)}`" for flag in changed_flags(experiment.settings(), Experiment().settings())]
         rows.append((f"`{name}`", " ".join(words) or "the defaults above"))
     return table(("Preset", "Flags that give the same"), rows)
-
-
-def as_flag(name: str, value: Any) -> str:
-    name = "--" + name.replace("_", "-")
-    if value is True:
-        return name
-    return f"{name} {' '.join(map(str, value)) if isinstance(value, tuple) else value}"
 
 
 def table(head: tuple[str, ...], rows: Any) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import nidiff
 from nidiff import style
-from nidiff.evaluation.field_spectrum import field_spectrum
+from nidiff.evaluation.spectrum import field_spectrum
 
 FEW, FIELDS_FEW = 10, 5  # evaluations of the network
 COLUMNS = 5
@@ -90,7 +90,7 @@ def fashion(file: Path) -> None:
 def draw(model: str, sampler: str, count: int, num_steps: int = FEW) -> Tensor:
     denoiser = nidiff.load_model(model)
     shape = (count, *denoiser.gaussian.shape)
-    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=range(count), tile=16)
+    return nidiff.sample(denoiser, shape, sampler=sampler, num_steps=num_steps, generator=range(count), tile=16)
 
 
 if __name__ == "__main__":

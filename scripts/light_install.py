@@ -16,9 +16,9 @@ present = [module for module in EXTRAS if find_spec(module)]
 assert not present, f"this is not a light install: it has {present}"
 
 covariance = nidiff.gaussian_free_field((8, 8))
-process = nidiff.Process(nidiff.ddpm_linear(50), covariance)
+process = nidiff.Process(nidiff.schedules.ddpm_linear(50), covariance)
 denoiser = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), process, clip=1.0)
-assert nidiff.sample(denoiser, (2, 1, 8, 8), num_steps=5, seeds=[0, 1]).shape == (2, 1, 8, 8)
+assert nidiff.sample(denoiser, (2, 1, 8, 8), num_steps=5, generator=[0, 1]).shape == (2, 1, 8, 8)
 scheduler = nidiff.NonIsotropicScheduler(covariance=covariance)
 assert scheduler.add_noise(torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8), torch.tensor([5])).shape == (1, 1, 8, 8)
 assert nidiff.NonIsotropicPipeline is not None

@@ -14,9 +14,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+from packing import pack, rewrite_card
+
 from nidiff.errors import InputError
 from nidiff.evaluation.results import Result, known_results
-from nidiff.model.packing import pack, rewrite_card
 from nidiff.model.zoo import NAME, PICTURE, Picture, entry_bytes, find_model
 from nidiff.notation import parse_seeds
 from nidiff.training.experiment import Experiment, read_experiment
@@ -40,17 +42,17 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--processor", help="what it was trained on (default: the processor of this machine)")
     parser.add_argument("--to", choices=PLACES, default="wheel", help="in the wheel, or beside it in the repository")
     parser.add_argument("--into", type=Path, help="another directory for the entry, instead of --to")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        destination = (given.into or PLACES[given.to]) / given.name
-        if not NAME.fullmatch(given.name):
-            raise InputError(f"NAME={given.name!r} must be of letters, digits and hyphens.")
-        if given.card:
-            destination = recarded(given, find_model(given.name) if given.into is None else destination)
-        elif given.run is None:
-            raise InputError("RUN is missing: give a run directory, or --card.")
+        destination = (options.into or PLACES[options.to]) / options.name
+        if not NAME.fullmatch(options.name):
+            raise InputError("NAME", options.name, "cannot be used", "give letters, digits and hyphens")
+        if options.card:
+            destination = recarded(options, find_model(options.name) if options.into is None else destination)
+        elif options.run is None:
+            raise InputError("RUN", None, "is missing", "give a run directory, or --card")
         else:
-            packed(given, destination)
+            packed(options, destination)
     except InputError as error:
         print(f"pack_model: {error}", file=sys.stderr)
         return 2
@@ -58,18 +60,18 @@ def main(words: list[str] | None = None) -> int:
     return 0
 
 
-def packed(given: argparse.Namespace, destination: Path) -> None:
-    run = RunDirectory.open(given.run)
+def packed(options: argparse.Namespace, destination: Path) -> None:
+    run = RunDirectory.open(options.run)
     experiment = run.experiment
     card = pack(
         run.folder,
         destination,
-        title=given.title or title_of(experiment),
+        title=options.title or title_of(experiment),
         command=experiment.command(),
-        seconds=given.seconds or seconds_of(run.log_file, experiment),
+        seconds=options.seconds or seconds_of(run.log_file, experiment),
         images=experiment.steps * experiment.batch_size,
-        processor=given.processor or processor(),
-        picture=picture_of(run, given),
+        processor=options.processor or processor(),
+        picture=picture_of(run, options),
         scores=headline(known_results(run.folder)),
         about=experiment.about,
     )
@@ -78,29 +80,29 @@ def packed(given: argparse.Namespace, destination: Path) -> None:
     print(card.command, file=sys.stderr)
 
 
-def recarded(given: argparse.Namespace, entry: Path) -> Path:
-    said = {key: value for key in ("title", "seconds", "processor") if (value := getattr(given, key)) is not None}
-    card = rewrite_card(entry, command=read_experiment(entry).command(), **said)
+def recarded(options: argparse.Namespace, entry: Path) -> Path:
+    changes = {key: value for key in ("title", "seconds", "processor") if (value := getattr(options, key)) is not None}
+    card = rewrite_card(entry, command=read_experiment(entry).command(), **changes)
     print(card.command, file=sys.stderr)
     return entry
 
 
 def title_of(experiment: Experiment) -> str:
-    return f"{experiment.data} with noise {experiment.covariance} and schedule {experiment.schedule}."
+    return f"{experiment.data.source} with noise {experiment.covariance} and schedule {experiment.schedule}."
 
 
-def picture_of(run: RunDirectory, given: argparse.Namespace) -> Picture:
+def picture_of(run: RunDirectory, options: argparse.Namespace) -> Picture:
     """The sampler that is asked for, else that of the run's grids, with a number of steps in any case."""
     from nidiff.sampling.sampler import as_sampler, default_steps
 
     stored = run.stored()
     if stored is None:
-        raise InputError(f"run={str(run.folder)!r} has lost its schedule: train it again.")
+        raise InputError("run", run.folder, "has lost its schedule", "train it again")
     experiment, schedule = run.experiment, stored.process.schedule
-    sampler = given.sampler or experiment.sampler
-    steps = given.num_steps or (experiment.num_steps if given.sampler is None else None)
+    sampler = options.sampler or experiment.sampler
+    steps = options.num_steps or (experiment.num_steps if options.sampler is None else None)
     steps = steps or default_steps(as_sampler(sampler)[0], schedule)
-    return Picture(tuple(parse_seeds(given.seeds)), sampler, min(steps, len(schedule)))
+    return Picture(tuple(parse_seeds(options.seeds)), sampler, min(steps, len(schedule)))
 
 
 def seconds_of(log: Path, experiment: Experiment) -> float | None:
@@ -128,15 +130,15 @@ def processor() -> str:
 
 def headline(results: Iterable[Result]) -> list[dict[str, Any]]:
     """The results over most samples, the best first by their first metric, a distance or an error."""
-    results = [one for one in results if one.metrics]
-    most = max((one.provenance.get("num_generated", 0) for one in results), default=0)
+    results = [result for result in results if result.metrics]
+    most = max((result.provenance.get("num_generated", 0) for result in results), default=0)
     scores = []
-    for one in results:
-        if one.provenance.get("num_generated", 0) == most:
-            shown = {name: found for name, found in one.metrics.items() if found.finite is not None}
-            metrics = {name: {"value": m.finite, "error": m.error} for name, m in list(shown.items())[:MOST_METRICS]}
-            score = {"sampler": one.sampler_text, "num_steps": one.num_steps, "metrics": metrics, "source": one.source}
-            scores += [score] if metrics else []
+    for result in results:
+        if result.provenance.get("num_generated", 0) == most:
+            finite = {name: metric for name, metric in result.metrics.items() if metric.finite is not None}
+            metrics = {name: {"value": m.finite, "error": m.error} for name, m in list(finite.items())[:MOST_METRICS]}
+            score = {"sampler": result.sampler_text, "num_steps": result.num_steps, "metrics": metrics}
+            scores += [{**score, "source": result.source}] if metrics else []
     return sorted(scores, key=lambda score: next(iter(score["metrics"].values()))["value"])[:MOST_SCORES]
 
 

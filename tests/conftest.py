@@ -1,6 +1,7 @@
 """Small problems run faster on one thread, and the suite runs in two processes."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,27 @@ from browser import browser  # noqa: F401  (a fixture for all)
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def no_report() -> Iterator[None]:
-    """No report.html beside a run: its figures take longer than a short training. test_report.py has it, for every kind
-    of data, and the commands of the README write it."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test in a browser is slow."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_report(request: pytest.FixtureRequest) -> Iterator[Callable[..., Path]]:
+    """No report.html beside a run, unless the module has WITH_REPORT: its figures take longer than a short training."""
+    from nidiff.report.html import write_report
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nidiff.report.html.write_report", lambda run, *_: run / "report.html")
+        if not getattr(request.module, "WITH_REPORT", False):
+            patch.setattr("nidiff.report.html.write_report", lambda run, *_: run / "report.html")
+        yield write_report
+
+
+@pytest.fixture
+def with_report(no_report: Callable[..., Path]) -> Iterator[None]:
+    """Commands write the report in this test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nidiff.report.html.write_report", no_report)
         yield

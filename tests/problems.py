@@ -1,15 +1,18 @@
 """Covariances of every family, samplers, a mixture with its exact denoiser, a model folder to try things on, and a
 Python that lacks packages."""
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 import nidiff
+from nidiff.errors import InputError
 from nidiff.testing.problems import Gaussian, normal, random_matrix
 
 # A new family or field needs one line here to go through the whole contract of test_covariance.py.
@@ -169,8 +172,25 @@ def untrained_model(folder, shape=(1, 8, 8), num_levels=40):
 
     torch.manual_seed(0)
     network = unet2d(shape, widths=(8, 16), layers=1, attention=(1,))
-    process = nidiff.Process(nidiff.ddpm_linear(num_levels), nidiff.gaussian_free_field(shape[1:]))
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(num_levels), nidiff.gaussian_free_field(shape[1:]))
     save_model(nidiff.Denoiser(network, process, clip=1.0, scaling=PIXELS), folder)
+    return folder
+
+
+def write_run(folder, experiment, data="a"):
+    """The experiment.json of a run on these data, with the identity that its model, if it has one, was made with."""
+    import json
+
+    from nidiff.model.manifest import write_manifest
+    from nidiff.sealed import digest
+    from nidiff.training.identity import settings_digest
+
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = {part: digest(part) for part in ("process", "network")}
+    identity |= {"settings": settings_digest(experiment), "data": digest(data)}
+    (folder / "experiment.json").write_text(json.dumps(experiment.to_json() | {"identity": identity}))
+    if (folder / "model").is_dir():
+        write_manifest(folder / "model", identity)
     return folder
 
 
@@ -185,7 +205,7 @@ def conditional_model(folder, dropout=0.1):
         for weight in net.parameters():  # some are 0, so that what a block is told would not matter
             weight.normal_(0, 0.1)
         net.classes.weight.normal_()
-    process = nidiff.Process(nidiff.ddpm_linear(40), nidiff.gaussian_free_field((8, 8)))
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(40), nidiff.gaussian_free_field((8, 8)))
     conditions = {"class_labels": nidiff.Condition(10, (), -1, dropout)}
     save_model(nidiff.Denoiser(net, process, "x0", 1.0, PIXELS, conditions=conditions), folder)
     return folder
@@ -213,3 +233,32 @@ def without(modules, code, *arguments, **options):
     """Run ``code`` in a Python that lacks the modules."""
     command = [sys.executable, "-c", BLOCKED + code, ",".join(modules), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, **options)
+
+
+@contextlib.contextmanager
+def refused(*arguments: str | None) -> Iterator[None]:
+    """The code inside raises an `InputError` about one of these arguments."""
+    with pytest.raises(InputError) as caught:
+        yield
+    assert caught.value.argument in arguments, str(caught.value)
+
+
+class Unconditional(torch.nn.Module):
+    """A network of x alone, as one that ignores the level: s(x, σ) = −Σ^-½ ε(x) / σ (eq. 87, 99).
+
+    With the training schedule as ``harmonic``, ε is multiplied by σ_H / σ, σ_H the harmonic mean of its sigmas: the
+    paper's correction (eq. 108). The network's optimum averages 1/σ over p(σ | x), not over the training levels; at the
+    dimension of images that is 1/σ within a percent, and the correction is wrong by the factor σ_H / σ: 0.0017 to 8.4
+    for the paper's own 232 levels (E32).
+    """
+
+    def __init__(self, net: Callable[[Tensor], Tensor], harmonic: nidiff.Schedule | None = None) -> None:
+        super().__init__()
+        self.net, self.harmonic = net, harmonic
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        output = self.net(x)
+        if self.harmonic is None:
+            return output
+        factor = 1 / (1 / self.harmonic.sigma).mean() / self.harmonic.level(label).sigma.values
+        return broadcast_weights(factor, output).to(output) * output

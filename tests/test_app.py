@@ -13,6 +13,7 @@ from pathlib import Path
 
 import gradio as gr
 import pytest
+from problems import refused
 from visitor import Visitor
 
 from nidiff.app import work
@@ -55,10 +56,10 @@ def test_a_folder_of_runs_offers_the_finished_ones_beside_the_models_that_ship(r
 
 
 def test_a_name_that_is_not_on_the_shelf_is_not_opened_even_if_it_is_a_model(runs):
-    given, other = runs / "done", runs / HTML
-    shelf = Shelf([given])
-    assert shelf.open(str(given)).shape == (1, 8, 8)
-    for name in (str(other), f"{given}/../{HTML}", "/etc", "", None, 3):
+    named, other = runs / "done", runs / HTML
+    shelf = Shelf([named])
+    assert shelf.open(str(named)).shape == (1, 8, 8)
+    for name in (str(other), f"{named}/../{HTML}", "/etc", "", None, 3):
         with pytest.raises(InputError):
             shelf.open(name)
         with pytest.raises(InputError):
@@ -99,7 +100,7 @@ def test_a_folder_that_cannot_be_read_or_named_hides_no_other(runs):
         before = os.geteuid()
         try:
             os.seteuid(before or 65534)  # root can read everything
-            assert {*shelf.own_models()} == {f"{open_to_all}/done"}
+            assert {*shelf.user_models()} == {f"{open_to_all}/done"}
         finally:
             os.seteuid(before)
 
@@ -129,28 +130,20 @@ def test_models_are_opened_once_and_again_when_they_change(runs):
     assert shelf.open(name) is not before
     for shipped in [*zoo_models()][: OPEN + 1]:
         shelf.open(shipped)
-    assert len(shelf._opened) == OPEN
+    assert len(shelf._loaded) == OPEN
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name, words",
-    [
-        ("training", ("has no model yet", "watch it with nidiff explore")),
-        ("empty", ("neither a run nor a model", "give a run of nidiff train")),
-        ("file", ("is not a folder",)),
-        ("missing", ("missing",)),
-    ],
-)
-def test_what_cannot_be_explored_is_refused_in_one_sentence(runs, name, words, capsys):
+def test_what_cannot_be_explored_is_refused_in_one_sentence(runs, capsys):
     (runs / "empty").mkdir()
     (runs / "file").write_text("")
-    assert main(["explore", str(runs / name), "--port", "0"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert all(word in said for word in (name, *words))
+    for name in ("training", "empty", "file", "missing"):
+        assert main(["explore", str(runs / name), "--port", "0"]) == 2
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert name in message
 
 
 def test_a_port_that_is_taken_is_refused_and_without_one_the_next_is_used(runs, capsys):
@@ -159,21 +152,12 @@ def test_a_port_that_is_taken_is_refused_and_without_one_the_next_is_used(runs, 
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["explore", str(runs), "--port", str(port)]) == 2
-        said = capsys.readouterr().err
-        assert f"--port={port}" in said
-        assert "give another" in said
+        assert f"--port={port}" in capsys.readouterr().err
     assert free_port("127.0.0.1", port) == port
     assert free_port("127.0.0.1", None) >= 7860
-    assert main(["explore", str(runs), "--port", "99999"]) == 2
-    assert "from 0 to 65535" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("host", ["256.1.1.1", "::1"])
-def test_an_address_that_is_none_is_named(runs, capsys, host):
-    assert main(["explore", str(runs), "--host", host]) == 2
-    said = capsys.readouterr().err
-    assert f"--host={host!r}" in said
-    assert "such as 127.0.0.1" in said
+    for flag, value in (("--port", "99999"), ("--host", "256.1.1.1"), ("--host", "::1")):
+        assert main(["explore", str(runs), flag, value]) == 2
+        assert capsys.readouterr().err.count(flag) == 1
 
 
 def test_a_missing_extra_is_named(monkeypatch, capsys):
@@ -241,17 +225,17 @@ def test_work_that_takes_too_long_or_fails_is_a_sentence():
         while True:
             show(0)
 
-    with pytest.raises(InputError, match="longer than the 0.1 s"):
+    with pytest.raises(InputError, match=r"0\.1 s"):
         drain(work.watched(forever, seconds=0.1))
 
     def fail(show):
-        raise InputError("steps=0 must be 1 or more.")
+        raise InputError("steps", 0, "is too small")
 
-    with pytest.raises(InputError, match="steps=0"):
+    with refused("steps"):
         drain(work.watched(fail))
 
 
-@pytest.mark.parametrize("error", [InputError(f"model='{HTML}' is unknown."), RuntimeError(HTML), MemoryError()])
+@pytest.mark.parametrize("error", [InputError("model", HTML, "is unknown"), RuntimeError(HTML), MemoryError()])
 def test_errors_reach_the_visitor_as_a_sentence_without_html(error, capsys):
     def fail():
         raise error
@@ -260,13 +244,13 @@ def test_errors_reach_the_visitor_as_a_sentence_without_html(error, capsys):
         yield 1
         raise error
 
-    for function in (fail, lambda: list(work.spoken(fail_later)())):
+    for function in (fail, lambda: list(work.with_user_errors(fail_later)())):
         with pytest.raises(gr.Error) as caught:
-            work.spoken(function)()
+            work.with_user_errors(function)()
         assert caught.value.message.endswith(".")
         assert "<" not in caught.value.message
         assert caught.value.message.count("\n") == 0
-    assert (HTML in capsys.readouterr().err) == isinstance(error, RuntimeError)  # a bug is told to who serves the page
+    assert (HTML in capsys.readouterr().err) == isinstance(error, RuntimeError)  # a bug is shown to who serves the page
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------
@@ -278,7 +262,7 @@ def test_the_tab_of_runs_shows_what_there_is_and_escapes_names(runs):
     assert "19 of 800, training" in runs_table(shelf)
     shown = [runs_table(shelf), losses(shelf, names, False)]
     shown += [samples_at(shelf, names[0], 1.0), metrics(shelf, names[0], False)]
-    assert all(HTML not in one for one in shown)
+    assert all(HTML not in html for html in shown)
     assert "&lt;img" in shown[0]
     assert losses(shelf, names, False) != losses(shelf, names, True)
     assert samples_at(shelf, str(runs / "done"), 0.0) != samples_at(shelf, str(runs / "done"), 1.0)
@@ -288,10 +272,10 @@ def test_the_tab_of_runs_refuses_what_no_browser_would_send(runs):
     shelf = Shelf([runs])
     name = str(runs / "done")
     for share in (float("nan"), -1, "x", None):
-        with pytest.raises(InputError):
+        with refused("progress"):
             samples_at(shelf, name, share)
     for names in ([name] * 100, "x", None):
-        with pytest.raises(InputError):
+        with refused("runs"):
             losses(shelf, names, False)
 
 
@@ -309,7 +293,8 @@ def contents(folder):
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_server_that_is_ended_while_it_samples_leaves_no_damaged_file(runs, tmp_path, how):
     before, place = contents(runs), tmp_path / "place"
     place.mkdir()
@@ -327,6 +312,4 @@ def test_a_server_that_is_ended_while_it_samples_leaves_no_damaged_file(runs, tm
     assert contents(runs) == before
     left = [path for path in place.rglob("*") if path.is_file()]
     assert how == signal.SIGKILL or left == []
-    assert all(
-        path.is_relative_to(next(place.glob("nidiff-explore-*"))) for path in left
-    )  # beside nothing of the user's
+    assert all(path.is_relative_to(next(place.glob("nidiff-explore-*"))) for path in left)

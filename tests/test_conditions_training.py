@@ -1,5 +1,5 @@
-"""Training with classes, numbers and fields: what the network is told belongs to its image, and a run stays a function
-of its experiment."""
+"""Training with classes, numbers and fields: conditions belong to their image, and a run stays a function of its
+experiment."""
 
 import dataclasses
 import json
@@ -12,15 +12,17 @@ from safetensors.torch import load_file
 
 import nidiff
 from nidiff.cli import main
+from nidiff.data.annotations import examples_of, rows_of
+from nidiff.data.spec import DataSpec
 from nidiff.diffusion.condition import Condition
 from nidiff.model.network import build_network
 from nidiff.model.unet import FieldUNet
 from nidiff.randomness import generators_from_seeds, uniform
+from nidiff.training.build import build
 from nidiff.training.draws import image_generators, image_indices
 from nidiff.training.experiment import Experiment
 from nidiff.training.identity import data_digest, network_digest
-from nidiff.training.loop import build, step_batches, train_step
-from nidiff.training.told import examples_of, rows_of
+from nidiff.training.loop import step_batches, train_step
 
 TINY = Experiment(
     network="unet",
@@ -39,9 +41,14 @@ TINY = Experiment(
 ITEMS = 24
 
 
+def changed(experiment, **settings):
+    """The experiment with some settings, also of its data, changed."""
+    return Experiment.from_settings({**experiment.settings(), **settings})
+
+
 def train(folder, experiment=TINY, *flags, **changes):
     config = folder.parent / f"{folder.name}.json"
-    config.write_text(json.dumps(dataclasses.replace(experiment, **changes).to_json()))
+    config.write_text(json.dumps(changed(experiment, **changes).to_json()))
     return main(["train", "--config", str(config), "--out", str(folder), *flags])
 
 
@@ -76,13 +83,11 @@ def test_a_run_with_classes_resumes_to_the_same_bits_and_the_model_knows_them(tm
     assert all(torch.equal(weights(straight)[name], value) for name, value in weights(stopped).items())
     model = nidiff.load_model(straight)
     assert model.conditions == {"class_labels": Condition(classes=10, null=10, dropout=0.1)}
-    ours = build(dataclasses.replace(TINY, labels="data", condition_dropout=0.0)).denoiser
+    ours = build(changed(TINY, labels="data", condition_dropout=0.0)).denoiser
     assert ours.conditions == {"class_labels": Condition(classes=10, null=-1)}
     assert "10 classes" in (straight / "model" / "README.md").read_text()
-    told = model.given(class_labels=torch.tensor([3, 7])).guided(2.0)
-    assert torch.isfinite(nidiff.sample(told, (2, 1, 8, 8), num_steps=2, seeds=range(2))).all()
-    with pytest.raises(nidiff.InputError, match="class_labels"):
-        model.given(class_labels=torch.tensor([11]))
+    guided = model.given(class_labels=torch.tensor([3, 7])).guided(2.0)
+    assert torch.isfinite(nidiff.sample(guided, (2, 1, 8, 8), num_steps=2, generator=range(2))).all()
 
 
 def test_a_run_does_not_resume_with_other_labels(tmp_path, capsys):
@@ -104,19 +109,19 @@ def test_a_run_with_numbers_or_fields(fields, file, name, shape):
     known = model.conditions[name]
     assert (known.classes, known.shape, known.null, known.dropout) == (None, shape, None, 0.5)
     axes = tuple(axis for axis in range(stored.ndim) if axis != 1)
-    np.testing.assert_allclose(known.shift, stored.mean(axes), rtol=1e-5)  # in the units of the file
-    np.testing.assert_allclose(known.scale, stored.std(axes), rtol=1e-5)
+    np.testing.assert_allclose(known.scaling.shift, stored.mean(axes), rtol=1e-5)  # in the units of the file
+    np.testing.assert_allclose(known.scaling.scale, stored.std(axes), rtol=1e-5)
     rows = load(fields, condition=str(fields / f"{file}.npy")).conditions[:3]
-    drawn = nidiff.sample(model.given(**{name: rows}), (3, 1, 8, 8), num_steps=2, seeds=range(3))
+    drawn = nidiff.sample(model.given(**{name: rows}), (3, 1, 8, 8), num_steps=2, generator=range(3))
     assert torch.isfinite(drawn).all()
 
 
-def test_training_depends_on_what_the_network_is_told(tmp_path):
+def test_training_depends_on_the_conditions(tmp_path):
     """The negative control: the same images with other labels give other weights."""
     found = []
     for name, classes in {"one": 2, "other": 3}.items():
         np.save(tmp_path / f"{name}.npy", np.arange(1498) % classes % 2)
-        trainer = build(dataclasses.replace(TINY, labels=str(tmp_path / f"{name}.npy")))
+        trainer = build(changed(TINY, labels=str(tmp_path / f"{name}.npy")))
         batches = step_batches(trainer)
         for _ in range(4):  # residuals begin at 0: the first steps do not reach the classes
             train_step(trainer, batches)
@@ -124,7 +129,7 @@ def test_training_depends_on_what_the_network_is_told(tmp_path):
     assert not torch.equal(*found)
 
 
-def test_a_dry_run_says_what_the_network_is_told(tmp_path, capsys):
+def test_a_dry_run_lists_the_conditions(tmp_path, capsys):
     assert train(tmp_path / "run", TINY, "--dry-run", labels="data") == 0
     assert json.loads(capsys.readouterr().out)["conditions"] == {"class_labels": 10}
     assert not (tmp_path / "run").exists()
@@ -134,29 +139,29 @@ def test_a_dry_run_says_what_the_network_is_told(tmp_path, capsys):
 
 
 def test_what_is_left_out_depends_on_the_image_alone():
-    """Two halves of a batch are told what one process would tell the whole; about a half is left out."""
-    trainer = build(dataclasses.replace(TINY, labels="data", condition_dropout=0.5, batch_size=64, flip=True, steps=2))
+    """Two halves of a batch have the conditions of the whole one; about a half is left out."""
+    trainer = build(changed(TINY, labels="data", condition_dropout=0.5, batch_size=64, flip=True, steps=2))
     halves = build(dataclasses.replace(trainer.experiment, accumulation=2))
     whole, parts = [*step_batches(trainer)], [*step_batches(halves)]
     for step in range(2):
-        x0, told, _ = whole[step]
+        x0, rows, _ = whole[step]
         pair = parts[2 * step : 2 * step + 2]
         assert torch.equal(x0, torch.cat([half[0] for half in pair]))
-        assert torch.equal(told["class_labels"], torch.cat([half[1]["class_labels"] for half in pair]))
+        assert torch.equal(rows["class_labels"], torch.cat([half[1]["class_labels"] for half in pair]))
         index = image_indices(0, len(trainer.data), 64 * step, 64)
-        kept = told["class_labels"] >= 0
-        assert torch.equal(told["class_labels"][kept], trainer.data.labels[index][kept])
-        assert 16 < int(kept.sum()) < 48
+        known = rows["class_labels"] >= 0
+        assert torch.equal(rows["class_labels"][known], trainer.data.labels[index][known])
+        assert 16 < int(known.sum()) < 48
     assert not torch.equal(whole[0][1]["class_labels"] < 0, whole[1][1]["class_labels"] < 0)
 
 
 @pytest.mark.parametrize("labels", [None, "data"])
 def test_nothing_more_is_drawn_unless_something_is_left_out(labels):
     """Then a run has the bits that it had before there were conditions: its generators have drawn nothing else."""
-    experiment = dataclasses.replace(TINY, labels=labels, condition_dropout=0.0 if labels else 0.1, steps=1)
-    _, told, generators = next(step_batches(build(experiment)))
+    experiment = changed(TINY, labels=labels, condition_dropout=0.0 if labels else 0.1, steps=1)
+    _, rows, generators = next(step_batches(build(experiment)))
     untouched = image_generators(0, 0, 0, 16)
-    assert (told == {}) == (labels is None)
+    assert (rows == {}) == (labels is None)
     assert all(torch.equal(a.get_state(), b.get_state()) for a, b in zip(generators, untouched, strict=True))
     if labels:  # the negative control
         _, _, generators = next(step_batches(build(dataclasses.replace(experiment, condition_dropout=0.1))))
@@ -173,10 +178,10 @@ def test_fields_are_mirrored_with_their_images_and_left_out_as_a_whole(fields):
     data = load(fields, condition=str(fields / "coarse.npy"))
     index, flip, dropped = torch.arange(4), torch.tensor([True, False] * 2), torch.tensor([False, False, True, True])
     conditions = {"fields": Condition(shape=(1, 8, 8), dropout=0.5)}
-    told, plain = rows_of(data, index, flip, dropped, conditions)["fields"], data.conditions[:4]
-    assert torch.equal(told[0], plain[0].flip(-1))
-    assert torch.equal(told[1], plain[1])
-    assert told[2:].isnan().all()
+    rows, plain = rows_of(data, index, flip, dropped, conditions)["fields"], data.conditions[:4]
+    assert torch.equal(rows[0], plain[0].flip(-1))
+    assert torch.equal(rows[1], plain[1])
+    assert rows[2:].isnan().all()
     assert not data.conditions.isnan().any()  # the data stay as they were
 
 
@@ -228,7 +233,7 @@ def test_labels_of_an_array(fields, values, labels, names, count):
 
 
 def test_the_held_out_part_keeps_its_own_labels_and_conditions(fields):
-    """They are told apart by their values; the units are those of the training part."""
+    """They are known by their values; the units are those of the training part."""
     rows = np.arange(ITEMS, dtype="f4")
     np.save(fields / "data.npy", np.broadcast_to(rows[:, None, None, None], (ITEMS, 1, 8, 8)))
     np.save(fields / "labels.npy", rows)
@@ -259,62 +264,58 @@ def test_variables_of_a_science_file(tmp_path):
     )
     table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
 
-    def opened(**options):
+    def read(**options):
         return nidiff.load_dataset(tmp_path / "a.nc", progress=False, **options)
 
-    months = opened(variables=("t",), labels="month", condition="co2")
+    months = read(variables=("t",), labels="month", condition="co2")
     assert months.labels.tolist() == [*range(12)]
     assert months.conditions.shape == (12, 1)
-    high = opened(variables=("t",), condition="orography", memory_limit=0)  # streamed
+    high = read(variables=("t",), condition="orography", memory_limit=0)  # streamed
     expected = table["orography"].transpose(*axes).values
     np.testing.assert_allclose(high.condition_scaling.to_data(high.conditions)[:, 0], expected, rtol=1e-5, atol=1e-6)
-    low = opened(variables=("t",), condition="low").conditions
+    low = read(variables=("t",), condition="low").conditions
     assert low.shape == (12, 1, 4, 8)
     assert torch.equal(low, low[..., ::2, ::4].repeat_interleave(2, 2).repeat_interleave(4, 3))
     table.drop_vars(["low", "mask"]).to_netcdf(tmp_path / "b.nc", engine="h5netcdf")
     rest = nidiff.load_dataset(tmp_path / "b.nc", condition="orography", progress=False)
     assert rest.grid.channels == ("t",)  # a condition is no channel
-    own = Experiment(data=str(tmp_path / "b.nc"), condition="orography", labels="gone.npy")
-    assert own.load_data().grid.channels == ("t",)  # nor where the data are only compared with
-    seasons = opened(variables=("t",), labels="season")
+    spec = DataSpec(str(tmp_path / "b.nc"), condition="orography", labels="gone.npy")
+    assert spec.load(annotations=()).grid.channels == ("t",)  # nor where the data are only compared with
+    seasons = read(variables=("t",), labels="season")
     assert (seasons.class_names, seasons.labels[:3].tolist()) == (("dry", "wet"), [0, 1, 0])
     for wrong, match in {"nothing": "condition.*co2", "mask": "condition.*time", "co2,low": "condition.*shape"}.items():
         with pytest.raises(nidiff.InputError, match=match):
-            opened(variables=("t",), condition=wrong)
+            read(variables=("t",), condition=wrong)
 
 
 BAD = {
-    "none of its own": ({"labels": "data"}, None, "labels"),
-    "no such file": ({"labels": "labels.npz"}, None, "labels.*exist"),
-    "no variables": ({"labels": "season"}, None, "labels.*variables"),
-    "not a name": ({"labels": 3}, None, "labels"),
-    "too few": ({"labels": "a.npy"}, np.arange(5), "labels.*24"),
-    "two of each": ({"labels": "a.npy"}, np.zeros((ITEMS, 2), int), "labels.*shape"),
-    "not whole": ({"labels": "a.npy"}, np.full(ITEMS, 0.5), "labels.*0.5"),
-    "NaN of labels": ({"labels": "a.npy"}, np.full(ITEMS, np.nan), "labels.*nan"),
-    "negative": ({"labels": "a.npy"}, np.full(ITEMS, -1), "labels.*-1"),
-    "very many": ({"labels": "a.npy"}, np.arange(ITEMS) * 10**7, "labels.*from 0"),
-    "objects": ({"labels": "a.npy"}, np.array([{}] * ITEMS), "labels.*objects"),
-    "complex": ({"labels": "a.npy"}, np.ones(ITEMS, complex), "labels.*dtype"),
-    "few rows": ({"condition": "a.npy"}, np.zeros((5, 2)), "condition.*24"),
-    "NaN": ({"condition": "a.npy"}, np.full((ITEMS, 2), np.nan), "condition.*NaN"),
-    "another grid": ({"condition": "a.npy"}, np.zeros((ITEMS, 1, 3, 3)), "condition.*8×8"),
-    "words": ({"condition": "a.npy"}, np.array([["a"]] * ITEMS), "condition.*dtype"),
-    "condition no variables": ({"condition": "season"}, None, "condition.*variables"),
-    "an empty condition": ({"condition": ","}, None, "condition"),
-    "of the training part": ({"condition": "a.npy", "split": "test"}, np.zeros((299, 2)), "condition.*training"),
+    "none of its own": ({"labels": "data"}, None),
+    "no such file": ({"labels": "labels.npz"}, None),
+    "no variables": ({"labels": "season"}, None),
+    "two of each": ({"labels": "a.npy"}, np.zeros((ITEMS, 2), int)),
+    "not whole": ({"labels": "a.npy"}, np.full(ITEMS, 0.5)),
+    "NaN of labels": ({"labels": "a.npy"}, np.full(ITEMS, np.nan)),
+    "negative": ({"labels": "a.npy"}, np.full(ITEMS, -1)),
+    "very many": ({"labels": "a.npy"}, np.arange(ITEMS) * 10**7),
+    "objects": ({"labels": "a.npy"}, np.array([{}] * ITEMS)),
+    "complex": ({"labels": "a.npy"}, np.ones(ITEMS, complex)),
+    "few rows": ({"condition": "a.npy"}, np.zeros((5, 2))),
+    "NaN": ({"condition": "a.npy"}, np.full((ITEMS, 2), np.nan)),
+    "another grid": ({"condition": "a.npy"}, np.zeros((ITEMS, 1, 3, 3))),
+    "words": ({"condition": "a.npy"}, np.array([["a"]] * ITEMS)),
+    "an empty condition": ({"condition": ","}, None),
+    "of the training part": ({"condition": "a.npy", "split": "test"}, np.zeros((299, 2))),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_labels_and_conditions_that_cannot_be_meant(fields, case, monkeypatch):
+def test_labels_and_conditions_that_cannot_be_meant(fields, monkeypatch):
     monkeypatch.chdir(fields)
-    options, array, match = BAD[case]
-    if array is not None:
-        np.save("a.npy", array, allow_pickle=True)
-    with pytest.raises(nidiff.InputError, match=match) as error:
-        nidiff.load_dataset("digits", **options) if "split" in options else load(fields, **options)
-    assert "\n" not in str(error.value)
+    for options, array in BAD.values():
+        if array is not None:
+            np.save("a.npy", array, allow_pickle=True)
+        with pytest.raises(nidiff.InputError, match=next(iter(options))) as error:
+            nidiff.load_dataset("digits", **options) if "split" in options else load(fields, **options)
+        assert "\n" not in str(error.value)
 
 
 def test_one_sentence_on_the_command_line(tmp_path, capsys):
@@ -327,17 +328,15 @@ def test_one_sentence_on_the_command_line(tmp_path, capsys):
     np.save(tmp_path / "a.npy", np.arange(1498.0))
     own = {"condition": str(tmp_path / "a.npy")}
     assert train(tmp_path / "run", **own, network="unet2d") == 2
-    assert "network='unet'" in capsys.readouterr().err
+    assert "--network='unet2d'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
-    assert type(build(dataclasses.replace(TINY, **own, network="auto")).net) is FieldUNet  # which takes them
+    assert type(build(changed(TINY, **own, network="auto")).net) is FieldUNet  # which takes them
 
 
 def test_the_digest_of_the_data_is_that_of_their_labels_and_conditions_too(fields):
-    plain = load(fields)
-    told = load(fields, condition=str(fields / "numbers.npy"))
-    assert data_digest(plain) != data_digest(told)
-    other = dataclasses.replace(told, conditions=told.conditions.flip(0))
-    assert data_digest(told) != data_digest(other)
+    plain, annotated = load(fields), load(fields, condition=str(fields / "numbers.npy"))
+    other = dataclasses.replace(annotated, conditions=annotated.conditions.flip(0))
+    assert len({data_digest(data) for data in (plain, annotated, other)}) == 3
 
 
 # Networks ------------------------------------------------------------------------------------------------------------
@@ -363,13 +362,13 @@ def test_nan_is_what_is_not_known():
     nothing = net(x, label)
     assert torch.isfinite(nothing).all()
     for name, value in values.items():
-        told = net(x, label, **{name: value})
-        assert (told - nothing).flatten(1).abs().amax(1).min() > 0
+        conditional = net(x, label, **{name: value})
+        assert (conditional - nothing).flatten(1).abs().amax(1).min() > 0
         for absent in (torch.full_like(value, nan), torch.full((3,), nan)):
             assert torch.equal(net(x, label, **{name: absent}), nothing)
         mixed = value.clone()
         mixed[1] = nan
-        assert torch.equal(net(x, label, **{name: mixed})[[0, 2]], told[[0, 2]])
+        assert torch.equal(net(x, label, **{name: mixed})[[0, 2]], conditional[[0, 2]])
         assert torch.equal(net(x, label, **{name: mixed})[1], nothing[1])
         zero = net(x, label, **{name: torch.zeros_like(value)})
         assert not torch.equal(zero, nothing)  # 0 is a value
@@ -379,7 +378,7 @@ def test_nan_is_what_is_not_known():
             built()(x, label, **{name: value})
 
 
-def test_a_network_that_is_told_nothing_is_as_it_was():
+def test_a_network_without_conditions_is_as_it_was():
     """Its weights, its digest and what it is called with: runs of earlier versions go on."""
     net = built()
     torch.manual_seed(0)
@@ -409,6 +408,6 @@ def test_a_network_that_is_told_nothing_is_as_it_was():
         ("unet:condition_channels=-1", {}, "condition_channels"),
     ],
 )
-def test_networks_that_cannot_be_told(text, options, match):
+def test_networks_that_cannot_take_a_condition(text, options, match):
     with pytest.raises(nidiff.InputError, match=match):
         build_network(text, (1, 8, 8), **SMALL, **options)

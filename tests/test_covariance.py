@@ -5,17 +5,19 @@ import itertools
 import json
 import math
 import pickle
-from decimal import Decimal
 
 import numpy as np
 import pytest
 import torch
-from problems import COVARIANCES, even_spectrum
+from problems import COVARIANCES, even_spectrum, refused
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.config import as_covariance, describe, save_arrays
-from nidiff.covariance.fields import FAMILIES, FIELDS, named
+from nidiff.covariance.basis import Basis
+from nidiff.covariance.config import BASES, as_covariance, describe, save_arrays
+from nidiff.covariance.families import remembered
+from nidiff.covariance.fields import FIELDS
+from nidiff.covariance.waves import frequencies
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.testing.problems import normal, random_matrix
 
@@ -69,9 +71,8 @@ def test_logdet_and_log_prob_are_those_of_the_dense_matrix(make):
 def test_samples_have_exactly_this_covariance(make):
     """`sample` is linear in its white numbers; pushing unit vectors through it gives A, and A Aᵀ must be Σ."""
     cov = make()
-    count = torch.Size(cov.white_shape).numel()
-    unit = torch.eye(count, dtype=torch.float64).reshape(count, *cov.white_shape)
-    response = cov.colour(unit).reshape(count, -1)
+    unit = torch.eye(cov.size, dtype=torch.float64).reshape(cov.size, *cov.event_shape)
+    response = cov.colour(unit).reshape(cov.size, -1)
     assert (response.T @ response - cov.dense()).abs().max() <= 1e-10
 
 
@@ -80,9 +81,27 @@ def test_sample_is_that_linear_map_of_the_white_numbers(make):
     cov = make()
     shape = (3, 2, *cov.event_shape)
     drawn = cov.sample(shape, torch.Generator().manual_seed(5), dtype=torch.float64)
-    numbers = white_noise((3, 2, *cov.white_shape), torch.Generator().manual_seed(5), dtype=torch.float64)
+    numbers = white_noise(shape, torch.Generator().manual_seed(5), dtype=torch.float64)
     assert torch.equal(drawn, cov.colour(numbers))
     assert (drawn.reshape(6, -1) != 0).any()
+
+
+@every_covariance
+def test_the_basis_is_orthonormal_and_diagonalises(make):
+    """analyse is an orthonormal matrix U, synthesise its transpose, Σ = Uᵀ diag(λ) U, `diagonal` the diagonal of that
+    for any values, and `power` has the mean λ over draws (over the columns of a root of Σ, exactly)."""
+    cov = make()
+    basis, size = cov.basis, cov.size
+    unit = torch.eye(size, dtype=torch.float64).reshape(size, *cov.event_shape)
+    u = basis.analyse(unit).reshape(size, size).T
+    assert torch.allclose(u @ u.T, torch.eye(size, dtype=torch.float64), atol=1e-11)
+    assert torch.allclose(basis.synthesise(unit).reshape(size, size), u, atol=1e-11)
+    assert torch.allclose(u.T @ (cov.eigenvalues.flatten()[:, None] * u), cov.dense(), atol=1e-10)
+    values = basis.evened(normal(*cov.event_shape, seed=3))
+    diagonal = (u.T @ (values.flatten()[:, None] * u)).diagonal()
+    assert torch.allclose(basis.diagonal(values).flatten(), diagonal, atol=1e-11)
+    assert torch.allclose(basis.power(cov.sqrt(unit)).sum(0), cov.eigenvalues, atol=1e-10)
+    assert torch.allclose(cov @ unit, cov.matmul(unit))
 
 
 @every_covariance
@@ -124,8 +143,10 @@ def test_dtype_is_kept_and_autocast_changes_nothing(make, dtype):
 
 
 def test_the_list_of_cases_covers_every_family_and_field():
-    names = {make().to_config()["covariance"] for make in COVARIANCES.values()}
-    assert names == {*FAMILIES, *FIELDS}
+    """Of the constructors from arrays, whose configuration is the eigenvalues in a basis, every basis."""
+    configs = [make().to_config() for make in COVARIANCES.values()]
+    assert {config["covariance"] for config in configs} == {*FIELDS, "Identity", "Channels", "Kronecker", "Covariance"}
+    assert {config["basis"]["basis"] for config in configs if "basis" in config} == {*BASES}
 
 
 # What the fields are ---------------------------------------------------------------------------------------------
@@ -249,7 +270,7 @@ def test_aliased_matern_sums_the_density_at_any_smoothness(smoothness):
     n, count = 8, 20000
     for length in (0.1, 1.0, 10.0):
         power = smoothness + 0.5
-        omega = 2 * math.pi * nidiff.Fourier.frequencies((n,))[0]
+        omega = 2 * math.pi * frequencies((n,), "periodic")[0]
         images = omega[:, None] + 2 * math.pi * torch.arange(-count, count + 1, dtype=torch.float64)
         direct = (2 * smoothness + (length * images).square()).pow(-power).sum(1)
         edge = 2 * math.pi * (count + 0.5)
@@ -311,8 +332,8 @@ def test_reflections_split_the_eigenproblem_and_change_nothing(symmetric, blocks
     assert torch.allclose(cov.dense(), matrix.reshape(12, 12), rtol=0, atol=1e-12)
     assert torch.equal(cov.eigenvalues.flatten(), cov.eigenvalues.flatten().sort().values)
     x = normal(12, 4, 3)
-    assert torch.allclose(cov.from_basis(cov.to_basis(x)), x, atol=1e-12)  # orthonormal
-    assert cov.to_basis(x).square().sum() == pytest.approx(x.square().sum().item())
+    assert torch.allclose(cov.basis.synthesise(cov.basis.analyse(x)), x, atol=1e-12)  # orthonormal
+    assert cov.basis.analyse(x).square().sum() == pytest.approx(x.square().sum().item())
 
 
 @pytest.mark.parametrize("boundary", ["periodic", "reflecting"])
@@ -349,6 +370,7 @@ def test_sums_and_scalings_add_the_matrices():
     eye = nidiff.Identity((4, 5))
     assert torch.allclose((eye + a).dense(), a.dense() + torch.eye(20), atol=1e-12)
     assert torch.allclose((eye + eye).dense(), 2 * torch.eye(20, dtype=torch.float64))
+    assert torch.allclose((eye + nidiff.power_law((4, 5), 0.0)).dense(), 2 * torch.eye(20, dtype=torch.float64))
     dense = nidiff.Dense(random_matrix(20), (4, 5))
     assert torch.allclose((dense + 0.5 * dense).dense(), 1.5 * dense.dense(), atol=1e-12)
     assert torch.allclose((dense + copy.deepcopy(dense)).dense(), 2 * dense.dense(), atol=1e-12)
@@ -367,50 +389,47 @@ def test_sums_and_scalings_add_the_matrices():
 )
 def test_a_sum_without_a_common_basis_is_refused(pair):
     a, b = pair()
-    with pytest.raises(nidiff.InputError, match="do not share a basis"):
+    with refused("basis"):
         a + b
-    with pytest.raises(nidiff.InputError, match="their shapes differ"):
-        a + nidiff.Identity((7, 7))
+    with refused("basis"):
+        a + nidiff.gaussian_free_field((7, 7))
 
 
-# A family of one's own -------------------------------------------------------------------------------------------
+# A basis and a field of one's own ---------------------------------------------------------------------------------
 
 
-class Haar(nidiff.Covariance):
-    """Sum and difference of each pair of neighbours, which have variances ``smooth`` and ``rough`` · ``weights``."""
+class Haar(Basis):
+    """Sum and difference of each pair of neighbours."""
 
-    def __init__(self, shape, smooth, rough=0.5, *, weights=1.0):
-        pair = torch.full(shape, float(smooth)), torch.full(shape, rough) * torch.as_tensor(weights)
-        super().__init__(shape, torch.stack(pair, -1)[..., ::2, :])
+    def __init__(self, shape):
+        self.event_shape = tuple(shape)
 
-    def to_basis(self, x):
+    def analyse(self, x):
         a, b = x[..., ::2], x[..., 1::2]
         return torch.stack([a + b, a - b], -1).flatten(-2) / 2**0.5
 
-    def from_basis(self, coefficients):
-        return self.to_basis(coefficients)
+    synthesise = analyse
+
+    def arguments(self):
+        return {"shape": self.event_shape}
 
 
-@pytest.fixture
-def _registered(monkeypatch):
-    monkeypatch.setitem(FAMILIES, "haar", Haar)
-
-
-OWN = {
-    "as built": lambda: Haar((3, 4), 2.0),
-    "with an array": lambda: Haar((3, 4), torch.tensor(2.0), weights=normal(3, 4).square() + 0.1),
-    "with an array of numpy": lambda: Haar(shape=(np.int64(3), 4), smooth=2, weights=normal(3, 4).square().numpy()),
-    "scaled": lambda: 3.0 * Haar((3, 4), 2.0),
-    "in white noise": lambda: 0.3 * nidiff.Identity((3, 4)) + Haar((3, 4), 2.0),
-    "between channels": lambda: nidiff.Channels(random_matrix(2), 2.0 * Haar((3, 4), 1.0)),
+VALUES = normal(3, 4).square() + 0.1
+IN_HAAR = {
+    "alone": lambda: nidiff.Covariance(VALUES, Haar((3, 4))),
+    "scaled": lambda: 3.0 * nidiff.Covariance(VALUES, Haar((3, 4))),
+    "in white noise": lambda: 0.3 * nidiff.Identity((3, 4)) + nidiff.Covariance(VALUES, Haar((3, 4))),
+    "between channels": lambda: nidiff.Channels(random_matrix(2), nidiff.Covariance(VALUES, Haar((3, 4)))),
+    "in a product": lambda: nidiff.Kronecker(nidiff.ar1(2, 0.5), nidiff.Covariance(VALUES, Haar((3, 4)))),
 }
 
 
-@pytest.mark.parametrize("make", OWN.values(), ids=OWN.keys())
-@pytest.mark.usefixtures("_registered")
-def test_a_family_needs_three_methods_and_a_name(make, tmp_path):
-    """`nidiff.covariance.fields.FAMILIES[name] = family`, and it fulfils the contract, saving and loading included."""
+@pytest.mark.parametrize("make", IN_HAAR.values(), ids=IN_HAAR.keys())
+def test_a_basis_needs_two_methods(make, tmp_path, monkeypatch):
+    """It fulfils the contract; with `arguments` and a name in BASES, saving and loading included."""
+    monkeypatch.setitem(BASES, "Haar", Haar)
     test_dense_is_symmetric_and_has_the_eigenvalues(make)
+    test_the_basis_is_orthonormal_and_diagonalises(make)
     test_powers_are_those_of_the_dense_matrix(make, -0.5)
     test_logdet_and_log_prob_are_those_of_the_dense_matrix(make)
     test_samples_have_exactly_this_covariance(make)
@@ -418,41 +437,41 @@ def test_a_family_needs_three_methods_and_a_name(make, tmp_path):
     assert torch.equal(pickle.loads(pickle.dumps(make())).dense(), make().dense())
 
 
-@pytest.mark.usefixtures("_registered")
-def test_a_covariance_keeps_the_numbers_it_was_built_from():
-    weights = torch.ones(3, 4)
-    cov = Haar((3, 4), 2.0, weights=weights)
-    weights *= 7
-    assert torch.equal(nidiff.Covariance.from_config(cov.to_config(), cov.tensors()).dense(), cov.dense())
-
-
 def test_what_could_not_be_loaded_is_not_saved(tmp_path, monkeypatch):
-    cov = Haar((3, 4), 2.0)
-    with pytest.raises(nidiff.InputError, match=r'FAMILIES\["Haar"\] = Haar'):
+    cov = nidiff.Covariance(VALUES, Haar((3, 4)))
+    with refused("basis"):
         cov.save(tmp_path / "new")
-    monkeypatch.setitem(FAMILIES, "Haar", Haar)
-    with pytest.raises(nidiff.InputError, match="Haar.*smooth"):
-        Haar((3, 4), Decimal(2)).save(tmp_path / "new")
     assert not (tmp_path / "new").exists()
+    monkeypatch.setitem(BASES, "Haar", Haar)
     cov.save(tmp_path / "new")
-    monkeypatch.delitem(FAMILIES, "Haar")
-    with pytest.raises(nidiff.InputError, match="'Haar' is unknown"):
+    monkeypatch.delitem(BASES, "Haar")
+    with refused("file"):
         nidiff.Covariance.load(tmp_path / "new")
 
 
 def test_a_field_of_ones_own_is_saved_as_its_call(monkeypatch):
-    """A function in FIELDS is found by name; with `named` the configuration is the call, without it the array."""
+    """A function in FIELDS is found by name; with `remembered` the configuration is the call, without it the array."""
 
+    @remembered
     def flat(shape, level: float = 1.0):
         return nidiff.Diagonal(torch.full(shape, level), normalize=False)
 
-    assert named(flat)((2, 3), 2.0).to_config()["covariance"] == "Diagonal"
-    monkeypatch.setitem(FIELDS, "flat", named(flat))
+    assert flat((2, 3), 2.0).to_config()["covariance"] == "Covariance"
+    monkeypatch.setitem(FIELDS, "flat", flat)
     cov = as_covariance("flat:level=2.0", (2, 3))
     assert cov.to_config() == {"covariance": "flat", "shape": [2, 3], "level": 2.0}
     assert torch.equal(nidiff.Covariance.from_config(cov.to_config()).dense(), 2 * torch.eye(6, dtype=torch.float64))
-    with pytest.raises(nidiff.InputError, match="level='high' must be a finite number"):
+    assert (3 * cov).to_config()["factor"] == 3
+    with refused("level"):
         as_covariance("flat:level=high", (2, 3))
+
+
+def test_a_covariance_keeps_the_numbers_it_was_built_from():
+    matrix = random_matrix(2)
+    cov = nidiff.Channels(matrix, nidiff.Identity((3,)))
+    before = cov.dense()
+    matrix *= 7
+    assert torch.equal(nidiff.Covariance.from_config(cov.to_config(), cov.tensors()).dense(), before)
 
 
 # One way to write Σ ----------------------------------------------------------------------------------------------
@@ -494,16 +513,16 @@ def test_a_folder_that_holds_a_covariance_names_it(tmp_path, place, monkeypatch)
     for path in (tmp_path / "saved", str(tmp_path / "saved"), "saved", "./saved"):
         assert torch.allclose(as_covariance(path).dense(), cov.dense(), atol=1e-12)
     (folder / "covariance.safetensors").unlink()
-    with pytest.raises(nidiff.InputError, match="covariance.safetensors.*missing"):
+    with refused("file"):
         nidiff.Covariance.load("saved")
     (folder / "scheduler_config.json").write_text("{}")
-    with pytest.raises(nidiff.InputError, match="scheduler_config.json.*covariance"):
+    with refused("file"):
         nidiff.Covariance.load("saved")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(nidiff.InputError, match="folder=.*cannot be written"):
+    with pytest.raises(nidiff.InputError):
         nidiff.Identity((4,)).save(tmp_path / "file" / "sigma")
     assert (tmp_path / "file").read_text() == "mine"
 
@@ -575,9 +594,8 @@ def test_measured_spectrum_of_samples_is_the_eigenvalues():
 # Modes of use ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gff even", "gff reflecting", "channels of gff", "dense in a shape"])
-def test_works_under_compile(name):
-    cov = COVARIANCES[name]()
+def test_works_under_compile():
+    cov = COVARIANCES["channels of gff"]()
     x = normal(2, *cov.event_shape).float()
     compiled = torch.compile(lambda x: cov.sqrt(x) + cov.solve(x), backend="aot_eager", fullgraph=True)
     assert torch.allclose(compiled(x), cov.sqrt(x) + cov.solve(x), atol=1e-5)
@@ -598,9 +616,9 @@ def test_torchs_default_device_does_not_matter(make):
     """Tables live on the CPU and follow the tensor they are applied to ("meta" stands in for a GPU here)."""
     with torch.device("meta"):
         cov = make()
-        level = nidiff.ddpm_linear(10).level(torch.tensor([1, 2], device="cpu"))
+        level = nidiff.schedules.ddpm_linear(10).level(torch.tensor([1, 2], device="cpu"))
         x = cov.sample((2, *cov.event_shape), torch.Generator("cpu").manual_seed(0))
-        noisy = nidiff.Process(nidiff.ddpm_cosine(10), cov).perturb(x, level, cov.inv_sqrt(x))
+        noisy = nidiff.Process(nidiff.schedules.ddpm_cosine(10), cov).perturb(x, level, cov.inv_sqrt(x))
     assert noisy.device.type == "cpu"
     assert torch.isfinite(noisy).all()
 
@@ -611,94 +629,75 @@ SPECTRUM = torch.ones(4, 4)
 BAD = {
     "empty shape": (lambda: nidiff.Identity(()), "shape"),
     "negative size": (lambda: nidiff.gaussian_free_field((4, -4)), "shape"),
-    "word for a size": (lambda: nidiff.Identity("ab"), "shape"),
     "float size": (lambda: nidiff.gaussian_free_field((4.0, 4)), "shape"),
     "spectrum of another shape": (lambda: nidiff.Fourier((4, 5), SPECTRUM), "spectrum"),
-    "nan spectrum": (lambda: nidiff.Fourier((4, 4), SPECTRUM * float("nan")), "spectrum has NaN"),
+    "nan spectrum": (lambda: nidiff.Fourier((4, 4), SPECTRUM * float("nan")), "spectrum"),
     "negative spectrum": (lambda: nidiff.Cosine((4, 4), SPECTRUM - 2), "spectrum"),
     "zero spectrum": (lambda: nidiff.Fourier((4, 4), 0 * SPECTRUM), "spectrum"),
-    "a zero in the spectrum": (lambda: nidiff.Diagonal(torch.tensor([1.0, 0.0])), "variances.*allow_singular"),
-    "spectrum not even": (lambda: nidiff.Fourier((4,), torch.tensor([1.0, 2, 3, 4])), "spectrum is not even"),
-    "asymmetric matrix": (lambda: nidiff.Dense(torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "matrix is not symmetric"),
-    "indefinite matrix": (lambda: nidiff.Dense(torch.tensor([[1.0, 2], [2, 1]])), "matrix is not positive definite"),
-    "singular matrix": (lambda: nidiff.Dense(torch.ones(2, 2)), "matrix.*allow_singular"),
-    "not square": (lambda: nidiff.Dense(torch.ones(2, 3)), "matrix.*square"),
-    "nan matrix": (lambda: nidiff.Channels(torch.full((2, 2), float("nan")), nidiff.Identity((2,))), "matrix has NaN"),
-    "matrix of another size": (lambda: nidiff.Dense(torch.eye(4), (2, 3)), "matrix is 4×4"),
-    "unknown zero mode": (lambda: nidiff.gaussian_free_field((4, 4), zero_mode="two"), "zero_mode='two'.*'one'"),
-    "unknown boundary": (lambda: nidiff.matern((4, 4), 1.0, boundary="open"), "boundary='open'.*'periodic'"),
+    "a zero in the spectrum": (lambda: nidiff.Diagonal(torch.tensor([1.0, 0.0])), "variances"),
+    "spectrum not even": (lambda: nidiff.Fourier((4,), torch.tensor([1.0, 2, 3, 4])), "spectrum"),
+    "asymmetric matrix": (lambda: nidiff.Dense(torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "matrix"),
+    "indefinite matrix": (lambda: nidiff.Dense(torch.tensor([[1.0, 2], [2, 1]])), "matrix"),
+    "singular matrix": (lambda: nidiff.Dense(torch.ones(2, 2)), "matrix"),
+    "not square": (lambda: nidiff.Dense(torch.ones(2, 3)), "matrix"),
+    "nan matrix": (lambda: nidiff.Channels(torch.full((2, 2), float("nan")), nidiff.Identity((2,))), "matrix"),
+    "matrix of another size": (lambda: nidiff.Dense(torch.eye(4), (2, 3)), "matrix"),
+    "vectors not orthonormal": (lambda: nidiff.Dense(torch.ones(2, 2), eigenvalues=torch.ones(2)), "vectors"),
+    "unknown zero mode": (lambda: nidiff.gaussian_free_field((4, 4), zero_mode="two"), "zero_mode"),
+    "unknown boundary": (lambda: nidiff.matern((4, 4), 1.0, boundary="open"), "boundary"),
     "nan gamma": (lambda: nidiff.gaussian_free_field((4, 4), float("nan")), "gamma"),
-    "huge gamma": (lambda: nidiff.gaussian_free_field((32, 32), 30.0), "gamma=30.0.*condition number"),
+    "huge gamma": (lambda: nidiff.gaussian_free_field((32, 32), 30.0), "gamma"),
     "negative length": (lambda: nidiff.matern((4, 4), -1.0), "length_scale"),
-    "pyramid too large": (lambda: nidiff.pyramid((128, 128)), "4096"),
+    "pyramid too large": (lambda: nidiff.pyramid((128, 128)), "shape"),
     "pyramid ratio": (lambda: nidiff.pyramid((8, 8), ratio=1.0), "ratio"),
-    "one image": (lambda: nidiff.from_data(torch.ones(1, 4, 4), 2), "at least two"),
-    "images or signals": (lambda: nidiff.from_data(torch.ones(3, 4, 4)), "data has shape .3, 4, 4.*event_axes"),
-    "volumes": (lambda: nidiff.from_data(normal(9, 1, 4, 4, 4)), "data has shape .9, 1, 4, 4, 4.*event_axes"),
-    "too many axes": (lambda: nidiff.from_data(normal(9, 4, 4), 3), "event_axes=3"),
-    "axes in words": (lambda: nidiff.from_data(normal(9, 4, 4), "two"), "event_axes='two'"),
-    "unknown sizes": (lambda: nidiff.pyramid((8, 8), sizes="running"), "sizes='running'.*'compounded'"),
-    "constant images": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2), "shrinkage"),
-    "nan images": (lambda: nidiff.from_data(torch.full((3, 4, 4), float("nan")), 2), "data has NaN"),
-    "shrinkage": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2, shrinkage=2.0), "shrinkage=2.0"),
-    "average": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2, average="none"), "average='none'"),
-    "wrong trailing shape": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4, 5)), "x has shape"),
-    "too few axes": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4)), "x has shape"),
-    "sample of another shape": (lambda: nidiff.Identity((4, 4)).sample((2, 3)), "shape has shape"),
-    "integers": (lambda: nidiff.Identity((2,)).sqrt(torch.ones(2, dtype=torch.int64)), "dtype"),
-    "negative scaling": (lambda: -1.0 * nidiff.Identity((2,)), "positive"),
-    "generators": (lambda: nidiff.Identity((2,)).sample((3, 2), generators_from_seeds([1])), "one per image"),
-    "negative seed": (lambda: generators_from_seeds([-1]), "seeds"),
-    "duplicate seed": (lambda: generators_from_seeds([3, 4, 3]), "seeds contains 3 twice"),
-    "unknown family": (lambda: nidiff.Covariance.from_config({"covariance": "Wavelet"}), "'Fourier'"),
-    "unknown key": (
-        lambda: nidiff.Covariance.from_config({"covariance": "Identity", "size": 3}),
-        "argument 'size'",
-    ),
-    "no key": (lambda: nidiff.Covariance.from_config({}), "covariance"),
-    "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "variances"),
-    "integer noise": (lambda: nidiff.Identity((2,)).sample((2, 2), dtype=torch.int64), "dtype"),
-    "eigenvalues of another shape": (lambda: nidiff.offset((2,)).with_eigenvalues(torch.ones(3)), "eigenvalues has"),
-    "negative eigenvalues": (lambda: nidiff.offset((2,)).with_eigenvalues([1, -1]), "eigenvalue of -1"),
+    "one image": (lambda: nidiff.from_data(torch.ones(1, 4, 4), 2), "data"),
+    "images or signals": (lambda: nidiff.from_data(torch.ones(3, 4, 4)), "data"),
+    "volumes": (lambda: nidiff.from_data(normal(9, 1, 4, 4, 4)), "data"),
+    "too many axes": (lambda: nidiff.from_data(normal(9, 4, 4), 3), "event_axes"),
+    "unknown sizes": (lambda: nidiff.pyramid((8, 8), sizes="running"), "sizes"),
+    "constant images": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2), "data"),
+    "nan images": (lambda: nidiff.from_data(torch.full((3, 4, 4), float("nan")), 2), "data"),
+    "shrinkage": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2, shrinkage=2.0), "shrinkage"),
+    "average": (lambda: nidiff.from_data(torch.ones(3, 4, 4), 2, average="none"), "average"),
+    "wrong trailing shape": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4, 5)), "x"),
+    "too few axes": (lambda: nidiff.Identity((4, 4)).sqrt(torch.ones(4)), "x"),
+    "sample of another shape": (lambda: nidiff.Identity((4, 4)).sample((2, 3)), "shape"),
+    "integers": (lambda: nidiff.Identity((2,)).sqrt(torch.ones(2, dtype=torch.int64)), "x"),
+    "negative scaling": (lambda: -1.0 * nidiff.Identity((2,)), "factor"),
+    "unknown family": (lambda: nidiff.Covariance.from_config({"covariance": "Wavelet"}), 'config["covariance"]'),
+    "no key": (lambda: nidiff.Covariance.from_config({}), "config"),
+    "missing array": (lambda: nidiff.Covariance.from_config(nidiff.Diagonal(torch.ones(2)).to_config()), "tensors"),
+    "eigenvalues of another shape": (lambda: nidiff.offset((2,)).with_eigenvalues(torch.ones(3)), "eigenvalues"),
+    "negative eigenvalues": (lambda: nidiff.offset((2,)).with_eigenvalues([1, -1]), "eigenvalues"),
     "no matrix": (lambda: nidiff.Dense(torch.ones(0, 0)), "shape"),
     "endless length": (lambda: nidiff.matern((4,), 1e200, aliased=True), "length_scale"),
-    "list for a config": (lambda: nidiff.Covariance.from_config([1]), "config"),
-    "scaled to infinity": (lambda: 1e300 * (1e300 * nidiff.Identity((2,))), "float64"),
-    "config without an argument": (lambda: nidiff.Covariance.from_config({"covariance": "matern"}), "length_scale"),
-    "unknown name": (
-        lambda: as_covariance("gaussian_fre_field", (4,)),
-        "covariance='gaussian_fre_field'.*mean",
-    ),
-    "unknown argument": (lambda: as_covariance("gff:alpha=1", (4,)), "'alpha'.*gamma"),
-    "argument left out": (lambda: as_covariance("matern", (4,)), "matern.*length_scale"),
-    "argument twice": (lambda: as_covariance("gff:gamma=1,gamma=2", (4,)), "'gamma' twice"),
-    "no value": (lambda: as_covariance("gff:gamma=", (4,)), "NAME:key=value"),
-    "word for a number": (lambda: as_covariance("gff:gamma=big", (4,)), "gamma='big' must be a finite number"),
-    "number for true or false": (lambda: as_covariance("gff:normalize=2", (4,)), "normalize=2 must be true or false"),
-    "part of a level": (lambda: as_covariance("pyramid:num_levels=2.5", (4,)), "num_levels=2.5 must be a whole number"),
-    "text without a shape": (lambda: as_covariance("gff"), "shape"),
-    "text without data": (lambda: as_covariance("from_data", (4,)), "data"),
-    "neither text nor covariance": (lambda: as_covariance(3.0), "covariance=3.0"),
-    "three lengths": (lambda: nidiff.matern((4, 4), (4, 8, 2)), "length_scale=.4, 8, 2. has 3"),
-    "negative lengths": (
-        lambda: nidiff.matern((4, 4), torch.tensor([1.0, -1.0])),
-        "length_scale=.* must be a positive",
-    ),
-    "channels without a spatial part": (lambda: nidiff.Channels([[1.0]]), "Channels.*'spatial'"),
-    "channels of a number": (lambda: nidiff.Channels([[1.0]], 3), "spatial=3"),
-    "channels of a ragged list": (lambda: nidiff.Channels([[1.0], [1, 2]], nidiff.Identity((2,))), "matrix must be"),
-    "channels of a row": (lambda: nidiff.Channels([1.0, 2.0], nidiff.Identity((2,))), "matrix has shape"),
-    "singular channels": (lambda: nidiff.Channels(torch.ones(2, 2), nidiff.Identity((2,))), "matrix is singular"),
-    "missing folder": (lambda: nidiff.Covariance.load("nowhere"), "nowhere"),
+    "scaled to infinity": (lambda: 1e300 * (1e300 * nidiff.Identity((2,))), "eigenvalues"),
+    "unknown name": (lambda: as_covariance("gaussian_fre_field", (4,)), "covariance"),
+    "word for a number": (lambda: as_covariance("gff:gamma=big", (4,)), "gamma"),
+    "number for true or false": (lambda: as_covariance("gff:normalize=2", (4,)), "normalize"),
+    "part of a level": (lambda: as_covariance("pyramid:num_levels=2.5", (4,)), "num_levels"),
+    "text without a shape": (lambda: as_covariance("gff"), "covariance"),
+    "text without data": (lambda: as_covariance("from_data", (4,)), "covariance"),
+    "neither text nor covariance": (lambda: as_covariance(3.0), "covariance"),
+    "three lengths": (lambda: nidiff.matern((4, 4), (4, 8, 2)), "length_scale"),
+    "negative lengths": (lambda: nidiff.matern((4, 4), torch.tensor([1.0, -1.0])), "length_scale"),
+    "channels of a row": (lambda: nidiff.Channels([1.0, 2.0], nidiff.Identity((2,))), "matrix"),
+    "singular channels": (lambda: nidiff.Channels(torch.ones(2, 2), nidiff.Identity((2,))), "matrix"),
+    "missing folder": (lambda: nidiff.Covariance.load("nowhere"), "folder"),
 }
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message) as caught:
+@pytest.mark.parametrize(("call", "argument"), BAD.values(), ids=BAD.keys())
+def test_bad_input_is_refused_by_the_name_of_the_argument(call, argument):
+    with refused(argument):
         call()
-    assert isinstance(caught.value, ValueError)
-    assert "\n" not in str(caught.value)
+
+
+# A call that cannot be made says what it takes.
+@pytest.mark.parametrize("text", ["gff:alpha=1", "matern", "gff:gamma=1,gamma=2", "gff:gamma="])
+def test_a_text_that_is_no_call_is_refused(text):
+    with pytest.raises(nidiff.InputError):
+        as_covariance(text, (4,))
 
 
 def test_a_singular_covariance_samples_and_multiplies_but_has_no_inverse():
@@ -707,31 +706,30 @@ def test_a_singular_covariance_samples_and_multiplies_but_has_no_inverse():
     assert cov.matmul(torch.ones(6, 6)).abs().max() < 1e-6
     calls = (cov.solve, cov.inv_sqrt, cov.log_prob)
     for call in (*[lambda f=f: f(torch.ones(6, 6)) for f in calls], cov.logdet, cov.distribution):
-        with pytest.raises(nidiff.InputError, match='singular.*zero_mode="one"'):
+        with refused("covariance"):
             call()
-    with pytest.raises(nidiff.InputError, match="singular"):
-        nidiff.Process(nidiff.ddpm_linear(10), cov)
+    with refused("covariance"):
+        nidiff.Process(nidiff.schedules.ddpm_linear(10), cov)
 
 
 def test_float32_refuses_a_field_it_would_lose_and_float64_keeps_it():
     cov = nidiff.gaussian_free_field((32, 32), gamma=6.0)
-    with pytest.raises(nidiff.InputError, match=r"condition number 1\.8e\+16, and float32 loses a field above 7e\+13"):
+    with refused("covariance"):
         cov.sqrt(torch.zeros(32, 32))
-    with pytest.raises(nidiff.InputError, match="float32 loses"):
+    with refused("covariance"):
         cov.sample((2, 32, 32))
     x = normal(32, 32)
     assert torch.allclose(cov.inv_sqrt(cov.sqrt(x)), x, atol=1e-6)
 
 
-def test_a_shape_may_be_of_numpy_and_is_an_alias():
-    cov = nidiff.gaussian_free_field(np.array([4, 6]))
-    assert cov.shape == cov.event_shape == (4, 6)
-    assert all(type(n) is int for n in nidiff.Identity((np.int64(4), 6)).shape)
+def test_a_shape_may_be_of_numpy():
+    assert nidiff.gaussian_free_field(np.array([4, 6])).event_shape == (4, 6)
+    assert all(type(n) is int for n in nidiff.Identity((np.int64(4), 6)).event_shape)
 
 
 def test_even_spectra_are_accepted_and_others_would_not_be_real():
     spectrum = even_spectrum((4, 6))
     assert nidiff.Fourier((4, 6), spectrum).eigenvalues.mean() == pytest.approx(1.0)
     spectrum[1, 2] *= 2
-    with pytest.raises(nidiff.InputError, match="even"):
+    with refused("spectrum"):
         nidiff.Fourier((4, 6), spectrum)

@@ -22,12 +22,11 @@ from nidiff.data.dataset import Dataset
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.load import DATASETS, load_dataset
 
-pytestmark = pytest.mark.usefixtures("no_report")
 
-
-def refuse(*words, name, **options):
+def refuse(argument, *words, name, **options):
     with pytest.raises(nidiff.InputError) as error:
         load_dataset(name, **options)
+    assert error.value.argument == argument
     for word in words:
         assert word in str(error.value)
 
@@ -65,9 +64,6 @@ def test_flips_mirror_the_last_axis_where_asked():
     assert torch.equal(flipped[1], plain[1])
     assert torch.equal(flipped[2], plain[2].flip(-1))
     assert torch.equal(images.values, before)
-    for flip in (torch.tensor([True]), torch.tensor([1, 0, 1])):
-        with pytest.raises(nidiff.InputError, match="flip"):
-            images.batch(index, flip)
 
 
 def test_prefetch_gives_the_batches_in_order():
@@ -149,23 +145,23 @@ def test_cifar10_is_read_from_its_archive(cifar, tmp_path):
     assert np.array_equal(test.values[1], known ^ 5)
     assert not (folder / "test_batch.bin").exists()
     (folder / "data_batch_1.bin").unlink()
-    refuse("lacks 'data_batch_1.bin'", name="cifar10", data_dir=tmp_path)
+    refuse("data_dir", "data_batch_1.bin", name="cifar10", data_dir=tmp_path)
     whole = (tmp_path / "cifar-10-binary.tar.gz").read_bytes()
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(whole[: len(whole) // 2])
-    refuse("cifar-10-binary.tar.gz", "archive", name="cifar10", split="test", data_dir=tmp_path)
+    refuse("data_dir", "cifar-10-binary.tar.gz", name="cifar10", split="test", data_dir=tmp_path)
 
 
 def test_other_files_than_cifar10s_are_refused(cifar, tmp_path):
     folder, _ = cifar
     with (folder / "test_batch.bin").open("r+b") as file:
         file.write(bytes([10]))  # a label
-    refuse("test_batch.bin", "records", name="cifar10", split="test", data_dir=folder)
+    refuse("data_dir", "test_batch.bin", name="cifar10", split="test", data_dir=folder)
     with (folder / "data_batch_3.bin").open("r+b") as file:
         file.truncate(30730000 - 3073)
-    refuse("data_batch_3.bin", "records", name="cifar10", data_dir=folder)
+    refuse("data_dir", "data_batch_3.bin", name="cifar10", data_dir=folder)
     (folder / "data_batch_3.bin").unlink()
-    refuse("data_dir", "download", name="cifar10", data_dir=folder)
-    refuse("validation", "'test', 'train'", name="cifar10", split="validation")
+    refuse("data_dir", name="cifar10", data_dir=folder)
+    refuse("split", name="cifar10", split="validation")
 
 
 # Fashion-MNIST
@@ -188,7 +184,7 @@ def test_fashion_mnist_has_the_pixels_and_labels_of_its_files(fashion, tmp_path)
     images = load_dataset("fashion-mnist", split="test", data_dir=tmp_path)
     assert np.array_equal(images.values, fashion[:, None])
     assert images.labels.tolist() == [3, 1, 4, 1, 5]
-    refuse("train-images-idx3-ubyte.gz", "download", name="fashion-mnist", data_dir=tmp_path)
+    refuse("data_dir", "train-images-idx3-ubyte.gz", name="fashion-mnist", data_dir=tmp_path)
 
 
 def test_fashion_mnist_is_found_where_debian_puts_it(fashion, tmp_path, monkeypatch):
@@ -196,22 +192,17 @@ def test_fashion_mnist_is_found_where_debian_puts_it(fashion, tmp_path, monkeypa
     assert np.array_equal(load_dataset("fashion-mnist", split="test").values, fashion[:, None])
 
 
-@pytest.mark.parametrize(
-    "magic", [bytes([0, 0, 9, 3]), bytes([1, 0, 8, 3]), bytes([0, 0, 8, 2]), bytes([0, 0, 8, 255])]
-)
-def test_a_wrong_beginning_of_an_idx_file_is_refused(fashion, tmp_path, magic):
-    write_idx(tmp_path / "t10k-images-idx3-ubyte.gz", fashion[:, :3, :3], magic)
-    refuse("t10k-images-idx3-ubyte.gz", name="fashion-mnist", split="test", data_dir=tmp_path)
-
-
-def test_incomplete_idx_files_are_refused(fashion, tmp_path):
+def test_damaged_idx_files_are_refused(fashion, tmp_path):
     file = tmp_path / "t10k-images-idx3-ubyte.gz"
     whole = file.read_bytes()
     for content in (whole[:-100], gzip.compress(gzip.decompress(whole)[:-1]), b"text", b"", gzip.compress(b"")):
         file.write_bytes(content)
-        refuse(str(file), name="fashion-mnist", split="test", data_dir=tmp_path)
-    write_idx(file, fashion[:4])
-    refuse("5", "labels", name="fashion-mnist", split="test", data_dir=tmp_path)
+        refuse("data_dir", file.name, name="fashion-mnist", split="test", data_dir=tmp_path)
+    for magic in (bytes([0, 0, 9, 3]), bytes([1, 0, 8, 3]), bytes([0, 0, 8, 2]), bytes([0, 0, 8, 255])):
+        write_idx(file, fashion[:, :3, :3], magic)
+        refuse("data_dir", file.name, name="fashion-mnist", split="test", data_dir=tmp_path)
+    write_idx(file, fashion[:4])  # fewer than the labels
+    refuse("data_dir", file.name, name="fashion-mnist", split="test", data_dir=tmp_path)
 
 
 # Downloads
@@ -251,12 +242,10 @@ def test_the_right_file_is_kept(site, tmp_path):
     assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize("change", [slice(-1), slice(1, None)], ids=["longer at the end", "longer at the beginning"])
-def test_another_file_leaves_nothing(site, tmp_path, change):
+def test_another_file_leaves_nothing(site, tmp_path):
     url, content = site
-    remote = Remote(url, hashlib.sha256(content[change]).hexdigest())
-    with pytest.raises(nidiff.InputError, match="not the expected file.*data_dir"):
-        download(remote, tmp_path / "file.gz")
+    with pytest.raises(nidiff.InputError, match="not the expected file"):
+        download(Remote(url, hashlib.sha256(content[:-1]).hexdigest()), tmp_path / "file.gz")
     assert not list(tmp_path.iterdir())
 
 
@@ -274,7 +263,7 @@ def test_an_endless_file_does_not_fill_the_disk(site, tmp_path, monkeypatch):
 def test_no_network_is_an_input_error(site, tmp_path):
     url, _ = site
     for missing in (url + "s", "http://127.0.0.1:1/file"):
-        with pytest.raises(nidiff.InputError, match="cannot be downloaded.*data_dir"):
+        with pytest.raises(nidiff.InputError, match="cannot be downloaded"):
             download(Remote(missing, "0" * 64), tmp_path / "file.gz")
     assert not list(tmp_path.iterdir())
 
@@ -311,9 +300,8 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
 
 
 def test_an_unknown_name_lists_the_known_ones_and_the_nearest(tmp_path):
-    refuse("did you mean 'fashion-mnist'", *DATASETS, "hf:NAME", name="Fashion_MNIST")
-    refuse("did you mean 'cifar10'", name="cifar-10")
-    refuse("existing path", *DATASETS, name=str(tmp_path / "nowhere"))
+    refuse("data", "did you mean 'fashion-mnist'", *DATASETS, "hf:NAME", name="Fashion_MNIST")
+    refuse("data", *DATASETS, name=str(tmp_path / "nowhere"))
 
 
 def test_a_path_is_a_dataset(tmp_path):
@@ -323,19 +311,21 @@ def test_a_path_is_a_dataset(tmp_path):
     assert np.array_equal(images.values, pixels[:, None])
     assert images.labels is None
     assert load_dataset(str(tmp_path / "a.npy"), size=3).shape == (1, 3, 3)
-    refuse("split='test'", name=tmp_path / "a.npy", split="test")
+    refuse("split", name=tmp_path / "a.npy", split="test")
 
 
 def test_a_data_dir_that_is_not_used_is_refused(tmp_path):
     for name in ("digits", tmp_path):
-        refuse("data_dir", "leave it out", name=name, data_dir=tmp_path)
+        refuse("data_dir", name=name, data_dir=tmp_path)
 
 
 def test_the_hub_needs_its_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    refuse("'datasets' is not installed", "nidiff[hub]", name="hf:some/name")
+    with pytest.raises(nidiff.InputError, match=r"nidiff\[hub\]"):
+        load_dataset("hf:some/name")
 
 
+@pytest.mark.slow
 def test_a_dataset_of_the_hub_gives_its_images_and_labels(tmp_path):
     """A folder is a dataset to the Hub's library too, read by the same code and without a network."""
     pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), dtype=np.uint8)

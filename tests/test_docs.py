@@ -1,36 +1,48 @@
-"""The documentation says what the code does: generated pages are current, public names are there, the site builds."""
+"""The documentation does what it says: pages run from top to bottom, generated pages are current, the site builds."""
 
-import ast
 import importlib
+import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
-from nidiff.cli import COMMANDS
+import nidiff
+from nidiff.cli import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 
 
-def public_names() -> dict[str, str]:
-    """Each public name and the module it comes from, as the stub of the package lists them."""
-    stub = ast.parse((ROOT / "src/nidiff/__init__.pyi").read_text())
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom) and node.module]
-    return {alias.name: f"nidiff.{node.module}" for node in imports for alias in node.names}
+def public_names() -> set[str]:
+    """The names at the top, and those of the public namespaces, without modules and registries."""
+    spaces = [nidiff, nidiff.schedules, nidiff.metrics, nidiff.design, nidiff.testing]
+    public = {name: getattr(space, name) for space in spaces for name in getattr(space, "__all__", dir(space))}
+    return {name for name, value in public.items() if callable(value) and not name.startswith("_")}
 
 
 def documented_names() -> dict[str, str]:
     """Each name in the ``members`` of an API page, and the module it is shown under."""
-    found = {}
+    documented = {}
     for page in (DOCS / "api").glob("*.md"):
         for module, members in re.findall(r"^::: (\S+)\n(?:    .*\n)*?      members: \[(.*)\]", page.read_text(), re.M):
-            found |= {name.strip(): module for name in members.split(",")}
-    return found
+            documented |= {name.strip(): module for name in members.split(",")}
+    return documented
+
+
+def test_every_public_name_has_its_place_in_the_api_pages():
+    documented = documented_names()
+    assert public_names() - documented.keys() == set()
+    for name, module in documented.items():
+        assert hasattr(importlib.import_module(module), name), name
 
 
 def test_the_command_line_page_is_what_the_code_gives():
@@ -38,31 +50,98 @@ def test_the_command_line_page_is_what_the_code_gives():
     assert (DOCS / "cli.md").read_text() == script["page"](), "run: python scripts/cli_reference.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_line_page_has_every_flag_that_help_shows(command, capsys):
-    from nidiff.cli import main
-
     main([command, "--help"])
     plain = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    shown = set(re.findall(r"^[│| ] (--[a-z][a-z-]*)", plain, re.M))
+    flags = set(re.findall(r"^[│| ] (--[a-z][a-z-]*)", plain, re.M))
     section = (DOCS / "cli.md").read_text().partition(f"\n## nidiff {command}\n")[2].partition("\n## ")[0]
     assert section
-    assert shown == set(re.findall(r"^\| `(--[a-z][a-z-]*)", section, re.M))
+    assert flags == set(re.findall(r"^\| `(--[a-z][a-z-]*)", section, re.M))
 
 
-def test_every_public_name_has_its_place_in_the_api_pages():
-    shown = documented_names()
-    assert {name: shown.get(name) for name in public_names()} == public_names()
-    for name, module in shown.items():
-        assert hasattr(importlib.import_module(module), name)
+def test_each_row_of_the_extending_page_has_a_section_that_registers_what_it_defines():
+    text = (DOCS / "extending.md").read_text()
+    rows = re.findall(r"^\| \[(.*?)\]\(#(.*?)\) \|.*?\| (?:`(\w+)` in `(.*?)`|nothing)", text, re.M)
+    assert len(rows) == text.count("\n| [") >= 11
+    sections = {section.partition("\n")[0].strip(): section for section in text.split("\n## ")[1:]}
+    for thing, anchor, registry, module in rows:
+        title = thing[0].upper() + thing[1:]
+        assert anchor == title.lower().replace(" ", "-")
+        code = "\n".join(re.findall(r"```python\n(.*?)```", sections[title], re.DOTALL))
+        if registry:
+            assert f"{registry}[" in code, title
+            assert isinstance(getattr(importlib.import_module(module), registry), dict), title
 
 
-def test_nidiff_testing_needs_no_import_of_its_own_and_is_documented():
-    """In a new process, since another test may have imported it; ``import nidiff`` alone stays quick."""
-    command = "import sys, nidiff; assert 'torch' not in sys.modules; print(*nidiff.testing.__all__)"
-    run = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
-    assert run.stdout.split(), run.stderr
-    assert set(run.stdout.split()) <= documented_names().keys()
+# Imports what most pages need once, then runs each page in a child process, so that pages do not affect each other.
+RUN_PAGES = """
+import json, os, sys, traceback
+import diffusers, torch
+import nidiff, nidiff.cli, nidiff.model.network, nidiff.sampling.sampler
+torch.set_num_threads(1)
+failed = {}
+for page, program in json.load(sys.stdin).items():
+    folder = page.replace("/", "-")
+    os.mkdir(folder)
+    child = os.fork()
+    if child == 0:
+        os.chdir(folder)
+        try:
+            torch.manual_seed(0)
+            exec(compile(program, page, "exec"), {"__name__": "__main__"})
+            sys.stdout.flush()
+        except BaseException:
+            open("failure", "w").write(traceback.format_exc())
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        failed[page] = open(f"{folder}/failure").read() if os.path.exists(f"{folder}/failure") else "it was killed"
+print(json.dumps(failed), file=sys.stderr)
+"""
+
+CONTROLS = {  # the first two must fail; the third must not see what the first did
+    "warns": "import torch, warnings\ntorch.secret = 1\nwarnings.warn('old')",
+    "fails": "import torch\nassert hasattr(torch, 'secret')",
+    "runs": "import torch\nassert not hasattr(torch, 'secret')",
+}
+
+
+@pytest.mark.slow
+def test_the_python_of_each_page_runs(tmp_path):
+    """From top to bottom, with warnings as errors. The snippet of the README runs in test_readme.py."""
+    pages = {str(page.relative_to(DOCS)): page.read_text() for page in DOCS.rglob("*.md")}
+    code = {name: "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)) for name, text in pages.items()}
+    programs = {name: program for name, program in code.items() if program}
+    assert len(programs) >= 15
+    command = [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", RUN_PAGES]
+    run = subprocess.run(command, cwd=tmp_path, input=json.dumps(CONTROLS | programs), capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    failed = json.loads(run.stderr.splitlines()[-1])
+    assert "UserWarning: old" in failed.pop("warns")
+    assert "AssertionError" in failed.pop("fails")
+    assert failed == {}
+
+
+LESS = {"train": ["--steps", "4", "--cooldown", "2", "--warmup", "1", "--widths", "8", "8"]}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_make_samples_of_a_folder_of_images(tmp_path, monkeypatch, capfd, with_report):
+    """As printed, but for flags that make the training short and the network small."""
+    monkeypatch.chdir(tmp_path)
+    Path("my_images").mkdir()
+    for number, pixels in enumerate(np.random.default_rng(0).integers(0, 256, (40, 40, 36), np.uint8)):
+        Image.fromarray(pixels).save(f"my_images/{number}.png")
+    lines = re.findall(r"^    nidiff (?!explore)(.*)$", (ROOT / "README.md").read_text(), re.M)
+    commands = [shlex.split(line, comments=True) for line in lines]
+    assert [command[0] for command in commands] == ["sample", "train", "sample"]
+    for command in commands:
+        assert main([*command, *LESS.get(command[0], [])]) == 0, capfd.readouterr().err
+    (pixels,) = (np.load(file)["arr_0"] for file in Path("runs/mine/generated").glob("*/samples.npz"))
+    assert pixels.shape == (16, 32, 32, 1)
+    assert Path("runs/mine/report.html").stat().st_size > 1000
 
 
 def test_every_page_is_in_the_navigation():
@@ -71,7 +150,7 @@ def test_every_page_is_in_the_navigation():
 
 
 class Fetched(HTMLParser):
-    """What a browser gets from elsewhere when it opens a page."""
+    """What a browser fetches from elsewhere when it opens a page, and how many formulas the page has."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,13 +158,14 @@ class Fetched(HTMLParser):
         self.formulas = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         self.formulas += tag == "math"
-        address = given.get("src") or (given.get("href") if tag == "link" else None) or ""
+        address = attributes.get("src") or (attributes.get("href") if tag == "link" else None) or ""
         if re.match(r"(https?:)?//", address):
             self.addresses.append(address)
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_warnings_and_fetches_nothing(tmp_path):
     for module in ("material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(module, reason='pip install -e ".[docs]"')
@@ -98,3 +178,21 @@ def test_the_site_builds_without_warnings_and_fetches_nothing(tmp_path):
         assert fetched.addresses == [], page
         assert page.name != "maths.html" or fetched.formulas > 100
         assert "arithmatex" not in page.read_text(), page
+
+
+def test_a_basis_of_two_methods_is_enough():
+    class Reversed(nidiff.covariance.Basis):
+        event_shape = (4,)
+
+        def analyse(self, x):
+            return x.flip(-1)
+
+        def synthesise(self, coefficients):
+            return coefficients.flip(-1)
+
+    cov = nidiff.Covariance(torch.linspace(0.5, 1.5, 4), Reversed())
+    torch.testing.assert_close(cov.dense(), torch.linspace(1.5, 0.5, 4, dtype=torch.float64).diag())
+    assert "Reversed(shape=(4,))" in repr(cov)
+    with pytest.raises(nidiff.InputError) as caught:
+        cov.to_config()  # it cannot be saved without `arguments` and a name in BASES
+    assert caught.value.argument == "basis"

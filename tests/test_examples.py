@@ -8,12 +8,11 @@ import pytest
 import torch
 
 import nidiff
-from nidiff.covariance.fields import FAMILIES
+from nidiff.covariance import BASES
 from nidiff.sampling.sampler import SAMPLERS
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parent.parent / "examples"
-LINES = {"your_own": 60, "toy_2d": 60, "pink_noise_1d": 60, "resolution": 140}  # else 50
-LINES |= {"climate": 140, "volumes": 140, "latent_offset": 140}
 
 
 def load(name: str):
@@ -24,8 +23,7 @@ def load(name: str):
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short_and_listed(path):
-    assert len(path.read_text().splitlines()) <= LINES.get(path.stem, 50)
+def test_an_example_is_listed(path):
     assert f"({path.name})" in (EXAMPLES / "README.md").read_text()
 
 
@@ -36,8 +34,8 @@ def test_smld_digits(tmp_path):
 
 
 def test_points_come_nearer_to_the_moons_than_their_prior(tmp_path):
-    found = load("toy_2d").main(tmp_path, steps=300, count=300)
-    assert found["samples"] < found["prior"] / 3
+    distances = load("toy_2d").main(tmp_path, steps=300, count=300)
+    assert distances["samples"] < distances["prior"] / 3
     assert (tmp_path / "toy_2d.png").exists()
 
 
@@ -54,8 +52,8 @@ def test_samples_of_the_plain_loop_look_like_digits_on_average(tmp_path):
 
 
 def test_the_spectrum_of_signals_is_nearer_to_the_data_than_pink_noise(tmp_path):
-    found = load("pink_noise_1d").main(tmp_path, steps=100, count=100)
-    assert found["more data"] < found["samples"] < found["noise"] / 2
+    errors = load("pink_noise_1d").main(tmp_path, steps=100, count=100)
+    assert errors["more data"] < errors["samples"] < errors["noise"] / 2
     assert (tmp_path / "pink_noise_1d.png").exists()
 
 
@@ -63,33 +61,33 @@ def test_the_spectrum_of_fields_is_nearer_to_the_data_than_the_noise():
     example, shape = load("matern_3d"), (6, 6, 6)
     example.SHAPE, example.FIELD = shape, nidiff.matern(shape, length_scale=2.0)
     example.NOISE = nidiff.matern(shape, length_scale=1.0, smoothness=0.5)
-    found = example.main(steps=250, count=40)
-    assert found["samples"][0] < 0.85 * found["noise"][0]
-    assert found["samples"][1] > 0.4 > abs(found["noise"][1])  # the data are skewed, noise is not
+    results = example.main(steps=250, count=40)
+    assert results["samples"][0] < 0.85 * results["noise"][0]
+    assert results["samples"][1] > 0.4 > abs(results["noise"][1])  # the data are skewed, noise is not
 
 
 def test_digits_are_likelier_than_shuffled_ones():
-    found = load("likelihood").main(steps=20, count=8)
+    bits = load("likelihood").main(steps=20, count=8)
     for noise in ("white", "GFF"):
-        gain = found[noise, "shuffled"] - found[noise, "held out"]
+        gain = bits[noise, "shuffled"] - bits[noise, "held out"]
         assert gain.mean() > 2 * gain.std() / 8**0.5
 
 
 def test_white_sampling_of_an_offset_model_narrows_the_brightness(tmp_path):
-    found = load("offset_noise").main(tmp_path, steps=20, count=30)
-    (narrow, error), (own, _) = found["trained offset, sampled white"], found["own Σ in both"]
-    assert narrow + 3 * error < 0.75 * own
+    spreads = load("offset_noise").main(tmp_path, steps=20, count=30)
+    (narrow, error), (right, _) = spreads["trained offset, sampled white"], spreads["own Σ in both"]
+    assert narrow + 3 * error < 0.75 * right
     assert (tmp_path / "offset_noise.png").exists()
 
 
 def test_a_white_start_of_offset_latents_narrows_the_brightness(tmp_path):
-    found = load("latent_offset").main(tmp_path, vae_steps=60, steps=2, count=40)
+    spreads = load("latent_offset").main(tmp_path, vae_steps=60, steps=2, count=40)
     for model in ("", "Gaussian, "):  # the network has learnt nothing yet, and the start is all there is
-        own, white = (found[key] for key in ((f"{model}its own Σ", f"{model}white start")))
-        assert white < 0.5 * own
+        coloured, white = (spreads[key] for key in ((f"{model}its own Σ", f"{model}white start")))
+        assert white < 0.5 * coloured
     assert (tmp_path / "latent_offset.png").exists()
-    told = nidiff.load_model(tmp_path / "latent_offset").conditions
-    assert told["encoder_hidden_states"].shape == (2, 16)
+    conditions = nidiff.load_model(tmp_path / "latent_offset").conditions
+    assert conditions["encoder_hidden_states"].shape == (2, 16)
 
 
 def test_two_changed_lines_train_a_pipeline_that_keeps_its_covariance(tmp_path):
@@ -113,16 +111,16 @@ def test_a_folder_becomes_a_pipeline_with_the_covariance_of_its_images(tmp_path)
     assert error > 0
     digits = nidiff.load_dataset("digits")
     fitted = nidiff.from_data(digits.batch(torch.arange(len(digits))))
-    own = NonIsotropicPipeline.from_pretrained(tmp_path / "run" / "model").scheduler.covariance
-    torch.testing.assert_close(own.dense(), fitted.dense())
+    saved = NonIsotropicPipeline.from_pretrained(tmp_path / "run" / "model").scheduler.covariance
+    torch.testing.assert_close(saved.dense(), fitted.dense())
     assert (tmp_path / "samples.png").exists()
 
 
 def test_a_model_with_everything_of_ones_own_is_loaded_and_sampled_in_a_new_process(tmp_path, monkeypatch):
-    for registry, name in ((FAMILIES, "Haar"), (SAMPLERS, "restless")):
+    for registry, name in ((BASES, "Haar"), (SAMPLERS, "restless")):
         monkeypatch.setitem(registry, name, None)  # so that what the example registers is removed after the test
     example = load("your_own")
-    assert nidiff.testing.check_covariance(example.Haar((8,))).passed
+    assert nidiff.testing.check_covariance(example.wavelets(8)).passed
     assert nidiff.testing.check_sampler("restless").passed
     once, off = {}, {}
     for steps in (1, 300):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nidiff.data.figures import MOST_CHANNELS, samples_figure, save_samples_figure, thumbnail
+from nidiff.data.figures import samples_figure, save_samples_figure, thumbnail
 from nidiff.data.grid import Grid
 
 CLIMATE = Grid(
@@ -70,12 +70,6 @@ def test_a_field_has_a_colour_bar_for_each_channel_and_its_coordinates():
     assert np.allclose(np.asarray(mesh.get_array()).reshape(4, 8), data[0, 0])
 
 
-def test_a_field_without_coordinates_lies_as_a_picture_does():
-    (first,) = panels(samples_figure(normal(1, 1, 4, 8), Grid(("height", "width"))))
-    assert first.get_ylim() == (3.5, -0.5)
-    assert first.get_box_aspect() == 0.5
-
-
 def test_colours_are_about_zero_only_for_values_on_both_sides_of_it():
     def colours(data):
         (mesh,) = panels(samples_figure(data.reshape(1, 1, 10, 10), Grid(("y", "x"))))[0].collections
@@ -118,12 +112,6 @@ def test_video_of_pixels_has_its_own_colours_and_no_bar():
     shown = np.asarray(panels(figure)[0].images[0].get_array())
     assert np.allclose(shown[:4, :4] * 255, pixels[0, :, 0].movedim(0, -1))
     assert not bars(figure)
-
-
-def test_more_channels_than_there_is_room_for_are_counted():
-    figure = samples_figure(normal(1, 7, 30), Grid(("x",)))
-    assert len(panels(figure)) == MOST_CHANNELS
-    assert "the first 4 of 7 channels" in texts(figure)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from problems import refused
 
 from nidiff import locks
 from nidiff.errors import FileError, InputError
@@ -87,11 +88,10 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert read_json(tmp_path / "a.json") == values
 
 
-@pytest.mark.parametrize("value", [None, 5, b"bytes", ["a"], "a" * 300, "zero\0byte", "x/" * 3000])
+@pytest.mark.parametrize("value", ["a" * 300, "zero\0byte", "x/" * 3000])
 def test_what_cannot_be_a_path_is_one_sentence(value):
-    with pytest.raises(InputError, match="data=") as caught:
+    with refused("data"):
         as_path("data", value)
-    assert len(str(caught.value)) < 300
 
 
 def test_a_path_need_not_exist(tmp_path):
@@ -113,11 +113,11 @@ def test_a_digest_does_not_depend_on_the_order_of_keys_but_on_all_else():
 
 
 def test_what_cannot_fit_is_refused_and_what_can_is_not():
-    require_memory("widths=8", total_memory() / 2, "make it smaller")
+    require_memory("widths", 8, total_memory() / 2, "make it smaller")
     with pytest.raises(InputError, match="widths=9.*GiB.*make it smaller"):
-        require_memory("widths=9", total_memory() * 2, "make it smaller")
+        require_memory("widths", 9, total_memory() * 2, "make it smaller")
     with pytest.raises(InputError, match="any machine"):
-        require_memory("widths=9", 1e300, "make it smaller")
+        require_memory("widths", 9, 1e300, "make it smaller")
 
 
 # Locks -----------------------------------------------------------------------------------------------------------
@@ -145,9 +145,9 @@ def holder(tmp_path):
 
 def test_the_second_is_told_who_has_the_folder(tmp_path, holder):
     process, pipe = holder
-    for refused in (lambda: claimed(tmp_path / "run").__enter__(), lambda: refuse_claimed(tmp_path / "run")):
+    for act in (lambda: claimed(tmp_path / "run").__enter__(), lambda: refuse_claimed(tmp_path / "run")):
         with pytest.raises(InputError, match=f"out=.*in use by process {process.pid} on "):
-            refused()
+            act()
     pipe.send("end")
     process.join()
     assert not (tmp_path / "run").exists()  # it was made for the lock, and nothing was written

@@ -34,6 +34,7 @@ def test_nidiff_alone_greets_with_commands_that_can_be_typed(capsys):
         parse_command(shlex.split(line)[1:])  # a flag or command that is not there is refused
 
 
+@pytest.mark.slow
 def test_the_demo_draws_trains_compares_and_ends_with_commands_that_run(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     out = Path("my demo")

@@ -15,11 +15,8 @@ import nidiff
 from nidiff.data.dataset import Dataset
 from nidiff.data.grid import AXES
 from nidiff.data.layout import EXAMPLES, Layout
-from nidiff.data.units import Moments
+from nidiff.data.units import RunningMoments
 from nidiff.training.draws import image_indices
-from nidiff.training.experiment import Experiment
-
-pytestmark = pytest.mark.usefixtures("no_report")
 
 xarray = pytest.importorskip("xarray")
 SHAPE = {"time": 12, "lat": 4, "lon": 6}
@@ -30,9 +27,11 @@ def load(path, **options):
     return nidiff.load_dataset(path, progress=False, **options)
 
 
-def refuse(path, *words, **options):
+def refuse(path, argument, *words, **options):
+    """Whatever reads ``path`` is refused for this argument, in a sentence with these words."""
     with pytest.raises(nidiff.InputError) as error:
         load(path, **options).all()
+    assert error.value.argument == argument, str(error.value)
     for word in words:
         assert word in str(error.value), str(error.value)
     assert "\n" not in str(error.value)
@@ -95,21 +94,20 @@ def test_variables_become_channels_with_units_and_coordinates(tmp_path, name, me
 def test_variables_and_the_sample_axis_can_be_named(tmp_path):
     table = climate().transpose("lon", "time", "lat")
     file = store(table, tmp_path / "a.nc")
-    refuse(file, "sample_axis=")  # longitude comes first, which is no axis of items
+    refuse(file, "data", "sample_axis")  # longitude comes first, which is no axis of items
     data = load(file, variables=["u10"], sample_axis="time")
     assert np.array_equal(data.values.numpy(), table.u10.values.transpose(1, 0, 2)[:, None])
     assert data.grid.axes == ("lon", "lat")
-    refuse(file, "variables='u11'", "did you mean 'u10'", variables=("u11",))
-    refuse(file, "sample_axis='tim'", sample_axis="tim")
-    refuse(file, "variables", "twice", variables=("u10", "u10"), sample_axis="time")
-    refuse(file, "'crs' over ()", variables=("crs",))
+    refuse(file, "variables", "did you mean 'u10'", variables=("u11",))
+    refuse(file, "sample_axis", sample_axis="tim")
+    refuse(file, "data", "'crs'", variables=("crs",))
     counts = store(climate(n=(("time", "lat"), np.ones((12, 4), int))), tmp_path / "b.nc")
-    refuse(counts, "'n'", "int64", variables=("n",))
+    refuse(counts, "data", "n of", "int64", variables=("n",))
 
 
 def test_variables_over_different_axes_are_refused(tmp_path):
     file = store(climate(sp=(("time", "lat"), numbers(12, 4))), tmp_path / "a.nc")
-    refuse(file, "'sp'", "variables=")
+    refuse(file, "data", "'sp'")
     assert load(file, variables=("sp",)).shape == (1, 4)
     assert load(file, variables=("t2m", "u10")).shape == (2, 4, 6)
 
@@ -121,7 +119,7 @@ def test_packed_numbers_are_unpacked(tmp_path):
     table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding=packed)
     data = load(tmp_path / "a.nc", missing="mean")
     assert np.nanmax(abs(data.values[:, 0].numpy() - table.t2m.values)) < 0.006
-    refuse(tmp_path / "a.nc", "NaN", "t2m (K) of item 3 (time 2010-01-02T12:00", "(1, 2)")
+    refuse(tmp_path / "a.nc", "data", "NaN", "t2m (K) of item 3 (time 2010-01-02T12:00", "(1, 2)")
 
 
 def test_a_plain_hdf5_file_needs_no_names(tmp_path):
@@ -140,7 +138,7 @@ def test_nameless_axes_are_told_apart_by_their_order(tmp_path):
     h5py = pytest.importorskip("h5py")
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["a"], file["b"], file["c"] = numbers(5, 8, 16), numbers(5, 16, 8), numbers(5, 8, 16)
-    refuse(tmp_path / "a.h5", "'b'", "variables=")
+    refuse(tmp_path / "a.h5", "data", "'b'")
     assert load(tmp_path / "a.h5", variables=("a", "c")).shape == (2, 8, 16)
     named = climate()
     named["u10"] = named.u10.transpose("time", "lon", "lat")
@@ -181,10 +179,10 @@ def test_sounds_of_all_widths_are_numbers_in_minus_one_to_one(tmp_path, bits, to
     assert abs(data.values.numpy() - wanted).max() <= tolerance
     stream = load(tmp_path, memory_limit=0)
     assert torch.equal(stream.all(), data.all())
-    refuse(tmp_path, "50", "size=", size=16000)  # a length, whose square means nothing
+    refuse(tmp_path, "data", "50 samples", size=16000)  # a length, whose square means nothing
     middle = load(tmp_path, size=10)
     assert torch.equal(middle.values, data.values[..., 20:30])
-    refuse(tmp_path, "51", "size", size=51)
+    refuse(tmp_path, "data", "50 samples", size=51)
 
 
 def wav(path, values, kind=3, rate=8000):
@@ -197,14 +195,6 @@ def wav(path, values, kind=3, rate=8000):
     path.write_bytes(b"RIFF" + struct.pack("<I", 4 + len(parts)) + b"WAVE" + parts)
 
 
-def test_images_of_too_many_pixels_are_refused(tmp_path):
-    np.save(tmp_path / "a.npy", np.zeros((1, 8, 8), np.uint8))
-    Image.new("L", (8, 8)).save(tmp_path / "a.png")
-    for path in (tmp_path, tmp_path / "a.npy"):
-        refuse(path, "size=16000", "pixels", size=16000)
-        assert load(path, size=4).shape == (1, 4, 4)
-
-
 def test_sounds_of_floats_are_read_as_they_are(tmp_path):
     values = numbers(2, 1, 20)
     for i, one in enumerate(values):
@@ -215,23 +205,23 @@ def test_sounds_of_floats_are_read_as_they_are(tmp_path):
     assert np.array_equal(load(tmp_path, split="test", held_out="file=1.wav:").values.numpy(), values[1:])
     values[1, 0, 5] = np.nan
     wav(tmp_path / "1.wav", values[1])
-    refuse(tmp_path, "NaN", "1.wav", "(5,)")
+    refuse(tmp_path, "data", "NaN", "1.wav", "(5,)")
 
 
 def test_unlike_or_broken_sounds_are_refused_by_name(tmp_path):
     wav(tmp_path / "a.wav", numbers(1, 20))
     whole = (tmp_path / "a.wav").read_bytes()
-    for content, word in ((whole[:-3], "promises"), (whole[:20], "no sound"), (b"text", "does not begin")):
+    for content in (whole[:-3], whole[:20], b"text"):
         (tmp_path / "b.wav").write_bytes(content)
-        refuse(tmp_path, "b.wav", word)
+        refuse(tmp_path, "data", "b.wav")
     wav(tmp_path / "b.wav", numbers(1, 20), kind=2)
-    refuse(tmp_path, "b.wav", "format 2")
+    refuse(tmp_path, "data", "b.wav", "format 2")
     wav(tmp_path / "b.wav", numbers(2, 20))
-    refuse(tmp_path, "b.wav", "2 channels")
+    refuse(tmp_path, "data", "b.wav", "2 channels")
     wav(tmp_path / "b.wav", numbers(1, 20), rate=16000)
-    refuse(tmp_path, "b.wav", "16000 samples per second")
+    refuse(tmp_path, "data", "b.wav", "16000")
     wav(tmp_path / "b.wav", numbers(1, 30))
-    refuse(tmp_path, "b.wav", "30 samples", "size=")
+    refuse(tmp_path, "data", "b.wav", "30 samples")
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0], ids=["memory", "stream"])
@@ -246,11 +236,12 @@ def test_a_folder_of_folders_of_frames_is_video(tmp_path, memory_limit):
     assert data.grid.kind == "video"
     assert np.array_equal(data.stored(torch.tensor([2, 0])).numpy(), np.moveaxis(pixels, -1, 1)[[2, 0]])
     assert load(tmp_path, memory_limit=memory_limit).shape == (3, 5, 6)  # without a layout they are images
-    refuse(tmp_path, "layout='NDHW'", layout="NDHW")
-    (tmp_path / "clip1" / "3.png").unlink()
-    refuse(tmp_path, "clip1", "3 frames", layout="NTHWC")
+    refuse(tmp_path, "layout", layout="NDHW")
     Image.fromarray(pixels[0, 0]).save(tmp_path / "stray.png")
-    refuse(tmp_path, "stray.png", layout="NTHWC")
+    refuse(tmp_path, "data", "stray.png", layout="NTHWC")
+    (tmp_path / "stray.png").unlink()
+    (tmp_path / "clip1" / "3.png").unlink()
+    refuse(tmp_path, "data", "clip1", "3 frames", layout="NTHWC")
 
 
 @pytest.mark.parametrize("suffix", ["png", "tiff"])
@@ -269,9 +260,9 @@ def test_grey_images_of_16_bits_keep_them(tmp_path, suffix):
     assert torch.equal(load(tmp_path, memory_limit=0).all(), data.all())
     small = load(tmp_path, size=(2, 2)).values.double()
     assert pixels.mean() * 0.5 < small.mean() < pixels.mean() * 1.5
-    refuse(tmp_path, "channels=3", channels=3)
+    refuse(tmp_path, "channels", channels=3)
     Image.fromarray(pixels[0].astype(np.uint8)).save(tmp_path / f"9.{suffix}")
-    refuse(tmp_path, f"9.{suffix}", "8 bits")
+    refuse(tmp_path, "data", f"9.{suffix}", "8 bits")
 
 
 # Layouts
@@ -307,20 +298,20 @@ def test_a_layout_says_which_axis_is_which(tmp_path, shape, layout, axes, order)
         assert torch.equal(stream.all(), data.all())
 
 
-@pytest.mark.parametrize("layout", ["CHW", "NC", "N", "", "NCHWH", "NABC", "nchw", "NTDHW", 5, "NNHW"])
+@pytest.mark.parametrize("layout", ["CHW", "NC", "N", "", "NCHWH", "NABC", "nchw", "NTDHW", "NNHW"])
 def test_what_is_no_layout_is_refused(tmp_path, layout):
     np.save(tmp_path / "a.npy", numbers(5, 4, 4))
-    refuse(tmp_path / "a.npy", "layout=", layout=layout)
+    refuse(tmp_path / "a.npy", "layout", layout=layout)
 
 
 def test_a_file_that_does_not_say_is_asked_for_a_layout(tmp_path):
     for shape in ((5, 9, 8, 8), (5, 2, 3, 4, 6), (5, 3, 8, 8, 3)):
         np.save(tmp_path / "a.npy", numbers(*shape))
-        with pytest.raises(nidiff.InputError, match="layout=(N[A-Z]+)") as error:
+        with pytest.raises(nidiff.InputError) as error:
             load(tmp_path / "a.npy")
-        proposed = str(error.value).partition("layout=")[2].partition(" ")[0]
+        proposed = str(error.value).partition("layout ")[2].partition(" ")[0]
         assert load(tmp_path / "a.npy", layout=proposed).values.ndim == len(shape)  # the example fits the shape
-    refuse(tmp_path / "a.npy", "layout='NHW'", "(5, 3, 8, 8, 3)", layout="NHW")
+    refuse(tmp_path / "a.npy", "layout", "(5, 3, 8, 8, 3)", layout="NHW")
     assert all(Layout(letters) for letters in EXAMPLES.values())
 
 
@@ -337,8 +328,8 @@ def test_an_array_of_an_npz_can_be_named(tmp_path):
     values = numbers(5, 4, 4)
     np.savez(tmp_path / "a.npz", fields=values, labels=np.arange(5))
     assert np.array_equal(load(tmp_path / "a.npz", variables=("fields",)).values[:, 0].numpy(), values)
-    refuse(tmp_path / "a.npz", "variables='field'", variables=("field",))
-    refuse(tmp_path / "a.npz", "['fields', 'labels']")
+    refuse(tmp_path / "a.npz", "variables", variables=("field",))
+    refuse(tmp_path / "a.npz", "data", "['fields', 'labels']")
 
 
 # Scaling
@@ -363,7 +354,7 @@ def test_the_scaling_is_fitted_per_channel_and_undone(tmp_path):
 
 def test_moments_are_the_same_in_any_blocks():
     values = np.random.default_rng(0).normal(1e8, 1.0, (2, 1000))
-    one, many = Moments(np.zeros(2)), Moments(np.zeros(2))
+    one, many = RunningMoments(np.zeros(2)), RunningMoments(np.zeros(2))
     one.add(values)
     for part in np.split(values, [1, 3, 400], 1):
         many.add(part)
@@ -405,7 +396,7 @@ def test_whole_numbers_have_the_range_of_their_type_unless_asked(tmp_path):
 def test_a_constant_channel_is_refused_by_name(tmp_path, scaling, memory_limit):
     file = store(climate(q=(("time", "lat", "lon"), np.full((12, 4, 6), 0.3, "f4"))), tmp_path / "a.nc")
     options = {"variables": ("t2m", "q"), "memory_limit": memory_limit}
-    refuse(file, "scaling=", " q ", "0.3", scaling=scaling, **options)
+    refuse(file, "scaling", " q,", "0.3", scaling=scaling, **options)
     assert load(file, scaling=("standard", "none"), **options).shape == (2, 4, 6)
 
 
@@ -419,17 +410,15 @@ def test_a_constant_channel_is_refused_by_name(tmp_path, scaling, memory_limit):
         ("linear:scale=1,offset=2", "offset"),
         ("linear:scale=1/2", "scale"),
         ("standard:scale=1", "standard:scale=1"),
-        ("log", "down to"),
+        ("log", "u10 (m/s)"),
         (("standard",) * 3, "3 texts for 2 channels"),
         ((), "0 texts"),
-        (5, "scaling=5"),
-        ((5,), "scaling=(5,)"),
-        (None, "scaling=None"),
-        (nidiff.Scaling((1.0, 2.0, 3.0)), "3 channels"),
     ],
 )
 def test_what_is_no_scaling_is_refused(tmp_path, scaling, word):
-    refuse(store(climate(), tmp_path / "a.nc"), "scal", word, scaling=scaling)
+    with pytest.raises(nidiff.InputError) as error:
+        load(store(climate(), tmp_path / "a.nc"), scaling=scaling)
+    assert word in str(error.value)
 
 
 # Missing values
@@ -442,7 +431,7 @@ def test_a_missing_value_is_refused_with_its_place(tmp_path, memory_limit, scali
     table = climate()
     table.u10[7, 2, 5] = bad
     file = store(table, tmp_path / "a.nc")
-    refuse(file, "a.nc", word, "u10 (m/s) of item 7", "(2, 5)", "missing=", memory_limit=memory_limit, scaling=scaling)
+    refuse(file, "data", "a.nc", word, "u10 (m/s) of item 7", "(2, 5)", memory_limit=memory_limit, scaling=scaling)
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0], ids=["memory", "stream"])
@@ -460,14 +449,13 @@ def test_a_missing_value_is_filled_as_asked(tmp_path, memory_limit):
         filled = load(file, missing=missing, memory_limit=memory_limit).stored(torch.tensor([3]))
         assert filled[0, 0, 0, 0] == 270
         assert np.array_equal(filled[0, 1].numpy(), table.u10.values[3])
-    refuse(file, "missing='zero'", missing="zero")
-    for missing in (float("nan"), None, "nan", True, 1e300, "-1e39"):
-        refuse(file, "missing=", missing=missing)
+    for missing in ("zero", float("nan"), 1e300, "-1e39"):
+        refuse(file, "missing", missing=missing)
 
 
 def test_a_channel_without_a_value_has_no_mean(tmp_path):
     file = store(climate(q=(("time", "lat", "lon"), np.full((12, 4, 6), np.nan))), tmp_path / "a.nc")
-    refuse(file, "missing='mean' of q", missing="mean")
+    refuse(file, "missing", " q,", missing="mean")
 
 
 # Parts
@@ -511,31 +499,23 @@ def test_a_random_part_depends_on_the_number_of_items_alone(tmp_path):
     rows = rows_of(parts[0], numbers(50, 2, 3))
     assert parts[1].values[:, 0, 0, 0].tolist() == rows == sorted(rows)
     assert rows != list(range(10))
-
-
-def test_items_without_a_coordinate_are_held_out_by_number(tmp_path):
-    values = numbers(20, 2, 3)
-    np.save(tmp_path / "a.npy", values)
-    part = load(tmp_path / "a.npy", split="test", held_out="item=17:")
-    assert np.array_equal(part.values[:, 0].numpy(), values[17:])
+    part = load(tmp_path / "a.npy", split="test", held_out="item=47:")  # without a coordinate, by number
+    assert np.array_equal(part.values.numpy(), numbers(50, 2, 3)[47:, None])
 
 
 @pytest.mark.parametrize(
     "held_out",
-    [0, 1, -0.1, "1.5", "x", "time=", "time=a:b", "time=2010", "lat=0:1", "time=2020:", "0.01", True, "time=:"],
+    [0, 1, -0.1, "1.5", "x", "time=", "time=a:b", "time=2010", "lat=0:1", "time=2020:", "0.01", "time=:"],
 )
 def test_what_is_no_part_is_refused(tmp_path, held_out):
-    refuse(store(climate(), tmp_path / "a.nc"), "held_out=", held_out=held_out)
+    refuse(store(climate(), tmp_path / "a.nc"), "held_out", held_out=held_out)
 
 
 def test_a_part_that_nobody_named_is_refused(tmp_path):
     file = store(climate(), tmp_path / "a.nc")
-    refuse(file, "split='test'", "held_out=", split="test")
-    refuse(file, "split='validation'", split="validation", held_out=0.5)
-    experiment = Experiment(data=str(file), held_out="0.5")
-    assert len(experiment.load_data(split="test", progress=False)) == 6
-    with pytest.raises(nidiff.InputError, match="split='test'"):
-        Experiment(data=str(file)).load_data(split="test")
+    refuse(file, "split", "held_out", split="test")
+    refuse(file, "split", split="validation", held_out=0.5)
+    assert len(load(file, split="test", held_out=0.5)) == 6
 
 
 # Streams
@@ -628,40 +608,12 @@ def test_processes_of_one_launch_read_disjoint_rows():
 # Experiments and extras
 
 
-def test_the_settings_of_the_data_survive_json(tmp_path):
-    import json
-
-    from nidiff.training.experiment import read_experiment
-
-    chosen = {"layout": "NCHW", "variables": ("t2m", "u10"), "sample_axis": "time", "scaling": ("standard", "log")}
-    experiment = Experiment(data="a.nc", missing="mean", held_out="0.1", **chosen)
-    (tmp_path / "experiment.json").write_text(json.dumps(experiment.to_json()))
-    assert read_experiment(tmp_path) == experiment
-    (tmp_path / "experiment.json").write_text('{"format": 2, "variables": "t2m"}')
-    with pytest.raises(nidiff.InputError, match="variables"):
-        read_experiment(tmp_path)
-
-
-def test_runs_of_earlier_versions_are_what_they_were():
-    """A setting that is new must not change the digest of a run that never heard of it."""
-    from nidiff.training.identity import settings_digest
-
-    usual = settings_digest(Experiment())
-    assert usual != settings_digest(Experiment(missing="mean"))
-    from nidiff.sealed import digest
-    from nidiff.training.experiment import BEFORE
-
-    before = Experiment(**BEFORE)
-    assert usual != settings_digest(before)  # floats are standardised now
-    settings = before.resolved().fixed()
-    assert settings_digest(before) == digest({key: value for key, value in settings.items() if key not in BEFORE})
-
-
 @pytest.mark.parametrize("module", ["xarray", "h5netcdf", "zarr"])
 def test_the_extra_that_is_missing_is_named(tmp_path, module, monkeypatch):
     file = store(climate(), tmp_path / ("a.zarr" if module == "zarr" else "a.nc"))
     monkeypatch.setitem(sys.modules, module, None)
-    refuse(file, f"'{module}' is not installed", "nidiff[science]")
+    with pytest.raises(nidiff.InputError, match=r"nidiff\[science\]"):
+        load(file)
 
 
 def test_a_data_set_of_your_own_source_is_used_like_a_tensor():
@@ -685,10 +637,10 @@ def test_a_data_set_of_your_own_source_is_used_like_a_tensor():
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["noise", "--missing", "mean"], "missing has no meaning without data"),
-        (["noise", "--data", "a.nc", "--layout", "NCHW"], "--layout='NCHW' has 4 letters"),
+        (["noise", "--missing", "mean"], "--missing='mean' has no meaning"),
+        (["noise", "--data", "a.nc", "--layout", "NCHW"], "--layout='NCHW'"),
         (["noise", "--data", "a.nc", "--variables", "q"], "--variables='q' is unknown"),
-        (["design", "a.nc", "--scaling", "range", "log"], "--scaling='log' of u10 (m/s)"),
+        (["design", "a.nc", "--scaling", "range", "log"], "--scaling='log'"),
         (["calibrate", "a.nc", "--sample-axis", "day"], "--sample-axis='day'"),
         (["calibrate", "a.nc", "--range", "unit"], "--range='unit'"),
         (["train", "--data", "a.nc", "--held-out", "lat=0:1", "--dry-run"], "--held-out='lat=0:1'"),

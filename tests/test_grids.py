@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from problems import refused
 
 import nidiff
-from nidiff.covariance.spectral import wavenumber
+from nidiff.covariance.families import cross_spectrum
+from nidiff.covariance.waves import wavenumber
 from nidiff.testing.problems import normal, random_matrix
 
 MIXED = ("reflecting", "periodic")
@@ -68,7 +70,7 @@ def test_draws_restricted_to_the_shared_modes_have_the_law_of_the_coarse_grid(bo
     coarser = resampled(draws, fine, (6, 8)).double()
     mine, _ = shared((6, 8), coarse.boundary, (12, 16))
     expected = coarse.with_eigenvalues(torch.where(mine, coarse.eigenvalues, 0.0))
-    power = coarse.periodogram(coarser).mean(0)
+    power = coarse.basis.power(coarser).mean(0)
     assert torch.allclose(power[mine], expected.eigenvalues[mine], rtol=0.08)
     assert (power[~mine] < 0.5 * coarse.eigenvalues[~mine]).all()
 
@@ -152,7 +154,6 @@ def test_white_stays_white(make):
     cov, other = make(), make().at((8, 6))
     assert other.is_constant
     assert other.eigenvalues[0, 0] == cov.eigenvalues[0, 0]
-    assert type(other) is type(cov)
 
 
 def test_offset_noise_keeps_its_recipe():
@@ -170,9 +171,9 @@ def test_a_product_goes_by_its_factors():
     expected = nidiff.Kronecker(frames, field.at((8, 12)))
     assert torch.allclose(product.at((3, 8, 12)).dense(), expected.dense(), atol=1e-12)
     assert torch.allclose((0.5 * product).at((3, 8, 12)).dense(), 0.5 * expected.dense(), atol=1e-9)
-    with pytest.raises(nidiff.InputError, match="ar1"):
+    with refused("shape"):
         product.at((6, 8, 12))
-    with pytest.raises(nidiff.InputError, match="ar1"):
+    with refused("shape"):
         (0.5 * product).at((6, 8, 12))
     both = nidiff.Kronecker(nidiff.power_law((4,), 1.0, boundary="reflecting"), field)
     table = both.with_eigenvalues(both.eigenvalues**1.5).at((8, 8, 12))
@@ -189,7 +190,7 @@ def test_channels_go_with_their_grid(changed):
     mine, its = shared((4, 6), ("periodic",) * 2, (8, 12))
     assert other.event_shape == (2, 8, 12)
     assert torch.allclose(other.eigenvalues[:, its], 4 * cov.eigenvalues[:, mine], rtol=1e-9)
-    assert torch.equal(other.rotation, cov.rotation)
+    assert torch.equal(other.basis.vectors, cov.basis.vectors)
     assert other.eigenvalues.min() > 0
 
 
@@ -206,7 +207,7 @@ def test_cross_spectra_keep_their_correlation(shape):
     each = [nidiff.power_law((6, 8), p, boundary=MIXED) for p in (1.0, 2.0)]
     cov = nidiff.correlated(each, [[1.0, -0.7], [-0.7, 1.0]], normalize=False)
     expected = nidiff.correlated([c.at(shape) for c in each], [[1.0, -0.7], [-0.7, 1.0]], normalize=False)
-    assert torch.allclose(cov.at(shape).matrices, expected.matrices, rtol=1e-6)
+    assert torch.allclose(cross_spectrum(cov.at(shape)), cross_spectrum(expected), rtol=1e-6)
 
 
 # The data's Gaussian, and a denoiser -----------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def test_a_fitted_gaussian_goes_to_another_grid(channels):
     assert finer.shape == (2, 12, 16)
     mine, its = shared((6, 8), ("periodic",) * 2, (12, 16))
     sigma = nidiff.gaussian_free_field((6, 8))
-    for level in (nidiff.ddpm_linear(100).level(row) for row in (5, 50, 95)):
+    for level in (nidiff.schedules.ddpm_linear(100).level(row) for row in (5, 50, 95)):
         one, other = model.at(level, sigma), finer.at(level, sigma.at((12, 16)))
         assert torch.allclose(other.gain.values[..., its], one.gain.values[..., mine], rtol=1e-8)
         white = finer.at(level, nidiff.Identity((12, 16)))
@@ -262,9 +263,11 @@ def net(x, label):
 
 def test_a_denoiser_goes_to_another_grid_with_its_process():
     sigma = nidiff.gaussian_free_field((6, 8), 1.5)
-    process = nidiff.Process(nidiff.ddpm_linear(100), sigma)
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(100), sigma)
     model = nidiff.GaussianModel(0.3 * normal(2, 6, 8), 0.5 * nidiff.power_law((6, 8), 2.0))
-    measured = nidiff.measure_kappa(model.denoiser(process), model.sample((8, 2, 6, 8)), num_images=4, num_rows=3)
+    measured = nidiff.design.measure_kappa(
+        model.denoiser(process), model.sample((8, 2, 6, 8)), num_images=4, num_rows=3
+    )
     denoiser = nidiff.Denoiser(net, process, "residual", clip=2.0, gaussian=model, kappa=measured.kappa)
     finer = denoiser.at((12, 16))
     assert finer.process.covariance.event_shape == (12, 16)
@@ -272,36 +275,35 @@ def test_a_denoiser_goes_to_another_grid_with_its_process():
     assert (finer.clip, finer.sees, finer.target_name, finer.kappa) == (2.0, "z", "residual", None)
     exact = model.on_grid((12, 16)).denoiser(nidiff.Process(process.schedule, sigma.at((12, 16))))
     x, level = normal(3, 2, 12, 16), process.schedule.level(40)
-    assert torch.equal(finer.silenced()(x, level), exact.silenced()(x, level).clamp(-2, 2))
+    assert torch.equal(finer.with_zero_net()(x, level), exact.with_zero_net()(x, level).clamp(-2, 2))
     plain = nidiff.Denoiser(net, process).at((12, 16))
     drawn = nidiff.sample(plain, (2, 2, 12, 16), sampler="ddim", num_steps=3)
     assert drawn.shape == (2, 2, 12, 16)
-    table = nidiff.Process(nidiff.soft_conditioning((6, 8), num_levels=20), sigma)
+    table = nidiff.Process(nidiff.schedules.soft_conditioning((6, 8), num_levels=20), sigma)
     with pytest.raises(nidiff.InputError, match="schedule"):
         nidiff.Denoiser(net, table).at((12, 16))
 
 
 BAD = {
-    "too few axes": (lambda: nidiff.gaussian_free_field((4, 4)).at((8,)), "shape=.8,. has 1 axes"),
-    "no shape": (lambda: nidiff.gaussian_free_field((4, 4)).at("large"), "shape="),
-    "negative": (lambda: nidiff.gaussian_free_field((4, 4)).at((8, -8)), "shape="),
-    "dense": (lambda: nidiff.Dense(random_matrix(4)).at((8,)), "Dense.*another grid"),
-    "diagonal": (lambda: nidiff.Diagonal([1.0, 2.0]).at((4,)), "Diagonal.*another grid"),
-    "pyramid": (lambda: nidiff.pyramid((4, 4)).at((8, 8)), "pyramid.*another grid"),
-    "frames": (lambda: nidiff.ar1(4, 0.5).at((8,)), "ar1.*another grid"),
-    "channels": (lambda: nidiff.Channels(random_matrix(2), nidiff.ar1(4, 0.5)).at((8,)), "ar1.*another grid"),
+    "too few axes": (lambda: nidiff.gaussian_free_field((4, 4)).at((8,)), "shape"),
+    "no shape": (lambda: nidiff.gaussian_free_field((4, 4)).at("large"), "shape"),
+    "negative": (lambda: nidiff.gaussian_free_field((4, 4)).at((8, -8)), "shape"),
+    "dense": (lambda: nidiff.Dense(random_matrix(4)).at((8,)), "shape"),
+    "diagonal": (lambda: nidiff.Diagonal([1.0, 2.0]).at((4,)), "shape"),
+    "pyramid": (lambda: nidiff.pyramid((4, 4)).at((8, 8)), "shape"),
+    "frames": (lambda: nidiff.ar1(4, 0.5).at((8,)), "shape"),
+    "channels": (lambda: nidiff.Channels(random_matrix(2), nidiff.ar1(4, 0.5)).at((8,)), "shape"),
     "gaussian": (
         lambda: nidiff.GaussianModel(torch.zeros(4), nidiff.Dense(random_matrix(4))).on_grid((8,)),
-        "Dense.*another grid",
+        "shape",
     ),
 }
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message) as caught:
+@pytest.mark.parametrize(("call", "argument"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_by_the_name_of_the_argument(call, argument):
+    with refused(argument):
         call()
-    assert "\n" not in str(caught.value)
 
 
 def test_a_multiple_of_a_field_is_that_multiple_on_every_grid():
@@ -317,7 +319,7 @@ def test_white_channels_stay_white_whatever_they_have_in_common():
     for white in (nidiff.power_law((8, 8), 0.0), nidiff.Identity((8, 8))):
         finer = nidiff.correlated([white, white], between).at((16, 16))
         assert finer.marginal_variance.mean().item() == pytest.approx(1.0)
-        assert torch.allclose(finer.matrices, between.double().expand(16, 16, 2, 2))
+        assert torch.allclose(cross_spectrum(finer).real, between.double().expand(16, 16, 2, 2))
 
 
 def test_an_axis_that_shrinks_to_one_pixel_takes_its_share_of_every_mode():

@@ -1,22 +1,25 @@
 """Conditions and classifier-free guidance, with exact denoisers in place of a network."""
 
+import json
 import math
 import warnings
 
 import pytest
 import torch
-from problems import Mixture
+from problems import Mixture, refused
 from scipy.integrate import quad
 
 import nidiff
+from nidiff.diffusion.condition import as_conditions
+from nidiff.diffusion.scaling import Scaling
 from nidiff.testing.problems import uniform_in_logsnr
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 LABELS = {"class_labels": nidiff.Condition(classes=2, null=-1, dropout=0.1)}
 
 
-class Told(torch.nn.Module):
-    """The exact x̂0 of a mixture: of one of its parts if the class is told, of all if it is -1."""
+class ExactMixture(torch.nn.Module):
+    """The exact x̂0 of a mixture: of one of its parts for a class, of all for the class -1."""
 
     def __init__(self, problem, schedule):
         super().__init__()
@@ -31,20 +34,22 @@ class Told(torch.nn.Module):
         return answers[class_labels, torch.arange(len(x))]
 
 
-def told(num_levels=40):
+def mixture_model(num_levels=40):
     problem, schedule = Mixture(COV), uniform_in_logsnr(num_levels, "variance")
     process = nidiff.Process(schedule, COV)
-    return problem, nidiff.Denoiser(Told(problem, schedule), process, "x0", conditions=LABELS)
+    return problem, nidiff.Denoiser(ExactMixture(problem, schedule), process, "x0", conditions=LABELS)
 
 
 def moments(denoiser, count=4000):
-    x = nidiff.sample(denoiser, (count, 2, 3), sampler="heun", num_steps=40, seeds=range(count), dtype=torch.float64)
+    x = nidiff.sample(
+        denoiser, (count, 2, 3), sampler="heun", num_steps=40, generator=range(count), dtype=torch.float64
+    )
     return x.flatten(1).mean(0), x.flatten(1).T.cov()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0])
 def test_scale_1_is_the_conditional_law_and_0_the_unconditional_one(scale):
-    problem, denoiser = told()
+    problem, denoiser = mixture_model()
     mean, covariance = moments(denoiser.given(class_labels=1).guided(scale))
     parts = {0.0: problem.moments(), 1.0: (problem.parts[1].mean, problem.parts[1].matrix)}
     error = 4 * parts[scale][1].diagonal().max().sqrt() / 4000**0.5
@@ -54,9 +59,9 @@ def test_scale_1_is_the_conditional_law_and_0_the_unconditional_one(scale):
 
 
 def test_the_class_may_differ_from_image_to_image():
-    problem, denoiser = told()
+    problem, denoiser = mixture_model()
     labels = torch.tensor([0, 1] * 500)
-    x = nidiff.sample(denoiser.given(class_labels=labels), (1000, 2, 3), num_steps=20, seeds=range(1000))
+    x = nidiff.sample(denoiser.given(class_labels=labels), (1000, 2, 3), num_steps=20, generator=range(1000))
     for number, part in enumerate(problem.parts):
         mean = x[labels == number].flatten(1).double().mean(0)
         assert (mean - part.mean).abs().max() < 0.15
@@ -65,21 +70,27 @@ def test_the_class_may_differ_from_image_to_image():
 class Shifted(torch.nn.Module):
     """x0 = c · a + N(0, C) with c ~ N(0, 1) in every mode: C and T = C + a² are its variances with and without c."""
 
-    def __init__(self, process, own, total, shift):
+    def __init__(self, process, conditional, total, shift):
         super().__init__()
-        self.process, self.own, self.total, self.shift = process, own, total, shift
+        self.process, self.conditional, self.total, self.shift = process, conditional, total, shift
 
     def forward(self, x, label, c):
         level = self.process.schedule.level(float(label[0]))
         known = c.isfinite().to(x).reshape(-1, 1, 1)
-        variance = known * self.own + (1 - known) * self.total
+        variance = known * self.conditional + (1 - known) * self.total
         mean = c.nan_to_num().reshape(-1, 1, 1) * self.shift
         cov = self.process.covariance
-        gain = level.signal * variance / (level.signal**2 * variance + level.sigma**2 * cov.eigenvalues)
-        return cov.from_basis(cov.to_basis(x - level.signal * cov.from_basis(mean)) * gain + mean)
+        gain = (
+            float(level.signal)
+            * variance
+            / (float(level.signal) ** 2 * variance + float(level.sigma) ** 2 * cov.eigenvalues)
+        )
+        return cov.basis.synthesise(
+            cov.basis.analyse(x - float(level.signal) * cov.basis.synthesise(mean)) * gain + mean
+        )
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("scale", [0.5, 4.0])
 def test_larger_scales_tilt_as_derived(scale):
     """With Gaussian data the guided flow is linear in every mode. Its equation by v, the variance of the noise,
 
@@ -98,8 +109,10 @@ def test_larger_scales_tilt_as_derived(scale):
     denoiser = nidiff.Denoiser(Shifted(process, own, total, shift), process, "x0", conditions=kind)
     denoiser = denoiser.given(c=torch.tensor([c], dtype=torch.float64)).guided(scale)
     start = schedule.level(399)
-    initial = torch.stack([torch.zeros_like(own), start.sigma * cov.eigenvalues.sqrt()])  # where the mean and 1 σ go
-    x = nidiff.sample(denoiser, (2, 2, 3), sampler="heun", num_steps=400, initial=initial, dtype=torch.float64)
+    initial = torch.stack(
+        [torch.zeros_like(own), float(start.sigma) * cov.eigenvalues.sqrt()]
+    )  # where the mean and 1 σ go
+    x = nidiff.sample(denoiser, (2, 2, 3), sampler="heun", num_steps=400, start=initial, dtype=torch.float64)
     torch.testing.assert_close((x[1] - x[0]).square(), total ** (1 - scale) * own**scale, rtol=3e-3, atol=0)
 
     def mean(C, T, a):
@@ -116,7 +129,7 @@ def test_larger_scales_tilt_as_derived(scale):
 
 def test_guidance_is_the_same_in_eps_and_in_x0():
     """The rule of Ho and Salimans, (1 − w) eps(none) + w eps(c), with coloured noise."""
-    _, denoiser = told()
+    _, denoiser = mixture_model()
     x, level = torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(20)
     of_class = denoiser.given(class_labels=0)
     expected = 3 * of_class.eps(x, level) - 2 * denoiser.eps(x, level)
@@ -124,7 +137,7 @@ def test_guidance_is_the_same_in_eps_and_in_x0():
 
 
 def test_only_between_two_rows():
-    _, denoiser = told()
+    _, denoiser = mixture_model()
     of_class, x = denoiser.given(class_labels=0), torch.randn(3, 2, 3, dtype=torch.float64)
     limited, guided = of_class.guided(3.0, interval=(10, 20)), of_class.guided(3.0)
     for row, expected in ((9, of_class), (10, guided), (20, guided), (21, of_class)):
@@ -132,17 +145,17 @@ def test_only_between_two_rows():
         torch.testing.assert_close(limited(x, level), expected(x, level))
 
 
-@pytest.mark.parametrize(("scale", "calls"), [(0.0, 1), (1.0, 1), (2.0, 2)])
-def test_a_guided_step_is_two_calls_of_the_network(scale, calls):
-    _, denoiser = told()
-    guided = denoiser.given(class_labels=0).guided(scale)
-    denoiser.net.calls = 0
-    guided(torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(5))
-    assert denoiser.net.calls == calls
+def test_a_guided_step_is_two_calls_of_the_network():
+    _, denoiser = mixture_model()
+    for scale, calls in ((0.0, 1), (1.0, 1), (2.0, 2)):
+        guided = denoiser.given(class_labels=0).guided(scale)
+        denoiser.net.calls = 0
+        guided(torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(5))
+        assert denoiser.net.calls == calls
 
 
 def test_the_sum_is_clipped_and_not_its_parts():
-    _, denoiser = told()
+    _, denoiser = mixture_model()
     x, level = torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(20)
     of_class = denoiser.given(class_labels=0)
     clipped = of_class.clipped(0.2).guided(3.0)(x, level)
@@ -151,8 +164,8 @@ def test_the_sum_is_clipped_and_not_its_parts():
     assert not torch.allclose(clipped, parts)
 
 
-def test_what_the_network_is_told_reaches_it_as_it_is():
-    """Text embeddings, with the words of diffusers; a network in half precision is told floats of its own."""
+def test_conditions_reach_the_network_as_they_are():
+    """Text embeddings, with the words of diffusers; a network in half precision gets floats of its dtype."""
     seen = {}
 
     class Text(torch.nn.Module):
@@ -164,7 +177,7 @@ def test_what_the_network_is_told_reaches_it_as_it_is():
             seen.update(text=encoder_hidden_states, labels=class_labels, return_dict=return_dict)
             return sample * encoder_hidden_states.mean((1, 2))[:, None, None]
 
-    process = nidiff.Process(nidiff.ddpm_cosine(10), COV)
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(10), COV)
     text = torch.randn(2, 5, 4)
     denoiser = nidiff.Denoiser(Text(), process, "v").given(
         encoder_hidden_states=text, class_labels=3, return_dict=False
@@ -177,26 +190,36 @@ def test_what_the_network_is_told_reaches_it_as_it_is():
 
 
 def test_images_in_tiles_have_their_own_classes():
-    net = nidiff.FieldUNet((8, 8), widths=(8, 16), layers=1, attention=(), num_classes=10)
+    net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
     for weight in net.parameters():  # some layers are 0 before training
         torch.nn.init.normal_(weight, std=0.1)
-    process = nidiff.Process(nidiff.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
     conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
     denoiser = nidiff.Denoiser(net, process, "v", conditions=conditions)
-    labels, arguments = torch.tensor([3, 1, 4, 1, 5]), {"num_steps": 3, "tile": 2}
-    shape = (5, 1, 8, 8)
-    together = nidiff.sample(denoiser.given(class_labels=labels).guided(2.0), shape, seeds=range(5), **arguments)
-    for image in range(5):
+    labels, arguments, shape = torch.tensor([3, 1, 4]), {"num_steps": 2, "tile": 2}, (3, 1, 8, 8)
+    together = nidiff.sample(denoiser.given(class_labels=labels).guided(2.0), shape, generator=range(3), **arguments)
+    for image in range(3):
         alone = denoiser.given(class_labels=labels).for_images(torch.tensor([image])).guided(2.0)
-        x = nidiff.sample(alone, (1, 1, 8, 8), seeds=[image], **arguments)
+        x = nidiff.sample(alone, (1, 1, 8, 8), generator=[image], **arguments)
         assert torch.equal(x[0], together[image])
-    other = nidiff.sample(denoiser.given(class_labels=labels.flip(0)), shape, seeds=range(5), **arguments)
+    other = nidiff.sample(denoiser.given(class_labels=labels.flip(0)), shape, generator=range(3), **arguments)
     assert not torch.equal(other, together)
 
 
+def test_conditions_are_stored_with_their_scaling_and_those_of_version_0_2_open():
+    """Version 0.2 stored scale and shift flat, and empty ones where there was no scaling."""
+    flat = {"classes": None, "shape": [2], "null": None, "dropout": 0.1, "scale": [3.0, 4.0], "shift": [1.0, 0.0]}
+    expected = nidiff.Condition(shape=(2,), dropout=0.1, scaling=Scaling((3.0, 4.0), (1.0, 0.0)))
+    assert as_conditions({"parameters": flat}) == {"parameters": expected}
+    plain = as_conditions({"class_labels": {"classes": 10, "null": -1, "scale": [], "shift": []}})
+    assert plain == {"class_labels": nidiff.Condition(classes=10, null=-1)}
+    for condition in (expected, plain["class_labels"]):
+        assert as_conditions({"c": json.loads(json.dumps(condition.to_json()))}) == {"c": condition}
+
+
 def test_a_model_remembers_its_conditions(tmp_path):
-    net = nidiff.FieldUNet((8, 8), widths=(8, 16), layers=1, attention=(), num_classes=10)
-    process = nidiff.Process(nidiff.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
+    net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
     conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
     denoiser = nidiff.Denoiser(net, process, "v", conditions=conditions)
     nidiff.save_model(denoiser, tmp_path / "model")
@@ -207,7 +230,7 @@ def test_a_model_remembers_its_conditions(tmp_path):
 
 
 def test_null_rows_go_with_their_images():
-    _, denoiser = told()
+    _, denoiser = mixture_model()
     labels, null = torch.tensor([0, 1, 0]), torch.tensor([1, 0, -1])
     guided, index = denoiser.given(class_labels=labels).guided(3.0, null={"class_labels": null}), torch.tensor([2, 0])
     x, level = torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(20)
@@ -215,7 +238,7 @@ def test_null_rows_go_with_their_images():
 
 
 def test_what_a_network_never_went_without_must_be_given():
-    _, denoiser = told(10)
+    _, denoiser = mixture_model(10)
     always = nidiff.Denoiser(denoiser.net, denoiser.process, conditions={"class_labels": nidiff.Condition(2, (), -1)})
     with pytest.raises(nidiff.InputError, match="class_labels is missing"):
         nidiff.sample(always, (1, 2, 3))
@@ -223,7 +246,7 @@ def test_what_a_network_never_went_without_must_be_given():
 
 
 def test_fields_of_a_condition_are_on_the_grid_of_x():
-    process = nidiff.Process(nidiff.ddpm_cosine(5), nidiff.gaussian_free_field((4, 4)))
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(5), nidiff.gaussian_free_field((4, 4)))
     net = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=(), condition_channels=2)
     condition = nidiff.Condition(shape=(2, 4, 4), dropout=0.1)
     finer = nidiff.Denoiser(net, process, "v", conditions={"fields": condition}).at((8, 8))
@@ -234,43 +257,30 @@ def test_fields_of_a_condition_are_on_the_grid_of_x():
         finer.given(fields=torch.zeros(1, 2, 4, 4))
 
 
-def test_a_network_without_conditions_has_the_configuration_it_always_had():
-    net = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=())
-    assert not {"condition_channels", "num_parameters"} & {*net.config}
-    told = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=(), condition_channels=2, num_parameters=1)
-    assert (told.config["condition_channels"], told.config["num_parameters"]) == (2, 1)
-
-
 @pytest.mark.parametrize(
-    ("ask", "named"),
+    ("ask", "argument"),
     [
-        (lambda d: d.given(colour=1), "colour .*class_labels"),
-        (lambda d: d.given(class_labels=torch.tensor([0, 2])), "class_labels has 2"),
-        (lambda d: d.given(class_labels=-2), "class_labels has -2"),
+        (lambda d: d.given(colour=1), "colour"),
+        (lambda d: d.given(class_labels=torch.tensor([0, 2])), "class_labels"),
+        (lambda d: d.given(class_labels=-2), "class_labels"),
         (lambda d: d.given(class_labels=0.5), "class_labels"),
-        (lambda d: d.given(class_labels=None), "class_labels"),
-        (lambda d: d.given(class_labels="cat"), "class_labels"),
         (lambda d: d.given(class_labels=[[0], [1]]), "class_labels"),
         (lambda d: d.given(class_labels=0).guided(2.0, interval=(0, 1000)), "interval"),
-        (lambda d: d.guided(2.0), "given"),
-        (lambda d: d.given(class_labels=0).guided(math.nan), "scale"),
+        (lambda d: d.guided(2.0), "guidance"),
         (lambda d: d.given(class_labels=0).guided(2.0, interval=(3, 1)), "interval"),
-        (lambda d: d.given(class_labels=0).guided(2.0, interval=3), "interval"),
-        (lambda d: d.given(class_labels=0).guided(2.0, null=4), "null"),
-        (lambda d: d.given(class_labels=[0, 1, 0])(torch.zeros(2, 2, 3), d.process.schedule.level(3)), "3 rows"),
-        (lambda d: nidiff.Denoiser(d.net, d.process).given(class_labels=0).guided(2.0), "null"),
-        (lambda d: nidiff.Denoiser(lambda x, label: x, d.process).given(class_labels=0), "takes none"),
+        (lambda d: d.given(class_labels=[0, 1, 0])(torch.zeros(2, 2, 3), d.process.schedule.level(3)), "class_labels"),
+        (lambda d: nidiff.Denoiser(d.net, d.process).given(class_labels=0).guided(2.0), "guidance"),
+        (lambda d: nidiff.Denoiser(lambda x, label: x, d.process).given(class_labels=0), "class_labels"),
         (lambda d: nidiff.Denoiser(d.net, d.process, conditions={"a": 3}), "conditions"),
-        (lambda d: nidiff.Denoiser(d.net, d.process, conditions=3), "conditions"),
     ],
 )
-def test_bad_input(ask, named):
-    with pytest.raises(nidiff.InputError, match=named):
-        ask(told(10)[1])
+def test_bad_input(ask, argument):
+    with refused(argument):
+        ask(mixture_model(10)[1])
 
 
 def test_guidance_of_a_network_that_never_went_without_is_warned_of():
-    _, denoiser = told(10)
+    _, denoiser = mixture_model(10)
     never = nidiff.Denoiser(
         denoiser.net, denoiser.process, "x0", conditions={"class_labels": nidiff.Condition(2, (), -1)}
     )

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from problems import refused
 
 import nidiff
-from nidiff.data import images as images_module
-from nidiff.data.encoded import Reading
 
 
 @pytest.fixture
@@ -23,7 +22,7 @@ def as_float(pixels):
 
 
 def open_images(path, **options):
-    return images_module.open_images(path, Reading(**options))
+    return nidiff.load_dataset(path, scaling="none", progress=False, **options)
 
 
 def load_images(path, **options):
@@ -33,6 +32,7 @@ def load_images(path, **options):
 def refuse(path, *words):
     with pytest.raises(nidiff.InputError) as error:
         load_images(path)
+    assert error.value.argument == "data"
     for word in words:
         assert word in str(error.value)
 
@@ -60,33 +60,13 @@ def test_each_kind_of_8_bit_image_has_its_channels(tmp_path, pixels, mode, chann
     assert load_images(tmp_path).shape == (1, channels, 5, 4)
 
 
-@pytest.mark.parametrize("store", [np.save, np.savez, lambda f, a: np.savez(f, images=a)], ids=["npy", "npz", "named"])
-def test_arrays_are_the_images_they_hold(tmp_path, pixels, store):
-    file = tmp_path / ("a.npy" if store is np.save else "a.npz")
-    store(file, pixels)
-    torch.testing.assert_close(load_images(file), as_float(pixels))
-
-
-def test_floats_are_taken_as_they_are(tmp_path):
-    grey = np.random.default_rng(0).uniform(-1, 1, (2, 5, 4))
-    np.save(tmp_path / "a.npy", grey)
-    torch.testing.assert_close(load_images(tmp_path / "a.npy"), torch.from_numpy(grey).float()[:, None])
-
-
-def test_among_several_arrays_arr_0_has_the_images(tmp_path, pixels):
-    np.savez(tmp_path / "a.npz", pixels, labels=np.arange(3))
-    assert load_images(tmp_path / "a.npz").shape == (3, 3, 5, 4)
-    np.savez(tmp_path / "b.npz", images=pixels, labels=np.arange(3))
-    refuse(tmp_path / "b.npz", "'images', 'labels'", "arr_0")
-
-
 def test_unlike_images_are_refused_by_name(tmp_path, pixels):
     Image.fromarray(pixels[0]).save(tmp_path / "a.png")
     Image.fromarray(pixels[1, :4]).save(tmp_path / "smaller.png")
-    refuse(tmp_path, "smaller.png", "a.png", "give size")
+    refuse(tmp_path, "smaller.png", "a.png", "or give size")
     assert load_images(tmp_path, size=(4, 4)).shape == (2, 3, 4, 4)
     Image.fromarray(pixels[1]).convert("L").save(tmp_path / "smaller.png")
-    refuse(tmp_path, "smaller.png", "(5, 4, 1)", "give channels")
+    refuse(tmp_path, "smaller.png", "(5, 4, 1)", "or give channels")
     assert load_images(tmp_path, channels=1).shape == (2, 1, 5, 4)
 
 
@@ -112,7 +92,7 @@ def test_broken_images_are_refused_by_name(tmp_path, pixels):
         (np.zeros((2, 3, 3), dtype=bool), "bool"),
         (np.zeros((2, 3, 3), dtype=complex), "complex"),
         (np.zeros(3, dtype=np.uint8), "(3,)"),
-        (np.zeros((2, 3, 8, 8), dtype=np.uint8), "layout=NCHW"),
+        (np.zeros((2, 3, 8, 8), dtype=np.uint8), "NCHW"),
         (np.zeros((0, 8, 8), dtype=np.uint8), "(0, 8, 8)"),
     ],
 )
@@ -235,16 +215,13 @@ def test_any_damage_to_a_file_is_an_image_or_an_input_error(tmp_path, suffix):
             load_images(file.parent, size=8, channels=3)
 
 
-@pytest.mark.parametrize("size", [0, -1, (3,), (3, 0), (3, 4, 5), 2.5, True])
-def test_sizes_that_are_none_are_refused(tmp_path, size):
-    with pytest.raises(nidiff.InputError, match="size="):
-        load_images(tmp_path, size=size)
-
-
 def test_what_cannot_be_fitted_is_refused(tmp_path):
-    with pytest.raises(nidiff.InputError, match="channels=2"):
+    for size in (0, -1, (3,), (3, 0), (3, 4, 5)):
+        with refused("size"):
+            load_images(tmp_path, size=size)
+    with refused("channels"):
         load_images(tmp_path, channels=2)
     np.save(tmp_path / "a.npy", np.random.default_rng(0).uniform(-1, 1, (2, 6, 6)))
     assert load_images(tmp_path / "a.npy", size=6, channels=1).shape == (2, 1, 6, 6)
-    with pytest.raises(nidiff.InputError, match="store the images as uint8"):
+    with refused("size"):
         load_images(tmp_path / "a.npy", size=3)

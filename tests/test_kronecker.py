@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
-from problems import lagging, path_laplacian
+from problems import lagging, path_laplacian, refused
 
 import nidiff
+from nidiff.covariance.basis import PerMode
 from nidiff.covariance.config import as_covariance
-from nidiff.covariance.spectral import frequencies
+from nidiff.covariance.families import cross_spectrum
+from nidiff.covariance.waves import frequencies
 from nidiff.testing.problems import normal, random_matrix
 
 FACTORS = {
@@ -55,7 +57,7 @@ def test_every_product_of_modes_may_have_its_own_eigenvalue():
     assert torch.allclose(loaded.dense(), table.dense(), atol=1e-12)
     odd = values.clone()
     odd[0, 1, 0] *= 2
-    with pytest.raises(nidiff.InputError, match="eigenvalues is not even"):
+    with refused("eigenvalues"):
         product.with_eigenvalues(odd)
 
 
@@ -63,11 +65,11 @@ def test_waves_times_waves_are_not_mixed_up_with_waves_along_both():
     """λ(k, l) ≠ λ(k, −l) is a spectrum of waves in the plane; a product of waves has no such mode."""
     first, second = nidiff.power_law((6,), 1.0), nidiff.power_law((5,), 2.0)
     product, plane = nidiff.Kronecker(first, second), nidiff.gaussian_free_field((6, 5))
-    assert not product.shares_basis(plane)
+    assert product.basis != plane.basis
     same = nidiff.Fourier((6, 5), torch.outer(first.eigenvalues, second.eigenvalues), normalize=False)
     assert torch.allclose(product.dense(), same.dense(), atol=1e-12)
     cosines = nidiff.Kronecker(*(nidiff.power_law((n,), 1.0, boundary="reflecting") for n in (6, 5)))
-    assert cosines.shares_basis(nidiff.gaussian_free_field((6, 5), boundary="reflecting"))
+    assert cosines.basis == nidiff.gaussian_free_field((6, 5), boundary="reflecting").basis
     assert torch.allclose(product.wavenumbers, plane.wavenumbers)
     assert nidiff.Kronecker(nidiff.ar1(3, 0.5), plane).wavenumbers is None
 
@@ -77,13 +79,13 @@ def test_the_data_of_a_product_are_fitted_in_its_basis():
     data = sigma.sample((4000, 1, 4, 4, 6), torch.Generator().manual_seed(0), dtype=torch.float64)
     gaussian = nidiff.fit_gaussian(data, basis=sigma, shrinkage=0.0)
     assert (gaussian.covariance.eigenvalues / sigma.eigenvalues - 1).abs().max() < 0.2
-    assert gaussian.noise(sigma).values.equal(sigma.eigenvalues)
-    process = nidiff.Process(nidiff.ddpm_linear(50), sigma)
+    assert gaussian.check_basis(sigma).values.equal(gaussian.covariance.eigenvalues / sigma.eigenvalues)
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(50), sigma)
     drawn = nidiff.sample(gaussian.denoiser(process), (2, 1, 4, 4, 6), sampler="ddim", num_steps=5)
     assert torch.isfinite(drawn).all()
     white = nidiff.Kronecker(nidiff.Identity((4,)), nidiff.gaussian_free_field((4, 6)))
-    with pytest.raises(nidiff.InputError, match="modes"):
-        gaussian.noise(white)
+    with refused("gaussian"):
+        gaussian.check_basis(white)
 
 
 # Times -----------------------------------------------------------------------------------------------------------
@@ -149,7 +151,7 @@ def test_on_a_cycle_it_is_the_circulant_with_the_sines_of_the_waves(gamma):
 def test_on_a_path_it_has_the_cosines_and_with_its_ends_held_the_sines():
     path = path_laplacian(8)
     cosine = nidiff.Cosine((8,), torch.ones(8))
-    matrix = cosine.to_basis(cosine.to_basis(nidiff.graph(path).dense()).T)
+    matrix = cosine.basis.analyse(cosine.basis.analyse(nidiff.graph(path).dense()).T)
     assert (matrix - matrix.diagonal().diag()).abs().max() < 1e-10
     path[0, 0] = path[-1, -1] = 3  # joined to nodes at 0, half a step away
     bridge = nidiff.brownian_bridge(range(8)).dense()
@@ -179,7 +181,7 @@ def test_every_part_of_a_graph_has_its_constant():
     assert not one.is_singular
     again = nidiff.Covariance.from_config(one.to_config(), one.tensors())
     assert torch.equal(again.eigenvalues, one.eigenvalues)
-    assert again.shares_basis(one)
+    assert again.basis == one.basis
 
 
 # Channels --------------------------------------------------------------------------------------------------------
@@ -200,7 +202,7 @@ def test_channels_have_their_own_spectra_and_the_correlation_in_every_mode(bound
         assert torch.allclose(matrix[c, :, c], each[c].dense(), atol=1e-10)
     between = each[0].with_eigenvalues(0.6 * (each[0].eigenvalues * each[1].eigenvalues).sqrt())
     assert torch.allclose(matrix[0, :, 1], between.dense(), atol=1e-10)
-    assert torch.allclose(cov.matrices[2, 3].diagonal(), torch.stack([s.eigenvalues[2, 3] for s in each]))
+    assert torch.allclose(cross_spectrum(cov).real[2, 3].diagonal(), torch.stack([s.eigenvalues[2, 3] for s in each]))
     assert nidiff.correlated(each, CORRELATION).eigenvalues.mean() == pytest.approx(1.0)
 
 
@@ -217,7 +219,8 @@ def test_noise_does_not_depend_on_which_eigenvectors_were_found():
     cov = nidiff.CrossSpectral(flat, spatial, normalize=False)
     other = nidiff.CrossSpectral(flat, spatial, normalize=False)
     turn = torch.linalg.qr(normal(3, 3))[0]
-    other._vectors = torch.einsum("ci...,ij->cj...", other._vectors, turn).contiguous()
+    turned = torch.einsum("ci...,ij->cj...", other.basis.vectors, turn).contiguous()
+    other = nidiff.Covariance(other.eigenvalues, PerMode(turned, spatial.basis))
     draws = [c.sample((4, 3, 4, 5), torch.Generator().manual_seed(0), dtype=torch.float64) for c in (cov, other)]
     assert torch.allclose(*draws, atol=1e-10)
 
@@ -238,7 +241,7 @@ def test_a_fit_of_cross_spectra_finds_them(boundary):
     few = data[:3]
     shrunk = [nidiff.fit_gaussian(few, basis=boundary, channels=c, shrinkage=0.3).covariance for c in ("cross", "each")]
     assert shrunk[0].eigenvalues.min() > 0
-    own = shrunk[0].matrices.diagonal(dim1=-2, dim2=-1).movedim(-1, 0)
+    own = cross_spectrum(shrunk[0]).real.diagonal(dim1=-2, dim2=-1).movedim(-1, 0)
     assert torch.allclose(own, shrunk[1].eigenvalues, rtol=1e-6)
 
 
@@ -265,11 +268,11 @@ def test_a_channel_may_lag_behind_another(boundary, shape):
     error = [(fit.dense() - cov.dense()).norm() / cov.dense().norm() for fit in (found, joint)]
     assert error[0] < 0.05
     assert error[1] > 0.1
-    assert (found.quadrature - cov.quadrature).norm() < 0.1 * cov.quadrature.norm()
+    assert (cross_spectrum(found) - cross_spectrum(cov)).imag.norm() < 0.1 * cross_spectrum(cov).imag.norm()
     loaded = nidiff.Covariance.from_config(found.to_config(), found.tensors())
     assert torch.allclose(loaded.dense(), found.dense(), atol=1e-12)
     finer = found.at([2 * n for n in shape])
-    assert torch.allclose(finer.quadrature[1, 1], 4 * found.quadrature[1, 1], rtol=1e-6, atol=1e-9)
+    assert torch.allclose(cross_spectrum(finer).imag[1, 1], 4 * cross_spectrum(found).imag[1, 1], rtol=1e-6, atol=1e-9)
     assert nidiff.testing.check_covariance(finer, 1e-8).passed
 
 
@@ -277,9 +280,9 @@ def lagging_down(shape, boundary):
     """The same along the first axis, by turning the event."""
     cov = lagging(shape[::-1], 1, boundary[::-1])
     turned = nidiff.CrossSpectral(
-        cov.matrices.transpose(0, 1),
+        cross_spectrum(cov).real.transpose(0, 1),
         nidiff.matern(shape, 1.5, boundary=boundary),
-        quadrature=cov.quadrature.transpose(0, 1),
+        quadrature=cross_spectrum(cov).imag.transpose(0, 1),
         normalize=False,
     )
     matrix = cov.dense().reshape(2, *shape[::-1], 2, *shape[::-1])
@@ -340,74 +343,68 @@ def test_times_may_be_written_too():
 SPATIAL = nidiff.gaussian_free_field((4,))
 EYES = torch.eye(2, dtype=torch.float64).expand(4, 2, 2)
 BAD = {
-    "product of a word": (lambda: nidiff.Kronecker("gff", SPATIAL), "a is a str"),
-    "product with nothing": (lambda: nidiff.Kronecker(SPATIAL, None), "b is a NoneType"),
-    "rho": (lambda: nidiff.ar1(4, 1.0), "rho=1.0"),
-    "rho too near": (lambda: nidiff.ar1(4, 1 - 1e-16), "rho="),
-    "ar1 over two axes": (lambda: nidiff.ar1((4, 4), 0.5), "shape=.*ar1"),
-    "falling times": (lambda: nidiff.ou([0.0, 2.0, 1.0], 1.0), "times=.*rise"),
-    "times twice": (lambda: nidiff.brownian_bridge([0.0, 0.0]), "times="),
-    "no times": (lambda: nidiff.ou([], 1.0), "times="),
-    "times in a square": (lambda: nidiff.ou([[0.0, 1.0]], 1.0), "times="),
-    "nan times": (lambda: nidiff.ou([0.0, float("nan")], 1.0), "times="),
-    "scale": (lambda: nidiff.ou([0.0, 1.0], 0.0), "scale=0.0"),
-    "endless scale": (lambda: nidiff.ou([0.0, 1.0], 1e300), "scale="),
-    "not square": (lambda: nidiff.graph(torch.ones(2, 3)), "laplacian has shape.*square"),
-    "not symmetric": (lambda: nidiff.graph([[1.0, -1.0], [0.0, 1.0]]), "laplacian is not symmetric"),
-    "an adjacency": (lambda: nidiff.graph([[0.0, 1.0], [1.0, 0.0]]), "laplacian is not positive"),
-    "no edges": (lambda: nidiff.graph(torch.zeros(3, 3)), "laplacian is 0"),
-    "too many nodes": (lambda: nidiff.graph(scipy.sparse.eye_array(6000)), "laplacian has 6000 nodes"),
-    "nan laplacian": (lambda: nidiff.graph(torch.full((2, 2), float("nan"))), "laplacian has NaN"),
-    "words": (lambda: nidiff.graph("cycle"), "laplacian must be"),
-    "huge gamma": (lambda: nidiff.graph(path_laplacian(9), 100.0), "gamma=100.0"),
-    "gamma in words": (lambda: nidiff.graph(path_laplacian(9), "one"), "gamma='one'"),
-    "zero mode": (lambda: nidiff.graph(path_laplacian(9), zero_mode="two"), "zero_mode='two'"),
-    "matrices of another shape": (lambda: nidiff.CrossSpectral(EYES[:3], SPATIAL), "matrices has shape"),
-    "matrices not symmetric": (lambda: nidiff.CrossSpectral(EYES + EYES.cumsum(1), SPATIAL), "matrices.*symmetric"),
-    "negative matrices": (lambda: nidiff.CrossSpectral(-EYES, SPATIAL), "matrices is not positive.*mode .0,"),
+    "rho": (lambda: nidiff.ar1(4, 1.0), "rho"),
+    "rho too near": (lambda: nidiff.ar1(4, 1 - 1e-16), "rho"),
+    "ar1 over two axes": (lambda: nidiff.ar1((4, 4), 0.5), "shape"),
+    "falling times": (lambda: nidiff.ou([0.0, 2.0, 1.0], 1.0), "times"),
+    "times twice": (lambda: nidiff.brownian_bridge([0.0, 0.0]), "times"),
+    "no times": (lambda: nidiff.ou([], 1.0), "times"),
+    "times in a square": (lambda: nidiff.ou([[0.0, 1.0]], 1.0), "times"),
+    "nan times": (lambda: nidiff.ou([0.0, float("nan")], 1.0), "times"),
+    "scale": (lambda: nidiff.ou([0.0, 1.0], 0.0), "scale"),
+    "endless scale": (lambda: nidiff.ou([0.0, 1.0], 1e300), "scale"),
+    "not square": (lambda: nidiff.graph(torch.ones(2, 3)), "laplacian"),
+    "not symmetric": (lambda: nidiff.graph([[1.0, -1.0], [0.0, 1.0]]), "laplacian"),
+    "an adjacency": (lambda: nidiff.graph([[0.0, 1.0], [1.0, 0.0]]), "laplacian"),
+    "no edges": (lambda: nidiff.graph(torch.zeros(3, 3)), "laplacian"),
+    "too many nodes": (lambda: nidiff.graph(scipy.sparse.eye_array(6000)), "laplacian"),
+    "nan laplacian": (lambda: nidiff.graph(torch.full((2, 2), float("nan"))), "laplacian"),
+    "huge gamma": (lambda: nidiff.graph(path_laplacian(9), 100.0), "gamma"),
+    "gamma in words": (lambda: nidiff.graph(path_laplacian(9), "one"), "gamma"),
+    "zero mode": (lambda: nidiff.graph(path_laplacian(9), zero_mode="two"), "zero_mode"),
+    "matrices of another shape": (lambda: nidiff.CrossSpectral(EYES[:3], SPATIAL), "matrices"),
+    "matrices not symmetric": (lambda: nidiff.CrossSpectral(EYES + EYES.cumsum(1), SPATIAL), "matrices"),
+    "negative matrices": (lambda: nidiff.CrossSpectral(-EYES, SPATIAL), "matrices"),
     "odd matrices": (
         lambda: nidiff.CrossSpectral(EYES * torch.tensor([1.0, 2, 3, 4])[:, None, None], SPATIAL),
-        "matrices is not even",
+        "matrices",
     ),
-    "odd quadrature": (lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES), "quadrature.*antisymmetric"),
+    "odd quadrature": (lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES), "quadrature"),
     "even quadrature": (
         lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES * 0 + torch.tensor([[0, 0.1], [-0.1, 0]])),
-        "quadrature is not odd",
+        "quadrature",
     ),
     "quadrature of another shape": (
-        lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES[:, :1, :1]), "quadrature has shape"
+        lambda: nidiff.CrossSpectral(EYES, SPATIAL, quadrature=EYES[:, :1, :1]), "quadrature"
     ),
     "quadrature of pixels": (
-        lambda: nidiff.CrossSpectral(EYES, nidiff.Identity((4,)), quadrature=0 * EYES), "quadrature is between waves"
+        lambda: nidiff.CrossSpectral(EYES, nidiff.Identity((4,)), quadrature=0 * EYES), "quadrature"
     ),
-    "no covariances": (lambda: nidiff.correlated([], [[1.0]]), "covariances="),
     "covariances of two shapes": (
         lambda: nidiff.correlated([SPATIAL, nidiff.gaussian_free_field((5,))], CORRELATION),
-        "covariances do not share a basis",
+        "basis",
     ),
-    "covariances and numbers": (lambda: nidiff.correlated([SPATIAL, 3], CORRELATION), "covariances is a int"),
-    "correlation of three": (lambda: nidiff.correlated([SPATIAL] * 3, CORRELATION), "correlation must be a 3×3"),
+    "correlation of three": (lambda: nidiff.correlated([SPATIAL] * 3, CORRELATION), "correlation"),
     "a covariance for a correlation": (
-        lambda: nidiff.correlated([SPATIAL] * 2, 2 * CORRELATION), "correlation must be a 2×2.*ones"
+        lambda: nidiff.correlated([SPATIAL] * 2, 2 * CORRELATION), "correlation"
     ),
-    "copies": (lambda: nidiff.correlated([SPATIAL] * 2, torch.ones(2, 2)), "correlation is singular"),
-    "product over one axis": (lambda: as_covariance("ar1:rho=0.5 x gff", (8,)), "covariance=.*shape="),
-    "data in a product": (lambda: as_covariance("ar1:rho=0.5 x from_data", (8, 8)), "covariance=.*from_data"),
-    "unknown factor": (lambda: as_covariance("ar1:rho=0.5 x gfff", (8, 8)), "covariance='gfff'"),
-    "product without a shape": (lambda: as_covariance("ar1:rho=0.5 x gff"), "shape"),
-    "ou over two axes": (lambda: as_covariance("ou:scale=2", (8, 8)), "shape=.*ou"),
+    "copies": (lambda: nidiff.correlated([SPATIAL] * 2, torch.ones(2, 2)), "correlation"),
+    "product over one axis": (lambda: as_covariance("ar1:rho=0.5 x gff", (8,)), "covariance"),
+    "data in a product": (lambda: as_covariance("ar1:rho=0.5 x from_data", (8, 8)), "covariance"),
+    "unknown factor": (lambda: as_covariance("ar1:rho=0.5 x gfff", (8, 8)), "covariance"),
+    "product without a shape": (lambda: as_covariance("ar1:rho=0.5 x gff"), "covariance"),
+    "ou over two axes": (lambda: as_covariance("ou:scale=2", (8, 8)), "shape"),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message) as caught:
+@pytest.mark.parametrize(("call", "argument"), BAD.values(), ids=BAD)
+def test_bad_input_is_refused_by_the_name_of_the_argument(call, argument):
+    with refused(argument):
         call()
-    assert "\n" not in str(caught.value)
 
 
 def test_texts_of_products_are_for_the_shape_they_are_asked_for():
-    with pytest.raises(nidiff.InputError, match="times has 3 numbers"):
+    with refused("times"):
         as_covariance("ou:times=0/1/2,scale=1 x gff", (8, 6))
-    with pytest.raises(nidiff.InputError, match="empty factor"):
+    with refused("covariance"):
         as_covariance("ar1:rho=0.5 x ", (2, 3, 4))

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from problems import Unconditional, refused
 
 import nidiff
 from nidiff.diffusion.schedule import Schedule
@@ -13,8 +14,8 @@ COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 # Far enough up that the prior is exact to below the tolerance.
 SCHEDULES = {
     "vp": lambda: Schedule(torch.linspace(9.0, -30.0, 300, dtype=torch.float64), "variance"),
-    "ve": lambda: nidiff.ve(300, sigma_max=1e6, sigma_min=0.01),
-    "ddpm": lambda: nidiff.ddpm_linear(4000),
+    "ve": lambda: nidiff.schedules.ve(300, sigma_max=1e6, sigma_min=0.01),
+    "ddpm": lambda: nidiff.schedules.ddpm_linear(4000),
 }
 every_schedule = pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES.keys())
 TIGHT = {"rtol": 1e-8, "atol": 1e-8}
@@ -100,27 +101,27 @@ def test_bits_per_dim_of_known_densities():
 
 
 def test_bad_input_is_named():
-    denoiser = Gaussian(COV).denoiser(nidiff.Process(nidiff.ddpm_linear(10), COV))
-    with pytest.raises(nidiff.InputError, match="trace='skilling'.*'exact', 'hutchinson'"):
+    denoiser = Gaussian(COV).denoiser(nidiff.Process(nidiff.schedules.ddpm_linear(10), COV))
+    with refused("trace"):
         nidiff.log_likelihood(denoiser, normal(1, 2, 3), trace="skilling")
-    with pytest.raises(nidiff.InputError, match="method='rk4'.*'dopri5'"):
+    with refused("method"):
         nidiff.log_likelihood(denoiser, normal(1, 2, 3), method="rk4")
-    with pytest.raises(nidiff.InputError, match="num_probes=0"):
+    with refused("num_probes"):
         nidiff.log_likelihood(denoiser, normal(1, 2, 3), num_probes=0)
-    with pytest.raises(nidiff.InputError, match="x has NaN"):
+    with refused("x"):
         nidiff.log_likelihood(denoiser, torch.full((1, 2, 3), float("nan")))
-    with pytest.raises(nidiff.InputError, match="rtol=-1"):
+    with refused("rtol"):
         nidiff.log_likelihood(denoiser, normal(1, 2, 3), rtol=-1)
-    with pytest.raises(nidiff.InputError, match="give a batch"):
+    with refused("x"):
         nidiff.log_likelihood(denoiser, normal(2, 3))
-    with pytest.raises(nidiff.InputError, match="bin_width=0"):
+    with refused("bin_width"):
         nidiff.bits_per_dim(denoiser, normal(1, 2, 3), bin_width=0)
 
 
 def test_in_float32_every_label_is_one_of_the_schedule():
     """The clock of the ODE rounds to just outside the schedule, which our own network of x alone would refuse."""
     cov = nidiff.gaussian_free_field((2, 3))
-    schedule = nidiff.smld_geometric(10, 5.0, 0.03)
+    schedule = nidiff.schedules.smld_geometric(10, 5.0, 0.03)
     labels = []
 
     def net(x, label):
@@ -130,13 +131,13 @@ def test_in_float32_every_label_is_one_of_the_schedule():
     nidiff.log_likelihood(nidiff.Denoiser(net, nidiff.Process(schedule, cov)), torch.randn(2, 2, 3))
     assert 0 <= min(labels) < 0.1
     assert 8.9 < max(labels) <= 9
-    told = nidiff.unconditional(lambda x: 0.1 * x, harmonic=schedule)
+    told = Unconditional(lambda x: 0.1 * x, harmonic=schedule)
     nidiff.log_likelihood(nidiff.Denoiser(told, nidiff.Process(schedule, cov)), torch.randn(2, 2, 3))
 
 
 def test_bfloat16_images_have_the_likelihood_of_their_values():
     problem = Gaussian(COV)
-    denoiser = problem.denoiser(nidiff.Process(nidiff.ddpm_linear(100), COV))
+    denoiser = problem.denoiser(nidiff.Process(nidiff.schedules.ddpm_linear(100), COV))
     x = (problem.mean + normal(4, 6)).reshape(4, 2, 3).bfloat16()
 
     def net(x, label):

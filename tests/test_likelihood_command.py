@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from problems import untrained_model
+from problems import refused, untrained_model
 
 import nidiff
-from nidiff import InputError, Scaling
+from nidiff import Scaling
 from nidiff.cli import main
 from nidiff.data.dataset import Dataset
-from nidiff.diffusion.denoiser import silent
+from nidiff.diffusion.denoiser import zero_net
 from nidiff.diffusion.schedule import Schedule
 from nidiff.evaluation.likelihood import measure_likelihood
 from nidiff.testing.problems import normal
@@ -31,7 +31,7 @@ GAUSSIAN = nidiff.fit_gaussian(normal(50, *SHAPE) + 0.3, basis=GFF)
 
 def exact_denoiser(gaussian=GAUSSIAN, scaling=None, covariance=GFF):
     process = nidiff.Process(SCHEDULE, covariance)
-    return nidiff.Denoiser(silent, process, "residual", gaussian=gaussian, scaling=scaling)
+    return nidiff.Denoiser(zero_net, process, "residual", gaussian=gaussian, scaling=scaling)
 
 
 def in_data_units(x, scaling):
@@ -127,17 +127,17 @@ def test_errors_are_over_items_and_the_difference_is_paired():
     assert set(alone.summary()) == {"model"}
 
 
-@pytest.mark.parametrize("name", ["num_images", "batch", "seed", "rtol", "trace", "data"])
+@pytest.mark.parametrize("name", ["num_images", "batch", "seed", "rtol"])
 def test_refusals_name_the_argument(name):
     arguments = {"denoiser": exact_denoiser(), "data": Dataset(normal(4, *SHAPE)), name: -1}
-    with pytest.raises(InputError, match=name):
+    with refused(name, None):
         measure_likelihood(**arguments)
 
 
 def test_a_schedule_that_keeps_the_coarse_modes_has_no_likelihood():
-    process = nidiff.Process(nidiff.heat(SHAPE[1:], 20), nidiff.Identity(SHAPE[1:]))
-    with pytest.raises(InputError, match="schedule"):
-        measure_likelihood(nidiff.Denoiser(silent, process, "eps"), Dataset(normal(4, *SHAPE)))
+    process = nidiff.Process(nidiff.schedules.heat(SHAPE[1:], 20), nidiff.Identity(SHAPE[1:]))
+    with refused("schedule"):
+        measure_likelihood(nidiff.Denoiser(zero_net, process, "eps"), Dataset(normal(4, *SHAPE)))
 
 
 # The command --------------------------------------------------------------------------------------------------------
@@ -153,9 +153,7 @@ def runs(tmp_path_factory) -> Path:
     np.save(base / "fields.npy", normal(20, 8, 8).clamp(-1, 1).float().numpy())
     for name, data in {"digits": "digits", "fields": str(base / "fields.npy")}.items():
         flags = ["--data", data, "--out", str(base / name), "--precision", "fp32", "--num-steps", "1", "--target", "v"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nidiff.report.html.write_report", lambda run, *_: run / "report.html")  # which takes long
-            assert main(["train", *flags, *TINY]) == 0
+        assert main(["train", *flags, *TINY]) == 0
     return base
 
 
@@ -178,36 +176,28 @@ def test_the_command_prints_the_same_numbers_as_the_function(runs, capsys):
     code, out, _ = asked(capsys, runs / "digits" / "model", *QUICK)
     assert code == 0
     assert f"{found['gaussian']['bits_per_dim']['value']:.1f}" in out
-    assert all(word in out for word in ("held-out", "bits/dim", "model - Gaussian"))
 
 
 def test_floats_that_have_no_held_out_part(runs, capsys):
-    code, out, _ = asked(capsys, runs / "fields", *QUICK)
-    assert code == 0
-    assert "training data" in out
-    assert "units of the data" in out
     code, out, _ = asked(capsys, runs / "fields", *QUICK, "--json")
-    assert not json.loads(out)["dequantised"]
+    about = json.loads(out)
+    assert (code, about["split"], about["dequantised"]) == (0, "train", False)
 
 
 def test_a_model_without_a_gaussian_has_no_baseline_and_says_so(tmp_path, capsys):
     model = untrained_model(tmp_path / "plain")
     code, out, _ = asked(capsys, model, "--data", "digits", *QUICK)
-    assert code == 0
-    assert "no baseline" in out
-    assert "model - Gaussian" not in out
+    assert (code, "no baseline" in out) == (0, True)
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         (["--rtol", "0"], "--rtol"),
-        (["--num-images", "0"], "--num-images"),
         (["--num-probes", "-1"], "--num-probes"),
         (["--trace", "guess"], "--trace"),
         (["--split", "x"], "--split"),
         (["--data", "nowhere"], "nowhere"),
-        (["--seed", "-1"], "--seed"),
     ],
 )
 def test_bad_flags_exit_with_2(runs, capsys, flags, words):
@@ -225,7 +215,7 @@ def test_what_cannot_have_a_likelihood_exits_with_2(runs, tmp_path, capsys, monk
     assert "12" in err
     lone = shutil.copytree(runs / "digits" / "model", tmp_path / "lone")
     code, _, err = asked(capsys, lone, *QUICK)
-    assert (code, "data is missing" in err) == (2, True)
+    assert (code, "--data" in err) == (2, True)
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     code, _, err = asked(capsys, runs / "digits", *QUICK)
     assert (code, "nidiff[likelihood]" in err) == (2, True)

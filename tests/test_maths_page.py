@@ -16,12 +16,14 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+import problems
 import pytest
 
 import nidiff
-from nidiff.diffusion.target import TARGETS
+from nidiff.diffusion.target import TARGETS, Target
 from nidiff.sampling.sampler import SAMPLERS
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/maths.md"
 # Rows that are not true: the tests exist, but call other functions, or with other arguments.
@@ -63,16 +65,19 @@ class Claim(NamedTuple):
         got = frame.f_locals
         if not (isinstance(got.get("self"), self.owner) if self.owner else frame.f_code is self.code):
             return False
-        return all(got[key] is not None if value is ... else got[key] == value for key, value in self.given.items())
+        return all(
+            key in got and (got[key] is not None if value is ... else got[key] == value)
+            for key, value in self.given.items()
+        )
 
 
 def mathematics() -> dict[str, Any]:
     """Every name of the mathematical packages. Samplers and targets are known by their names in quotes."""
     found: dict[str, Any] = {f'"{name}"': entry for name, entry in {**TARGETS, **SAMPLERS}.items()}
-    for package in ("covariance", "diffusion", "sampling", "calibration"):
+    for package in ("covariance", "diffusion", "sampling", "design"):
         for module in pkgutil.iter_modules([str(Path(nidiff.__file__).parent / package)], f"nidiff.{package}."):
             found |= vars(importlib.import_module(module.name))
-    return found
+    return found | {"Unconditional": problems.Unconditional}  # a network of the paper that serves tests alone
 
 
 def claims(function: str, known: dict[str, Any]) -> list[tuple[str, Claim]]:
@@ -84,7 +89,7 @@ def claims(function: str, known: dict[str, Any]) -> list[tuple[str, Claim]]:
     if isinstance(found, type):
         assert hasattr(found, method or "__init__"), f"{function} does not exist"
         return [(method or "__init__", Claim(function, found, None, given))]
-    parts = {nidiff.Target: ("encode", "coefficients"), nidiff.Sampler: ("step",)}.get(type(found))
+    parts = {Target: ("encode", "coefficients"), nidiff.sampling.Sampler: ("step",)}.get(type(found))
     plain = [inspect.unwrap(one) for one in ([getattr(found, part) for part in parts] if parts else [found])]
     return [(one.__name__, Claim(function, None, one.__code__, given)) for one in plain]
 

@@ -12,14 +12,16 @@ from pathlib import Path
 import diffusers
 import pytest
 import torch
+from problems import refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.fields import FAMILIES
+from nidiff.covariance.config import BASES
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.diffusion.schedule import SCHEDULES
+from nidiff.diffusion.schedules import SCHEDULES
 from nidiff.diffusion.target import TARGETS
+from nidiff.errors import FileError
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.folder import same_covariance, save_process
 from nidiff.model.network import NETWORKS, unet2d
@@ -27,6 +29,8 @@ from nidiff.model.network import NETWORKS, unet2d
 # What a user writes in a module of their own: a network with shared weights, a family of Σ, a target and a schedule.
 MINE = """
 import torch, nidiff
+from nidiff.covariance.basis import Basis
+from nidiff.diffusion.target import Target
 from nidiff.recipe import remembered
 
 
@@ -42,16 +46,22 @@ class Mine(torch.nn.Module):
         return self.second(torch.tanh(self.first(x) + 0.01 * label.reshape(-1, *[1] * (x.ndim - 1))))
 
 
-class Haar(nidiff.Covariance):
-    def __init__(self, shape, weights):
-        super().__init__(shape, weights)
+class HaarBasis(Basis):
+    def __init__(self, shape):
+        self.event_shape = tuple(shape)
 
-    def to_basis(self, x):
+    def analyse(self, x):
         a, b = x[..., ::2], x[..., 1::2]
         return torch.stack([a + b, a - b], -1).flatten(-2) / 2**0.5
 
-    def from_basis(self, coefficients):
-        return self.to_basis(coefficients)
+    synthesise = analyse
+
+    def arguments(self):
+        return {"shape": self.event_shape}
+
+
+def Haar(shape, weights):
+    return nidiff.Covariance(weights, HaarBasis(shape), normalize=True)
 
 
 def half(x0, eps, level, covariance):
@@ -67,14 +77,14 @@ def steep(num_levels):
     return nidiff.Schedule(torch.linspace(4, -5, num_levels, dtype=torch.float64))
 
 
-TARGET = nidiff.Target(half, from_half, 0.0)
+TARGET = Target(half, from_half, 0.0)
 """
 REGISTER = """
-from nidiff.covariance.fields import FAMILIES
-from nidiff.diffusion.schedule import SCHEDULES
+from nidiff.covariance.config import BASES
+from nidiff.diffusion.schedules import SCHEDULES
 from nidiff.diffusion.target import TARGETS
 
-FAMILIES["Haar"], SCHEDULES["steep"], TARGETS["half"] = Haar, steep, TARGET
+BASES["HaarBasis"], SCHEDULES["steep"], TARGETS["half"] = HaarBasis, steep, TARGET
 """
 
 
@@ -92,7 +102,7 @@ def mine(tmp_path, monkeypatch):
 
 @pytest.fixture
 def registered(mine, monkeypatch):
-    monkeypatch.setitem(FAMILIES, "Haar", mine.Haar)
+    monkeypatch.setitem(BASES, "HaarBasis", mine.HaarBasis)
     monkeypatch.setitem(SCHEDULES, "steep", mine.steep)
     monkeypatch.setitem(TARGETS, "half", mine.TARGET)
     return mine
@@ -114,12 +124,12 @@ def images():
 
 def denoiser(net, shape=(8, 8), target="eps", **options):
     return nidiff.Denoiser(
-        net, nidiff.Process(nidiff.ddpm_linear(50), nidiff.gaussian_free_field(shape)), target, **options
+        net, nidiff.Process(nidiff.schedules.ddpm_linear(50), nidiff.gaussian_free_field(shape)), target, **options
     )
 
 
 def drawn(model: nidiff.Denoiser) -> Tensor:
-    return nidiff.sample(model, (2, 1, *model.process.covariance.event_shape), num_steps=5, seeds=[3, 4])
+    return nidiff.sample(model, (2, 1, *model.process.covariance.event_shape), num_steps=5, generator=[3, 4])
 
 
 def assert_same(a: nidiff.Denoiser, b: nidiff.Denoiser) -> None:
@@ -187,7 +197,7 @@ from mine import *
 from safetensors.torch import save_file
 model = nidiff.load_model({str(tmp_path / "m")!r}, net=Mine())
 assert (model.target_name, model.clip, model.scaling) == ("half", 2.0, nidiff.Scaling(5.0, 1.0))
-save_file({{{{"x": nidiff.sample(model, (2, 1, 2, 6), num_steps=5, seeds=[3, 4])}}}}, {str(tmp_path / "x")!r})
+save_file({{{{"x": nidiff.sample(model, (2, 1, 2, 6), num_steps=5, generator=[3, 4])}}}}, {str(tmp_path / "x")!r})
 """
     run = {"cwd": tmp_path, "capture_output": True, "text": True}
     answer = subprocess.run([sys.executable, "-c", code.format(register=REGISTER)], **run)
@@ -199,7 +209,7 @@ save_file({{{{"x": nidiff.sample(model, (2, 1, 2, 6), num_steps=5, seeds=[3, 4])
 
 
 def test_the_scheduler_and_the_pipeline_know_a_target_of_ones_own(registered, tmp_path):
-    process = nidiff.Process(nidiff.ddpm_linear(30), nidiff.gaussian_free_field((8, 8)))
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(30), nidiff.gaussian_free_field((8, 8)))
     first = nidiff.Denoiser(images(), process, "half", clip=1.0, scaling=PIXELS)
     nidiff.save_model(first, tmp_path / "m")
     pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
@@ -264,52 +274,29 @@ def test_a_run_directory_opens_and_sigma_is_there_before_the_network(tmp_path):
         nidiff.load_model(run)
     with pytest.raises(OSError, match="--resume"):
         NonIsotropicPipeline.from_pretrained(run)
-    nidiff.save_model(first, run / "model")
+    identity = {"settings": "0" * 64}
+    (run / "experiment.json").write_text(json.dumps({"identity": identity}))
+    nidiff.save_model(first, run / "model", run=identity)
     assert_same(first, nidiff.load_model(run))
 
 
 # Version 0.1 -----------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_of_version_0_1_opens(tmp_path):
-    """Its schedule is text and it says nothing of scaling: the data were 8-bit images."""
-    net, folder = images(), tmp_path / "m"
-    net.save_pretrained(folder / "unet", safe_serialization=True)
-    (folder / "scheduler").mkdir()
-    cov = nidiff.from_data(torch.randn(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)), average="modes")
-    save_file(
-        {key: value.contiguous() for key, value in cov.tensors().items()}, folder / "scheduler/covariance.safetensors"
-    )
-    scheduler = {
-        "_class_name": "NonIsotropicScheduler",
-        "covariance": cov.to_config(),
-        "schedule": "ddpm_linear:num_levels=50,shift=0.5",
-        "prediction_type": "v_prediction",
-        "algorithm": "ddpm",
-        "timestep_spacing": "linspace",
-        "clip_sample": True,
-        "clip_sample_range": 1.0,
-        "beta_schedule": "nidiff (needs nidiff.interop.NonIsotropicScheduler)",
-        "_diffusers_version": "0.36.0",
-    }
-    index = {
-        "_class_name": "NonIsotropicPipeline",
-        "_diffusers_version": "0.36.0",
-        "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
-        "unet": ["diffusers", "UNet2DModel"],
-    }
-    (folder / "scheduler" / "scheduler_config.json").write_text(json.dumps(scheduler))
-    (folder / "model_index.json").write_text(json.dumps(index))
-    (folder / "README.md").write_text("a card of version 0.1")
-    model = nidiff.load_model(folder)
-    process = nidiff.Process(nidiff.ddpm_linear(50).shifted(0.5), cov)
-    assert_same(model, nidiff.Denoiser(net, process, "v", clip=1.0, scaling=PIXELS))
-    pipeline = NonIsotropicPipeline.from_pretrained(folder)
-    pipeline.set_progress_bar_config(disable=True)
-    assert pipeline.scheduler.config.algorithm == "ddpm"
-    pipeline.save_pretrained(tmp_path / "again")
-    assert (tmp_path / "again" / "README.md").read_text() == "a card of version 0.1"
-    assert torch.equal(drawn(nidiff.load_model(tmp_path / "again")), drawn(model))
+def test_a_folder_of_version_0_1_is_refused_by_the_version_that_opens_it(tmp_path):
+    """It says nothing of the data's scaling, for it knew only 8-bit images, and its runs have no identity."""
+    folder = tmp_path / "m"
+    nidiff.save_model(denoiser(images()), folder)
+    (folder / "manifest.json").unlink()
+    file = folder / "scheduler" / "scheduler_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({key: value for key, value in config.items() if key != "scaling"}))
+    with pytest.raises(FileError, match="version 0.2"):
+        nidiff.load_model(folder)
+    nidiff.save_model(denoiser(images()), tmp_path / "run" / "model")
+    (tmp_path / "run" / "experiment.json").write_text("{}")
+    with pytest.raises(FileError, match="version 0.2"):
+        nidiff.load_model(tmp_path / "run")
 
 
 # Refusals --------------------------------------------------------------------------------------------------------
@@ -318,10 +305,10 @@ def test_a_folder_of_version_0_1_opens(tmp_path):
 def test_what_could_not_be_loaded_is_refused_before_anything_is_written(mine, tmp_path):
     net, gff = seeded(mine.Mine), nidiff.gaussian_free_field((6,))
     haar = mine.Haar((6,), torch.linspace(1, 2, 6))
-    plain, steep = nidiff.ddpm_linear(9), mine.steep(9)
+    plain, steep = nidiff.schedules.ddpm_linear(9), mine.steep(9)
     cases = {
         "TARGETS": nidiff.Denoiser(net, nidiff.Process(plain, gff), mine.TARGET),
-        "FAMILIES": nidiff.Denoiser(net, nidiff.Process(plain, haar)),
+        "BASES": nidiff.Denoiser(net, nidiff.Process(plain, haar)),
         "SCHEDULES": nidiff.Denoiser(net, nidiff.Process(steep, gff)),
         "torch.nn.Module": nidiff.Denoiser(lambda x, label: x, nidiff.Process(plain, gff)),
         r"images \(1, 8, 8\)": denoiser(images(), (6,)),
@@ -343,7 +330,7 @@ def rewritten(folder: Path, change) -> None:
 
 def test_the_weights_of_another_network_are_refused(mine, tmp_path):
     nidiff.save_model(denoiser(seeded(mine.Mine), (6,)), tmp_path / "m")
-    with pytest.raises(nidiff.InputError, match="net="):
+    with refused("folder"):
         nidiff.load_model(tmp_path / "m")
     with pytest.raises(nidiff.InputError, match=r"shape \(6,"):
         nidiff.load_model(tmp_path / "m", net=mine.Mine(5))
@@ -361,13 +348,9 @@ def test_the_weights_of_another_network_are_refused(mine, tmp_path):
         with pytest.raises(nidiff.InputError, match=words) as caught:
             nidiff.load_model(folder, net=mine.Mine())
         assert "\n" not in str(caught.value)
-    with pytest.raises(nidiff.InputError, match="must be a torch.nn.Module that is built"):
-        nidiff.load_model(tmp_path / "m", net=mine.Mine)
-    with pytest.raises(nidiff.InputError, match="denoiser is a Mine"):
-        nidiff.save_model(mine.Mine(), tmp_path / "n")
     (tmp_path / "m" / "manifest.json").unlink()
     (tmp_path / "m" / "network" / "weights.safetensors").write_bytes(b"torn")
-    with pytest.raises(OSError, match="damaged"):
+    with pytest.raises(OSError, match="weights.safetensors"):
         nidiff.load_model(tmp_path / "m", net=mine.Mine())
 
 
@@ -404,7 +387,7 @@ def test_a_strangers_classes_are_refused(tmp_path, monkeypatch):
         assert nidiff.load_model(tmp_path / "m")  # unet/config.json names a class that we know
     shutil.copy(tmp_path / "stranger.py", tmp_path / "m" / "unet")
     index.write_text(json.dumps({**json.loads(whole), "_class_name": ["unet/stranger", "Net"]}))
-    with pytest.raises(nidiff.InputError, match="names code to run.*stranger"):
+    with pytest.raises(nidiff.InputError, match="stranger"):
         NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     index.write_text(whole)
     assert NonIsotropicPipeline.from_pretrained(tmp_path / "m")
@@ -468,7 +451,7 @@ def test_only_a_model_is_replaced(tmp_path):
 
 def test_a_network_of_ones_own_and_other_data_are_no_pipeline(mine, tmp_path):
     """One sentence says what to use instead, and that opens the same folder."""
-    scheduler = NonIsotropicScheduler(nidiff.gaussian_free_field((6, 6)), nidiff.ddpm_linear(30))
+    scheduler = NonIsotropicScheduler(nidiff.gaussian_free_field((6, 6)), nidiff.schedules.ddpm_linear(30))
     nidiff.save_model(denoiser(seeded(mine.Mine), (6, 6)), tmp_path / "own")
     nidiff.save_model(denoiser(signals(), (64,)), tmp_path / "signals")
     nidiff.save_model(denoiser(images(), scaling=nidiff.Scaling(10.0, 20.0)), tmp_path / "degrees")
@@ -477,9 +460,8 @@ def test_a_network_of_ones_own_and_other_data_are_no_pipeline(mine, tmp_path):
         lambda: NonIsotropicPipeline(lambda x, t: x, scheduler),
         *(partial(NonIsotropicPipeline.from_pretrained, tmp_path / name) for name in ("own", "signals", "degrees")),
     ):
-        with pytest.raises(nidiff.InputError, match="nidiff.sample") as caught:
+        with pytest.raises(nidiff.InputError, match="nidiff.load_model"):
             act()
-        assert "nidiff.load_model" in str(caught.value)
     assert nidiff.load_model(tmp_path / "own", net=mine.Mine())
     assert nidiff.load_model(tmp_path / "signals")
     assert nidiff.load_model(tmp_path / "degrees")
@@ -488,7 +470,7 @@ def test_a_network_of_ones_own_and_other_data_are_no_pipeline(mine, tmp_path):
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_of_torch_does_not_change_the_weights_that_are_loaded(default, tmp_path):
     net = unet2d((1, 8, 8), widths=(8,), layers=1, attention=())
-    process = nidiff.Process(nidiff.ddpm_linear(10), nidiff.Identity((8, 8)))
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(10), nidiff.Identity((8, 8)))
     nidiff.save_model(nidiff.Denoiser(net, process), tmp_path / "model")
     before = torch.get_default_dtype()
     torch.set_default_dtype(default)

@@ -5,13 +5,13 @@ import math
 
 import pytest
 import torch
+from problems import refused
 from torch import Tensor
 
 import nidiff
 from nidiff import operators as op
-from nidiff.covariance.spectral import white_in
-from nidiff.inverse.posterior import METHODS
-from nidiff.inverse.solve import conjugate_gradients
+from nidiff.covariance.waves import Waves
+from nidiff.inverse.posterior import METHODS, conjugate_gradients
 from nidiff.sampling.sampler import rehearse
 from nidiff.testing.problems import (
     Gaussian,
@@ -68,7 +68,7 @@ def kalman(operator: op.Operator, y: Tensor, mean: Tensor, variance: Tensor, noi
 
 def given_x(level: nidiff.Level, data: Tensor) -> Tensor:
     """Cov[x0 | x]."""
-    ratio = level.signal**2 / level.sigma**2
+    ratio = float(level.signal) ** 2 / float(level.sigma) ** 2
     return torch.linalg.inv(torch.linalg.inv(data) + ratio * torch.linalg.inv(COV.dense()))
 
 
@@ -125,7 +125,7 @@ def test_the_jacobian_needs_no_basis_in_common():
 
 
 def test_moments_hold_where_every_mode_has_its_own_level():
-    process = nidiff.Process(nidiff.soft_conditioning(EVENT, num_levels=20), COV)
+    process = nidiff.Process(nidiff.schedules.soft_conditioning(EVENT, num_levels=20), COV)
     denoiser, operator, x = GAUSSIAN.denoiser(process), OPERATORS["pool"], normal(2, 1, *EVENT)
     y, level = observe(OPERATORS["pool"]), process.schedule.level(10)
     both = [
@@ -139,21 +139,21 @@ def test_a_kappa_of_one_does_not_make_what_is_seen_impossible():
     """κ is measured, and may be 1: then V would be 0 there, and an exact y could not be met."""
     shape = (1, 6, 6)
     gaussian = nidiff.GaussianModel(torch.zeros(shape), nidiff.power_law(shape[1:], 2.0))
-    process = nidiff.Process(nidiff.ddpm_cosine(50), nidiff.gaussian_free_field(shape[1:]))
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(50), nidiff.gaussian_free_field(shape[1:]))
     share = torch.zeros(2, *shape[1:])
     share[:, 2:] = 1.0
-    known = nidiff.measure_kappa(gaussian.denoiser(process), gaussian.sample((4, *shape))).kappa
+    known = nidiff.design.measure_kappa(gaussian.denoiser(process), gaussian.sample((4, *shape))).kappa
     kappa = known._replace(rows=torch.tensor([0.0, 49.0]), values=share, trust=torch.ones_like(share))
     y = gaussian.sample((1, *shape), torch.Generator().manual_seed(0))
     seen = nidiff.Observation(y, op.mask(torch.arange(6) < 3))
     given = nidiff.posterior(gaussian.denoiser(process).with_kappa(kappa), seen)
-    x = nidiff.sample(given, (4, *shape), num_steps=4, seeds=range(4))
+    x = nidiff.sample(given, (4, *shape), num_steps=4, generator=range(4))
     assert x.abs().max() < 20
     assert (x - y)[..., :3].abs().max() < 1e-3
 
 
 def test_there_is_no_likelihood_given_an_observation():
-    process = nidiff.Process(nidiff.ddpm_cosine(50), nidiff.gaussian_free_field((4, 4)))
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(50), nidiff.gaussian_free_field((4, 4)))
     gaussian = nidiff.GaussianModel(torch.zeros(1, 4, 4), nidiff.power_law((4, 4), 2.0))
     given = nidiff.posterior(gaussian.denoiser(process), nidiff.Observation(torch.zeros(1, 1, 2, 2), op.pool(2), 0.1))
     with pytest.raises(nidiff.InputError, match="denoiser"):
@@ -183,7 +183,7 @@ def test_the_gradient_is_a_gradient():
         at = x.clone().requires_grad_()
         log_density = -0.5 * (y - operator(denoiser(at, level))).square().sum() / noise**2
         (slope,) = torch.autograd.grad(log_density, at)
-        exact = denoiser(x, level) + level.sigma**2 / level.signal * COV.matmul(slope)
+        exact = denoiser(x, level) + float(level.sigma) ** 2 / float(level.signal) * COV.matmul(slope)
         given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), "gradient", r=0)
         with torch.no_grad():
             close(given(x, level), exact.detach())
@@ -243,11 +243,10 @@ def law_errors(method: str, operator: op.Operator, steps: int, sampler: str = "a
     return torch.stack([(mean - exact[0]).norm() / moved, (covariance - spread).norm() / spread.norm()])
 
 
-@pytest.mark.parametrize("sampler", ["ancestral", "heun"])
-@pytest.mark.parametrize("operator", SMALL.values(), ids=SMALL.keys())
-def test_the_samples_have_the_law_of_the_posterior(sampler, operator):
+@pytest.mark.parametrize(("sampler", "name"), [("ancestral", "mask"), ("ancestral", "blur"), ("heun", "pool")])
+def test_the_samples_have_the_law_of_the_posterior(sampler, name):
     """Mean and covariance, exactly, at N steps and at 4 N."""
-    coarse, fine = (law_errors("gaussian", operator, steps, sampler) for steps in (15, 60))
+    coarse, fine = (law_errors("gaussian", SMALL[name], steps, sampler) for steps in (15, 60))
     assert fine[0] < 1e-3
     assert fine[1] < 0.4 * coarse[1]
     assert fine[1] < (0.2 if sampler == "ancestral" else 0.03)
@@ -289,10 +288,12 @@ def test_repaint_keeps_the_law():
 
 
 def test_repaint_is_the_isotropic_algorithm_in_whitened_coordinates():
-    for x, y in whitened_paths(COV, nidiff.ddpm_linear(40), "repaint", {"repeats": 2}):
+    for x, y in whitened_paths(COV, nidiff.schedules.ddpm_linear(40), "repaint", {"repeats": 2}):
         assert torch.allclose(x, y, rtol=1e-9, atol=1e-9)
     denoiser, shape = GAUSSIAN.denoiser(PROCESS), (2, 1, *EVENT)
-    once, plain = (nidiff.sample(denoiser, shape, sampler=s, seeds=[1, 2]) for s in ("repaint:repeats=1", "ancestral"))
+    once, plain = (
+        nidiff.sample(denoiser, shape, sampler=s, generator=[1, 2]) for s in ("repaint:repeats=1", "ancestral")
+    )
     assert torch.equal(once, plain)
     with pytest.raises(nidiff.InputError, match="repeats"):
         nidiff.sample(denoiser, shape, sampler="repaint", repeats=0)
@@ -314,22 +315,22 @@ class Net(torch.nn.Module):
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_a_denoiser_like_any_other(method):
     """Every kind of sampler, tiles, seeds, guidance, clipping, a rehearsal, and no gradients around it."""
-    process = nidiff.Process(nidiff.ddpm_linear(50), COV)
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(50), COV)
     denoiser = nidiff.Denoiser(Net(), process, "residual", gaussian=GAUSSIAN, clip=3.0)
     y = observe(OPERATORS["mask"], count=2).float()
     observation = nidiff.Observation(y, op.mask(SEEN))
     denoiser = denoiser.given(shift=torch.tensor([1.0, 2.0])).guided(2.0, null={"shift": 0.0})
     given = nidiff.posterior(denoiser, observation, method)
     for sampler in ("ancestral", "heun", "dpmpp_2m", "angle_2m", "pc", "repaint:repeats=2"):
-        x = nidiff.sample(given, (2, 1, *EVENT), sampler=sampler, num_steps=4, seeds=[1, 2])
+        x = nidiff.sample(given, (2, 1, *EVENT), sampler=sampler, num_steps=4, generator=[1, 2])
         assert x.isfinite().all()
         assert x.dtype == torch.float32
         assert x.abs().max() <= 3
         assert not x.requires_grad
-    tiled = nidiff.sample(given, (2, 1, *EVENT), num_steps=4, seeds=[1, 2], tile=2)
+    tiled = nidiff.sample(given, (2, 1, *EVENT), num_steps=4, generator=[1, 2], tile=2)
     with torch.inference_mode():
-        assert torch.allclose(tiled, nidiff.sample(given, (2, 1, *EVENT), num_steps=4, seeds=[1, 2]), atol=1e-4)
-    second = nidiff.sample(given.for_images(torch.tensor([1])), (1, 1, *EVENT), num_steps=4, seeds=[2])
+        assert torch.allclose(tiled, nidiff.sample(given, (2, 1, *EVENT), num_steps=4, generator=[1, 2]), atol=1e-4)
+    second = nidiff.sample(given.for_images(torch.tensor([1])), (1, 1, *EVENT), num_steps=4, generator=[2])
     assert torch.allclose(second, tiled[1:], atol=1e-4)
     rehearse(given, (1, *EVENT), num_steps=4)
     assert given.clipped(0.5)(normal(2, 1, *EVENT).float(), process.schedule.level(40)).abs().max() <= 0.5
@@ -383,7 +384,7 @@ def test_operators_do_what_they_say():
     every = op.waves(torch.ones(EVENT, dtype=torch.bool), "fixed")(x)
     assert torch.allclose(every.square().sum(), x.square().sum())  # orthonormal
     assert torch.allclose(op.waves(0)(x)[..., 0], x.sum((-2, -1)) / SIZE**0.5)
-    assert torch.allclose(op.waves(1.0, "reflecting")(x)[..., 0], white_in("reflecting", EVENT).to_basis(x)[..., 0, 0])
+    assert torch.allclose(op.waves(1.0, "reflecting")(x)[..., 0], Waves(EVENT, "reflecting").analyse(x)[..., 0, 0])
     with_transpose = op.linear(lambda x: x.cumsum(-1), lambda y: y.flip(-1).cumsum(-1).flip(-1))
     v = normal(2, 3, *EVENT, seed=1)
     plain = op.linear(lambda x: x.cumsum(-1))
@@ -413,79 +414,66 @@ NAN = torch.full((1, 1, 3, 2), torch.nan)
 
 
 @pytest.mark.parametrize(
-    ("make", "match"),
+    ("make", "argument"),
     [
-        (lambda: nidiff.Observation([1.0], op.pool(2)), "^y is a list"),
-        (lambda: nidiff.Observation(Y + 0j, op.pool(2)), "^y has dtype"),
-        (lambda: nidiff.Observation(Y, "pool"), "^operator"),
-        (lambda: nidiff.Observation(NAN, op.pool(2)), "^y has NaN.*missing"),
-        (lambda: nidiff.Observation.missing(NAN), "^mask sees nothing"),
-        (lambda: nidiff.Observation(NAN, op.mask([[1, 0], [0, 0], [0, 0]])), "^y has NaN"),
-        (lambda: nidiff.Observation(Y, op.mask([1, 0, 1])), "^mask has shape"),
-        (lambda: nidiff.Observation(Y, op.pool(2), -1), "^noise=-1"),
-        (lambda: nidiff.Observation(Y, op.pool(2), torch.nan), "^noise=nan"),
-        (lambda: nidiff.Observation(Y, op.pool(2), torch.tensor([1.0, -1.0])), "^noise"),
-        (lambda: op.mask([0.5, 1.0]), "^mask"),
-        (lambda: op.pool(0), "^factor=0"),
-        (lambda: op.subsample(()), "^step"),
-        (lambda: op.blur(-1.0), "^width"),
-        (lambda: op.blur(1.0, "open"), "^boundary='open'"),
-        (lambda: op.waves(-1.0), "^keep"),
-        (lambda: op.waves("all"), "^keep"),
-        (lambda: op.channels(-1), "^indices"),
-        (lambda: op.linear(3), "^function"),
-        (lambda: op.linear(torch.relu, 3), "^transpose"),
-        (lambda: op.function(None), "^f=None"),
+        (lambda: nidiff.Observation(Y + 0j, op.pool(2)), "y"),
+        (lambda: nidiff.Observation(NAN, op.pool(2)), "y"),
+        (lambda: nidiff.Observation.missing(NAN), "mask"),
+        (lambda: nidiff.Observation(NAN, op.mask([[1, 0], [0, 0], [0, 0]])), "y"),
+        (lambda: nidiff.Observation(Y, op.mask([1, 0, 1])), "mask"),
+        (lambda: nidiff.Observation(Y, op.pool(2), -1), "noise"),
+        (lambda: nidiff.Observation(Y, op.pool(2), torch.nan), "noise"),
+        (lambda: nidiff.Observation(Y, op.pool(2), torch.tensor([1.0, -1.0])), "noise"),
+        (lambda: op.mask([0.5, 1.0]), "mask"),
+        (lambda: op.pool(0), "factor"),
+        (lambda: op.blur(-1.0), "width"),
+        (lambda: op.blur(1.0, "open"), "boundary"),
+        (lambda: op.channels(-1), "indices"),
     ],
 )
-def test_bad_observations_are_refused(make, match):
-    with pytest.raises(nidiff.InputError, match=match):
+def test_bad_observations_are_refused(make, argument):
+    with pytest.raises(nidiff.InputError, match=f"^{argument}"):
         make()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "match"),
+    ("arguments", "options", "argument"),
     [
-        ((Y, op.pool(3)), {}, "^factor=3 does not divide"),
-        ((Y, op.blur(1.0)), {}, r"^y has rows \(1, 3, 2\).*blur.* makes \(1, 6, 4\)"),
-        ((Y[0], op.pool(2)), {}, r"^y has rows \(3, 2\).*y\[None\]"),
-        ((Y, op.pool(2), torch.ones(5)), {}, "^noise has shape"),
-        ((Y, op.pool(2), nidiff.Identity((5,))), {}, "^noise has shape"),
-        ((torch.zeros(1, 1, 5, 5), op.mask(torch.ones(5, 5))), {}, "^mask has shape"),
-        ((torch.zeros(1, 1, 3), op.waves(torch.ones(5, 5) > 0)), {}, "^keep is for modes"),
-        ((Y, op.channels(1)), {}, "^indices=1"),
-        ((Y, op.linear(lambda x: x.square())), {}, "^y has rows"),
-        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x + 1)), {}, "^linear got a function that is not linear"),
-        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x.cumsum(-1), lambda y: y)), {}, "^transpose is not that"),
-        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x, lambda y: y[0])), {}, "^transpose makes"),
-        ((torch.zeros(1, 1), op.function(lambda x: x.sum())), {}, "^operator makes"),
-        ((Y, op.pool(2)), {"method": "kalman"}, "^method='kalman'"),
-        ((Y, op.pool(2)), {"steps": 3}, "^steps is not an option of method='gaussian'.*iterations"),
-        ((Y, op.pool(2)), {"iterations": 0}, "^iterations=0"),
-        ((Y, op.pool(2)), {"tolerance": "low"}, "^tolerance='low'"),
-        ((Y, op.pool(2)), {"method": "replacement"}, "^method='replacement' is for a mask"),
-        ((torch.zeros(1, 1, 6, 4), op.mask(SEEN), 0.1), {"method": "replacement"}, "noise"),
-        ((Y, op.pool(2)), {"method": "gradient", "r": 0}, "^r=0 needs observation noise"),
-        ((Y, op.pool(2)), {"method": "gradient", "r": -1.0}, "^r=-1.0"),
-        ((Y, op.pool(2)), {"method": "gradient", "scale": "x"}, "^scale='x'"),
-        ((Y, op.pool(2)), {"kappa": 3}, "^kappa=3"),
+        ((Y, op.pool(3)), {}, "factor"),
+        ((Y, op.blur(1.0)), {}, "y"),
+        ((Y[0], op.pool(2)), {}, "y"),
+        ((Y, op.pool(2), torch.ones(5)), {}, "noise"),
+        ((Y, op.pool(2), nidiff.Identity((5,))), {}, "noise"),
+        ((torch.zeros(1, 1, 5, 5), op.mask(torch.ones(5, 5))), {}, "mask"),
+        ((torch.zeros(1, 1, 3), op.waves(torch.ones(5, 5) > 0)), {}, "keep"),
+        ((Y, op.waves(-1.0)), {}, "keep"),
+        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x + 1)), {}, "function"),
+        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x.cumsum(-1), lambda y: y)), {}, "transpose"),
+        ((torch.zeros(1, 1, 6, 4), op.linear(lambda x: x, lambda y: y[0])), {}, "transpose"),
+        ((torch.zeros(1, 1), op.function(lambda x: x.sum())), {}, "operator"),
+        ((Y, op.pool(2)), {"method": "kalman"}, "method"),
+        ((Y, op.pool(2)), {"steps": 3}, "option"),
+        ((Y, op.pool(2)), {"iterations": 0}, "iterations"),
+        ((Y, op.pool(2)), {"method": "replacement"}, "method"),
+        ((torch.zeros(1, 1, 6, 4), op.mask(SEEN), 0.1), {"method": "replacement"}, "method"),
+        ((Y, op.pool(2)), {"method": "gradient", "r": 0}, "r"),
+        ((Y, op.pool(2)), {"method": "gradient", "r": -1.0}, "r"),
+        ((Y, op.pool(2)), {"kappa": 3}, "kappa"),
     ],
 )
-def test_what_does_not_fit_the_denoiser_is_refused(arguments, options, match):
-    with pytest.raises(nidiff.InputError, match=match):
+def test_what_does_not_fit_the_denoiser_is_refused(arguments, options, argument):
+    with pytest.raises(nidiff.InputError, match=f"^{argument}"):
         nidiff.posterior(GAUSSIAN.denoiser(PROCESS), nidiff.Observation(*arguments), **options)
 
 
-def test_other_mistakes_have_a_sentence_too():
+def test_a_denoiser_that_cannot_take_the_observation_is_refused():
     denoiser, observation = GAUSSIAN.denoiser(PROCESS), nidiff.Observation(Y.expand(2, -1, -1, -1), op.pool(2))
     given, plain = nidiff.posterior(denoiser, observation), nidiff.Denoiser(smooth_net(EVENT), PROCESS)
-    with pytest.raises(nidiff.InputError, match="^y has 2 rows for 3 images"):
+    with refused("y"):
         nidiff.sample(given, (3, 1, *EVENT), num_steps=2)
-    with pytest.raises(nidiff.InputError, match="an observation already"):
+    with refused("denoiser"):
         nidiff.posterior(given, observation)
-    with pytest.raises(nidiff.InputError, match="^method='gaussian' needs the data's Gaussian"):
+    with refused("method"):
         nidiff.posterior(plain, observation, "gaussian")
-    with pytest.raises(nidiff.InputError, match="^observation is a Tensor"):
-        nidiff.posterior(denoiser, Y)
-    with pytest.raises(nidiff.InputError, match="^denoiser"):
+    with refused("denoiser"):
         nidiff.posterior(Net(), observation)

@@ -8,35 +8,44 @@ import torch
 
 import nidiff
 from nidiff.cli import main
-from nidiff.covariance.fields import FAMILIES, FIELDS, named
+from nidiff.covariance.basis import Basis
+from nidiff.covariance.config import BASES
+from nidiff.covariance.families import remembered as remembered_field
+from nidiff.covariance.fields import FAMILIES, FIELDS
 from nidiff.diffusion.objective import WEIGHTINGS
-from nidiff.diffusion.schedule import SCHEDULES
+from nidiff.diffusion.schedules import SCHEDULES
+from nidiff.diffusion.spacing import SPACINGS
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.evaluation.cell import evaluate_cell
 from nidiff.evaluation.metrics import METRICS, Metric
 from nidiff.model.network import unet2d
 from nidiff.recipe import remembered
 from nidiff.sampling.ancestral import mix
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.sampling.spacing import SPACINGS
 
 
-class Pairs(nidiff.Covariance):
-    """Neighbours in pairs: the variance of their sum is ``smooth`` times that of their difference."""
+class PairBasis(Basis):
+    """Sums and differences of neighbours in pairs."""
 
-    def __init__(self, shape, smooth=3.0):
-        eigenvalues = torch.ones(shape)
-        eigenvalues[..., ::2] = smooth
-        super().__init__(shape, eigenvalues)
+    def __init__(self, shape):
+        self.event_shape = tuple(shape)
 
-    def to_basis(self, x):
+    def analyse(self, x):
         return torch.stack([x[..., ::2] + x[..., 1::2], x[..., ::2] - x[..., 1::2]], -1).flatten(-2) / 2**0.5
 
-    def from_basis(self, coefficients):
-        return self.to_basis(coefficients)
+    synthesise = analyse
+
+    def arguments(self):
+        return {"shape": self.event_shape}
 
 
-@named
+def Pairs(shape, smooth=3.0):
+    """The variance of a sum is ``smooth`` times that of a difference."""
+    eigenvalues = torch.ones(shape)
+    eigenvalues[..., ::2] = smooth
+    return nidiff.Covariance(eigenvalues, PairBasis(shape), normalize=True)
+
+
+@remembered_field
 def striped(shape, strength: float = 2.0):
     return Pairs(shape, 1 + strength)
 
@@ -63,18 +72,19 @@ def every_other(schedule, count):
 
 
 def brightness(real, generated):
-    return generated.pixels.double().mean().item()
+    return generated.items.double().mean().item()
 
 
 @pytest.fixture
 def registered(monkeypatch):
     for registry, name, entry in (
+        (BASES, "PairBasis", PairBasis),
         (FAMILIES, "Pairs", Pairs),
         (FIELDS, "striped", striped),
         (SCHEDULES, "even", even),
         (TARGETS, "twice", Target(twice, from_twice, 0.0)),
         (WEIGHTINGS, "rough", -0.25),
-        (SAMPLERS, "lazy", nidiff.Sampler(lazy, "every_other", 6)),
+        (SAMPLERS, "lazy", nidiff.sampling.Sampler(lazy, "every_other", 6)),
         (SPACINGS, "every_other", every_other),
         (METRICS, "brightness", Metric(brightness)),
     ):
@@ -109,7 +119,7 @@ def test_everything_of_ones_own_through_the_commands(covariance, registered, tmp
 def test_a_sampler_may_bring_a_function_as_its_spacing(registered, tmp_path, capsys):
     denoiser = nidiff.Denoiser(unet2d((1, 8, 8), widths=(8,), attention=()), nidiff.Process(even(12), Pairs((8, 8))))
     nidiff.save_model(denoiser, tmp_path / "m")
-    registered.setitem(SAMPLERS, "lazy_own", nidiff.Sampler(lazy, every_other, 6))
+    registered.setitem(SAMPLERS, "lazy_own", nidiff.sampling.Sampler(lazy, every_other, 6))
     drawn = {}
     for sampler in ("lazy", "lazy_own", "lazy_own:spacing=uniform"):
         out = tmp_path / sampler.replace(":", "-")
@@ -118,15 +128,13 @@ def test_a_sampler_may_bring_a_function_as_its_spacing(registered, tmp_path, cap
             drawn[sampler] = stored["arr_0"].tobytes()
     assert json.loads((tmp_path / "lazy_own/job.json").read_text())["job"]["spacing"] == "own-every_other"
     assert drawn["lazy"] == drawn["lazy_own"] != drawn["lazy_own:spacing=uniform"]
-    with pytest.raises(nidiff.InputError, match="add yours to SAMPLERS"):
-        evaluate_cell(tmp_path / "m", sampler=lazy)
 
 
 def test_what_is_no_longer_registered_is_refused_in_a_sentence(registered, tmp_path):
     denoiser = nidiff.Denoiser(torch.nn.Identity(), nidiff.Process(even(5), Pairs((2, 4))), target="twice")
     nidiff.save_model(denoiser, tmp_path)
     assert nidiff.load_model(tmp_path, net=torch.nn.Identity()).target_name == "twice"
-    for registry, name in ((FAMILIES, "Pairs"), (SCHEDULES, "even"), (TARGETS, "twice")):
+    for registry, name in ((BASES, "PairBasis"), (SCHEDULES, "even"), (TARGETS, "twice")):
         with registered.context() as missing:
             missing.delitem(registry, name)
             with pytest.raises(nidiff.InputError, match=f"'{name}' is unknown"):

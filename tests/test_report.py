@@ -7,8 +7,6 @@ import os
 import re
 import shutil
 import struct
-import subprocess
-import sys
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,22 +14,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import tyro
 from PIL import Image
 
 import nidiff
 from nidiff.cli import main
-from nidiff.commands.report import Report
 from nidiff.errors import InputError
 from nidiff.evaluation.results import Measured, Result, read_results
 from nidiff.evaluation.table import MARKDOWN, csv_text, latex, markdown, number, text
+from nidiff.model.manifest import write_manifest
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.denoising import denoise_levels, visible_rows
 from nidiff.report.html import SECTIONS, write_report
-from nidiff.report.loss import loss_figure, read_log, smoothed
+from nidiff.report.loss import read_log, smoothed
 from nidiff.report.quality import quality_figure
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.training.experiment import Experiment
+from nidiff.training.experiment import read_experiment
+from nidiff.training.identity import settings_digest
 
 HOSTILE = '" onload=alert(1) <img src=x onerror=alert(1)>&"\'|$\\frac_%#{}~^`*[a](b)'
 
@@ -96,15 +94,6 @@ def test_every_row_has_as_many_cells_as_the_head(results):
     assert len(spec) == len(latex_rows(results)[0])
 
 
-def test_rows_go_by_run_and_sampler_named_once_then_from_many_steps_to_few():
-    rows = markdown_rows([*paper(), result("DDPM", "ddim", 20, {"FID": 20.0})])[2:]
-    assert [row[:3] for row in rows] == [
-        *(["DDPM", "ancestral", "1000"], ["", "", "100"], ["", "", "20"]),
-        ["", "ddim", "20"],
-        *(["NI-DDPM", "ancestral", "1000"], ["", "", "100"], ["", "", "20"]),
-    ]
-
-
 def test_the_best_of_each_metric_and_number_of_steps_is_bold_in_both_directions():
     bold = {(row[2], i) for row in markdown_rows(paper())[2:5] for i in (3, 4, 5) if row[i].startswith("**")}
     other = {(row[2], i) for row in markdown_rows(paper())[5:] for i in (3, 4, 5) if row[i].startswith("**")}
@@ -126,41 +115,25 @@ def test_nothing_is_best_of_one_or_among_numbers_that_cannot_be_compared():
     assert "**" not in markdown(nan)
 
 
-def test_equal_values_are_both_best():
-    assert markdown([result("a"), result("b"), result("c", metrics={"FD-pixels": 8.0})]).count("**") == 4
-
-
 def test_the_note_says_where_the_numbers_come_from_and_one_each_where_that_differs():
-    said = "Features pixels (sha256 01234567), preprocessing none; 299 real images of digits, split test; "
-    for write in (markdown, latex, text):
-        assert write(paper()).count(said) == 1
-        assert "[1]" not in write(paper())
     mixed = [*paper(), result("other", provenance={"features_sha256": "fedcba9876543210"})]
-    for write in (latex, text):
-        assert "[1] Features pixels (sha256 01234567)" in write(mixed)
-        assert "[2] Features pixels (sha256 fedcba98)" in write(mixed)
-        assert "other [2]" in write(mixed)
-        assert "NI-DDPM [1]" in write(mixed)
-    changed = text([result(provenance={"real_sha256": "a" * 64}), result("b", provenance={"real_sha256": "b" * 64})])
-    assert "of digits, split test (sha256 bbbbbbbb);" in changed  # other images under the same name
-    # Another model or version of nidiff is what a table compares.
+    for write in (markdown, latex, text):
+        assert write(paper()).count("01234567") == 1
+        assert "[1]" not in write(paper())
+        assert "fedcba98" in write(mixed)
+    assert ("NI-DDPM [1]" in text(mixed), "other [2]" in text(mixed)) == (True, True)
+    # Another model or version of nidiff is what a table compares; other images under the same name are not.
     assert "[1]" not in text([result(), result("b", provenance={"nidiff": "9", "commit": "x"})])
+    assert "[2]" in text([result(), result("b", provenance={"real_sha256": "b" * 64})])
 
 
-def test_a_metric_that_a_result_lacks_is_a_dash():
-    results = [result("a", metrics={"FD-pixels": 1.0}), result("b", metrics={"KID-pixels": 2.0})]
-    assert [row[3:] for row in markdown_rows(results)[2:]] == [["1.000 ± 0.010", "–"], ["–", "2.000 ± 0.010"]]
-
-
-def test_settings_of_the_sampler_tell_rows_apart():
-    results = [
-        result("a", "ddim", options={"eta": 0.5}),
-        result("a", "ddim"),
-        result("a", "ddim", spacing="karras"),
-        result("a", "ddim", clip=None),
-    ]
-    names = [row[1] for row in markdown_rows(results)[2:]]
-    assert names == ["ddim, eta=0.5", "ddim", "ddim, karras", "ddim, clip=None"]
+def test_settings_of_the_sampler_tell_rows_apart_and_a_metric_that_a_result_lacks_is_a_dash():
+    others = [{"options": {"eta": 0.5}}, {}, {"spacing": "karras"}, {"clip": None}]
+    results = [result("a", "ddim", **other) for other in others]
+    rows = markdown_rows([*results, result("b", metrics={"KID-pixels": 2.0})])[2:]
+    assert len({row[1] for row in rows[:4]}) == 4
+    assert [row[4] for row in rows] == ["–"] * 4 + ["2.000 ± 0.010"]
+    assert rows[-1][3] == "–"
 
 
 @pytest.mark.parametrize(
@@ -169,13 +142,11 @@ def test_settings_of_the_sampler_tell_rows_apart():
         (7.0123, 0.12, "7.01 ± 0.12"),
         (7.0123, 0.34, "7.0 ± 0.3"),
         (0.0021, 0.0003, "0.0021 ± 0.0003"),
-        (-0.00012, 0.0025, "-0.0001 ± 0.0025"),
         (9.99, 0.0996, "9.99 ± 0.10"),
         (1234.5, 56.0, "1234 ± 56"),
         (0.81, 0.0, "0.81 ± 0"),
         (0.5, 1e-17, "0.5 ± 1e-17"),
         (3.14159265, None, "3.142"),
-        (0.0, 0.02, "0.000 ± 0.020"),
         (None, 0.1, "–"),
         (float("nan"), 0.1, "–"),
         (float("inf"), None, "–"),
@@ -215,31 +186,22 @@ def test_csv_has_one_line_per_result_and_every_digit():
             assert line[key] == ("" if value is None else str(value))
 
 
-def test_the_terminal_gets_aligned_ascii():
-    lines = text([*paper(), result("größe − 2×2", metrics={"FID": 1.0})]).splitlines()
-    assert "gr??e - 2x2" in lines[7]
-    assert all(line.isascii() for line in lines)
-    column = lines[0].index("steps")
-    assert [int(line[column:].split()[0]) for line in lines[1:8]] == [1000, 100, 20, 1000, 100, 20, 10]
-    assert "6.05 +- 0.05" in lines[1]
+def test_the_terminal_gets_ascii():
+    assert text([*paper(), result("größe − 2×2", metrics={"FID": 1.0})]).isascii()
 
 
 @pytest.mark.parametrize(
-    "content, words",
+    "content",
     [
-        ("{", "metrics.json' cannot be read"),
-        ("{}", "it is not a list"),
-        ('[{"run": "a"}]', "no 'metrics'"),
-        (written([result(metrics={"FID": ("7", 0.1)})]), "not a number"),
-        (written([result(steps="10")]), "of another type"),
-        (None, "there is no metrics.json"),
+        *("{", "{}", "[3]", '[{"run": "a"}]', written([result(metrics={"FID": ("7", 0.1)})])),
+        *(written([result(steps="10")]), None),
     ],
 )
-def test_results_that_cannot_be_read_are_refused(tmp_path, content, words):
+def test_results_that_cannot_be_read_are_refused(tmp_path, content):
     file = tmp_path / "metrics.json"
     if content is not None:
         file.write_text(content)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises(InputError, match=r"metrics\.json"):
         read_results(file)
     file.write_text(written(paper()))
     assert read_results(file) == paper()
@@ -267,13 +229,11 @@ def test_the_plot_has_a_panel_per_metric_and_the_numbers_with_their_errors():
     [
         [result(metrics={"recall": (0.5, None)})],
         [result(f"{i}", steps=s, metrics={"FD": 100.0 / s}) for i in range(8) for s in (1, 10, 100)],
-        [result("_$\\frac$", "$_", metrics={"$x": -1.0})],
         [result(metrics={"FD": (-1e308, 1e308)}), result(steps=20, metrics={"FD": (1e308, -5.0)})],
-        [result(steps=steps) for steps in (0, -5, 10**19)],
         [result("x" * 5000 + "\udcff", "\udcff", metrics={"z" * 5000: 1.0})],
-        [result(metrics={f"metric {i}": 1.0 for i in range(300)})],
+        [result("_$\\frac$", "$_", 5, metrics={"$x": -1.0} | {f"metric {i}": 1.0 for i in range(5)})],
     ],
-    ids=["one point", "eight lines", "hostile", "beyond floats", "no steps", "not UTF-8", "many metrics"],
+    ids=["one point", "eight lines", "beyond floats", "not UTF-8", "hostile"],
 )
 def test_plots_of_any_size_can_be_drawn_and_their_lines_told_apart(results):
     figure = quality_figure(results)
@@ -299,7 +259,7 @@ def test_the_log_is_read_up_to_where_it_is_cut(tmp_path):
     assert read_log(file) == {"step": [1, 2], "loss": [0.5, 0.5], "images_per_s": [9, 9]}
 
 
-@pytest.mark.parametrize("count", [1, 2, 9, 10, 35, 100])
+@pytest.mark.parametrize("count", [1, 9, 35])
 def test_smoothing_keeps_constants_and_straight_lines(count):
     assert smoothed([3.0] * count) == pytest.approx([3.0] * count)
     line = np.arange(count, dtype=float)
@@ -311,11 +271,9 @@ def test_smoothing_keeps_constants_and_straight_lines(count):
         assert smoothed(list(jagged)).std() < jagged.std()
 
 
-def test_a_log_of_one_line_can_be_drawn():
-    loss_figure({"step": [20], "loss": [0.5], "images_per_s": [100.0]}).savefig(io.BytesIO(), format="png")
-
-
-@pytest.mark.parametrize("schedule", [nidiff.ddpm_linear(200), nidiff.smld_geometric(50, 30.0, 0.01)], ids=["vp", "ve"])
+@pytest.mark.parametrize(
+    "schedule", [nidiff.schedules.ddpm_linear(200), nidiff.schedules.smld_geometric(50, 30.0, 0.01)], ids=["vp", "ve"]
+)
 def test_a_network_that_knows_eps_gets_the_image_back_and_one_that_knows_nothing_does_not(schedule):
     process = nidiff.Process(schedule, nidiff.gaussian_free_field((8, 8)))
     x0 = torch.linspace(-1, 1, 64).reshape(1, 8, 8)
@@ -323,7 +281,7 @@ def test_a_network_that_knows_eps_gets_the_image_back_and_one_that_knows_nothing
     found = denoise_levels(nidiff.Denoiser(lambda x, label: eps, process), x0, seed=5)
     assert len(found) == 6
     assert all(step.error < 1e-3 for step in found)
-    sigmas = [step.level.sigma / step.level.signal for step in found]
+    sigmas = [float(step.level.sigma / step.level.signal) for step in found]
     assert sigmas == sorted(sigmas)
     blind = denoise_levels(nidiff.Denoiser(lambda x, label: 0 * x, process), x0, seed=5)
     noise = process.covariance.sqrt(eps).square().mean().sqrt().item()
@@ -333,12 +291,12 @@ def test_a_network_that_knows_eps_gets_the_image_back_and_one_that_knows_nothing
 
 
 def test_levels_are_spread_over_what_can_be_seen():
-    cosine = nidiff.ddpm_cosine(1000)
+    cosine = nidiff.schedules.ddpm_cosine(1000)
     seen = cosine.logsnr[visible_rows(cosine, 6)]
     assert cosine.logsnr[-1] < -15  # most of the schedule's range is nothing but noise
     torch.testing.assert_close(seen, torch.linspace(6, -6, 6, dtype=torch.float64), atol=0.1, rtol=0)
-    assert visible_rows(nidiff.ddpm_linear(1), 6) == [0]
-    assert visible_rows(nidiff.ddpm_linear(3).shifted(100.0), 6) == [0, 1, 2]
+    assert visible_rows(nidiff.schedules.ddpm_linear(1), 6) == [0]
+    assert visible_rows(nidiff.schedules.ddpm_linear(3).shifted(100.0), 6) == [0, 1, 2]
 
 
 # report.html -----------------------------------------------------------------------------------------------------
@@ -393,10 +351,13 @@ def run(trained, tmp_path):
 
 
 def edited(run, **values):
-    """Other settings in experiment.json; a run without an identity, such as one of version 0.1, does not notice."""
+    """Other settings in experiment.json, with the digests that a stranger would give them."""
     stored = json.loads((run / "experiment.json").read_text()) | values
-    stored.pop("identity", None)
     (run / "experiment.json").write_text(json.dumps(stored))
+    stored["identity"]["settings"] = settings_digest(read_experiment(run))
+    (run / "experiment.json").write_text(json.dumps(stored))
+    if (run / "model").is_dir():
+        write_manifest(run / "model", stored["identity"])
 
 
 @pytest.fixture
@@ -408,38 +369,33 @@ def bare(run):
     return run
 
 
-def test_the_page_is_one_file_that_fetches_nothing(run):
-    out = write_report(run)
-    assert out == run / "report.html"
-    page = Page(out)
+@pytest.fixture(scope="module")
+def finished(trained):
+    return write_report(trained)
+
+
+def test_the_page_is_one_file_that_fetches_nothing(finished):
+    page = Page(finished)
+    assert finished.name == "report.html"
     assert page.fetched
     assert all(source.startswith("data:image/") for source in page.fetched)
     assert "script" not in page.tags
-    assert "default-src 'none'" in out.read_text()
-    assert out.stat().st_size < 1_000_000
+    assert "default-src 'none'" in finished.read_text()
+    assert finished.stat().st_size < 1_000_000
     assert all(page.alts)
 
 
-def test_the_page_shows_every_section_of_a_finished_run(run):
-    page = Page(write_report(run))
+def test_the_page_shows_every_section_of_a_finished_run(finished):
+    page = Page(finished)
     assert all(heading in page.words for heading in SECTIONS)
     assert "Not shown" not in page.words
-    for fact in ("1,498", "1 × 8 × 8", "4 of 4 steps", "ddpm_linear:num_levels=20", nidiff.__version__):
+    for fact in ("1,498", "1 × 8 × 8", "4 of 4 steps", "ddpm_linear:num_levels=20", nidiff.__version__, "FD-pixels"):
         assert fact in page.words
-    assert "step 2" in page.words
-    assert "the first image of the training data" in page.words
-    assert "Features pixels (sha256 01234567)" in page.words
     assert "nidiff train --config digits/experiment.json --out digits-again" in page.words
     assert page.alts.count("Grid of samples after step 4") == 1
     assert sum("Denoised image" in alt for alt in page.alts) == 6
-
-
-def test_settings_other_than_the_default_are_told_from_the_rest(run):
-    words = Page(write_report(run)).words
-    before, _, after = words.partition("other settings\n")
-    assert "batch_size" in before
-    assert "learning_rate" in after
-    assert "learning_rate" not in before
+    changed, _, usual = page.words.partition("other settings\n")
+    assert ("batch_size" in changed, "learning_rate" in changed, "learning_rate" in usual) == (True, False, True)
 
 
 def test_what_comes_from_files_is_escaped(run):
@@ -474,20 +430,14 @@ def test_a_run_that_is_still_going_has_a_page_that_says_what_is_missing(run):
     assert any("Loss" in alt for alt in page.alts)
 
 
-def test_a_run_with_nothing_but_its_settings_has_a_page(tmp_path):
-    (tmp_path / "experiment.json").write_text(json.dumps(Experiment().to_json()))
-    page = Page(write_report(tmp_path))
-    assert page.words.count("Not shown") == len(SECTIONS) - 3  # a run of an earlier version has no Gaussian
-    assert "not recorded" in page.words
-
-
 def tiles(page):
     """The pictures of the denoising, as the page has them."""
     return re.findall(r'<img class="tile" src="([^"]+)"', page.read_text())
 
 
-def test_the_page_of_a_stranger_shows_nothing_that_its_settings_name(run, tmp_path):
+def test_the_page_of_a_stranger_shows_nothing_that_its_settings_name(run, tmp_path, monkeypatch, with_report):
     """Whatever experiment.json says the data are, the page is the same: they are not opened."""
+    monkeypatch.setattr("nidiff.report.html.SECTIONS", {})  # but that of the denoising, which alone shows data
     secret = np.arange(64, dtype=np.uint8).reshape(1, 8, 8)
     np.savez(tmp_path / "secret.npz", secret)
     shown = []
@@ -504,14 +454,10 @@ def test_the_page_of_a_stranger_shows_nothing_that_its_settings_name(run, tmp_pa
     assert main(["report", str(run), "--data", str(tmp_path / "secret.npz")]) == 0
     assert "an image of the data" in Page(run / "report.html").words
     assert tiles(run / "report.html") != shown[0]
-    edited(run, data="digits", data_dir=None)
-    assert "the first image of the training data" in Page(write_report(run)).words
 
 
-def test_the_image_to_denoise_can_be_given_and_must_have_the_shape_of_the_model(run, tmp_path):
-    words = Page(write_report(run, torch.zeros(1, 8, 8))).words
-    assert "an image of the data" in words
-    assert "Not shown" not in words
+def test_the_image_to_denoise_must_have_the_shape_of_the_model(run, monkeypatch):
+    monkeypatch.setattr("nidiff.report.html.SECTIONS", {})
     assert "shape (1, 4, 4)" in Page(write_report(run, torch.zeros(1, 4, 4))).words
 
 
@@ -536,8 +482,8 @@ def test_links_and_special_files_among_the_samples_are_not_shown(bare, tmp_path)
     assert not [alt for alt in Page(write_report(bare)).alts if alt.startswith("Grid")]
 
 
-def test_a_log_or_results_that_are_links_out_of_the_run_are_not_shown(run, tmp_path):
-    whole = Page(write_report(run)).words
+def test_a_log_or_results_that_are_links_out_of_the_run_are_not_shown(run, finished, tmp_path):
+    whole = Page(finished).words
     for name in ("log.jsonl", "metrics.json"):
         (run / name).rename(tmp_path / name)
         (run / name).symlink_to(tmp_path / name)
@@ -587,24 +533,26 @@ def test_a_log_of_any_content_does_not_break_the_page(bare):
 
 
 @pytest.mark.parametrize(
-    "facts",
-    [
-        *({"image_shape": 3}, {"image_shape": [[1], None, {}]}, {"image_shape": [1] * 10**5}, {"images": [1]}),
-        *({"parameters": {}, "images": True}, {"images": 10**19}, [], "x", 3, None),
-    ],
+    "facts", [{"image_shape": [[1], None, {}], "images": [1], "parameters": {}}, {"image_shape": [1] * 10**5}, [], None]
 )
 def test_facts_of_any_type_do_not_break_the_page(bare, facts):
     edited(bare, resolved=facts)
     assert "Settings that are not the default" in Page(write_report(bare)).words
 
 
-@pytest.mark.parametrize("name", ["metrics.json", "model/scheduler/scheduler_config.json", "model/unet/config.json"])
-@pytest.mark.parametrize("content", ["{", "[" * 100_000, "[3]", '{"a": ' + "9" * 5000 + "}", "Infinity", "\udcff"])
-def test_damaged_files_are_not_shown_and_the_rest_of_the_page_is(run, name, content):
-    (run / name).write_text(content, errors="surrogateescape")
-    page = Page(write_report(run))
-    assert "Not shown" in page.words
-    assert "Grid of samples after step 4" in page.alts
+def test_damaged_files_are_not_shown_and_the_rest_of_the_page_is(run):
+    damage = {
+        "metrics.json": "[" * 100_000,
+        "model/scheduler/scheduler_config.json": "{",
+        "model/unet/config.json": "[3]",
+    }
+    for name, content in damage.items():
+        whole = (run / name).read_text()
+        (run / name).write_text(content)
+        page = Page(write_report(run))
+        assert "Not shown" in page.words
+        assert "Grid of samples after step 4" in page.alts
+        (run / name).write_text(whole)
 
 
 def test_many_large_grids_stay_within_two_megabytes_and_a_torn_one_is_named(bare):
@@ -637,7 +585,7 @@ def test_the_page_is_the_same_when_it_is_written_again_and_the_old_one_stays_if_
 # The command -----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_each_page_and_prints_its_path(bare, capsys):
+def test_the_command_writes_each_page_and_prints_its_path(bare, capsys, with_report):
     run, other = bare, Path(shutil.copytree(bare, bare.with_name("other")))
     assert main(["report", str(run), str(other)]) == 0
     assert capsys.readouterr().out == f"{run / 'report.html'}\n{other / 'report.html'}\n"
@@ -649,24 +597,13 @@ def test_what_is_not_a_run_is_refused_before_anything_is_written(bare, tmp_path,
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("precious")
     run = bare
-    (run / "report.html").unlink()  # that of nidiff train
+    (run / "report.html").unlink(missing_ok=True)
     assert main(["report", str(run), str(tmp_path / bad)]) == 2
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
     assert f"{bad}' is not a run directory" in err
     assert not (run / "report.html").exists()
     assert (tmp_path / "file").read_text() == "precious"
-
-
-def test_no_run_at_all_is_refused():
-    with pytest.raises(InputError, match="RUN is missing"):
-        tyro.cli(Report, args=[]).run()
-
-
-def test_the_command_can_be_listed_without_importing_torch():
-    probe = "import sys, nidiff.commands.report; print(*{'torch', 'matplotlib', 'tyro'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert done.stdout.split() == ["tyro"]
 
 
 # Signals, fields, volumes and video ------------------------------------------------------------------------------
@@ -680,12 +617,12 @@ KINDS = {  # layout, shape of the data, whether they are pixels, and the axes th
 
 @pytest.mark.filterwarnings("ignore:clip=None")
 @pytest.mark.parametrize("kind", KINDS)
-def test_data_of_every_kind_are_trained_on_sampled_and_shown(tmp_path, kind):
+def test_data_of_every_kind_are_trained_on_sampled_and_shown(tmp_path, kind, with_report):
     layout, shape, is_pixels, axes = KINDS[kind]
     values = np.random.default_rng(0).normal(280, 12, shape)
     np.save(tmp_path / "data.npy", values.clip(0, 255).astype(np.uint8) if is_pixels else values.astype(np.float32))
     out = tmp_path / "run"
-    tiny = (
+    tiny = [
         "--network",
         "unet",
         "--widths",
@@ -697,7 +634,7 @@ def test_data_of_every_kind_are_trained_on_sampled_and_shown(tmp_path, kind):
         "4",
         "--cooldown",
         "0",
-    )
+    ]
     often = ("--steps", "2", "--log-every", "1", "--num-samples", "2", "--num-steps", "2", "--target", "v")
     data = ("--data", str(tmp_path / "data.npy"), "--layout", layout)
     assert main(["train", "--out", str(out), *tiny, *often, *data, "--schedule", "ddpm_linear:num_levels=20"]) == 0

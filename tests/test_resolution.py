@@ -8,13 +8,13 @@ import torch
 from test_examples import load
 
 import nidiff
-from nidiff.covariance.spectral import wavenumber
+from nidiff.covariance.waves import wavenumber
 
 story = load("resolution")
 N, SIDES = 8, (16, 32)
 LAW = nidiff.power_law((N, N), 3.0)  # of the data
 NOISE = {"own": LAW, "smoother": nidiff.power_law((N, N), 4.0), "gff": nidiff.gaussian_free_field((N, N), 1.0)}
-SCHEDULE = nidiff.ddpm_cosine(200)
+SCHEDULE = nidiff.schedules.ddpm_cosine(200)
 finer = pytest.mark.parametrize("n", SIDES)
 
 
@@ -28,7 +28,7 @@ def logsnr(noise, n, row):
     """Of every mode on n × n."""
     level = SCHEDULE.level(row)
     law, noise = LAW.at((n, n)), noise.at((n, n))
-    return (level.signal**2 * law.eigenvalues / (level.sigma**2 * noise.eigenvalues)).log()
+    return (float(level.signal) ** 2 * law.eigenvalues / (float(level.sigma) ** 2 * noise.eigenvalues)).log()
 
 
 def shared(n):
@@ -98,8 +98,8 @@ def test_the_gaussian_denoiser_is_exact_on_the_finer_grid(n, noise):
     k = wavenumber((n, n)).clamp(min=1)
     law = LAW.at((n, n)).with_eigenvalues((n / N) ** 2 * LAW.eigenvalues[0, 1] * k**-3.0).dense()
     level, x = SCHEDULE.level(100), torch.randn(1, 1, n, n, generator=torch.Generator().manual_seed(0)).double()
-    total = level.signal**2 * law + level.sigma**2 * cov.at((n, n)).dense()
-    expected = level.signal * law @ torch.linalg.solve(total, x.flatten())
+    total = float(level.signal) ** 2 * law + float(level.sigma) ** 2 * cov.at((n, n)).dense()
+    expected = float(level.signal) * law @ torch.linalg.solve(total, x.flatten())
     assert torch.allclose(model(cov, n)(x, level).flatten(), expected, atol=1e-8)
 
 
@@ -116,7 +116,11 @@ class Linear(torch.nn.Module):
 
     def forward(self, x, label):
         level = SCHEDULE.level(label[0].item())
-        gain = level.signal * self.law / (level.signal**2 * self.law + level.sigma**2 * self.noise)
+        gain = (
+            float(level.signal)
+            * self.law
+            / (float(level.signal) ** 2 * self.law + float(level.sigma) ** 2 * self.noise)
+        )
         return torch.fft.ifft2(gain * torch.fft.fft2(x)).real
 
 
@@ -126,8 +130,8 @@ def test_samples_of_a_linear_network_have_the_spectrum_of_the_noise_times_the_sn
     law, wrong = LAW.at((n, n)).eigenvalues, 0.5 + torch.rand(n, n).double()
     wrong = (wrong + wrong.flip(0, 1).roll((1, 1), (0, 1))) / 2  # the same for k and −k
     denoiser = nidiff.Denoiser(Linear(wrong * law, noise.eigenvalues), nidiff.Process(SCHEDULE, noise), "x0")
-    x = nidiff.sample(denoiser, (2000, 1, n, n), sampler="heun", num_steps=40, seeds=range(2000))
-    ratio = noise.periodogram(x.double()).mean(0)[0] / law
+    x = nidiff.sample(denoiser, (2000, 1, n, n), sampler="heun", num_steps=40, generator=range(2000))
+    ratio = noise.basis.power(x.double()).mean(0)[0] / law
     assert torch.allclose(ratio, wrong, rtol=0.15)
     assert not torch.allclose(ratio, torch.ones(()).double(), rtol=0.3)
 
@@ -166,9 +170,9 @@ def test_on_its_own_grid_a_network_samples_the_coarse_waves_as_it_would_there(n,
     start = LAW.at((n, n)).sample((2, 1, n, n), torch.Generator().manual_seed(0), dtype=torch.float64)
     options = {"sampler": "dpmpp_2m", "num_steps": 8, "dtype": torch.float64}
     ways = {"own grid": story.own_grid(denoiser, n), "pixels": denoiser.at((n, n))}
-    expected = nidiff.sample(denoiser, (2, 1, N, N), initial=story.on_grid(start, N), **options)
+    expected = nidiff.sample(denoiser, (2, 1, N, N), start=story.on_grid(start, N), **options)
     found = {
-        name: story.on_grid(nidiff.sample(way, start.shape, initial=start, **options), N) for name, way in ways.items()
+        name: story.on_grid(nidiff.sample(way, start.shape, start=start, **options), N) for name, way in ways.items()
     }
     assert torch.allclose(found["own grid"], expected, atol=1e-6)
     assert not torch.allclose(found["pixels"], expected, atol=0.05)
@@ -181,8 +185,8 @@ def test_in_white_noise_samples_lack_the_square_of_the_ratio_unless_the_level_is
     power = {}
     for shift in (0.0, 2 * math.log(n / N)):
         denoiser = story.own_grid(model(nidiff.Identity((N, N))), n, shift)
-        x = nidiff.sample(denoiser, (400, 1, n, n), spacing="logsnr", num_steps=25, seeds=range(400))
-        ratio = LAW.at((n, n)).periodogram(x.double()).mean((0, 1)) / LAW.at((n, n)).eigenvalues
+        x = nidiff.sample(denoiser, (400, 1, n, n), spacing="logsnr", num_steps=25, generator=range(400))
+        ratio = LAW.at((n, n)).basis.power(x.double()).mean((0, 1)) / LAW.at((n, n)).eigenvalues
         power[shift] = ratio.flatten()[its].mean().item()
         assert ratio[N // 2 + 1 : n // 2].mean().item() == pytest.approx(1, abs=0.05)  # the Gaussian's own
     unshifted, mended = power.values()

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from problems import untrained_model
+from problems import refused, untrained_model, write_run
 from scipy import stats
 
 from nidiff.cli import main
-from nidiff.errors import InputError
 from nidiff.evaluation.results import Measured, Result, Trainings, read_results
 from nidiff.evaluation.seeds import (
     compare_groups,
@@ -28,13 +27,6 @@ from nidiff.report.quality import quality_figure
 from nidiff.training.experiment import Experiment
 
 FLAGS = ("--features", "pixels", "--bootstrap", "3", "--num-real", "50", "--seeds", "0-9", "--samplers", "ddim")
-
-
-def write_run(folder, experiment: Experiment, data="a"):
-    folder.mkdir(parents=True, exist_ok=True)
-    facts = {"resolved": {"data_checksum": data}}
-    (folder / "experiment.json").write_text(json.dumps(experiment.to_json() | facts))
-    return folder
 
 
 @pytest.fixture
@@ -156,8 +148,6 @@ def test_over_seeds_is_the_mean_the_deviation_of_one_training_and_the_mean_error
     assert found.higher_is_better
     assert over_seeds([1.0, 3.0]) == Measured(2.0, None, False, Trainings(pytest.approx(2**0.5), 2))
     assert over_seeds([2.0]).over == Trainings(None, 1)
-    with pytest.raises(InputError, match="values is empty"):
-        over_seeds([])
 
 
 def test_a_training_without_a_value_is_not_left_out_of_the_mean():
@@ -175,14 +165,11 @@ def test_a_group_is_one_line_in_every_format(two_groups):
     single = [one for steps in (10, 20) for one in results_of(values, steps=steps, error=0.8)]
     lines = over_groups(single, two_groups)
     assert [line.run for line in lines] == ["white (3 seeds)", "gff (3 seeds)", "other"] * 2
-    assert "| white (3 seeds) | ddim | 20 | 71.2 ± 1.5 (samples ± 0.8) |" in markdown(lines)
-    assert "over trainings that differ only in the seed" in markdown(lines)
-    assert "| gff (3 seeds) | ddim | 20 | **50.0 ± 0.8** |" in markdown(lines)  # one of three so far
-    assert r"71.2 $\pm$ 1.5 (samples $\pm$ 0.8) \\" in latex(lines)
-    assert "71.2 +- 1.5 (samples +- 0.8)" in text(lines)
-    assert text(lines).isascii()
-    assert "71.2 ± 1.5 (samples ± 0.8)" in html.unescape(str(cells(lines, HTML)))
-    assert "over trainings" not in " ".join(notes(single, HTML))  # where there are only runs
+    for written in (markdown(lines), latex(lines), text(lines), str(cells(lines, HTML))):
+        plain = html.unescape(written).replace(r"$\pm$", "±").replace("+-", "±")
+        assert "71.2 ± 1.5 (samples ± 0.8)" in plain
+    assert "**50.0 ± 0.8**" in markdown(lines)  # one of three so far
+    assert len(notes(lines, HTML)) > len(notes(single, HTML))  # what ± is over trainings
     rows = [*csv.DictReader(csv_text([*single, *lines]).splitlines())]
     row = next(row for row in rows if row["run"] == "white (3 seeds)")
     found = [float(row[name]) for name in ("FD", "FD (error)", "FD (std over trainings)", "trainings")]
@@ -209,14 +196,12 @@ def test_the_plot_has_the_mean_with_the_deviation_over_trainings(two_groups):
     heights = [np.ptp(one[2][0].get_segments()[0][:, 1]) for one in figure.axes[0].containers]
     assert [list(one[0].get_ydata()) for one in figure.axes[0].containers] == [[2.0], [5.0]]
     assert heights == pytest.approx([2 * 2**0.5, 2 * 0.25])
-    assert "over trainings" in figure.legends[0].get_title().get_text()
-    assert figure.legends[0].get_title().get_text() != quality_figure(single).legends[0].get_title().get_text()
 
 
 # The paired test -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n", range(2, 14))
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 13])
 def test_the_paired_test_is_that_of_scipy(n):
     rng = np.random.default_rng(n)
     for shift in (0.0, 0.5, 3.0):
@@ -260,7 +245,7 @@ def test_equal_differences_are_not_tested():
     assert paired_test([1.0, 2.0], [1.0, 2.0]).p is None
     assert paired_test([1.1, 2.1], [0.1, 1.1]).p is None  # but for rounding
     for first, second in (([1.0], [2.0]), ([1.0, 2.0], [1.0])):
-        with pytest.raises(InputError, match="first and second have"):
+        with refused("first"):
             paired_test(first, second)
 
 
@@ -275,11 +260,9 @@ def test_groups_are_compared_seed_by_seed_where_both_were_measured_alike(two_gro
     for other in ({"steps": 20}, {"sampler": "heun"}, {"provenance": {"num_real": 7}}, {"metric": "KID"}):
         assert compare_groups(results_of(white) + results_of(gff, **other), two_groups) == []
     lines = over_groups(results_of(white) + results_of(gff), two_groups)
-    for written in (markdown(lines, [found]), latex(lines, [found]), text(lines, [found])):
-        assert "Paired over seeds" in written
-        assert f"(p = {expected.pvalue:.2g})" in written
-        assert "n = 3 is small" in written
-    assert "Paired" not in markdown(lines)
+    for write in (markdown, latex, text):
+        assert f"(p = {expected.pvalue:.2g})" in write(lines, [found])
+        assert "p =" not in write(lines)
 
 
 def test_groups_of_other_seeds_are_not_compared(tmp_path):
@@ -299,8 +282,8 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, levels in {"ddpm-0": 20, "ddpm-1": 24, "gff-0": 30, "gff-1": 36}.items():
         kind, seed = name.split("-")
-        run = write_run(folder / name, Experiment(covariance="white" if kind == "ddpm" else "gff", seed=int(seed)))
-        untrained_model(run / "model", num_levels=levels)
+        untrained_model(folder / name / "model", num_levels=levels)
+        write_run(folder / name, Experiment(covariance="white" if kind == "ddpm" else "gff", seed=int(seed)))
     return folder
 
 
@@ -310,9 +293,7 @@ def test_the_table_has_groups_and_their_paired_test_or_single_runs(runs, tmp_pat
     words = ["table", *paths, *FLAGS, "--num-steps", "3", "--out", str(tmp_path / "t")]
     assert main(words) == 0
     out = capsys.readouterr().out
-    assert "ddpm (2 seeds)" in out
     assert "gff (2 seeds) - ddpm (2 seeds)" in out
-    assert "n = 2 is small" in out
     found = json.loads((tmp_path / "t" / "table.json").read_text())
     assert [one["run"] for one in found["results"]] == ["ddpm-0", "ddpm-1", "gff-0", "gff-1"]
     assert [one["group"] for one in found["groups"]] == ["ddpm (2 seeds)", "gff (2 seeds)"]

@@ -2,7 +2,6 @@
 
 import importlib.util
 import itertools
-import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,14 +16,9 @@ pytest.importorskip("matplotlib")
 from nidiff.report.contact import GAP, WIDEST, save_sheet
 from nidiff.report.loss import loss_figure
 from nidiff.report.panels import save_panels
-from nidiff.report.spectrum import wavenumber_label
 
 ROOT = Path(__file__).parent.parent
 LOG = {"step": [1.0, 2.0], "loss": [1.0, 0.9], "images_per_s": [5.0, 5.0]}
-BY_HAND = re.compile(
-    r"""["'](tab:\w+|#[0-9a-fA-F]{6}|0\.\d+|black|white|gr[ae]y|viridis|RdBu(_r)?)["']|fontsize=\d|labelsize=\d"""
-)
-ALLOWED = {"style.py", "picture.py"}  # the second has the palettes that the cards of models are stored with
 # Machado et al. (2009), for linear RGB.
 EYES = {
     "usual": np.eye(3),
@@ -52,20 +46,6 @@ def test_all_colours_can_be_told_apart_by_all_eyes():
     assert min(difference(a, b) for a, b in itertools.combinations((*style.COLOURS, style.LIGHT.ink), 2)) > 15
     assert min(difference(style.DARK.ink, colour) for colour in style.COLOURS) > 15
     assert difference("#d62728", "#2ca02c") < 10  # the control: red and green of matplotlib
-
-
-def test_no_colour_or_size_of_letters_is_set_by_hand():
-    drawing = [file for file in ROOT.glob("src/nidiff/**/*.py") if "matplotlib" in file.read_text()]
-    drawing += [file for folder in ("examples", "benchmarks", "scripts") for file in ROOT.glob(f"{folder}/*.py")]
-    assert not [
-        (file.name, found.group())
-        for file in drawing
-        if file.name not in ALLOWED and "figure" in file.read_text()
-        for found in BY_HAND.finditer(file.read_text())
-        if found.group() not in ('"white"', "'white'")  # mostly a noise
-    ]
-    assert BY_HAND.search('axes.plot(x, color="tab:red")')  # the control
-    assert BY_HAND.search("axes.legend(fontsize=7)")
 
 
 def test_light_and_dark_at_once_do_not_mix():
@@ -103,13 +83,6 @@ def test_no_name_on_a_sheet_reaches_the_next_column(tmp_path, name):
         dark = (np.asarray(sheet.convert("L")) < 200).any(0)
     assert dark.any()
     assert not dark[(sheet.width - GAP) // 8 :].any()
-
-
-def test_a_wavenumber_has_the_unit_of_its_boundary():
-    assert wavenumber_label((8, 8)) == "wavenumber |k| (cycles per side)"
-    assert wavenumber_label((4, 8)) == "wavenumber |k| (cycles per longest side)"
-    assert wavenumber_label((8,), "reflecting") == "wavenumber |k| (half cycles per signal)"
-    assert wavenumber_label((8, 8), ("reflecting", "periodic")) == "wavenumber |k| (1 = lowest frequency)"
 
 
 def script(name):

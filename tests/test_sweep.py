@@ -18,8 +18,6 @@ from nidiff.errors import InputError
 from nidiff.training import loop
 from nidiff.training.experiment import Experiment
 
-pytestmark = pytest.mark.usefixtures("no_report")
-
 TINY = {
     **{"--steps": ["4"], "--warmup": ["0"], "--cooldown": ["0"], "--widths": ["8"], "--attention": []},
     **{"--batch-size": ["8"], "--num-samples": ["1"], "--precision": ["fp32"], "--gaussian": ["none"]},
@@ -228,51 +226,38 @@ def test_a_finished_sweep_trains_nothing_and_can_grow(swept, cache, monkeypatch,
 @pytest.mark.parametrize(
     "given, message",
     [
-        ("--covariance gff:gamma=1,1", "--covariance lists gff:gamma=1 twice"),
-        ("--covariance gff:gamma=1,1.0", "the grid repeats itself"),
-        ("--covariance gff:gamma=1 gaussian_free_field:gamma=1", "the grid repeats itself"),
-        ("--covariance gff gff:gamma=1", "the grid repeats itself"),
-        ("--schedule ddpm_cosine,ddpm_cosine:num_levels=1000", "the grid repeats itself"),
-        ("--learning-rate 1e-3,0.001", "the grid repeats itself"),
-        ("--keep 1,2", "the grid repeats itself"),  # the weights are the same
-        ("--seed 0-2 1", "--seed lists 1 twice"),
+        ("--covariance gff:gamma=1,1", "gff:gamma=1 twice"),
+        ("--covariance gff:gamma=1,1.0", "the same training"),
+        ("--covariance gff gaussian_free_field:gamma=1", "the same training"),
+        ("--schedule ddpm_cosine,ddpm_cosine:num_levels=1000", "the same training"),
+        ("--keep 1,2", "the same training"),  # the weights are the same
         ("--seed 0 --seed 1", "--seed is given twice"),
-        ("--covariance white --covariance gff", "--covariance is given twice"),
         ("--flip --no-flip", "--flip is given twice"),
         ("--flip 1", "--flip takes no value"),
-        ("--seed x", "--seed='x' cannot be read"),
+        ("--seed x", "--seed='x'"),
         ("--seed", "--seed has no value"),
-        ("--seed 0-5000", "the limit is 1,000"),
-        ("--covariance gff:gamma=" + ",".join(map(str, range(2000))), "the limit is 1,000"),
-        ("--covariance gff:0.5", "write it as NAME:key=value"),
-        ("--covariance gff:gamma=1,,2", "has an empty value"),
+        ("--seed 0-5000", "1,000"),
+        ("--covariance gff:0.5", "NAME:key=value"),
+        ("--covariance gff:gamma=1,,2", "--covariance"),
         ("--covariance gff:gama=1,2", "did you mean 'gamma'"),
-        ("--covariance white gfff", "--covariance='gfff' is unknown: did you mean 'gff'"),
-        ("--schedule ddpm_cosine nope", "--schedule='nope' is unknown"),
-        ("--target eps,nope", "--target='nope' is unknown"),
-        ("--weighting nope", "--weighting='nope' is unknown"),
-        ("--samplers nope", "'nope' is unknown"),
-        ("--widths 32 64", "could be one value or 2: write 32/64 or 32,64"),
-        ("--cooldown 0,100", "--cooldown=100 is more than --steps=4"),
-        ("--batch-size 8 7 --accumulation 2", "--batch-size=7 must be a multiple"),
-        ("--resume", "--resume is not a flag of nidiff sweep"),
-        ("--overwrite", "--overwrite is not a flag of nidiff sweep"),
-        ("--num-steps 0", "--num-steps=0"),
+        ("--covariance white gfff", "--covariance='gfff'"),
+        ("--schedule ddpm_cosine nope", "--schedule='nope'"),
+        ("--target eps,nope", "--target='nope'"),
+        ("--samplers nope", "'nope'"),
+        ("--widths 32 64", "32/64"),
+        ("--cooldown 0,100", "--cooldown=100"),
+        ("--batch-size 8 7 --accumulation 2", "--batch-size=7"),
+        ("--resume", "--resume is not a flag"),
         ("--k 0", "--k=0"),
-        ("--preset digits --config x", "exclude each other"),
-        ("--preset digits nope", "--preset='nope' is unknown"),
+        ("--preset digits --config x", "--preset"),
         ("--widhts 8", "did you mean --widths"),
-        ("--learning-rate abc", "--learning-rate='abc' is not a number"),
-        ("--no-json", "--no-json"),
         ("-- x", "'--' is not a flag"),
     ],
     ids=lambda value: value[:40],
 )
 def test_a_bad_grid_is_refused_in_one_sentence_before_the_first_run(given, message, tmp_path, capsys):
-    assert (
-        main(words("--out", str(tmp_path / "out"), *given.split(), *([] if "--" in given.split() else ["--commands"])))
-        == 2
-    )
+    last = [] if "--" in given.split() else ["--commands"]
+    assert main(words("--out", str(tmp_path / "out"), *given.split(), *last)) == 2
     printed, said = capsys.readouterr()
     assert message in said
     assert said.count("\n") == 1
@@ -284,8 +269,8 @@ def test_a_bad_grid_is_refused_in_one_sentence_before_the_first_run(given, messa
     "given, message",
     [
         ("--num-steps 2 5000", "--num-steps=5000"),
-        ("--features vgg", "--features='vgg' is unknown"),
-        ("--seeds 0-2", "too few for --k=3"),
+        ("--features vgg", "--features='vgg'"),
+        ("--seeds 0-2", "--seeds"),
         ("--data nowhere.npz", "nowhere.npz"),
     ],
 )  # fmt: skip

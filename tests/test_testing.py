@@ -7,9 +7,9 @@ import torch
 from problems import COVARIANCES
 
 import nidiff
-from nidiff.covariance.fields import FAMILIES
-from nidiff.diffusion.family import schedule_facts
-from nidiff.diffusion.schedule import SCHEDULES, as_schedule
+from nidiff.covariance.basis import Basis
+from nidiff.covariance.config import BASES
+from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.sampling.ancestral import ancestral, mix
 from nidiff.sampling.sampler import SAMPLERS
@@ -32,43 +32,48 @@ def test_a_singular_covariance_passes_without_its_inverse():
     assert failures(check_covariance(nidiff.gaussian_free_field((4, 5), zero_mode="zero"))) == set()
 
 
-class Shifted(nidiff.Covariance):
-    """Diagonal after a cyclic shift; ``wrong`` makes one mistake."""
+class Rolled(Basis):
+    """A cyclic shift; ``wrong`` makes one mistake."""
 
-    def __init__(self, shape, variances=(1.0, 2.0, 3.0, 4.0), wrong=""):
-        super().__init__(shape, torch.as_tensor(variances))
-        self.wrong = wrong
+    def __init__(self, shape, wrong=""):
+        self.event_shape, self.wrong = tuple(shape), wrong
 
-    def to_basis(self, x):
+    def analyse(self, x):
         return x.roll(1, -1) * (1.1 if self.wrong == "scale" else 1.0)
 
-    def from_basis(self, coefficients):
+    def synthesise(self, coefficients):
         return coefficients.roll(1 if self.wrong == "direction" else -1, -1)
 
-    @property
-    def marginal_variance(self):
-        true = super().marginal_variance
+    def diagonal(self, values):
+        true = super().diagonal(values)
         return true.flip(-1) if self.wrong == "diagonal" else true
+
+    def arguments(self):
+        return {"shape": self.event_shape, "wrong": self.wrong}
+
+
+def shifted(shape, wrong=""):
+    return nidiff.Covariance(torch.tensor([1.0, 2.0, 3.0, 4.0]), Rolled(shape, wrong))
 
 
 MISTAKES = {
     "": set(),
-    "scale": {"the basis is inverted: from_basis(to_basis(x)) = x", "Σ has the eigenvalues"},
-    "direction": {"the basis is inverted: from_basis(to_basis(x)) = x", "Σ is symmetric"},
+    "scale": {"the basis is inverted: synthesise(analyse(x)) = x", "the basis is orthonormal", "Σ has the eigenvalues"},
+    "direction": {"the basis is inverted: synthesise(analyse(x)) = x", "Σ is symmetric"},
     "diagonal": {"its diagonal is marginal_variance"},
 }
 
 
 @pytest.mark.parametrize(("wrong", "expected"), MISTAKES.items())
-def test_a_mistake_in_a_family_is_found(wrong, expected, monkeypatch):
-    monkeypatch.setitem(FAMILIES, "Shifted", Shifted)
-    assert failures(check_covariance(Shifted((4,), wrong=wrong))) >= expected
-    assert check_covariance(Shifted((4,), wrong=wrong)).passed == (not wrong)
+def test_a_mistake_in_a_basis_is_found(wrong, expected, monkeypatch):
+    monkeypatch.setitem(BASES, "Rolled", Rolled)
+    assert failures(check_covariance(shifted((4,), wrong))) >= expected
+    assert check_covariance(shifted((4,), wrong)).passed == (not wrong)
 
 
-def test_a_family_without_a_name_is_told_how_to_get_one():
-    assert 'FAMILIES["Shifted"] = Shifted' in str(check_covariance(Shifted((4,))))
-    with pytest.raises(nidiff.InputError, match="covariance has 4225 entries"):
+def test_a_basis_without_a_name_is_found():
+    assert 'BASES["Rolled"] = Rolled' in str(check_covariance(shifted((4,))))
+    with pytest.raises(nidiff.InputError):
         check_covariance(nidiff.Identity((65, 65)))
 
 
@@ -157,4 +162,4 @@ def test_a_target_that_uses_the_level_trains_right_where_batch_and_width_are_equ
     x0, eps, rows = normal(5, 5), normal(5, 5, seed=1), torch.tensor([0, 10, 20, 30, 39])
     level = process.schedule.level(rows)
     together = nidiff.denoising_loss(denoiser, x0, level=level, eps=eps, weighting="target")
-    assert torch.allclose(together, (level.signal[:, None] * eps).square().mean(1))
+    assert torch.allclose(together, (level.signal * eps).square().mean(1))

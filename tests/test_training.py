@@ -12,19 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from problems import refused
 from safetensors.torch import load_file
 
 import nidiff
 from nidiff.cli import main
 from nidiff.model.folder import load_model, same_covariance
-from nidiff.training.draws import image_generators, image_indices, mixed_seed
+from nidiff.model.manifest import write_manifest
+from nidiff.randomness import mixed_seed
+from nidiff.training.draws import image_generators, image_indices
 from nidiff.training.experiment import read_experiment
 from nidiff.training.run import RunDirectory
 
 TINY = [
     *("--widths", "8", "--attention", "--layers", "1", "--batch-size", "16", "--precision", "fp32"),
     *("--checkpoint-every", "4", "--log-every", "2", "--num-samples", "4", "--num-steps", "3", "--dropout", "0.1"),
-    *("--schedule", "ddpm_linear:num_levels=50", "--flip", "--warmup", "3", "--cooldown", "0"),
+    *("--schedule", "ddpm_linear:num_levels=50", "--flip", "--warmup", "3", "--cooldown", "0", "--no-report"),
 ]
 
 
@@ -52,9 +55,9 @@ def assert_same_weights(a: Path, b: Path, step: int, tolerance: float = 0.0) -> 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory) -> Path:
-    """A run of 10 steps that nobody disturbed."""
+    """A run of 10 steps that nobody disturbed, with all of its checkpoints."""
     out = tmp_path_factory.mktemp("runs") / "straight"
-    assert train(out, "--steps", "10") == 0
+    assert train(out, "--steps", "10", "--keep", "0") == 0
     return out
 
 
@@ -84,12 +87,10 @@ def test_a_share_of_the_batch_is_what_one_process_would_have_drawn():
 
 def test_the_run_directory_holds_what_it_should(straight):
     names = {path.name for path in straight.iterdir()}
-    assert names == {
-        *("experiment.json", "checkpoints", "model", "log.jsonl", "samples", "tensorboard", "report.html"),
-    }
+    assert names == {"experiment.json", "checkpoints", "model", "log.jsonl", "samples", "tensorboard"}
     log = [json.loads(line) for line in (straight / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in log] == [2, 4, 6, 8, 10]
-    assert [path.name for path in sorted((straight / "checkpoints").iterdir())] == ["000008", "000010"]
+    assert [path.name for path in sorted((straight / "checkpoints").iterdir())] == ["000004", "000008", "000010"]
     assert (straight / "samples" / "000010.png").stat().st_size > 100
     run = RunDirectory.open(straight)
     assert run.facts["image_shape"] == [1, 8, 8]
@@ -126,9 +127,9 @@ def test_the_model_is_the_averaged_network_and_remembers_its_covariance(straight
     own = nidiff.gaussian_free_field((8, 8), 1.0)
     assert same_covariance(denoiser.process.covariance, own)
     assert load_model(straight, covariance=own).process.schedule.logsnr.shape == (50,)
-    with pytest.raises(nidiff.InputError, match="was trained with gaussian_free_field"):
+    with refused("covariance"):
         load_model(straight, covariance=nidiff.Identity((8, 8)))
-    images = nidiff.sample(denoiser, (2, 1, 8, 8), sampler="ddim", num_steps=3, seeds=[0, 1])
+    images = nidiff.sample(denoiser, (2, 1, 8, 8), sampler="ddim", num_steps=3, generator=[0, 1])
     assert images.abs().max() <= 1
 
 
@@ -141,34 +142,32 @@ def test_a_model_fitted_to_its_data_carries_the_spectrum(tmp_path):
 
 def test_a_run_may_take_the_covariance_and_the_schedule_of_texts_and_folders(straight, tmp_path):
     flags = ("--covariance", str(straight / "model"), "--sampler", "ddim:eta=0.5")
-    assert train(tmp_path / "folder", "--steps", "10", *flags) == 0
-    assert_same_weights(straight, tmp_path / "folder", 10)
-    assert train(tmp_path / "alias", "--steps", "10", "--covariance", "gff:gamma=1") == 0
-    assert_same_weights(straight, tmp_path / "alias", 10)
-    assert train(tmp_path / "other", "--steps", "10", "--covariance", "gff:gamma=0.5") == 0
+    assert train(tmp_path / "folder", "--steps", "4", *flags) == 0
+    assert_same_weights(straight, tmp_path / "folder", 4)
+    assert train(tmp_path / "other", "--steps", "4", "--covariance", "gff:gamma=0.5") == 0
     with pytest.raises(AssertionError):
-        assert_same_weights(straight, tmp_path / "other", 10)
+        assert_same_weights(straight, tmp_path / "other", 4)
 
 
 def test_one_process_may_train_with_one_precision_after_another(straight, tmp_path):
     assert train(tmp_path / "bf16", "--steps", "4", "--precision", "bf16") == 0
-    assert train(tmp_path / "fp32", "--steps", "10", "--precision", "fp32", "--keep", "0") == 0
-    assert_same_weights(straight, tmp_path / "fp32", 10)
+    assert train(tmp_path / "fp32", "--steps", "4", "--precision", "fp32") == 0
+    assert_same_weights(straight, tmp_path / "fp32", 4)
     with pytest.raises(AssertionError):  # it was another precision
         assert_same_weights(tmp_path / "bf16", tmp_path / "fp32", 4)
 
 
 def test_training_lowers_the_loss(tmp_path):
-    assert train(tmp_path / "r", "--steps", "150", "--log-every", "30", "--learning-rate", "0.005") == 0
+    assert train(tmp_path / "r", "--steps", "100", "--log-every", "20", "--learning-rate", "0.005") == 0
     losses = [json.loads(line)["loss"] for line in (tmp_path / "r" / "log.jsonl").read_text().splitlines()]
     assert losses[-1] < 0.7 * losses[0]
 
 
 def test_seeds_and_settings_matter(straight, tmp_path):
     """Negative control for all equalities here: another seed gives other weights."""
-    assert train(tmp_path / "r", "--steps", "10", "--seed", "1") == 0
+    assert train(tmp_path / "r", "--steps", "4", "--seed", "1") == 0
     with pytest.raises(AssertionError):
-        assert_same_weights(straight, tmp_path / "r", 10)
+        assert_same_weights(straight, tmp_path / "r", 4)
 
 
 def test_accumulation_gives_the_same_step_up_to_rounding(straight, tmp_path):
@@ -189,26 +188,31 @@ def test_a_run_that_stopped_and_went_on_is_bit_identical(straight, tmp_path):
     assert (out / "log.jsonl").read_text().count('"step": 6,') == 1
 
 
-def test_a_run_of_version_0_1_is_resumed(straight, tmp_path):
-    """Its Σ lay in the run directory, its experiment had format 1 and sample_steps, and the model came at the end."""
-    out = tmp_path / "r"
-    assert train(out, "--steps", "6", "--covariance", "from_data:average=modes") == 0
-    RunDirectory(out).covariance.save(out)
-    shutil.rmtree(out / "model")
+@pytest.mark.parametrize("change", [{"format": 1}, {"identity": None}], ids=["format", "identity"])
+def test_a_run_of_version_0_1_is_refused_and_named(straight, tmp_path, capsys, change):
+    out = shutil.copytree(straight, tmp_path / "r")
     experiment = json.loads((out / "experiment.json").read_text())
-    old = {"format": 1, "sample_steps": experiment.pop("num_steps")}
-    (out / "experiment.json").write_text(json.dumps(experiment | old))
-    assert train(out, "--steps", "10", "--covariance", "from_data:average=modes", "--resume") == 0
-    assert train(tmp_path / "new", "--steps", "10", "--covariance", "from_data:average=modes") == 0
-    assert_same_weights(tmp_path / "new", out, 10)
-    assert not list(out.glob("covariance.*"))
-    assert json.loads((out / "experiment.json").read_text())["format"] == 2
+    (out / "experiment.json").write_text(json.dumps(experiment | change))
+    assert train(out, "--steps", "12", "--resume") == 2
+    assert "nidiff 0.2" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("left", [".replaced-model", ".tmp-model"])
-def test_a_kill_while_the_model_is_replaced_does_not_lose_the_covariance(straight, tmp_path, left):
+def test_a_run_whose_model_another_version_saved_in_other_words_is_resumed(straight, tmp_path, capsys):
+    out = shutil.copytree(straight, tmp_path / "r")
+    file = out / "model" / "scheduler" / "scheduler_config.json"
+    file.write_text(file.read_text().replace('"gamma": 1.0', '"gamma": 1'))
+    assert train(out, "--steps", "12", "--resume") == 2  # by hand: it is not what the manifest says
+    assert "the schedule" in capsys.readouterr().err
+    write_manifest(out / "model", RunDirectory(out).identity)
+    assert train(out, "--steps", "12", "--resume") == 0
+    shutil.copytree(straight, tmp_path / "same")
+    assert train(tmp_path / "same", "--steps", "12", "--resume") == 0
+    assert_same_weights(out, tmp_path / "same", 12)
+
+
+def test_a_kill_while_the_model_is_replaced_does_not_lose_the_covariance(straight, tmp_path):
     shutil.copytree(straight, tmp_path / "r")
-    (tmp_path / "r" / "model").rename(tmp_path / "r" / left)
+    (tmp_path / "r" / "model").rename(tmp_path / "r" / ".replaced-model")
     assert train(tmp_path / "r", "--steps", "10", "--resume") == 0
     assert same_covariance(load_model(tmp_path / "r").process.covariance, nidiff.gaussian_free_field((8, 8), 1.0))
 
@@ -275,6 +279,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
+@pytest.mark.slow
+@pytest.mark.slow
 def test_two_processes_train_the_same_model_and_survive_the_death_of_one(tmp_path):
     alone, pair = tmp_path / "alone", tmp_path / "pair"
     assert train(alone, "--steps", "10", "--dropout", "0") == 0
@@ -321,17 +327,14 @@ def test_with_a_cooldown_the_number_of_steps_matters_and_the_rate_ends_near_zero
     rates = [json.loads(line)["learning_rate"] for line in (tmp_path / "r" / "log.jsonl").read_text().splitlines()]
     assert rates == pytest.approx([0.002 * 2 / 3, 0.002 * 3 / 4, 0.002 * 1 / 4])
     assert train(tmp_path / "r", "--steps", "8", "--cooldown", "4", "--resume") == 2
-    assert "steps: 6 → 8" in capsys.readouterr().err
+    assert "--steps: 6 → 8" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "flags", [("--covariance", "gaussian_free_field:gamma=20"), ("--sampler", "cas"), ("--sampler", "als")]
-)
-def test_what_would_fail_later_is_refused_before_the_old_run_is_lost(flags, tmp_path, capsys):
-    assert train(tmp_path / "r", "--steps", "2") == 0
-    assert train(tmp_path / "r", "--steps", "2", "--overwrite", *flags) == 2
+@pytest.mark.parametrize("flags", [("--covariance", "gaussian_free_field:gamma=20"), ("--sampler", "cas")])
+def test_what_would_fail_later_is_refused_before_the_old_run_is_lost(flags, straight, capsys):
+    assert train(straight, "--steps", "10", "--overwrite", *flags) == 2
     assert "Traceback" not in capsys.readouterr().err
-    assert load_model(tmp_path / "r").process.covariance.event_shape == (8, 8)
+    assert load_model(straight).process.covariance.event_shape == (8, 8)
 
 
 def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
@@ -339,9 +342,11 @@ def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
     images = np.random.default_rng(0).integers(0, 255, (20, 8, 8), dtype=np.uint8)
     np.save(file, images)
     assert train(tmp_path / "r", "--steps", "4", "--data", str(file)) == 0
-    np.save(file, 255 - images)
+    one_pixel = images.copy()
+    one_pixel[1, 3, 3] ^= 1
+    np.save(file, one_pixel)
     assert train(tmp_path / "r", "--steps", "6", "--data", str(file), "--resume") == 2
-    assert "the data of the run have changed (data_checksum" in capsys.readouterr().err
+    assert "the data" in capsys.readouterr().err
     np.save(file, images)
     assert train(tmp_path / "r", "--steps", "6", "--data", str(file), "--resume") == 0
     assert json.loads((tmp_path / "r" / "experiment.json").read_text())["steps"] == 6
@@ -357,7 +362,7 @@ def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
     shutil.copytree(straight / "model", late / ".begun-run" / "model", ignore=shutil.ignore_patterns("unet", "*.md"))
     shutil.copy(straight / "experiment.json", late / ".begun-run")
     assert train(late, "--steps", "10") == 2
-    with pytest.raises(nidiff.InputError, match="train --resume"):
+    with refused("run"):
         RunDirectory.open(late)
     assert train(late, "--steps", "10", "--resume") == 0
     assert_same_weights(straight, late, 10)
@@ -368,7 +373,7 @@ def test_an_unfinished_run_has_no_model_yet(straight, tmp_path):
     shutil.rmtree(tmp_path / "r" / "model" / "unet")
     (tmp_path / "r" / "model" / "manifest.json").unlink()
     assert not RunDirectory.open(tmp_path / "r").has_model
-    with pytest.raises(nidiff.InputError, match="has not ended"):
+    with pytest.raises(nidiff.InputError):
         load_model(tmp_path / "r")
 
 
@@ -383,13 +388,11 @@ def test_overwrite_begins_anew(tmp_path):
     [
         (("--preset", "digit"), "did you mean 'digits'"),
         (("--data", "nowhere"), "nowhere"),
-        (("--widths", "8", "8", "8", "8", "8"), "cannot be halved 4 times"),
+        (("--widths", "8", "8", "8", "8", "8"), "widths"),
         (("--covariance", "gf"), "covariance='gf'"),
         (("--target", "flow"), "target='flow'"),
         (("--weighting", "snr"), "weighting='snr'"),
         (("--sampler", "plms"), "sampler='plms'"),
-        (("--sampler", "ddim:eta=x"), "eta='x'"),
-        (("--covariance", "runs/nowhere"), "runs/nowhere"),
         (("--batch-size", "0"), "batch-size=0"),
         (("--config", "missing.json"), "missing.json"),
     ],
@@ -402,11 +405,6 @@ def test_bad_flags_exit_with_2_and_write_nothing(flags, message, tmp_path, capsy
     assert not (tmp_path / "r").exists()
 
 
-def test_an_unknown_flag_suggests_the_nearest(tmp_path, capsys):
-    assert train(tmp_path / "r", "--learning-rat", "1") == 2
-    assert "--learning-rate" in capsys.readouterr().err
-
-
 def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_step(tmp_path, capsys):
     assert train(tmp_path / "r", "--steps", "50", "--learning-rate", "1e30", "--gradient-clip", "1e30") == 2
     error = capsys.readouterr().err
@@ -415,7 +413,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_names_the_step(tmp_path, 
 
 
 def test_config_repeats_a_run(straight, tmp_path):
-    assert main(["train", "--config", str(straight), "--out", str(tmp_path / "again")]) == 0
+    assert main(["train", "--config", str(straight), "--out", str(tmp_path / "again"), "--no-report"]) == 0
     assert_same_weights(straight, tmp_path / "again", 10)
 
 
@@ -430,9 +428,9 @@ def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
 
 def test_resume_takes_the_settings_of_the_run(tmp_path, capsys):
     """Nothing has to be repeated; what is given and would change the run is still refused."""
-    run, own = str(tmp_path / "run"), ["--steps", "2", "--cooldown", "0", "--batch-size", "4", "--precision", "fp32"]
-    assert main(["train", "--out", run, *own, "--learning-rate", "0.001"]) == 0
-    assert main(["train", "--out", run, "--resume", "--steps", "3"]) == 0
+    assert train(tmp_path / "run", "--steps", "2", "--learning-rate", "0.001") == 0
+    again = ["train", "--out", str(tmp_path / "run"), "--resume", "--no-report"]
+    assert main([*again, "--steps", "3"]) == 0
     assert read_experiment(tmp_path / "run").learning_rate == 0.001
-    assert main(["train", "--out", run, "--resume", "--learning-rate", "0.002"]) == 2
+    assert main([*again, "--learning-rate", "0.002"]) == 2
     assert "--learning-rate: 0.001" in capsys.readouterr().err

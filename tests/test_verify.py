@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from nidiff.cli import main
-from nidiff.generation.opened import open_model, process_state
+from nidiff.generation.loaded_model import open_model, process_state
 from nidiff.model.manifest import model_sha256
-
-pytestmark = pytest.mark.usefixtures("no_report")
 
 TRAIN = "--widths 8 --attention --batch-size 8 --precision fp32 --steps 2 --warmup 0 --cooldown 0 --num-samples 1"
 EVALUATE = "--features pixels --bootstrap 0 --num-real 20 --seeds 0-9 --num-steps 2"

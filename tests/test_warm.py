@@ -5,6 +5,7 @@ import torch
 
 import nidiff
 from nidiff.diffusion.gaussian import Kappa
+from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.warm import start_row
 
 SHAPE = (6, 5)
@@ -26,13 +27,13 @@ class Mixture:
 
     def at(self, level):
         """Density on the grid, E[x0 | x] there, and the variance of x."""
-        variance = level.signal**2 * self.spread**2 + level.sigma**2
-        each = self.weights * torch.exp(-((X[:, None] - level.signal * self.means) ** 2) / (2 * variance))
+        variance = float(level.signal) ** 2 * self.spread**2 + float(level.sigma) ** 2
+        each = self.weights * torch.exp(-((X[:, None] - float(level.signal) * self.means) ** 2) / (2 * variance))
         density = each.sum(1) / (2 * torch.pi * variance) ** 0.5
-        gain = level.signal * self.spread**2 / variance
-        clean = self.means + gain * (X[:, None] - level.signal * self.means)
+        gain = float(level.signal) * self.spread**2 / variance
+        clean = self.means + gain * (X[:, None] - float(level.signal) * self.means)
         x0 = (each * clean).sum(1) / each.sum(1).clamp(min=1e-300)
-        return density, x0, level.signal**2 + level.sigma**2
+        return density, x0, float(level.signal) ** 2 + float(level.sigma) ** 2
 
     def kl(self, level):
         """KL(x ‖ N(0, its variance)) by quadrature."""
@@ -44,13 +45,13 @@ class Mixture:
     def kappa(self, level):
         """E F² by quadrature."""
         density, x0, variance = self.at(level)
-        linear = level.signal / variance * X
-        residual = (x0 - linear) / (level.sigma / variance**0.5)
+        linear = float(level.signal) / variance * X
+        residual = (x0 - linear) / (float(level.sigma) / variance**0.5)
         return (density * residual**2).sum().item() * 0.002
 
 
 LINE = nidiff.GaussianModel(torch.zeros(1), nidiff.Diagonal(torch.ones(1)))
-ON_LINE = nidiff.Process(nidiff.ddpm_linear(200, 1e-3, 0.1), nidiff.Identity((1,)))
+ON_LINE = nidiff.Process(nidiff.schedules.ddpm_linear(200, 1e-3, 0.1), nidiff.Identity((1,)))
 
 
 def known(rows, values):
@@ -68,10 +69,10 @@ def test_the_loss_is_the_divergence_from_the_gaussian():
     kappa = kappa_of(mixture, rows)
     for row in (20, 60, 100, 140):
         exact = mixture.kl(ON_LINE.schedule.level(row))
-        assert nidiff.gaussian_loss(ON_LINE, LINE, row, kappa) == pytest.approx(exact, rel=5e-3, abs=1e-9)
-        assert nidiff.gaussian_loss(ON_LINE, LINE, row) > exact
+        assert nidiff.design.gaussian_loss(ON_LINE, LINE, row, kappa) == pytest.approx(exact, rel=5e-3, abs=1e-9)
+        assert nidiff.design.gaussian_loss(ON_LINE, LINE, row) > exact
         half = known(kappa.rows, kappa.values / 2)
-        assert nidiff.gaussian_loss(ON_LINE, LINE, row, half) < 0.6 * exact
+        assert nidiff.design.gaussian_loss(ON_LINE, LINE, row, half) < 0.6 * exact
 
 
 def test_the_divergence_is_below_the_bound_where_sampling_begins():
@@ -89,7 +90,7 @@ def test_with_levels_per_mode_the_losses_of_modes_add_up():
     table = torch.stack([torch.linspace(6, -7, 50), torch.linspace(4, -9, 50)], 1).double()
     gaussian = nidiff.GaussianModel(torch.zeros(2), nidiff.Diagonal(torch.tensor([2.0, 0.5]), normalize=False))
     both = nidiff.Process(nidiff.Schedule(table), nidiff.Diagonal(torch.tensor([1.5, 0.5]), normalize=False))
-    loss = nidiff.gaussian_loss(both, gaussian, 30)
+    loss = nidiff.design.gaussian_loss(both, gaussian, 30)
     expected = 0.5 * torch.log1p(table[30].exp() * torch.tensor([2 / 1.5, 1.0], dtype=torch.float64)).mean()
     assert loss == pytest.approx(expected.item(), rel=1e-12)
 
@@ -97,36 +98,42 @@ def test_with_levels_per_mode_the_losses_of_modes_add_up():
 @pytest.mark.parametrize("row", [0, 3, 200, 640, 999])
 def test_for_gaussian_data_a_warm_start_at_any_level_is_exact(row):
     """With a sampler that is exact from there; from the prior it is not, except at the noisiest level."""
-    exact = nidiff.predict(PROCESS, GAUSSIAN, "angle", [row], start="gaussian")
+    exact = nidiff.design.predict(PROCESS, GAUSSIAN, "angle", [row], start="gaussian")
     assert exact.error < 1e-12
-    prior = nidiff.predict(PROCESS, GAUSSIAN, "angle", [row]).error
+    prior = nidiff.design.predict(PROCESS, GAUSSIAN, "angle", [row]).error
     assert prior < 1e-3 if row == 999 else prior > 0.01
 
 
 def test_samples_from_a_warm_start_have_the_data_mean_and_variance():
-    x = nidiff.sample(GAUSSIAN.denoiser(PROCESS), (4000, *SHAPE), sampler="angle", rows=[300], start="gaussian",
-                      seeds=range(4000), dtype=torch.float64)  # fmt: skip
+    x = nidiff.sample(GAUSSIAN.denoiser(PROCESS), (4000, *SHAPE), sampler="angle", spacing=[300], start="gaussian",
+                      generator=range(4000), dtype=torch.float64)  # fmt: skip
     assert (x.mean(0) - GAUSSIAN.mean).abs().max() < 0.1
     assert (x.var(0) - 1).abs().max() < 0.15
-    cold = nidiff.sample(GAUSSIAN.denoiser(PROCESS), (4000, *SHAPE), sampler="angle", rows=[300], seeds=range(4000))
+    cold = nidiff.sample(
+        GAUSSIAN.denoiser(PROCESS), (4000, *SHAPE), sampler="angle", spacing=[300], generator=range(4000)
+    )
     assert (cold.mean(0) - GAUSSIAN.mean).abs().max() > 0.15
 
 
 def labels(denoiser, **arguments):
     visits = []
-    x = nidiff.sample(denoiser, (2, *SHAPE), seeds=[3, 4], callback=visits.append, dtype=torch.float64, **arguments)
+    x = nidiff.sample(denoiser, (2, *SHAPE), generator=[3, 4], callback=visits.append, dtype=torch.float64, **arguments)
     return x, [visit.level.label for visit in visits]
 
 
-@pytest.mark.parametrize("spacing", ["trailing", "uniform", "logsnr", "karras", "angle", "planned"])
+@pytest.mark.parametrize("spacing", ["trailing", "uniform", "logsnr", "karras", "angle"])
 def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
     denoiser = GAUSSIAN.denoiser(PROCESS)
     first = start_row(PROCESS, GAUSSIAN, 0.05)
-    assert nidiff.gaussian_loss(PROCESS, GAUSSIAN, first) <= 0.05 < nidiff.gaussian_loss(PROCESS, GAUSSIAN, first - 1)
-    x, rows = labels(denoiser, spacing=spacing, num_steps=5, start="gaussian", bound=0.05)
+    assert (
+        nidiff.design.gaussian_loss(PROCESS, GAUSSIAN, first)
+        <= 0.05
+        < nidiff.design.gaussian_loss(PROCESS, GAUSSIAN, first - 1)
+    )
+    x, rows = labels(denoiser, spacing=spacing, num_steps=5, start="gaussian", max_loss=0.05)
     assert rows[0] == first
     assert len(rows) == 5
-    text = f"dpmpp_2m:spacing={spacing},start=gaussian,bound=0.05"
+    text = f"dpmpp_2m:spacing={spacing},start=gaussian,max_loss=0.05"
     again, same = labels(denoiser, sampler=text, num_steps=5)
     assert same == rows
     assert torch.equal(x, again)
@@ -134,28 +141,29 @@ def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
-def test_measured_kappa_lowers_the_start_only_if_a_plan_is_asked_for_it(share):
+def test_measured_kappa_lowers_the_start_only_if_it_is_asked_for(share):
     """A network that says nothing has κ = 0 and would begin at the clean image."""
     usual = labels(GAUSSIAN.denoiser(PROCESS), num_steps=3, start="gaussian")[1]
     kappa = known(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), share, dtype=torch.float64))
     denoiser = GAUSSIAN.denoiser(PROCESS).with_kappa(kappa)
     assert labels(denoiser, num_steps=3, start="gaussian")[1] == usual
-    asked = nidiff.plan(PROCESS, GAUSSIAN, num_steps=3, start="gaussian", kappa=kappa).rows
-    assert asked[0] < usual[0]
-    assert labels(denoiser, rows=asked, start="gaussian")[1] == [*asked]
+    first = start_row(PROCESS, GAUSSIAN, kappa=kappa)
+    assert first < usual[0]
+    rows = angle_rows(PROCESS, GAUSSIAN, 3, first)
+    assert labels(denoiser, spacing=rows, start="gaussian")[1] == rows
 
 
 def test_a_seed_gives_the_same_image_in_any_batch():
     denoiser = GAUSSIAN.denoiser(PROCESS)
-    given = {"num_steps": 4, "start": "gaussian", "spacing": "planned"}
-    together = nidiff.sample(denoiser, (3, *SHAPE), seeds=[5, 6, 7], **given)
+    given = {"num_steps": 4, "start": "gaussian", "spacing": "angle"}
+    together = nidiff.sample(denoiser, (3, *SHAPE), generator=[5, 6, 7], **given)
     for index, seed in enumerate([5, 6, 7]):
-        assert torch.equal(nidiff.sample(denoiser, (1, *SHAPE), seeds=[seed], **given)[0], together[index])
+        assert torch.equal(nidiff.sample(denoiser, (1, *SHAPE), generator=[seed], **given)[0], together[index])
 
 
 def test_more_steps_than_levels_below_the_bound_begin_higher():
-    short = nidiff.Process(nidiff.ddpm_linear(12, 0.01, 0.9), nidiff.gaussian_free_field(SHAPE, 0.5))
-    _, rows = labels(GAUSSIAN.denoiser(short), num_steps=12, start="gaussian", bound=10.0)
+    short = nidiff.Process(nidiff.schedules.ddpm_linear(12, 0.01, 0.9), nidiff.gaussian_free_field(SHAPE, 0.5))
+    _, rows = labels(GAUSSIAN.denoiser(short), num_steps=12, start="gaussian", max_loss=10.0)
     assert rows == list(range(11, -1, -1))
     assert start_row(short, GAUSSIAN, 1e-12) == 11  # nowhere so little: the noisiest
 
@@ -165,13 +173,11 @@ def test_more_steps_than_levels_below_the_bound_begin_higher():
     [
         ({"start": "middle"}, "start='middle'"),
         ({"start": "gaussian", "known": False}, "start='gaussian' needs"),
-        ({"bound": 0.1}, "bound says"),
-        ({"start": "gaussian", "bound": 0.1, "rows": [5, 3]}, "bound says"),
-        ({"start": "gaussian", "bound": -1.0}, "bound=-1.0 must be a positive number"),
-        ({"start": "gaussian", "bound": "low"}, "bound='low' must be a positive number"),
-        ({"start": "gaussian", "initial": torch.zeros(1, *SHAPE)}, "initial and start"),
+        ({"max_loss": 0.1}, "max_loss"),
+        ({"start": "gaussian", "max_loss": 0.1, "spacing": [5, 3]}, "max_loss"),
+        ({"start": "gaussian", "max_loss": -1.0}, "max_loss"),
         ({"sampler": "ddim:start=low"}, "start='low'"),
-        ({"sampler": "ddim:start=gaussian,bound=low"}, "bound='low'"),
+        ({"sampler": "ddim:start=gaussian,max_loss=low"}, "max_loss='low'"),
     ],
 )
 def test_bad_starts_are_refused(arguments, problem):

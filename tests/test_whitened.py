@@ -5,6 +5,7 @@ import pickle
 import diffusers
 import pytest
 import torch
+from problems import refused
 from torch import Tensor
 
 import nidiff
@@ -97,7 +98,7 @@ def test_on_y_the_noise_of_a_scheduler_leads_to_the_law_of_the_data(name):
     """Gaussian data whose covariance does not commute with Σ; the same scheduler on x ends elsewhere."""
     cov = nidiff.Dense(torch.tensor([[1.7, 0.65], [0.65, 0.3]]))
     problem = Gaussian(cov, mean_scale=0.0)
-    schedule = nidiff.ddpm_linear(1000)
+    schedule = nidiff.schedules.ddpm_linear(1000)
 
     class Exact(torch.nn.Module):
         def forward(self, x: Tensor, timestep: Tensor, **_: object) -> Tensor:
@@ -144,7 +145,7 @@ def test_every_prediction_becomes_its_own_kind_in_y(prediction):
     from nidiff.diffusion.target import TARGETS
 
     target = TARGETS[predictions()[prediction]]
-    schedule = nidiff.flow(1000) if prediction == "velocity" else nidiff.ddpm_linear(1000)
+    schedule = nidiff.schedules.flow(1000) if prediction == "velocity" else nidiff.schedules.ddpm_linear(1000)
     level = schedule.level(400)
     timestep = 401 if prediction == "velocity" else 400  # 1000 · sigma, or the row
     x0, eps = normal(*SHAPE), normal(*SHAPE, seed=1)
@@ -195,7 +196,7 @@ def test_it_passes_for_the_unet_it_wraps():
 
 def test_it_is_called_and_pickled_as_the_unet_is():
     net = unet2d((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
-    network = whitened(net, nidiff.gaussian_free_field((8, 8)), clip=1.0, scheduler=nidiff.vp())
+    network = whitened(net, nidiff.gaussian_free_field((8, 8)), clip=1.0, scheduler=nidiff.schedules.vp())
     y = torch.randn(2, 1, 8, 8, generator=seeded())
     with torch.no_grad():
         result = network(y, 3).sample
@@ -223,26 +224,23 @@ def test_a_network_of_coloured_noise_is_one_of_epsilon_on_y():
 
 
 BAD = {
-    "singular Σ": ({"covariance": nidiff.gaussian_free_field((4, 4), zero_mode="zero")}, "zero_mode"),
-    "clip": ({"clip": -1.0}, "positive"),
-    "clip without levels": ({"clip": 1.0}, "scheduler="),
-    "clip in y": ({"clip": 1.0, "scheduler": diffusers.DDPMScheduler()}, "clip_sample=True"),
-    "clip, a word": ({"clip": "1", "scheduler": nidiff.ddpm_linear()}, "positive"),
-    "prediction": ({"prediction_type": "eps"}, "epsilon"),
-    "score": ({"prediction_type": "score"}, "NonIsotropicScheduler"),
-    "the scheduler's prediction": ({"scheduler": levels("v_prediction")}, "prediction_type='epsilon'"),
-    "coloured noise in y": ({"prediction_type": "noise", "scheduler": levels("sample")}, "prediction_type='epsilon'"),
+    "singular Σ": ({"covariance": nidiff.gaussian_free_field((4, 4), zero_mode="zero")}, None),
+    "clip": ({"clip": -1.0}, "clip"),
+    "clip without levels": ({"clip": 1.0}, "scheduler"),
+    "clip in y": ({"clip": 1.0, "scheduler": diffusers.DDPMScheduler()}, "scheduler"),
+    "prediction": ({"prediction_type": "eps"}, "prediction_type"),
+    "score": ({"prediction_type": "score"}, "prediction_type"),
+    "the scheduler's prediction": ({"scheduler": levels("v_prediction")}, "scheduler"),
+    "coloured noise in y": ({"prediction_type": "noise", "scheduler": levels("sample")}, "scheduler"),
     "a level of pure noise": (
         {"clip": 1.0, "prediction_type": "v_prediction", "scheduler": diffusers.DDIMScheduler(**ZERO_SNR)},
-        "pure noise",
+        "alphas_cumprod",
     ),
-    "not a covariance": ({"covariance": {"covariance": "gff"}}, "is unknown"),
-    "a scheduler without levels": ({"clip": 1.0, "scheduler": object()}, "alphas_cumprod"),
 }
 
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_refused(case):
-    options, words = BAD[case]
-    with pytest.raises(ValueError, match=words):
+    options, argument = BAD[case]
+    with refused(argument, "covariance"):
         whitened(Smooth(), **{"covariance": COV, **options})

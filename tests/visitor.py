@@ -1,8 +1,10 @@
 """A visitor of the page without a browser, who can send whatever they like."""
 
 import json
+import struct
 import time
 import uuid
+import zlib
 from typing import Any, NamedTuple
 
 import httpx
@@ -25,8 +27,8 @@ class Visitor:
         self.http = httpx.Client(base_url=url, timeout=PATIENCE)
         self.session = uuid.uuid4().hex
         self.config = self.http.get("/config").json()
-        self.components = {one["id"]: one for one in self.config["components"]}
-        self.events = [one for one in self.config["dependencies"] if one["backend_fn"]]
+        self.components = {part["id"]: part for part in self.config["components"]}
+        self.events = [event for event in self.config["dependencies"] if event["backend_fn"]]
 
     def __enter__(self) -> "Visitor":
         return self
@@ -36,7 +38,7 @@ class Visitor:
 
     def names(self, event: dict[str, Any]) -> list[str]:
         """The elem_id of each input of an event."""
-        return [str(self.components[one]["props"].get("elem_id")) for one in event["inputs"]]
+        return [str(self.components[part]["props"].get("elem_id")) for part in event["inputs"]]
 
     def event(self, target: str, trigger: str) -> dict[str, Any]:
         """The event of the component with that elem_id."""
@@ -47,7 +49,7 @@ class Visitor:
 
     def usual(self, event: dict[str, Any]) -> list[Any]:
         """What the page sends if nothing was touched."""
-        return [self.components[one]["props"].get("value") for one in event["inputs"]]
+        return [self.components[part]["props"].get("value") for part in event["inputs"]]
 
     def ask(self, event: dict[str, Any], values: list[Any]) -> Answer:
         """Send ``values`` and wait for the answer."""
@@ -58,16 +60,16 @@ class Visitor:
         shown: list[Any] = []
         with self.http.stream("GET", "/gradio_api/queue/data", params={"session_hash": self.session}) as stream:
             for line in stream.iter_lines():
-                told = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
-                if told.get("event_id") not in (None, joined.json()["event_id"]):
+                message = json.loads(line.removeprefix("data:")) if line.startswith("data:") else {}
+                if message.get("event_id") not in (None, joined.json()["event_id"]):
                     continue
-                output = told.get("output") or {}
-                if told.get("msg") in ("process_generating", "process_completed") and output.get("data"):
+                output = message.get("output") or {}
+                if message.get("msg") in ("process_generating", "process_completed") and output.get("data"):
                     shown = output["data"]
-                if told.get("msg") == "process_completed":
+                if message.get("msg") == "process_completed":
                     error = str(output.get("error") or "")
-                    return Answer(told["success"], shown, error, time.monotonic() - begun)
-                if told.get("msg") == "unexpected_error":
+                    return Answer(message["success"], shown, error, time.monotonic() - begun)
+                if message.get("msg") == "unexpected_error":
                     break
         return Answer(False, [], "the server gave up", time.monotonic() - begun)
 
@@ -82,3 +84,9 @@ class Visitor:
         body = {"data": values, "fn_index": event["id"], "session_hash": self.session, "trigger_id": None}
         headers = {"content-type": "application/json"}  # with NaN, which httpx would refuse to write
         return self.http.post("/gradio_api/queue/join", content=json.dumps(body), headers=headers)
+
+
+def claimed_png(width: int, height: int) -> bytes:
+    """The head of a PNG that claims a size, and nothing after it."""
+    head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + bytes(64)

@@ -4,7 +4,6 @@ from scipy.stats import wasserstein_distance
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.spectral import radial_mean, wavenumber, white_in
 from nidiff.data.dataset import quantise
 from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.classifier import recognised, train_classifier
@@ -18,12 +17,10 @@ def spectrum(data: Tensor, axes: int, boundary: str) -> Tensor:
 
     On a square grid the corners are left out.
     """
-    shape = data.shape[-axes:]
-    white = white_in(boundary, shape)
-    fields = data.reshape(-1, *shape)
-    power = sum(white.periodogram(block.double()).sum(0) for block in fields.split(1024)) / len(fields)
-    shells = radial_mean(power, wavenumber(shape, boundary).round().long())
-    return shells[1 : (shape[-1] // 2 if boundary == "periodic" else shape[-1] - 1) + 1]
+    shape = tuple(data.shape[-axes:])
+    found = nidiff.metrics.field_spectrum(data.reshape(-1, 1, *shape), boundary=boundary)
+    last = shape[-1] // 2 if boundary == "periodic" else shape[-1] - 1
+    return found.power.mean((0, 1))[(found.wavenumber >= 1) & (found.wavenumber <= last)]
 
 
 def log_error(real: Tensor, generated: Tensor) -> float:
@@ -91,9 +88,9 @@ class Digits:
 
     def __call__(self, generated: Tensor) -> Metrics:
         shown = quantise(generated).float() / 127.5 - 1
-        near = nidiff.precision_recall(self.real, shown.flatten(1))
+        near = nidiff.metrics.precision_recall(self.real, shown.flatten(1))
         return {
-            "FD": nidiff.frechet_distance(self.real, shown.flatten(1)),
+            "FD": nidiff.metrics.frechet_distance(self.real, shown.flatten(1)),
             "precision": near.precision,
             "recall": near.recall,
             "recognised": recognised(self.classifier, shown),
@@ -112,7 +109,7 @@ class Photographs:
 
     def __call__(self, generated: Tensor) -> Metrics:
         return {
-            "FD": nidiff.frechet_distance(self.real, compute_features(self.network, quantise(generated))),
+            "FD": nidiff.metrics.frechet_distance(self.real, compute_features(self.network, quantise(generated))),
             "spectrum": log_error(self.spectrum, spectrum(generated, 2, "reflecting")),
             "std": generated.std().item(),
         }

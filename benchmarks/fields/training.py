@@ -12,7 +12,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 import nidiff
-from nidiff.training.draws import image_indices, mixed_seed
+from nidiff.randomness import mixed_seed
+from nidiff.training.draws import image_indices
 
 LEARNING_RATE, WARM_UP, EMA, CLIP = 2e-3, 100, 0.995, 1.0
 COLOUR = {"v": -0.25, "residual": 0.25}  # the power of Σ on the errors

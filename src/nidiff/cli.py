@@ -21,7 +21,6 @@ from nidiff.aligned import aligned
 from nidiff.commands.calibrate import Calibrate
 from nidiff.commands.completion import completion
 from nidiff.commands.demo import Demo
-from nidiff.commands.denoise import Denoise
 from nidiff.commands.design import Design
 from nidiff.commands.evaluate import Evaluate
 from nidiff.commands.explore import Explore
@@ -29,7 +28,7 @@ from nidiff.commands.likelihood import Likelihood
 from nidiff.commands.models import Models
 from nidiff.commands.noise import Noise
 from nidiff.commands.report import Report
-from nidiff.commands.restore import Restore
+from nidiff.commands.restore import Denoise, Restore
 from nidiff.commands.sample import Sample
 from nidiff.commands.sweep import Sweep
 from nidiff.commands.table import Table
@@ -107,7 +106,7 @@ def main(argv: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return BROKEN_PIPE
     except InputError as error:
-        return _stop(BAD_INPUT, _with_flags(str(error), arguments))
+        return _stop(BAD_INPUT, _with_flags(error, arguments))
     except OSError as error:
         return _stop(BAD_INPUT, _about(error))
     except (MemoryError, RuntimeError) as error:
@@ -121,13 +120,13 @@ def main(argv: list[str] | None = None) -> int:
 def _plain_warnings() -> Iterator[None]:
     """What nidiff warns of is one sentence on stderr, once, without the line of code; other warnings stay as they
     are."""
-    ours, before, said = str(Path(nidiff.__file__).parent), warnings.showwarning, set[str]()
+    ours, before, printed = str(Path(nidiff.__file__).parent), warnings.showwarning, set[str]()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if category is not UserWarning or not filename.startswith(ours):
             before(message, category, filename, lineno, *rest)
-        elif str(message) not in said:
-            said.add(str(message))
+        elif str(message) not in printed:
+            printed.add(str(message))
             _stop(0, str(message))
 
     with warnings.catch_warnings():
@@ -153,7 +152,7 @@ def _shell(arguments: list[str]) -> str:
     """The value of ``--completion``."""
     words = [*arguments[0].split("=", 1)[1:], *arguments[1:]]
     if len(words) != 1:
-        raise InputError("--completion takes one value: give the name of your shell, bash or zsh.")
+        raise InputError("--completion", None, "takes one value", "give the name of your shell, bash or zsh")
     return words[0]
 
 
@@ -178,20 +177,15 @@ def _stop(code: int, message: str) -> int:
     return code
 
 
-def _with_flags(message: str, arguments: list[str]) -> str:
-    """Name arguments as the flags of the command: ``num_steps=3`` as ``--num-steps=3``.
+def _with_flags(error: InputError, arguments: list[str]) -> str:
+    """The sentence with arguments named as the flags of the command: ``num_steps=3`` as ``--num-steps=3``.
 
-    A key that was written inside NAME:key=value is not a flag. A remedy at the end, such as ", or give size=", is left
-    out where the command has no such flag.
+    A key that was written inside NAME:key=value is not a flag.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
     keys = re.findall(r"[:,](\w+)=", " ".join(arguments))
     names = {flag[2:].replace("-", "_"): flag for flag in flags_of(command)} if command else {}
-    flags = {name: flag for name, flag in names.items() if name not in keys}
-    remedy = r", or ([a-z ]+) (\w+)=(True)?\.$"
-    message = re.sub(remedy, lambda m: f", or {m[1]} {flags[m[2]]}." if m[2] in flags else ".", message)
-    argument = r"(?<![\w:,./'\"-])([a-z]+_\w+|[a-z]+(?==))(?![\w.(])"
-    return re.sub(argument, lambda m: flags.get(m[1], m[1]), message)
+    return error.rendered(lambda name: name if name in keys else names.get(name, name))
 
 
 def _about(error: OSError) -> str:

@@ -1,19 +1,39 @@
 """The exceptions of nidiff: input it cannot use, and a request to stop."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
 from typing import TypeVar
 
 T = TypeVar("T")
-LONGEST = 80  # letters of a value in a message
-TENSOR = "give a tensor, such as torch.from_numpy(array)"  # the remedy where something else was given
+LONGEST = 200  # letters of a value in a message
 
 
 class InputError(ValueError):
-    """Bad input: the message is one sentence that names the argument and the remedy.
+    """Bad input, in four parts: the ``argument``, its ``value``, the ``problem`` and the ``remedy``.
 
-    The command line prints it without a traceback and exits with 2. Any other exception is a bug of ours.
+    ``str(error)`` is one sentence, "argument=value problem: remedy.". A value of None is not shown, and an argument of
+    None is left out, for input that no single argument is to blame for. Other arguments that ``problem`` or ``remedy``
+    name are written in backticks, so that the command line can print their flags (`rendered`). The command line exits
+    with 2 and prints no traceback. Any other exception is a bug of ours.
     """
+
+    def __init__(self, argument: str | None, value: object, problem: str, remedy: str | None = None) -> None:
+        self.argument, self.value, self.problem, self.remedy = argument, value, problem, remedy
+        super().__init__(self.rendered())
+
+    def rendered(self, spelling: Callable[[str], str] = lambda name: name) -> str:
+        """The sentence, with every name of an argument spelled by ``spelling``, such as "--num-steps"."""
+        subject = "" if self.argument is None else spelling(self.argument)
+        if subject and self.value is not None:
+            subject += f"={shown(self.value)}"
+        sentence = " ".join(part for part in (subject, self.problem) if part)
+        sentence += f": {self.remedy}." if self.remedy else "."
+        return re.sub(r"`(\w+)`", lambda name: spelling(name[1]), sentence)
+
+    def __reduce__(self) -> tuple[type["InputError"], tuple[object, ...]]:
+        return type(self), (self.argument, self.value, self.problem, self.remedy)
 
 
 class FileError(InputError, OSError):
@@ -25,18 +45,24 @@ class Interrupted(Exception):
 
 
 def shown(value: object) -> str:
-    """``value`` as a message shows it: on one line, and cut if it is long."""
+    """``value`` as a message shows it: on one line, and cut if it is long and no path."""
+    if isinstance(value, PurePath):
+        return repr(str(value))
     try:
         text = " ".join(repr(value).split())
     except ValueError:  # a whole number of thousands of digits
         return f"a {type(value).__name__}"
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…{text[-1] if isinstance(value, str) else ''}"
+    half = LONGEST // 2
+    return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"  # of a path, the end says most
+
+
+TENSOR = "give a tensor, such as torch.from_numpy(array)"  # the remedy where something else was given
 
 
 def expect(argument: str, value: object, kind: type, remedy: str | None = None) -> None:
     """Refuse a value that is not of ``kind``."""
     if not isinstance(value, kind):
-        raise InputError(f"{argument} is a {type(value).__name__}: {remedy or f'give a nidiff.{kind.__name__}'}.")
+        raise InputError(argument, None, f"is a {type(value).__name__}", remedy or f"give a nidiff.{kind.__name__}")
 
 
 def first_line(error: Exception) -> str:
@@ -44,22 +70,22 @@ def first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
 
 
-def one_of(name: str, value: object, known: Iterable[str]) -> str:
+def one_of(argument: str, value: object, known: Iterable[str]) -> str:
     """``value`` if it is one of the ``known`` names, else an `InputError` that lists them, the nearest first."""
     names = {*known}
     if not isinstance(value, str) or value not in names:
-        raise InputError(f"{name}={shown(value)} is unknown: {known_names(value, names)}.")
+        raise InputError(argument, value if value is not None else "None", "is unknown", known_names(value, names))
     return str(value)
 
 
 def known_names(value: object, known: Iterable[str]) -> str:
-    """The end of a sentence that refuses a name: the nearest of the ``known`` ones, if any is near, and all of them."""
+    """The remedy for an unknown name: the nearest of the ``known`` ones, if any is near, and all of them."""
     names = sorted(known)
     near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]!r}? Known are" if near else "use one of"
+    hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
     return f"{hint} {', '.join(map(repr, names))}"
 
 
-def choose(name: str, value: "str | T", registry: "Mapping[str, T]") -> T:
+def choose(argument: str, value: "str | T", registry: "Mapping[str, T]") -> T:
     """The entry of ``registry`` called ``value``; anything that is not a name is the entry itself."""
-    return registry[one_of(name, value, registry)] if isinstance(value, str) else value
+    return registry[one_of(argument, value, registry)] if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What ``pip install nidiff`` leaves out, and the extra that installs it."""
+"""The packages that nidiff installs only with an extra, and the name of that extra."""
 
 import importlib
 from collections.abc import Iterator
@@ -38,5 +38,6 @@ def explained() -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module not in EXTRAS:
             raise
-        extra = f"run pip install 'nidiff[{EXTRAS[module]}]', or 'nidiff[all]'"
-        raise InputError(f"the package {module!r} is not installed: {extra}.") from error
+        extra = EXTRAS[module]
+        remedy = f"install nidiff[{extra}] or nidiff[all]; in a clone, pip install -c constraints.txt -e '.[{extra}]'"
+        raise InputError(None, None, f"the package {module!r} is not installed", remedy) from error

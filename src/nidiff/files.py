@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from nidiff.errors import FileError, InputError, first_line, shown
+from nidiff.errors import FileError, InputError, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves is rubbish
+COPY_AGAIN = "copy it again from where it was saved"  # the remedy for a damaged file
 LARGEST_JSON = 2**26  # bytes
 REPLACED = ".replaced-"  # how the name of a folder begins while another takes its place
 
@@ -29,9 +30,20 @@ def writing(argument: str, path: Path, remedy: str = "choose another place or ma
     try:
         yield
     except OSError as error:
-        raise InputError(
-            f"{argument}={str(path)!r} cannot be written ({error.strerror or error}): {remedy}."
-        ) from error
+        if isinstance(error, InputError):  # of a file that was read
+            raise
+        raise InputError(argument, path, f"cannot be written ({error.strerror or error})", remedy) from error
+
+
+@contextlib.contextmanager
+def blaming(file: str | Path, remedy: str = COPY_AGAIN) -> Iterator[None]:
+    """Turn whatever goes wrong inside into one sentence that blames ``file``; a `FileError` stays as it is."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError("file", Path(file), f"cannot be used ({first_line(error)})", remedy) from error
 
 
 @contextlib.contextmanager
@@ -112,7 +124,7 @@ def replace_json(path: Path, values: Any) -> None:
     replace_text(path, json.dumps(values, indent=2) + "\n")
 
 
-def read_json(file: Path, remedy: str = "copy it again from where it was saved") -> Any:
+def read_json(file: Path, remedy: str = COPY_AGAIN) -> Any:
     """What a JSON file holds; a `FileError` if it is not JSON, or has NaN, infinite or huge numbers, which we never
     write."""
     try:
@@ -124,19 +136,17 @@ def read_json(file: Path, remedy: str = "copy it again from where it was saved")
             raise ValueError(f"it has more than {LARGEST_JSON >> 20} MiB")
         return json.loads(content.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError as error:
-        raise FileError(f"{str(file)!r} is missing: {remedy}.") from error
-    except RecursionError as error:
-        raise FileError(f"{str(file)!r} cannot be read (it is nested too deeply): {remedy}.") from error
-    except (OSError, ValueError) as error:
+        raise FileError("file", file, "is missing", remedy) from error
+    except (OSError, ValueError, RecursionError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise FileError(f"{str(file)!r} cannot be read ({reason}): {remedy}.") from error
+        raise FileError("file", file, f"cannot be read ({reason})", remedy) from error
 
 
-def read_object(file: Path, remedy: str = "copy it again from where it was saved") -> dict[str, Any]:
+def read_object(file: Path, remedy: str = COPY_AGAIN) -> dict[str, Any]:
     """The object in a JSON file."""
     values = read_json(file, remedy)
     if not isinstance(values, dict):
-        raise FileError(f"{str(file)!r} cannot be read (it does not hold an object): {remedy}.")
+        raise FileError("file", file, "cannot be read (it does not hold an object)", remedy)
     return values
 
 
@@ -154,16 +164,14 @@ def _finite(digits: str) -> float:
 
 def as_path(argument: str, value: Any) -> Path:
     """``value`` as a path that the system can look for: every public function that takes a path begins with this."""
-    if not isinstance(value, str | os.PathLike) or not isinstance(os.fspath(value), str):
-        raise InputError(f"{argument}={shown(value)} must be a path.")
     try:
         os.lstat(value)
     except (FileNotFoundError, NotADirectoryError):
         pass  # it may be there later
-    except (OSError, ValueError) as error:  # a name that is too long or has a zero byte, a folder that is closed to us
+    except (OSError, TypeError, ValueError) as error:  # too long, a zero byte, a folder that is closed to us
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{argument}={shown(str(value))} cannot be used ({reason}): give another path.") from error
-    return Path(value)
+        raise InputError(argument, value, f"cannot be used ({reason})", "give another path") from error
+    return Path(os.fsdecode(value))
 
 
 def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
@@ -186,14 +194,13 @@ def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] 
 
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:  # numpy leaves a bad zip open
-            found = [*names, *(name for name in optional if name in content.files)]
-            for name in found:
+            wanted = [*names, *(name for name in optional if name in content.files)]
+            for name in wanted:
                 check_member(content.zip, content.zip.getinfo(f"{name}.npy"), file.stat().st_size)
-            return {name: content[name] for name in found}
-    except KeyError as error:
-        raise InputError(f"{str(file)!r} lacks one of the arrays {', '.join(names)}: {remedy}.") from error
+            return {name: content[name] for name in wanted}
     except Exception as error:  # zipfile, zlib and numpy each have many of their own
-        raise InputError(f"{str(file)!r} cannot be read as an npz ({first_line(error)}): {remedy}.") from error
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
+        raise FileError("file", file, f"cannot be read as an npz ({reason})", remedy) from error
 
 
 def check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:
@@ -217,5 +224,5 @@ def file_sha256(path: Path) -> str:
             while part := file.read(1 << 20):
                 digest.update(part)
     except OSError as error:
-        raise InputError(f"file={str(path)!r} cannot be read ({error.strerror}): give a file that exists.") from error
+        raise FileError("file", path, f"cannot be read ({error.strerror})", "give a file that exists") from error
     return digest.hexdigest()

@@ -100,12 +100,12 @@ def _take(descriptor: int, folder: Path, argument: str) -> None:
             if holder := _holder(descriptor):
                 break
             time.sleep(0.01)
-        who, remedy = _described(holder), "wait until it has ended, or stop it"
-        raise InputError(f"{argument}={str(folder)!r} is in use by {who}: {remedy}.") from None
+        remedy = "wait until it has ended, or stop it"
+        raise InputError(argument, folder, f"is in use by {_described(holder)}", remedy) from None
     except OSError:  # no locks on this file system: go by the file
         if holder and holder != _self() and _may_be_alive(holder):
             remedy = f"wait until it has ended; if it is gone, delete {folder / LOCK}"
-            raise InputError(f"{argument}={str(folder)!r} is in use by {_described(holder)}: {remedy}.") from None
+            raise InputError(argument, folder, f"is in use by {_described(holder)}", remedy) from None
 
 
 def _self() -> dict[str, Any]:
@@ -115,8 +115,8 @@ def _self() -> dict[str, Any]:
 
 def _holder(descriptor: int) -> dict[str, Any]:
     try:
-        found = json.loads(os.pread(descriptor, 4096, 0))
-        return found if isinstance(found, dict) else {}
+        holder = json.loads(os.pread(descriptor, 4096, 0))
+        return holder if isinstance(holder, dict) else {}
     except (OSError, ValueError, RecursionError):
         return {}  # it is being written, or is not ours
 

@@ -1,4 +1,4 @@
-"""Memory: refuse what can never fit before it is asked for, and keep what is asked for again and again."""
+"""Memory: refuse what can never fit before it is allocated, and keep freed blocks for the next call."""
 
 import contextlib
 import ctypes
@@ -9,11 +9,11 @@ from nidiff.errors import InputError
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # glibc's malloc.h
 
 
-def require_memory(what: str, needed: float, remedy: str) -> None:
-    """Refuse work that needs more bytes than the machine has: ``what`` names the argument and its value."""
+def require_memory(argument: str | None, value: object, needed: float, remedy: str) -> None:
+    """Refuse the ``value`` of an argument that needs more bytes than the machine has."""
     if needed > (total := total_memory()):
         size = f"about {needed / 2**30:,.0f} GiB" if needed < 2**70 else "more memory than any machine has"
-        raise InputError(f"{what} needs {size}, and this machine has {total / 2**30:,.0f} GiB: {remedy}.")
+        raise InputError(argument, value, f"needs {size}, and this machine has {total / 2**30:,.0f} GiB", remedy)
 
 
 def total_memory() -> float:
@@ -25,7 +25,7 @@ def total_memory() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to give large blocks back to the system, which costs page faults at every call of a network."""
+    """Make glibc keep large freed blocks, since returning them to the system costs page faults at every call."""
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library or system
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(M_MMAP_THRESHOLD, 2**30)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from inspect import signature
 from typing import Any
 
-from nidiff.errors import InputError, one_of, shown
+from nidiff.errors import InputError, one_of
 
 MOST_SEEDS = 10_000_000
 
@@ -21,9 +21,9 @@ def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
     for part in filter(None, rest.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not (key and equals and value):
-            raise InputError(f"{argument}={text!r}: write it as NAME:key=value,key=value.")
+            raise InputError(argument, text, "cannot be read", "write it as NAME:key=value,key=value")
         if key in arguments:
-            raise InputError(f"{argument}={text!r} gives {key!r} twice: leave one out.")
+            raise InputError(argument, text, f"gives {key!r} twice", "leave one out")
         arguments[key] = _value(value)
     return name.strip(), arguments
 
@@ -51,7 +51,7 @@ def call(
         return function(*first, **arguments)
     except TypeError as error:
         accepted = ", ".join([*signature(function).parameters][len(first) :]) or "nothing"
-        raise InputError(f"{argument}={name!r} cannot be built ({error}): it takes {accepted}.") from error
+        raise InputError(argument, name, f"cannot be built ({error})", f"it takes {accepted}") from error
 
 
 def seeds_text(seeds: Sequence[int]) -> str:
@@ -73,8 +73,8 @@ def parse_numbers(words: str, argument: str, such_as: str, most: int) -> list[in
         ends = re.fullmatch(r"\s*(\d{1,18})\s*(?:-\s*(\d{1,18})\s*)?", part)
         first, last = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
         if last < first:
-            raise InputError(f"{argument}={shown(words)} cannot be read: give numbers and ranges such as {such_as}.")
+            raise InputError(argument, words, "cannot be read", f"give numbers and ranges such as {such_as}")
         if len(numbers) + last - first >= most:
-            raise InputError(f"{argument}={shown(words)} are more than {most:,}: give fewer at a time.")
+            raise InputError(argument, words, f"has more than {most:,} numbers", "give fewer at a time")
         numbers += range(first, last + 1)
     return numbers

@@ -1,47 +1,66 @@
 """The only place where random numbers are drawn.
 
-Every function takes a ``generator``: None (torch's global one), one `torch.Generator` for the whole batch, or a list
-with one per image. With a list, what image i gets depends on its generator alone, whatever the size of the batch.
+Every function takes a ``generator``: None (torch's global one), a seed or a `torch.Generator` for the whole batch, or a
+list of seeds or generators with one per image. With a list, what image i gets depends on its generator alone, whatever
+the size of the batch.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, shown
-from nidiff.recipe import check_whole
+from nidiff.errors import InputError
+from nidiff.recipe import check_whole, plain
 
-Generators = torch.Generator | Sequence[torch.Generator] | None
-MOST_IMAGES, LARGEST_SEED = 10**9, 2**63 - 1  # in one batch; that torch takes
+Generators = torch.Generator | int | Sequence[torch.Generator | int] | None
+LARGEST_SEED = 2**63 - 1  # that torch takes
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def generators_from_seeds(seeds: Sequence[int], device: torch.device | str = "cpu") -> list[torch.Generator]:
+def as_generator(generator: Generators, batch: int | None = None) -> torch.Generator | list[torch.Generator] | None:
+    """``generator`` with seeds turned into generators on the CPU. Whoever draws more than once does this first.
+
+    A list must have ``batch`` entries, and its seeds must differ.
+    """
+    generator = plain(generator)
+    if generator is None or isinstance(generator, torch.Generator):
+        return generator
+    if isinstance(generator, int):
+        return torch.Generator("cpu").manual_seed(check_whole("generator", generator, 0, LARGEST_SEED))
+    entries = [plain(entry) for entry in generator]
+    if batch is not None and (len(entries) != batch or not entries):
+        raise InputError("generator", None, f"is a list of {len(entries)} for {batch} images", "give one per image")
+    if all(isinstance(entry, torch.Generator) for entry in entries):
+        return entries
+    return generators_from_seeds(entries)
+
+
+def generators_from_seeds(seeds: Sequence[int], argument: str = "generator") -> list[torch.Generator]:
     """One generator per seed. Seeds must be distinct and in [0, 2⁶³)."""
-    try:
-        given = [*seeds]
-    except TypeError as error:
-        raise InputError(f"seeds={shown(seeds)} must be a list of integers, one per image.") from error
-    numbers = [check_whole("seeds", seed, 0, LARGEST_SEED) for seed in given]
-    if len(set(numbers)) != len(numbers):
-        twice = next(number for number, count in Counter(numbers).items() if count > 1)
-        raise InputError(f"seeds contains {twice} twice, which would give the same image twice: make them distinct.")
-    return [torch.Generator(device).manual_seed(number) for number in numbers]
+    numbers = [check_whole(argument, seed, 0, LARGEST_SEED) for seed in seeds]
+    repeated = next((number for number, count in Counter(numbers).items() if count > 1), None)
+    if repeated is not None:
+        raise InputError(argument, repeated, "occurs twice, which would give the same image twice", "use other seeds")
+    return [torch.Generator("cpu").manual_seed(number) for number in numbers]
 
 
-def check_place(dtype: Any, device: Any) -> None:
+def mixed_seed(*numbers: int) -> int:
+    """One seed from several numbers: different numbers give unrelated seeds."""
+    digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def check_place(dtype: torch.dtype, device: torch.device | str | None) -> None:
     """Refuse a dtype that cannot hold noise, and a device that is not there."""
-    if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
-        raise InputError(f"dtype={shown(dtype)} cannot hold noise: use {', '.join(map(str, FLOATS))}.")
+    if dtype not in FLOATS:
+        raise InputError("dtype", dtype, "cannot hold noise", f"use {', '.join(map(str, FLOATS))}")
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError, ValueError, NotImplementedError) as error:
-        raise InputError(
-            f"device={shown(device)} cannot be used: give one that this machine has, such as 'cpu'."
-        ) from error
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError("device", device, "cannot be used", "give one that this machine has, such as 'cpu'") from error
 
 
 def white_noise(
@@ -52,14 +71,13 @@ def white_noise(
     device: torch.device | str | None = None,
 ) -> Tensor:
     """N(0, I) of ``shape``. Drawn where the generator lives, then moved to ``device`` (default: left there)."""
-    _check_generators(generator, shape)
-    if isinstance(generator, Sequence):
-        noise = torch.empty(tuple(shape), dtype=dtype, device=generator[0].device)
-        for image, own in zip(noise.unbind(), generator, strict=True):
-            image.normal_(generator=own)
+    source = as_generator(generator, shape[0] if len(shape) else 0)
+    if isinstance(source, list):
+        noise = torch.empty(tuple(shape), dtype=dtype, device=source[0].device)
+        for image, generator_of_image in zip(noise.unbind(), source, strict=True):
+            image.normal_(generator=generator_of_image)
     else:
-        source = device if generator is None else generator.device
-        noise = torch.randn(tuple(shape), generator=generator, dtype=dtype, device=source)
+        noise = torch.randn(tuple(shape), generator=source, dtype=dtype, device=source.device if source else device)
     return noise if device is None else noise.to(device)
 
 
@@ -67,36 +85,27 @@ def random_index(
     high: int, batch: int, generator: Generators = None, *, device: torch.device | str | None = None
 ) -> Tensor:
     """``batch`` integers, uniform on 0 … high - 1."""
-    _check_generators(generator, (check_whole("batch", batch, 0, MOST_IMAGES),))
-    if isinstance(generator, Sequence):
-        index = torch.cat([torch.randint(high, (1,), generator=g, device=g.device) for g in generator])
-    else:
-        source = device if generator is None else generator.device
-        index = torch.randint(high, (batch,), generator=generator, device=source)
-    return index if device is None else index.to(device)
+    return _draw(lambda count, **place: torch.randint(high, (count,), **place), batch, generator, device)
 
 
 def uniform(batch: int, generator: Generators = None, *, device: torch.device | str | None = None) -> Tensor:
     """``batch`` numbers, uniform on [0, 1)."""
-    _check_generators(generator, (check_whole("batch", batch, 0, MOST_IMAGES),))
-    if isinstance(generator, Sequence):
-        numbers = torch.cat([torch.rand(1, generator=g, device=g.device) for g in generator])
-    else:
-        source = device if generator is None else generator.device
-        numbers = torch.rand(batch, generator=generator, device=source)
-    return numbers if device is None else numbers.to(device)
+    return _draw(torch.rand, batch, generator, device)
 
 
-def _check_generators(generator: Generators, shape: Sequence[int]) -> None:
-    if generator is None or isinstance(generator, torch.Generator):
-        return
-    if not isinstance(generator, Sequence) or not all(isinstance(one, torch.Generator) for one in generator):
-        raise InputError(f"generator={shown(generator)} must be None, a torch.Generator, or a list of one per image.")
-    if len(shape) == 0 or len(generator) != shape[0] or len(generator) == 0:
-        images = shape[0] if len(shape) else 1
-        raise InputError(f"generator is a list of {len(generator)} for {images} images: give one per image.")
-
-
-def permutation(count: int, generator: torch.Generator | None = None) -> Tensor:
+def permutation(count: int, generator: torch.Generator | int | None = None) -> Tensor:
     """0 … count - 1 in random order, on the device of the generator."""
-    return torch.randperm(count, generator=generator, device="cpu" if generator is None else generator.device)
+    source = as_generator(generator)
+    assert not isinstance(source, list)
+    return torch.randperm(count, generator=source, device=source.device if source else "cpu")
+
+
+def _draw(
+    function: Callable[..., Tensor], batch: int, generator: Generators, device: torch.device | str | None
+) -> Tensor:
+    source = as_generator(generator, batch)
+    if isinstance(source, list):
+        values = torch.cat([function(1, generator=each, device=each.device) for each in source])
+    else:
+        values = function(batch, generator=source, device=source.device if source else device)
+    return values if device is None else values.to(device)

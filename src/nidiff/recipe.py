@@ -6,27 +6,41 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, signature
 from pathlib import Path
 from types import UnionType
-from typing import Any, ParamSpec, TypeVar, Union, get_args, get_origin
+from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
 
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 KINDS = {float: "a finite number", int: "a whole number", bool: "true or false"}
 
 
-def remembered(function: Callable[P, T]) -> Callable[P, T]:
-    """Let what ``function`` returns remember the call in ``recipe``: its name and all its arguments.
+class Origin(NamedTuple):
+    """The call that made an object, which is ``scale`` times its result."""
 
-    Arguments annotated as numbers, or as true or false, are checked to be that.
+    name: str
+    arguments: Mapping[str, Any]
+    scale: float = 1.0
+
+
+def remembered(function: Callable[P, T], canonical: Mapping[str, Callable[[Any], Any]] | None = None) -> Callable[P, T]:
+    """Let what ``function`` returns remember the call in ``origin``: its name and all its arguments.
+
+    Arguments annotated as numbers, or as true or false, are checked to be that. Those named in ``canonical`` pass
+    through its functions, and tensors are copied.
     """
 
     @functools.wraps(function)
     def build(*args: P.args, **kwargs: P.kwargs) -> T:
         arguments = call_arguments(function, args, kwargs)
         check_kinds(function, arguments)
+        for name, value in arguments.items():
+            if canonical and name in canonical:
+                arguments[name] = canonical[name](value)
+            elif hasattr(value, "detach"):
+                arguments[name] = value.detach().clone()
         made: Any = function(**arguments)  # type: ignore[call-arg]
-        made.recipe = (function.__name__, arguments)
+        made.origin = Origin(function.__name__, arguments)
         return made
 
     return build
@@ -38,7 +52,8 @@ def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Ma
     try:
         call = signature(function).bind(*args, **kwargs)
     except TypeError as error:
-        raise InputError(f"{function.__name__}: {error}; it takes {', '.join(known)}.") from error
+        problem = f"{function.__name__} cannot be called so ({error})"
+        raise InputError(None, None, problem, f"it takes {', '.join(known)}") from error
     call.apply_defaults()
     arguments: dict[str, Any] = {}
     for name, value in call.arguments.items():
@@ -52,7 +67,7 @@ def check_kinds(function: Callable[..., object], arguments: Mapping[str, Any]) -
     for name, value in arguments.items():
         kind = parameters[name].annotation if name in parameters else None
         if kind in KINDS and not (fits(value, kind) and (kind is bool or is_number(value))):
-            raise InputError(f"{name}={shown(value)} must be {KINDS[kind]}.")
+            raise InputError(name, value, "cannot be used", f"give {KINDS[kind]}")
 
 
 def is_number(value: Any) -> bool:
@@ -67,7 +82,7 @@ def check_number(argument: str, value: Any) -> float:
     """``value``, also of numpy or torch, as a finite float."""
     value = plain(value)
     if not is_number(value):
-        raise InputError(f"{argument}={shown(value)} must be {KINDS[float]}.")
+        raise InputError(argument, value, "is not a finite number", "give one")
     return float(value)
 
 
@@ -76,7 +91,7 @@ def check_whole(argument: str, value: Any, least: int = 1, most: int | None = No
     value = plain(value)
     if not fits(value, int) or value < least or (most is not None and value > most):
         limits = f", {least} or more" if most is None else f" from {least} to {most}"
-        raise InputError(f"{argument}={shown(value)} must be a whole number{limits}.")
+        raise InputError(argument, value, "is out of range", f"give a whole number{limits}")
     return int(value)
 
 

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from nidiff.errors import FileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SEAL = "sha256"
 
@@ -13,6 +16,25 @@ SEAL = "sha256"
 def digest(values: Any) -> str:
     """The sha256 of values that JSON can hold, whatever the order of their keys."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def tensors_sha256(parts: "Iterable[Tensor | str]") -> str:
+    """The sha256 of the bytes of tensors, and of the texts between them, such as their names and shapes."""
+    from torch import uint8
+
+    total = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, str):
+            total.update(part.encode())
+        else:
+            content: Any = part.detach().cpu().contiguous().reshape(-1).view(uint8).numpy()
+            total.update(content)
+    return total.hexdigest()
+
+
+def shaped(tensor: "Tensor") -> "tuple[str, Tensor]":
+    """A tensor with its shape, as parts of `tensors_sha256`."""
+    return str(tuple(tensor.shape)), tensor
 
 
 def seal(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,5 +50,5 @@ def unseal(values: Mapping[str, Any], what: str, remedy: str) -> dict[str, Any]:
     except RecursionError:  # nested too deeply to have been written
         whole = False
     if not whole:
-        raise FileError(f"{what} has changed since it was written, by its checksum: {remedy}.")
+        raise FileError(None, None, f"{what} has changed since it was written, by its checksum", remedy)
     return inner

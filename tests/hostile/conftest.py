@@ -1,13 +1,20 @@
-"""Hostile trials. `make test` runs a few seeded cases of each class, `make hostile` thousands: NIDIFF_HOSTILE times as
-many. The tally at the end says what was tried and what failed."""
+"""Hostile trials. `make test-all` runs a few seeded cases of each class, `make hostile` thousands: NIDIFF_HOSTILE times
+as many. The tally at the end says what was tried and what failed."""
 
 import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 CASES = int(os.environ.get("NIDIFF_HOSTILE", "1"))  # how many times the quick number of cases
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker("slow")
 
 
 @pytest.fixture

@@ -17,8 +17,6 @@ from safetensors.torch import load_file
 from nidiff.cli import main
 from nidiff.report.html import write_report
 
-pytestmark = pytest.mark.usefixtures("no_report")  # but for `nidiff report`
-
 TINY = """--widths 8 --attention 0 --layers 1 --batch-size 4 --warmup 0 --cooldown 0 --checkpoint-every 2 --keep 0
     --num-samples 1 --num-steps 2 --precision fp32""".split()  # noqa: SIM905 - as it is typed
 SAMPLING = "--sampler ddim:eta=1 --num-steps 2 --seeds 0-3 --floats".split()  # noqa: SIM905

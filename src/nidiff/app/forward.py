@@ -11,39 +11,38 @@ from matplotlib.transforms import Bbox
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from nidiff.app.look import Page
-from nidiff.app.work import QUICK, spoken
-from nidiff.calibration.design import band_logsnr
+from nidiff.app.layout import HIDDEN_PROGRESS, LARGEST_SEED, Page
+from nidiff.app.uploads import LIMITS, open_picture
+from nidiff.app.work import QUICK, check_between, with_user_errors
 from nidiff.covariance.config import TIMES, as_covariance
-from nidiff.covariance.operator import Covariance
-from nidiff.data.encoded import MODES, Reading, fit
+from nidiff.covariance.covariance import Covariance
+from nidiff.data.encoded import MODES, fit
 from nidiff.data.figures import drawable, thumbnail
 from nidiff.data.grid import Grid
 from nidiff.data.load import load_dataset
 from nidiff.data.pictures import grid_pixels
+from nidiff.data.spec import DataSpec
+from nidiff.design.candidates import band_logsnr
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import Schedule, as_schedule
-from nidiff.errors import InputError, one_of, shown
-from nidiff.generation.opened import open_model, process_state
+from nidiff.diffusion.schedule import Schedule
+from nidiff.diffusion.schedules import as_schedule
+from nidiff.errors import InputError, one_of
+from nidiff.generation.loaded_model import open_model, process_state
 from nidiff.model.zoo import zoo_models
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.recipe import check_number, check_whole
+from nidiff.recipe import check_whole
 from nidiff.report.design import draw_logsnr, draw_spectra
 from nidiff.report.page import data_uri, figure, image, picture, plot
 from nidiff.sampling.sampler import sample
 from nidiff.style import BLUE, ORANGE, dark_page, drawn, ink
 
-DIGIT, TURBULENCE, OWN = "A digit", "Turbulence", "Your picture"
+DIGIT, TURBULENCE, UPLOAD = "A digit", "Turbulence", "Your picture"
 SIDE = 64  # pixels of a visitor's picture, after it was cropped and resized
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-LARGEST, WIDEST = 16 * 2**20, 4096  # bytes and pixels along a side, of a visitor's file
+SUFFIXES = [".png", ".jpeg", ".jpg", ".webp", ".gif"]
 WHITE = "white"
-LIMITS = (
-    f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]} of 8 bits, at most {WIDEST} × {WIDEST} pixels and {LARGEST >> 20} MB"
-)
 # Fields whose modes have a wavenumber |k|, and that take no time to build.
-FIELDS = (WHITE, "gff", "power_law", "matern", "offset", "from_data")
+ALLOWED = (WHITE, "gff", "power_law", "matern", "offset", "from_data")
 NOISES = (
     "gff:gamma=1",
     "gff:gamma=0.5",
@@ -53,18 +52,17 @@ NOISES = (
     "from_data:power=0.5",
 )
 SCHEDULES = ("ddpm_linear", "ddpm_cosine", "scaled_linear", "flow")
-LONGEST = 120  # letters of Σ as a text
-LARGEST_SEED = 2**31 - 1
-KEPT = 32  # what was prepared: data, Σ and schedules; of pictures, the last few
+LONGEST = 120  # letters of a spec of Σ
+CACHED = 32  # data, scenes and charts that stay in memory
 STEPS, DRAWS = 10, 512  # of the turbulence
 MOST_LETTERS = 100_000  # of a picture as a data URI
 
 
-# Where x0 comes from ------------------------------------------------------------------------------------------------
+# The item x0 ----------------------------------------------------------------------------------------------------------
 
 
 class Upload(NamedTuple):
-    """A visitor's picture as uint8 [channels, SIDE, SIDE]: small, and the key of what is prepared for it."""
+    """A visitor's picture as uint8 [channels, SIDE, SIDE]: small, and hashable for the caches."""
 
     channels: int
     pixels: bytes
@@ -80,46 +78,31 @@ class Subject(NamedTuple):
 
 
 def read_upload(path: Any) -> Upload | None:
-    """The picture in a file, cropped to its middle and resized. Its size is looked at before it is decoded."""
+    """The picture in a file, cropped to its middle and resized."""
     if path is None:
         return None
-    try:
-        file = Path(path)
-        if (size := file.stat().st_size) > LARGEST:
-            raise InputError(f"the picture has {size:,} bytes: send {LIMITS}.")
-        with Image.open(file, formats=FORMATS) as opened:
-            if max(opened.size) > WIDEST:
-                raise InputError(f"the picture has {opened.width} × {opened.height} pixels: send {LIMITS}.")
-            channels = 1 if opened.mode in ("1", "L", "LA") else 3
-            upright = ImageOps.exif_transpose(opened)
-            pixels = fit(upright.convert(MODES[upright.mode]), Reading(SIDE, channels))
-    except InputError:
-        raise
-    except Exception as error:  # Pillow raises nearly anything when a file is broken
-        raise InputError(f"the file cannot be read as a picture: send {LIMITS}.") from error
-    return Upload(channels, pixels.tobytes())
+    with open_picture("picture", Path(str(path))) as picture_file:
+        channels = 1 if picture_file.mode in ("1", "L", "LA") else 3
+        upright = ImageOps.exif_transpose(picture_file)
+        return Upload(
+            channels, fit(upright.convert(MODES[upright.mode]), DataSpec(size=SIDE, channels=channels)).tobytes()
+        )
 
 
-@lru_cache(KEPT)
+@lru_cache(CACHED)
 def subject(source: str, digit: int, upload: Upload | None) -> Subject:
-    if source == DIGIT:
-        return _digit(digit)
     if source == TURBULENCE:
         return _turbulence()
-    if upload is None:
-        raise InputError("there is no picture yet: upload one, or choose a digit.")
-    pixels = torch.frombuffer(bytearray(upload.pixels), dtype=torch.uint8)
-    x0 = pixels.reshape(upload.channels, SIDE, SIDE).float() / 127.5 - 1
-    # With its negative the mean is 0, so that the picture's own power is that of the data.
-    return Subject(x0, torch.stack([x0, -x0]), "Your picture; its spectrum is that of this picture alone.")
-
-
-def _digit(digit: int) -> Subject:
+    if upload is not None:
+        pixels = torch.frombuffer(bytearray(upload.pixels), dtype=torch.uint8)
+        x0 = pixels.reshape(upload.channels, SIDE, SIDE).float() / 127.5 - 1
+        # With its negative the mean is 0, so that the power of the picture is that of the data.
+        return Subject(x0, torch.stack([x0, -x0]), "Your picture; its spectrum is that of this picture alone.")
     digits = load_dataset("digits")
     data, labels = digits.all(), digits.labels
     assert labels is not None
-    words = f"The first {digit} of the digits; the spectrum is that of all {len(data)}."
-    return Subject(data[labels == digit][0], data, words)
+    caption = f"The first {digit} of the digits; the spectrum is that of all {len(data)}."
+    return Subject(data[labels == digit][0], data, caption)
 
 
 @cache
@@ -127,13 +110,36 @@ def _turbulence() -> Subject:
     model = open_model(zoo_models()["turbulence"], process_state())
     gaussian = model.denoiser.gaussian
     assert gaussian is not None
-    x0 = sample(model.denoiser, (1, *model.shape), sampler="angle_2m", num_steps=STEPS, seeds=[0])[0]
+    x0 = sample(model.denoiser, (1, *model.shape), sampler="angle_2m", num_steps=STEPS, generator=[0])[0]
     data = gaussian.sample((DRAWS, *model.shape), generators_from_seeds(range(DRAWS)))
-    words = f"x0 is a sample of the turbulence model in {STEPS} steps; the spectrum is that of its training data."
-    return Subject(x0.cpu(), data.cpu(), words, is_picture=False)
+    caption = f"x0 is a sample of the turbulence model in {STEPS} steps; the spectrum is that of its training data."
+    return Subject(x0.cpu(), data.cpu(), caption, is_picture=False)
 
 
 # Σ, and what it does at each level ----------------------------------------------------------------------------------
+
+
+class Request(NamedTuple):
+    """What a browser asks for, after it was checked."""
+
+    source: str
+    digit: int
+    upload: Upload | None
+    noise: str
+    schedule: str
+
+
+def checked(source: Any, digit: Any, upload: Any, noise: Any, schedule: Any) -> Request:
+    if not isinstance(noise, str) or len(noise) > LONGEST:
+        raise InputError("covariance", noise, "is not a spec", f"give at most {LONGEST} letters, such as gff:gamma=1")
+    source = one_of("source", source, (DIGIT, TURBULENCE, UPLOAD))
+    return Request(
+        source,
+        check_whole("digit", digit, 0, 9) if source == DIGIT else 0,
+        upload if source == UPLOAD and isinstance(upload, Upload) else None,
+        " ".join(noise.split()),
+        one_of("schedule", schedule, SCHEDULES),
+    )
 
 
 class Scene(NamedTuple):
@@ -145,138 +151,114 @@ class Scene(NamedTuple):
     processes: dict[str, Process]
 
 
-@lru_cache(KEPT)
-def scene(source: str, digit: int, upload: Upload | None, noise: str, schedule: str) -> Scene:
-    found = subject(source, digit, upload)
-    covariance = build_noise(noise, found.data)
+@lru_cache(CACHED)
+def scene(request: Request) -> Scene:
+    item = subject(request.source, request.digit, request.upload)
+    covariance = build_noise(request.noise, item.data)
     white = as_covariance(WHITE, covariance.event_shape)
-    average = "radial" if source == OWN else "modes"  # one picture says too little of each mode
+    average = "radial" if request.source == UPLOAD else "modes"  # one picture says too little of each mode
     basis = "periodic" if covariance.is_constant else covariance
-    gaussian = fit_gaussian(found.data, basis=basis, event_axes=2, average=average)
-    made = as_schedule(schedule)
-    return Scene(found, gaussian, made, {WHITE: Process(made, white), noise: Process(made, covariance)})
+    gaussian = fit_gaussian(item.data, basis=basis, event_axes=2, average=average)
+    schedule = as_schedule(request.schedule)
+    processes = {WHITE: Process(schedule, white), request.noise: Process(schedule, covariance)}
+    return Scene(item, gaussian, schedule, processes)
 
 
-def build_noise(text: str, data: Tensor) -> Covariance:
-    """Σ of a visitor's text. A name of a folder, which `as_covariance` would open, is refused."""
-    for factor in text.split(TIMES):
-        one_of("covariance", factor.partition(":")[0].strip(), FIELDS)
-    covariance = as_covariance(text, data.shape[2:], data)
-    if covariance.wavenumbers is None and not covariance.is_constant:
-        raise InputError(f"covariance={shown(text)} has no wavenumbers: name one field, such as gff:gamma=1.")
+def build_noise(spec: str, data: Tensor) -> Covariance:
+    """Σ of a visitor's spec. The name of a folder, which `as_covariance` would open, is refused."""
+    for factor in spec.split(TIMES):
+        one_of("covariance", factor.partition(":")[0].strip(), ALLOWED)
+    covariance = as_covariance(spec, data.shape[2:], data)
+    if covariance.basis.wavenumbers is None and not covariance.is_constant:
+        raise InputError("covariance", spec, "has no wavenumbers", "name one field, such as gff:gamma=1")
     return covariance
 
 
-class Asked(NamedTuple):
-    """What a browser asks for, after it was checked."""
-
-    source: str
-    digit: int
-    upload: Upload | None
-    noise: str
-    schedule: str
-
-
-def checked(source: Any, digit: Any, upload: Any, noise: Any, schedule: Any) -> Asked:
-    if not isinstance(noise, str) or len(noise) > LONGEST:
-        raise InputError(f"covariance={shown(noise)} must be a text of at most {LONGEST} letters, such as gff:gamma=1.")
-    source = one_of("source", source, (DIGIT, TURBULENCE, OWN))
-    return Asked(
-        source,
-        check_whole("digit", digit, 0, 9) if source == DIGIT else 0,
-        upload if source == OWN and isinstance(upload, Upload) else None,
-        " ".join(noise.split()),
-        one_of("schedule", schedule, SCHEDULES),
-    )
+def noisy(scene: Scene, row: int, seed: int) -> dict[str, Tensor]:
+    """x / √(signal² + sigma²) [C, H, W] at a row of the schedule with each of the noises, of one eps."""
+    x0 = scene.subject.x0[None]
+    eps, level = white_noise(x0.shape, generators_from_seeds([seed])), scene.schedule.level(row)
+    scale = (level.signal**2 + level.sigma**2) ** 0.5
+    return {name: process.perturb(x0, level, eps)[0] / scale for name, process in scene.processes.items()}
 
 
 # The page -----------------------------------------------------------------------------------------------------------
 
 
-def looked_at(
+def render(
     source: Any, digit: Any, upload: Any, noise: Any, schedule: Any, level: Any, seed: Any, is_dark: Any
 ) -> tuple[str, str, str]:
     """The three pictures, the maps of the effective log-SNR with the level marked, and the spectra, as HTML."""
-    asked = checked(source, digit, upload, noise, schedule)
-    place, seed = check_number("level", level), check_whole("seed", seed, 0, LARGEST_SEED)
-    if not 0 <= place <= 1:
-        raise InputError(f"level={place:g} must be from 0 (data) to 1 (noise).")
-    if asked.source == OWN and asked.upload is None:
+    request = checked(source, digit, upload, noise, schedule)
+    share, seed = check_between("level", level, 0, 1), check_whole("seed", seed, 0, LARGEST_SEED)
+    if request.source == UPLOAD and request.upload is None:
         return f"<p>Choose a picture: {LIMITS}.</p>", "", ""
-    charts = _charts(asked, is_dark is True)
-    return _pictures(scene(*asked), place, seed), charts.marked(place), charts.spectra
+    charts = _charts(request, is_dark is True)
+    return _pictures(scene(request), share, seed), charts.marked(share), charts.spectra
 
 
-def noisy(found: Scene, row: int, seed: int) -> dict[str, Tensor]:
-    """x / √(signal² + sigma²) [C, H, W] at a row of the schedule with each of the noises, of one eps."""
-    x0 = found.subject.x0[None]
-    eps, level = white_noise(x0.shape, generators_from_seeds([seed])), found.schedule.level(row)
-    scale = (level.signal**2 + level.sigma**2) ** 0.5
-    return {name: process.perturb(x0, level, eps)[0] / scale for name, process in found.processes.items()}
-
-
-def _pictures(found: Scene, place: float, seed: int) -> str:
+def _pictures(scene: Scene, share: float, seed: int) -> str:
     """x0, and x with white noise and with Σ."""
-    schedule = found.schedule
-    row = round(place * (len(schedule) - 1))
+    schedule = scene.schedule
+    row = round(share * (len(schedule) - 1))
     level = schedule.level(row)
-    tiles = [_tile(found.subject.x0, found.subject, "x0, without noise")]
-    for name, x in noisy(found, row, seed).items():
-        tiles.append(_tile(x, found.subject, "x, white noise" if name == WHITE else f"x, {name}"))
+    tiles = [_tile(scene.subject.x0, scene.subject, "x0, without noise")]
+    for name, x in noisy(scene, row, seed).items():
+        tiles.append(_tile(x, scene.subject, "x, white noise" if name == WHITE else f"x, {name}"))
     about = (
-        f"Level {row} of {len(schedule) - 1}: signal {level.signal:.3g}, sigma {level.sigma:.3g}, "
+        f"Level {row} of {len(schedule) - 1}: signal {float(level.signal):.3g}, sigma {float(level.sigma):.3g}, "
         f"log-SNR {schedule.logsnr[row].item():.2f} nats. "
         "Both x have the same eps, are divided by √(signal² + sigma²), "
-        f"and are shown on the scale of x0. {found.subject.caption}"
+        f"and are shown on the scale of x0. {scene.subject.caption}"
     )
     return f'<div class="three">{"".join(tiles)}</div><p class="caption">{about}</p>'
 
 
-def _tile(x: Tensor, of: Subject, words: str) -> str:
-    if of.is_picture:
-        seen = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
+def _tile(x: Tensor, subject: Subject, caption: str) -> str:
+    if subject.is_picture:
+        tile = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
     else:
-        seen = thumbnail(x, of.x0, Grid.usual(tuple(x.shape)))
-    return figure(picture(seen, SIDE, MOST_LETTERS), words, words, "small")
+        tile = thumbnail(x, subject.x0, Grid.usual(tuple(x.shape)))
+    return figure(picture(tile, SIDE, MOST_LETTERS), caption, caption, "small")
 
 
 class Charts(NamedTuple):
-    """What does not depend on the level, drawn once; ``places`` are the maps' frames, as shares of the picture."""
+    """What does not depend on the level, drawn once; ``frames`` are those of the maps, as shares of the picture."""
 
     maps: str
-    places: list[Bbox]
+    frames: list[Bbox]
     spectra: str
 
-    def marked(self, place: float) -> str:
+    def marked(self, share: float) -> str:
         """The maps with a line at the level."""
         lines = "".join(
-            f'<i style="left:{one.x0 + place * one.width:.2%};bottom:{one.y0:.2%};height:{one.height:.2%}"></i>'
-            for one in self.places
+            f'<i style="left:{frame.x0 + share * frame.width:.2%};bottom:{frame.y0:.2%};height:{frame.height:.2%}"></i>'
+            for frame in self.frames
         )
         caption = "Blue: the data stand out. Red: noise covers them. Black line: as much of both. Dashed: this level."
         return f'<figure><div class="marked">{self.maps}{lines}</div><figcaption>{caption}</figcaption></figure>'
 
 
-@lru_cache(KEPT)
-def _charts(asked: Asked, is_dark: bool) -> Charts:
+@lru_cache(CACHED)
+def _charts(request: Request, is_dark: bool) -> Charts:
     with dark_page(is_dark):
-        return _draw_charts(scene(*asked))
+        return _draw_charts(scene(request))
 
 
 @drawn
-def _draw_charts(found: Scene) -> Charts:
-    maps, spectra = _maps_figure(found), _spectra_figure(found)
+def _draw_charts(scene: Scene) -> Charts:
+    maps = _maps_figure(scene)
     source = data_uri(maps.savefig, "png")  # which lays it out, too
-    places = [axes.get_position() for axes in maps.axes[: len(found.processes)]]
+    frames = [axes.get_position() for axes in maps.axes[: len(scene.processes)]]
     shown = image(source, "The effective log-SNR of each wavenumber at each level, white noise and Σ")
-    return Charts(shown, places, plot(spectra, "The spectra of data and noise", kind=""))
+    return Charts(shown, frames, plot(_spectra_figure(scene), "The spectra of data and noise", kind=""))
 
 
-def _maps_figure(found: Scene) -> Figure:
+def _maps_figure(scene: Scene) -> Figure:
     made = Figure((4.8, 3.0), dpi=120, layout="constrained")
-    maps = made.subplots(1, len(found.processes), squeeze=False, sharey=True)[0]
-    for axes, (name, process) in zip(maps, found.processes.items(), strict=True):
-        mesh = draw_logsnr(axes, band_logsnr(found.schedule, found.gaussian, process.covariance))
+    maps = made.subplots(1, len(scene.processes), squeeze=False, sharey=True)[0]
+    for axes, (name, process) in zip(maps, scene.processes.items(), strict=True):
+        mesh = draw_logsnr(axes, band_logsnr(scene.schedule, scene.gaussian, process.covariance))
         axes.set_title("white noise" if name == WHITE else drawable(name, 24))
         axes.set_xticks([0, 0.5, 1], ["0", "½", "1"])
         axes.set_xlabel("level")
@@ -285,10 +267,10 @@ def _maps_figure(found: Scene) -> Figure:
     return made
 
 
-def _spectra_figure(found: Scene) -> Figure:
+def _spectra_figure(scene: Scene) -> Figure:
     made = Figure((3.7, 3.0), dpi=120, layout="constrained")
     axes = made.subplots()
-    draw_spectra(axes, found.gaussian, {name: process.covariance for name, process in found.processes.items()})
+    draw_spectra(axes, scene.gaussian, {name: process.covariance for name, process in scene.processes.items()})
     for line, colour in zip(axes.lines, (ink(), ORANGE, BLUE), strict=False):
         line.set_color(colour)
     axes.legend(frameon=False)
@@ -297,15 +279,16 @@ def _spectra_figure(found: Scene) -> Figure:
     return made
 
 
+def controls_of(source: Any) -> tuple[Any, Any]:
+    return gr.update(visible=source == DIGIT), gr.update(visible=source == UPLOAD)
+
+
 def forward_tab(page: Page) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=260):
-            source = gr.Radio([DIGIT, TURBULENCE, OWN], value=DIGIT, label="Image x0", elem_id="forward-source")
+            source = gr.Radio([DIGIT, TURBULENCE, UPLOAD], value=DIGIT, label="Image x0", elem_id="forward-source")
             digit = gr.Dropdown(list(range(10)), value=3, label="Digit", elem_id="forward-digit")
-            file = gr.File(
-                label="Picture", file_types=[f".{name.lower()}" for name in (*FORMATS, "jpg")], height=120,
-                visible=False, elem_id="forward-file",
-            )  # fmt: skip
+            file = gr.File(label="Picture", file_types=SUFFIXES, height=120, visible=False, elem_id="forward-file")
             noise = gr.Dropdown(
                 NOISES, value=NOISES[0], label="Noise Σ", info="Or write your own: NAME:key=value,…",
                 allow_custom_value=True, elem_id="forward-noise",
@@ -322,17 +305,12 @@ def forward_tab(page: Page) -> None:
                 with gr.Column(scale=3, min_width=280):
                     spectra = gr.HTML(elem_id="forward-spectra")
     event: dict[str, Any] = {
-        "fn": spoken(looked_at),
+        "fn": with_user_errors(render),
         "inputs": [source, digit, upload, noise, schedule, level, seed, page.dark],
         "outputs": [pictures, maps, spectra],
-        "show_progress": "hidden",
-        **QUICK,
+        **HIDDEN_PROGRESS,
     }
     page.ready.then(**event)
-    gr.on([each.change for each in (digit, noise, schedule, level, seed)], trigger_mode="always_last", **event)
-    source.change(spoken(controls_of), source, [digit, file], show_progress="hidden", **QUICK).then(**event)
-    file.change(spoken(read_upload), file, upload, **QUICK).then(**event)
-
-
-def controls_of(source: Any) -> tuple[Any, Any]:
-    return gr.update(visible=source == DIGIT), gr.update(visible=source == OWN)
+    gr.on([control.change for control in (digit, noise, schedule, level, seed)], trigger_mode="always_last", **event)
+    source.change(with_user_errors(controls_of), source, [digit, file], **HIDDEN_PROGRESS).then(**event)
+    file.change(with_user_errors(read_upload), file, upload, **QUICK).then(**event)

@@ -8,21 +8,21 @@ import gradio as gr
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from nidiff.app.look import Page
-from nidiff.app.work import QUICK, spoken
+from nidiff.app.layout import HIDDEN_PROGRESS, LARGEST_SEED, Page, code
+from nidiff.app.work import check_between, with_user_errors
 from nidiff.covariance.config import as_covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.fields import ALIASES, COVARIANCES
-from nidiff.covariance.operator import Covariance
 from nidiff.covariance.summary import Summary, lag_correlation, summary
-from nidiff.errors import InputError, one_of
+from nidiff.covariance.waves import BOUNDARIES
+from nidiff.errors import one_of
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.recipe import check_number, check_whole
+from nidiff.recipe import check_whole
 from nidiff.report.noise import draw_grid, draw_spectra, planes
 from nidiff.report.page import plot, table
 from nidiff.style import BLUE, dark_page, drawn, ink
 
 DRAWS = 5
-LARGEST_SEED = 2**31 - 1
 DIGITS = 4  # after the point, of a slider's number
 SHAPES = {
     "256": (256,),
@@ -37,7 +37,6 @@ SHAPES = {
 USUAL = "64 × 64"
 SMALL = tuple(name for name, shape in SHAPES.items() if math.prod(shape) <= 1024)  # Σ is a matrix there
 LINES = tuple(name for name in SMALL if len(SHAPES[name]) == 1)
-BOUNDARIES = ("periodic", "reflecting", "fixed")
 
 
 class Knob(NamedTuple):
@@ -50,22 +49,16 @@ class Knob(NamedTuple):
     step: float
     usual: float
 
-    def checked(self, value: Any) -> float:
-        number = check_number(self.key, value)
-        if not self.low <= number <= self.high:
-            raise InputError(f"{self.key}={number:g} must be from {self.low:g} to {self.high:g}.")
-        return round(number, DIGITS)
-
 
 class Field(NamedTuple):
-    """What can be chosen, under the name that a text has for it."""
+    """A field that can be chosen: its label, its numbers and the shapes it can have."""
 
     label: str
     knobs: tuple[Knob, ...] = ()
     shapes: tuple[str, ...] = tuple(SHAPES)
 
 
-FIELDS = {
+CHOICES = {
     "white": Field("White noise"),
     "gff": Field("Gaussian free field", (Knob("gamma", "γ", 0, 2, 0.05, 1),)),
     "power_law": Field("Power law", (Knob("exponent", "Exponent", -2, 4, 0.1, 2),)),
@@ -82,22 +75,20 @@ FIELDS = {
     "ou": Field("Ornstein–Uhlenbeck process", (Knob("scale", "Scale (steps)", 1, 64, 1, 16),), LINES),
     "brownian_bridge": Field("Brownian bridge", (), LINES),
 }
-KNOBS = [(name, knob) for name, field in FIELDS.items() for knob in field.knobs]
+KNOBS = [(name, knob) for name, field in CHOICES.items() for knob in field.knobs]
 
 
 class Call(NamedTuple):
-    """The call that makes a Σ, in each of the languages in which it can be written."""
+    """The call that makes a Σ, which can be written as a spec, in Python, and as a command."""
 
     field: str
     shape: tuple[int, ...]
     arguments: dict[str, float | str]
 
     @property
-    def text(self) -> str:
-        words = ",".join(
-            f"{key}={value if isinstance(value, str) else f'{value:g}'}" for key, value in self.arguments.items()
-        )
-        return f"{self.field}:{words}" if words else self.field
+    def spec(self) -> str:
+        values = {key: value if isinstance(value, str) else f"{value:g}" for key, value in self.arguments.items()}
+        return ":".join(filter(None, [self.field, ",".join(f"{key}={value}" for key, value in values.items())]))
 
     @property
     def python(self) -> str:
@@ -106,10 +97,10 @@ class Call(NamedTuple):
         return f"nidiff.{ALIASES.get(self.field, self.field)}({words})"
 
     def command(self, seed: int) -> str:
-        return f"nidiff noise {self.text} --shape {' '.join(map(str, self.shape))} --num-images {DRAWS} --seed {seed}"
+        return f"nidiff noise {self.spec} --shape {' '.join(map(str, self.shape))} --num-images {DRAWS} --seed {seed}"
 
     def covariance(self) -> Covariance:
-        return as_covariance(self.text, self.shape)
+        return as_covariance(self.spec, self.shape)
 
 
 def _parameters(field: str) -> Any:
@@ -121,36 +112,46 @@ def has_boundary(field: str) -> bool:
 
 
 def checked_call(field: Any, shape: Any, boundary: Any, *numbers: Any) -> Call:
-    """What a browser asks for; ``numbers`` are those of all `KNOBS`, of which the field's own count."""
-    name = one_of("field", field, FIELDS)
-    size = one_of("shape", shape, SHAPES)
-    if size not in FIELDS[name].shapes:
-        raise InputError(f"shape={size!r} is not for {name}: choose one of {', '.join(FIELDS[name].shapes)}.")
-    own = zip(KNOBS, numbers, strict=True)
-    arguments: dict[str, float | str] = {knob.key: knob.checked(value) for (of, knob), value in own if of == name}
-    if has_boundary(name) and one_of("boundary", boundary, BOUNDARIES) != BOUNDARIES[0]:
+    """What a browser asks for; ``numbers`` are those of all `KNOBS`, and only those of the field count."""
+    field = one_of("field", field, CHOICES)
+    shape = one_of("shape", shape, CHOICES[field].shapes)
+    arguments: dict[str, float | str] = {
+        knob.key: round(check_between(knob.key, value, knob.low, knob.high), DIGITS)
+        for (name, knob), value in zip(KNOBS, numbers, strict=True)
+        if name == field
+    }
+    if has_boundary(field) and one_of("boundary", boundary, BOUNDARIES) != BOUNDARIES[0]:
         arguments["boundary"] = boundary
-    return Call(name, SHAPES[size], arguments)
+    return Call(field, SHAPES[shape], arguments)
 
 
-def looked_at(
+def check_seed(seed: Any) -> int:
+    return check_whole("seed", seed, 0, LARGEST_SEED)
+
+
+def next_seed(seed: Any) -> int:
+    """The first seed that is not drawn yet."""
+    return (check_seed(seed) + DRAWS) % (LARGEST_SEED + 1)
+
+
+def render(
     field: Any, shape: Any, boundary: Any, seed: Any, is_dark: Any, *numbers: Any
 ) -> tuple[str, str, str, str, str, str]:
     """Draws, spectrum, correlation and numbers of Σ as HTML, its Python line, and its command."""
-    call, seed = checked_call(field, shape, boundary, *numbers), check_whole("seed", seed, 0, LARGEST_SEED)
-    covariance = call.covariance()
+    call, seed = checked_call(field, shape, boundary, *numbers), check_seed(seed)
+    cov = call.covariance()
     eps = white_noise((DRAWS, *call.shape), generators_from_seeds(range(seed, seed + DRAWS)))
-    draws = {"white": eps, call.field: covariance.sqrt(eps)}  # one row if Σ is white
-    numbers_of = summary(covariance)
+    draws = {"white": eps, call.field: cov.sqrt(eps)}  # one row if Σ is white
+    about = summary(cov)
     with dark_page(is_dark is True):
-        shown = (
-            plot(_draws_figure(draws), f"Draws of N(0, Σ), {call.text}", _caption(call, seed), ""),
-            plot(
-                _spectrum_figure(covariance, draws[call.field]), "The power spectrum of Σ and of the draws", "", "drawn"
-            ),
-            plot(_correlation_figure(covariance, numbers_of), "The correlation of Σ against the lag", "", "drawn"),
+        return (
+            plot(_draws_figure(draws), f"Draws of N(0, Σ), {call.spec}", _caption(call, seed), ""),
+            plot(_spectrum_figure(cov, draws[call.field]), "The power spectrum of Σ and of the draws", "", "drawn"),
+            plot(_correlation_figure(cov, about), "The correlation of Σ against the lag", "", "drawn"),
+            _numbers(cov, about),
+            call.python,
+            call.command(seed),
         )
-    return *shown, _numbers(covariance, numbers_of), call.python, call.command(seed)
 
 
 def _caption(call: Call, seed: int) -> str:
@@ -172,10 +173,10 @@ def _draws_figure(draws: dict[str, Tensor]) -> Figure:
 
 
 @drawn
-def _spectrum_figure(covariance: Covariance, draws: Tensor) -> Figure:
+def _spectrum_figure(cov: Covariance, draws: Tensor) -> Figure:
     figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
-    draw_spectra(axes, [covariance], {"Σ": draws})
+    draw_spectra(axes, [cov], {"Σ": draws})
     axes.set_title("")
     axes.minorticks_off()  # they take as long to draw as all the rest
     for line in axes.lines:
@@ -185,10 +186,10 @@ def _spectrum_figure(covariance: Covariance, draws: Tensor) -> Figure:
 
 
 @drawn
-def _correlation_figure(covariance: Covariance, numbers: Summary) -> Figure:
+def _correlation_figure(cov: Covariance, numbers: Summary) -> Figure:
     figure = Figure((3.9, 3.0), dpi=120, layout="constrained")
     axes = figure.subplots()
-    values = lag_correlation(covariance)
+    values = lag_correlation(cov)
     axes.plot(values.numpy(), color=BLUE, marker="." if len(values) <= 40 else "")
     axes.axhline(math.exp(-1), color=ink(), linestyle="dashed", linewidth=0.8)
     axes.annotate("1/e", (1, math.exp(-1)), (-4, 3), ("axes fraction", "data"), "offset points", ha="right")
@@ -200,30 +201,29 @@ def _correlation_figure(covariance: Covariance, numbers: Summary) -> Figure:
     return figure
 
 
-def _numbers(covariance: Covariance, numbers: Summary) -> str:
+def _numbers(cov: Covariance, numbers: Summary) -> str:
     length, (low, high) = numbers.correlation_length, numbers.marginal_variance_range
     spread = "" if high - low < 1e-9 * high else f" (from {low:.3g} to {high:.3g})"
-    return table(
-        (),
-        [
-            ("Condition number", f"{numbers.condition_number:.4g}"),
-            ("Effective rank", f"{numbers.effective_rank:.4g} of {covariance.size}"),
-            ("Marginal variance", f"{numbers.marginal_variance:.4g}{spread}"),
-            ("Correlation length", "longer than the event" if length is None else f"{length:.3g} pixels"),
-        ],
-    )
+    rows = [
+        ("Condition number", f"{numbers.condition_number:.4g}"),
+        ("Effective rank", f"{numbers.effective_rank:.4g} of {cov.size}"),
+        ("Marginal variance", f"{numbers.marginal_variance:.4g}{spread}"),
+        ("Correlation length", "longer than the event" if length is None else f"{length:.3g} pixels"),
+    ]
+    return table((), rows)
 
 
 def controls_of(field: Any, shape: Any) -> list[Any]:
-    """What a field needs: its sliders, a boundary or none, and the shapes it can have."""
-    name = one_of("field", field, FIELDS)
-    shapes = FIELDS[name].shapes
-    alike = [each for each in shapes if shape in SHAPES and len(SHAPES[each]) == len(SHAPES[shape])]
-    kept = shape if shape in shapes else [*alike, *shapes][0]
+    """The controls of a field: the shapes it can have, a boundary or none, and its sliders."""
+    field = one_of("field", field, CHOICES)
+    shapes = CHOICES[field].shapes
+    if shape not in shapes:
+        axes = len(SHAPES.get(str(shape), ()))
+        shape = next((name for name in shapes if len(SHAPES[name]) == axes), shapes[0])
     return [
-        gr.update(choices=list(shapes), value=kept),
-        gr.update(visible=has_boundary(name)),
-        *(gr.update(visible=of == name) for of, _ in KNOBS),
+        gr.update(choices=list(shapes), value=shape),
+        gr.update(visible=has_boundary(field)),
+        *(gr.update(visible=name == field) for name, _ in KNOBS),
     ]
 
 
@@ -231,16 +231,14 @@ def noise_tab(page: Page) -> None:
     first = "gff"
     with gr.Row():
         with gr.Column(scale=1, min_width=260):
-            field = gr.Dropdown(
-                [(f"{one.label} ({name})" if name != "white" else one.label, name) for name, one in FIELDS.items()],
-                value=first, label="Field", elem_id="noise-field",
-            )  # fmt: skip
+            fields = [(f"{choice.label} ({name})", name) for name, choice in CHOICES.items()]
+            field = gr.Dropdown(fields, value=first, label="Field", elem_id="noise-field")
             sliders: list[Any] = [
                 gr.Slider(
-                    knob.low, knob.high, knob.usual, step=knob.step, label=knob.label, visible=of == first,
-                    elem_id=f"noise-{of}-{knob.key}",
+                    knob.low, knob.high, knob.usual, step=knob.step, label=knob.label, visible=name == first,
+                    elem_id=f"noise-{name}-{knob.key}",
                 )
-                for of, knob in KNOBS
+                for name, knob in KNOBS
             ]  # fmt: skip
             shape = gr.Dropdown(list(SHAPES), value=USUAL, label="Shape", elem_id="noise-shape")
             boundary = gr.Radio(BOUNDARIES, value=BOUNDARIES[0], label="Boundary", elem_id="noise-boundary")
@@ -254,27 +252,17 @@ def noise_tab(page: Page) -> None:
                 with gr.Column(min_width=300):
                     correlation = gr.HTML(elem_id="noise-correlation")
             numbers = gr.HTML(elem_id="noise-numbers")
-            python = gr.Code(
-                language="python", label="Python", interactive=False, wrap_lines=True, elem_id="noise-python"
-            )
-            command = gr.Code(
-                language="shell", label="Command", interactive=False, wrap_lines=True, elem_id="noise-command"
-            )
+            python, command = code("Python", "noise-python", "python"), code("Command", "noise-command")
     event: dict[str, Any] = {
-        "fn": spoken(looked_at),
+        "fn": with_user_errors(render),
         "inputs": [field, shape, boundary, seed, page.dark, *sliders],
         "outputs": [draws, spectrum, correlation, numbers, python, command],
-        "show_progress": "hidden",
-        **QUICK,
+        **HIDDEN_PROGRESS,
     }
     page.ready.then(**event)
-    gr.on([each.change for each in (shape, boundary, seed, *sliders)], trigger_mode="always_last", **event)
-    field.change(
-        spoken(controls_of), [field, shape], [shape, boundary, *sliders], show_progress="hidden", **QUICK
-    ).then(**event)
-    again.click(spoken(next_seed), seed, seed, show_progress="hidden", **QUICK)
-
-
-def next_seed(seed: Any) -> int:
-    """The first seed that is not drawn yet."""
-    return (check_whole("seed", seed, 0, LARGEST_SEED) + DRAWS) % (LARGEST_SEED + 1)
+    gr.on([control.change for control in (shape, boundary, seed, *sliders)], trigger_mode="always_last", **event)
+    controls = field.change(
+        with_user_errors(controls_of), [field, shape], [shape, boundary, *sliders], **HIDDEN_PROGRESS
+    )
+    controls.then(**event)
+    again.click(with_user_errors(next_seed), seed, seed, **HIDDEN_PROGRESS)

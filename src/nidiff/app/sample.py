@@ -1,52 +1,49 @@
 """The tab *Sample*: watch a model draw, or two of them the same seeds, and compare their spectra with the data's."""
 
-import math
 import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import gradio as gr
 import torch
 from gradio.utils import get_upload_folder
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from nidiff.app.look import Page, labelled, stop_button
+from nidiff.app.layout import HIDDEN_PROGRESS, Page, code, labelled, stop_button
 from nidiff.app.shelf import Shelf
-from nidiff.app.work import LONG, QUICK, Show, shown_as, spoken, watched
+from nidiff.app.work import LONG, Show, check_between, check_work, watched, with_user_errors
 from nidiff.data.dataset import as_stored
 from nidiff.data.figures import drawable, samples_figure, save_samples_figure
 from nidiff.data.pictures import grid_pixels
 from nidiff.diffusion.condition import CLASSES
-from nidiff.errors import InputError, one_of, shown
-from nidiff.extras import require
+from nidiff.diffusion.spacing import ANGLE, SPACINGS
+from nidiff.errors import one_of
 from nidiff.generation.export import Samples, write_npy
-from nidiff.generation.job import Job, draw_seeds, kept
-from nidiff.generation.opened import Model, plan_job
+from nidiff.generation.job import Job, draw_seeds, plan_job
+from nidiff.generation.loaded_model import Model
 from nidiff.notation import parse_seeds, seeds_text
 from nidiff.randomness import generators_from_seeds
-from nidiff.recipe import check_number, check_whole
+from nidiff.recipe import check_whole
 from nidiff.report.page import figure, picture, plot
 from nidiff.report.restored import item_picture
-from nidiff.report.spectrum import POWER, RadialModes
-from nidiff.sampling.sampler import SAMPLERS, Visit, rehearse
-from nidiff.sampling.spacing import FROM_DATA, SPACINGS
+from nidiff.report.spectrum import POWER, common_shells, expected_spectrum, mean_spectrum, wavenumber_label
+from nidiff.sampling.sampler import SAMPLERS, rehearse
+from nidiff.sampling.step import Visit
 from nidiff.style import dark_page, drawn, ink
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 MOST_SEEDS, MOST_STEPS, MOST_GUIDANCE = 36, 100, 10.0
-MOST_WORK = 2**23  # seeds × steps × numbers of an item
 SIDE, LIMIT = 1024, 2**18  # pixels of a picture, letters of one without loss
 # Of one data set, with white noise and with Σ. The first pair is in a checkout alone, the second also in the wheel.
 PAIRS = (("fashion-mnist-ddpm", "fashion-mnist"), ("digits-ddpm", "digits"))
 SEEDS, SAMPLER, STEPS = "0-15", "ancestral", 12  # the pair draws them in a few seconds
-NONE, OWN, ALL = "none", "the sampler's own", "all in turn"
+NONE, DEFAULT, ALL = "none", "the sampler's own", "all in turn"
+ALL_SPACINGS = [DEFAULT, *SPACINGS, ANGLE]
 NOISY, CLEAN = "the noisy state x", "the denoised estimate x̂0"
 
 
@@ -65,38 +62,36 @@ class Order(NamedTuple):
         words = ["nidiff", "sample", self.name, "--seeds", seeds_text(self.seeds), "--sampler", self.sampler]
         words += ["--num-steps", str(self.job.num_steps)]
         if classes_of(self.model):
-            words += ["--classes", self.job.told.get("classes", NONE)]
-        if self.job.guidance is not None:
-            words += ["--guidance", f"{self.job.guidance:g}"]
+            words += ["--classes", self.job.conditioning.labels.get("classes", NONE)]
+        if (guidance := self.job.conditioning.guidance) is not None:
+            words += ["--guidance", f"{guidance.scale:g}"]
         return shlex.join(words)
 
     def draw(self, show: Show[tuple["Order", Visit]]) -> Tensor:
         """The samples [N, C, *event] in the units of the model, the same bits as those of the command."""
-        ready = self.model.denoiser.clipped(self.job.clip)
-        return draw_seeds(ready, self.job, self.seeds, self.model.shape, lambda visit: show((self, visit)))
+        model = self.model
+        return draw_seeds(model.denoiser, self.job, self.seeds, model.shape, lambda visit: show((self, visit)))
 
 
-# What is asked for ---------------------------------------------------------------------------------------------------
+# The request ---------------------------------------------------------------------------------------------------------
 
 
 def default_models(shelf: Shelf) -> tuple[str, str]:
-    """The first two that were given, or the first pair that ships."""
-    own = shelf.own_models()
+    """The first two of the user, or the first pair that ships."""
+    users = shelf.user_models()
     pairs = [pair for pair in PAIRS if shelf.shipped.keys() >= {*pair}]
-    first, second, *_ = [*own, NONE] if own else [*next(iter(pairs), ()), *shelf.shipped, NONE]
+    first, second, *_ = [*users, NONE] if users else [*next(iter(pairs), ()), *shelf.shipped, NONE]
     return first, second
 
 
 def classes_of(model: Model) -> int:
     """How many classes the model was trained with."""
     condition = model.denoiser.conditions.get(CLASSES)
-    return 0 if condition is None or condition.classes is None else condition.classes
+    return 0 if condition is None else condition.classes or 0
 
 
 def read_seeds(text: Any) -> list[int]:
-    if not isinstance(text, str):
-        raise InputError(f"seeds={shown(text)} must be numbers and ranges such as 0-8.")
-    return parse_seeds(text, most=MOST_SEEDS)
+    return parse_seeds(str(text), most=MOST_SEEDS)
 
 
 def read_models(shelf: Shelf, first: Any, second: Any) -> dict[str, Model]:
@@ -115,35 +110,31 @@ def read_orders(
     label: Any = ALL,
     guidance: Any = 1.0,
 ) -> list[Order]:
-    """What each model is to draw; everything that cannot be is refused before anything is drawn."""
+    """What each model is to draw. A request that cannot be drawn is refused before anything is."""
     numbers, count = read_seeds(seeds), check_whole("steps", steps, 1, MOST_STEPS)
-    text = one_of("sampler", sampler, SAMPLERS)
-    if one_of("spacing", spacing, [OWN, *SPACINGS, *FROM_DATA]) != OWN:
-        text = f"{text}:spacing={spacing}"
-    found = []
+    spec = one_of("sampler", sampler, SAMPLERS)
+    if one_of("spacing", spacing, ALL_SPACINGS) != DEFAULT:
+        spec = f"{spec}:spacing={spacing}"
+    orders = []
     for name, model in read_models(shelf, first, second).items():
-        if (work := len(numbers) * count * math.prod(model.shape)) > MOST_WORK:
-            remedy = "ask for fewer seeds or steps, or use the command nidiff sample"
-            raise InputError(f"seeds × steps × size of {shown(name)} = {work:,} is more than {MOST_WORK:,}: {remedy}.")
-        job = plan_job(model, text, count, **_told(classes_of(model), label, guidance))
+        check_work("seeds", len(numbers), count, model.shape)
+        job = plan_job(model, spec, count, **_read_classes(classes_of(model), label, guidance))
         rehearse(model.denoiser.clipped(job.clip), model.shape, **job.arguments)
-        found.append(Order(name, model, job, numbers, text))
-    return found
+        orders.append(Order(name, model, job, numbers, spec))
+    return orders
 
 
-def _told(classes: int, label: Any, guidance: Any) -> dict[str, Any]:
+def _read_classes(classes: int, label: Any, guidance: Any) -> dict[str, Any]:
     """The arguments of `plan_job` about the classes of a model that has some."""
     if not classes:
         return {}
-    scale = check_number("guidance", guidance)
-    if not 0 <= scale <= MOST_GUIDANCE:
-        raise InputError(f"guidance={scale:g} must be from 0 to {MOST_GUIDANCE:g}.")
+    scale = check_between("guidance", guidance, 0, MOST_GUIDANCE)
     label = one_of("class", label, [ALL, NONE, *map(str, range(classes))])
     chosen = {ALL: None, NONE: []}.get(label, [int(label)] if label.isdecimal() else None)
     return {"classes": chosen, "guidance": None if scale == 1 or label == NONE else scale}
 
 
-# What is shown -------------------------------------------------------------------------------------------------------
+# HTML ----------------------------------------------------------------------------------------------------------------
 
 
 def state_picture(x: Tensor, model: Model) -> Image.Image:
@@ -153,28 +144,27 @@ def state_picture(x: Tensor, model: Model) -> Image.Image:
     if model.grid.kind == "picture":
         tiles = as_stored(x, model.denoiser.scaling, model.grid.dtype)
     else:
-        images = [item_picture(one, x.transpose(0, 1), model.grid).convert("RGB") for one in x]
-        tiles = torch.stack([torch.frombuffer(bytearray(one.tobytes()), dtype=torch.uint8) for one in images])
+        images = [item_picture(item, x.transpose(0, 1), model.grid).convert("RGB") for item in x]
+        tiles = torch.stack([torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images])
         tiles = tiles.reshape(len(images), *images[0].size[::-1], 3).movedim(-1, 1)
     return Image.fromarray(grid_pixels(tiles).squeeze(-1).numpy())
 
 
 def state_figure(x: Tensor, name: str, model: Model, caption: str) -> str:
-    """States in HTML."""
     return figure(picture(state_picture(x, model), SIDE, LIMIT), f"{name}: {caption}", f"{name}: {caption}", "small")
 
 
 def noise_figure(name: str, model: Model, seeds: Sequence[int]) -> str:
-    """The noise that the seeds begin with, in HTML."""
+    """The noise that the seeds begin with."""
     x = model.denoiser.process.prior((len(seeds), *model.shape), generators_from_seeds(seeds), device="cpu")
     return state_figure(x, name, model, f"the noise of seeds {seeds_text(seeds)}")
 
 
 def samples_view(x: Tensor, order: Order) -> str:
-    """The samples of an order, in HTML: pictures as they are, anything else with axes and a colour bar."""
+    """The samples of an order: pictures as they are, anything else with axes and a colour bar."""
     if order.model.grid.kind == "picture":
         return state_figure(x, order.name, order.model, f"samples of seeds {seeds_text(order.seeds)}")
-    data = kept(x, order.model.denoiser.scaling, order.model.grid.dtype)
+    data = as_stored(x, order.model.denoiser.scaling, order.model.grid.dtype)
     return plot(samples_figure(data, order.model.grid), f"Samples of {order.name}", f"{order.name}: samples")
 
 
@@ -185,6 +175,7 @@ def side_by_side(figures: Sequence[str]) -> str:
 class Spectrum(NamedTuple):
     """The power by wavenumber of the data, as the model knows it, and of samples by the name of their model."""
 
+    wavenumber: Tensor
     data: Tensor
     samples: dict[str, Tensor]
     label: str
@@ -194,37 +185,35 @@ class Spectrum(NamedTuple):
 def spectra(orders: Sequence[Order], samples: Sequence[Tensor]) -> list[Spectrum]:
     """The spectra of x − μ in the units of the models. Models of the same data share one; those that know no Gaussian
     N(μ, C) of the data have none."""
-    found: list[Spectrum] = []
+    distinct: list[Spectrum] = []
     for order, x in zip(orders, samples, strict=True):
         if (gaussian := order.model.denoiser.gaussian) is None:
             continue
-        modes = RadialModes([gaussian.spatial])
-        data, mine = modes.expected(gaussian.covariance), modes.measured(x - gaussian.mean.to(x))
-        for other in found:
-            if other.data.shape == data.shape and torch.allclose(other.data, data, rtol=0.05):
-                other.samples[order.name] = mine
-                break
+        shells = common_shells([gaussian.power(1.0)])
+        data = expected_spectrum(gaussian.covariance, shells)
+        power = mean_spectrum(x - gaussian.mean.to(x), shells)
+        same = [
+            other
+            for other in distinct
+            if other.data.shape == data.shape and torch.allclose(other.data, data, rtol=0.05)
+        ]
+        if same:
+            same[0].samples[order.name] = power
         else:
-            found.append(Spectrum(data, {order.name: mine}, modes.label))
-    return found
+            label = wavenumber_label(shells.shape, shells.boundary)
+            distinct.append(Spectrum(shells.wavenumber, data, {order.name: power}, label))
+    return distinct
 
 
 @drawn
-def spectrum_figure(spectrum: Spectrum, count: int) -> "Figure":
-    drawing = require("matplotlib.figure").Figure((7.2, 3.4), dpi=120, layout="constrained")
+def spectrum_figure(spectrum: Spectrum, count: int) -> Figure:
+    drawing = Figure((7.2, 3.4), dpi=120, layout="constrained")
     axes = drawing.subplots()
-    k = range(1, len(spectrum.data))
+    k = spectrum.wavenumber[1:]
     axes.loglog(k, spectrum.data[1:], color=ink(), linewidth=2.0, label="training data")
     for marker, (name, power) in zip("os", spectrum.samples.items(), strict=False):
-        axes.loglog(
-            k,
-            power[1:],
-            marker,
-            markersize=4,
-            linestyle="-",
-            linewidth=1.0,
-            label=f"{count} samples of {drawable(name, 40)}",
-        )
+        label = f"{count} samples of {drawable(name, 40)}"
+        axes.loglog(k, power[1:], f"{marker}-", markersize=4, linewidth=1.0, label=label)
     axes.set(xlabel=spectrum.label, ylabel=f"{POWER}\n(squared units of the model)")
     axes.grid(visible=True)
     axes.legend(frameon=False)
@@ -232,25 +221,26 @@ def spectrum_figure(spectrum: Spectrum, count: int) -> "Figure":
 
 
 def spectra_view(orders: Sequence[Order], samples: Sequence[Tensor]) -> str:
-    """The spectra of the samples against those of the data, in HTML."""
+    """The spectra of the samples against those of the data."""
     count = len(orders[0].seeds)
     note = f"The spectrum of {count} samples, and that of all training data, as it is stored with the models."
-    text = "".join(
-        plot(spectrum_figure(one, count), f"Power by wavenumber of the data and of {' and '.join(one.samples)}", note)
-        for one in spectra(orders, samples)
-    )
-    for order in orders:
-        if order.model.denoiser.gaussian is None:
-            text += f"<p>{escape(order.name)} stores no spectrum of its data, so there is none to compare with.</p>"
-    return text
+    plots = []
+    for spectrum in spectra(orders, samples):
+        alt = f"Power by wavenumber of the data and of {' and '.join(spectrum.samples)}"
+        plots.append(plot(spectrum_figure(spectrum, count), alt, note))
+    without = [order.name for order in orders if order.model.denoiser.gaussian is None]
+    notes = [
+        f"<p>{escape(name)} stores no spectrum of its data, so there is none to compare with.</p>" for name in without
+    ]
+    return "".join(plots + notes)
 
 
 def save_files(order: Order, x: Tensor) -> list[str]:
-    """PNG and NPY of samples in the units of the data, in a new folder of the page's own, from which they are sent."""
+    """PNG and NPY of samples in the units of the data, in a new folder from which the page sends them."""
     place = Path(get_upload_folder())
     place.mkdir(parents=True, exist_ok=True)
     folder, grid = Path(tempfile.mkdtemp(dir=place, prefix="samples-")), order.model.grid
-    data = kept(x, order.model.denoiser.scaling, grid.dtype)
+    data = as_stored(x, order.model.denoiser.scaling, grid.dtype)
     files = [folder / f"{order.model.name}.png", folder / f"{order.model.name}.npy"]
     save_samples_figure(data, grid, files[0])
     write_npy(Samples(data.numpy(), torch.tensor(order.seeds).numpy(), grid, {}), files[1])
@@ -260,12 +250,11 @@ def save_files(order: Order, x: Tensor) -> list[str]:
 # Events --------------------------------------------------------------------------------------------------------------
 
 
-def chosen(shelf: Shelf, first: Any, second: Any, seeds: Any) -> tuple[str, Any, Any]:
-    """The noise of the seeds for the chosen models, and what can be chosen besides: a class and guidance."""
+def preview(shelf: Shelf, first: Any, second: Any, seeds: Any) -> tuple[str, Any, Any]:
+    """The noise of the seeds for the chosen models, and the controls of classes and guidance."""
     numbers, models = read_seeds(seeds), read_models(shelf, first, second)
-    for name, model in models.items():
-        if len(numbers) * math.prod(model.shape) > MOST_WORK:
-            raise InputError(f"seeds: an item of {shown(name)} is too large for so many: give fewer.")
+    for model in models.values():
+        check_work("seeds", len(numbers), 1, model.shape)
     view = side_by_side([noise_figure(name, model, numbers) for name, model in models.items()])
     most = max(map(classes_of, models.values()))
     classes = gr.update(choices=[ALL, NONE, *map(str, range(most))], value=ALL, visible=most > 0)
@@ -273,7 +262,7 @@ def chosen(shelf: Shelf, first: Any, second: Any, seeds: Any) -> tuple[str, Any,
 
 
 def draw(shelf: Shelf, is_dark: Any, watch: Any, *values: Any) -> Iterator[tuple[str, Any, Any, str]]:
-    """How far it is, what is seen, the files, and the command, again and again until all is drawn."""
+    """The progress, the pictures, the files, and the command, again and again until all is drawn."""
     orders, clean = read_orders(shelf, *values), one_of("watch", watch, (NOISY, CLEAN)) == CLEAN
     command = "\n".join(order.command for order in orders)
     figures = {order.name: noise_figure(order.name, order.model, order.seeds) for order in orders}
@@ -281,32 +270,32 @@ def draw(shelf: Shelf, is_dark: Any, watch: Any, *values: Any) -> Iterator[tuple
     def work(show: Show[tuple[Order, Visit]]) -> list[Tensor]:
         return [order.draw(show) for order in orders]
 
-    def page(frame: tuple[Order, Visit]) -> tuple[str, Any, Any, str]:
+    def render(frame: tuple[Order, Visit]) -> tuple[str, Any, Any, str]:
         order, visit = frame
         step = f"step {visit.step} of {visit.num_steps}"
         figures[order.name] = state_figure(visit.x0 if clean else visit.x, order.name, order.model, step)
         return f"{escape(order.name)}: {step}", side_by_side([*figures.values()]), None, command
 
-    samples = yield from shown_as(watched(work), page)
+    samples = yield from watched(work, render)
+    pairs = [*zip(orders, samples, strict=True)]
     with dark_page(is_dark):
-        view = side_by_side([samples_view(x, order) for order, x in zip(orders, samples, strict=True)])
-        view += spectra_view(orders, samples)
-    files = [file for order, x in zip(orders, samples, strict=True) for file in save_files(order, x)]
-    yield "Done.", view, files, command
+        view = side_by_side([samples_view(x, order) for order, x in pairs]) + spectra_view(orders, samples)
+    yield "Done.", view, [file for order, x in pairs for file in save_files(order, x)], command
 
 
 def sample_tab(page: Page) -> None:
     shelf = page.shelf
-    names, (one, other) = [*shelf.models()], default_models(shelf)
+    names, defaults = [*shelf.models()], default_models(shelf)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            first = gr.Dropdown(labelled(names), value=one, label="Model", elem_id="sample-first")
-            second = gr.Dropdown(labelled([NONE, *names]), value=other, label="Compare with", elem_id="sample-second")
+            first = gr.Dropdown(labelled(names), value=defaults[0], label="Model", elem_id="sample-first")
+            second = gr.Dropdown(
+                labelled([NONE, *names]), value=defaults[1], label="Compare with", elem_id="sample-second"
+            )
             seeds = gr.Textbox(SEEDS, label="Seeds", info=f"at most {MOST_SEEDS}", elem_id="sample-seeds")
             sampler = gr.Dropdown([*SAMPLERS], value=SAMPLER, label="Sampler", elem_id="sample-sampler")
             steps = gr.Slider(1, MOST_STEPS, STEPS, step=1, label="Steps", elem_id="sample-steps")
-            spacings = [OWN, *SPACINGS, *FROM_DATA]
-            spacing = gr.Dropdown(spacings, value=OWN, label="Spacing of the steps", elem_id="sample-spacing")
+            spacing = gr.Dropdown(ALL_SPACINGS, value=DEFAULT, label="Spacing of the steps", elem_id="sample-spacing")
             label = gr.Dropdown([ALL], value=ALL, label="Class", visible=False, elem_id="sample-class")
             guidance = gr.Slider(
                 0, MOST_GUIDANCE, 1, step=0.1, label="Guidance", visible=False, elem_id="sample-guidance"
@@ -319,32 +308,17 @@ def sample_tab(page: Page) -> None:
             status = gr.HTML("Press Draw.", elem_id="sample-status", padding=False)
             view = gr.HTML(elem_id="sample-view", padding=False)
             files = gr.File(label="Samples", file_count="multiple", interactive=False, elem_id="sample-files")
-            command = gr.Code(
-                label="The same on the command line", language="shell", interactive=False, elem_id="sample-command"
-            )
-    look: dict[str, Any] = {
-        "fn": spoken(partial(chosen, shelf)),
-        "inputs": [first, second, seeds],
-        "outputs": [view, label, guidance],
-        "show_progress": "hidden",
-        **QUICK,
-    }
+            command = code("The same on the command line", "sample-command")
 
     def menus() -> tuple[Any, Any]:
         known = [*shelf.models()]  # a training may have ended since the page was made
         return gr.update(choices=labelled(known)), gr.update(choices=labelled([NONE, *known]))
 
-    page.ready.then(spoken(menus), None, [first, second], show_progress="hidden", **QUICK)
-    page.ready.then(**look)
-    for control in (first, second):
-        control.input(**look)
-    seeds.submit(**look)
-    orders = [first, second, seeds, sampler, steps, spacing, label, guidance]
-    drawing = go.click(
-        spoken(partial(draw, shelf)),
-        [page.dark, watch, *orders],
-        [status, view, files, command],
-        show_progress="hidden",
-        **LONG,
-    )
+    page.ready.then(with_user_errors(menus), None, [first, second], **HIDDEN_PROGRESS)
+    previewed = with_user_errors(partial(preview, shelf)), [first, second, seeds], [view, label, guidance]
+    for event in (page.ready.then, first.input, second.input, seeds.submit):
+        event(*previewed, **HIDDEN_PROGRESS)
+    inputs = [page.dark, watch, first, second, seeds, sampler, steps, spacing, label, guidance]
+    outputs = [status, view, files, command]
+    drawing = go.click(with_user_errors(partial(draw, shelf)), inputs, outputs, show_progress="hidden", **LONG)
     stop_button(stop, drawing, status)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
 
 from nidiff.app.gate import LARGEST_FILE, LOCAL, Gate
 from nidiff.app.shelf import Shelf
-from nidiff.errors import InputError, first_line, shown
+from nidiff.errors import InputError, first_line
+from nidiff.recipe import check_whole
 
 LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
@@ -21,54 +21,48 @@ WAITING = 100  # requests in the queue; one more is told to come again
 
 def free_port(host: str, port: int | None) -> int:
     """``port`` if nobody listens there, or the first free one from 7860 on."""
-    if port is not None and not 0 <= port < 2**16:
-        raise InputError(f"port={port} must be from 0 to {2**16 - 1}.")
+    ports = range(FIRST, FIRST + PORTS) if port is None else [check_whole("port", port, 0, 2**16 - 1)]
     address = address_of(host)
-    for one in range(FIRST, FIRST + PORTS) if port is None else [port]:
+    for number in ports:
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                trial.bind((address, one))
+                trial.bind((address, number))
             except OSError as error:
                 reason = error.strerror
             else:
                 return int(trial.getsockname()[1])
-    if port is not None:
-        raise InputError(f"port={port} cannot be used on {host} ({reason}): give another, or leave it out.")
-    raise InputError(f"no port from {FIRST} to {FIRST + PORTS - 1} can be used on {host} ({reason}): give another.")
+    problem = "cannot be used" if port is not None else f"is missing, and none from {FIRST} to {number} can be used"
+    raise InputError("port", port, f"{problem} on {host} ({reason})", "give another")
 
 
 def address_of(host: str) -> str:
     """The address, such as 127.0.0.1, of a name."""
     try:
-        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # the last of a name that no system can look up
         remedy = "give one of this computer, such as 127.0.0.1, or leave it out"
-        raise InputError(f"host={shown(host)} is not an IPv4 address ({first_line(error)}): {remedy}.") from error
-    return str(found[0][4][0])
+        raise InputError("host", host, f"is not an IPv4 address ({first_line(error)})", remedy) from error
+    return str(addresses[0][4][0])
 
 
 @contextmanager
 def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
-    """The address of the page about what is on the shelf, while it is served. Its files for download are gone when it
-    ends."""
-    free_port(host, port)  # what cannot be is said at once, and not after all that is imported
+    """Serve the page about what is on the shelf, and yield its address. In the end its files for download are gone."""
+    free_port(host, port)  # a bad address is refused now, before the slow imports
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ |= _settings(host, cache)  # read when gradio is imported
         import torch
         from starlette.middleware import Middleware
 
-        from nidiff.app.look import HEAD, theme
+        from nidiff.app.layout import HEAD, theme
         from nidiff.app.page import build
-        from nidiff.app.work import begin, end_all
+        from nidiff.app.work import closing
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
-        begin()
+        closing.clear()
         blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
-        looks: dict[str, Any] = {"theme": theme(), "head": HEAD, "footer_links": []}
-        bounds: dict[str, Any] = {"max_file_size": LARGEST_FILE, "state_session_capacity": 200, "strict_cors": True}
-        closed: dict[str, Any] = {"share": False, "ssr_mode": False, "pwa": False, "mcp_server": False}
         hosts = (*LOCAL, host) if ip_address(address_of(host)).is_loopback else ()
         port = free_port(host, port)
         try:
@@ -79,22 +73,29 @@ def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iter
                     prevent_thread_lock=True,
                     show_error=True,
                     quiet=True,
+                    theme=theme(),
+                    head=HEAD,
+                    footer_links=[],
+                    max_file_size=LARGEST_FILE,
+                    state_session_capacity=200,
+                    strict_cors=True,
                     enable_monitoring=False,
+                    share=False,
+                    ssr_mode=False,
+                    pwa=False,
+                    mcp_server=False,
                     app_kwargs={"middleware": [Middleware(Gate, hosts=hosts, folder=Path(cache))]},
-                    **looks,
-                    **bounds,
-                    **closed,
                 )
             except OSError as error:
-                raise InputError(f"port={port} was taken while the page was prepared: start it again.") from error
+                raise InputError("port", port, "was taken while the page was prepared", "start it again") from error
             yield url
         finally:
-            end_all()
+            closing.set()
             blocks.close(verbose=False)
 
 
 def _settings(host: str, cache: str) -> dict[str, str]:
-    """What gradio and its client look for in the environment."""
+    """The environment variables of gradio and its client."""
     direct = ",".join(filter(None, [os.environ.get("no_proxy") or os.environ.get("NO_PROXY"), host]))
     return {
         "GRADIO_TEMP_DIR": cache,
@@ -107,7 +108,7 @@ def _settings(host: str, cache: str) -> dict[str, str]:
 
 
 def interrupt() -> threading.Event:
-    """What Ctrl-C sets from now on, or a signal that asks this process to end."""
+    """The event that Ctrl-C sets from now on, or a signal that asks this process to end."""
     over = threading.Event()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the last is not everywhere
         if hasattr(signal, name):

@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 
-from nidiff.errors import InputError, one_of
-from nidiff.generation.opened import Model, open_model, process_state, run_folder
+from nidiff.errors import FileError, one_of
+from nidiff.generation.loaded_model import Model, open_model, process_state, run_folder
 from nidiff.model.folder import CONFIG, has_network
 from nidiff.model.zoo import find_model, zoo_models
 from nidiff.training.run import RunDirectory
 
-OPEN = 4  # models kept in memory
+OPEN = 4  # models that stay in memory
 MOST = 500  # runs of a folder
 
 
@@ -21,72 +21,67 @@ class Shelf:
     """Models and runs by the names that the page shows. A browser sends a name, never a path."""
 
     def __init__(self, paths: Sequence[Path] = (), folder: Path | None = None) -> None:
-        """``folder`` may come to hold runs: it is looked into again and again, and need not exist yet."""
+        """``paths`` are runs, models or folders of them. ``folder`` need not exist yet: it may come to hold runs."""
         self.shipped = zoo_models()
-        self._given: dict[str, Path] = {}
+        self._paths: dict[str, Path] = {}
         self._folders = [] if folder is None else [folder]
-        self._opened: OrderedDict[tuple[str, int], Model] = OrderedDict()
+        self._loaded: OrderedDict[tuple[str, int], Model] = OrderedDict()
         self._lock = Lock()
         for path in paths:
             self._add(path)
 
     def _add(self, path: Path) -> None:
         """A run or a model whose training has ended, or a folder that holds some, ended or not."""
-        found = run_folder(find_model(path, "model"))
-        if found in self.shipped.values():
+        place, problem = run_folder(find_model(path, "model")), ""
+        if place in self.shipped.values():
             return
-        if not found.is_dir():
-            raise InputError(f"model={str(path)!r} is not a folder: give a run, a model, or a folder of runs.")
-        if not _is_plain(str(path)):
-            raise InputError(f"model={str(path)!r} cannot be shown in a browser: rename it to UTF-8.")
-        if is_run(found):
-            if not RunDirectory.open(found).has_model:
-                remedy = f"wait until it has, or watch it with nidiff explore {found.parent}"
-                raise InputError(
-                    f"model={str(path)!r} has no model yet, since its training has not finished: {remedy}."
-                )
-            self._given[str(path)] = found
-        elif _is_model(found):
-            self._given[str(path)] = found
-        elif any(is_run(one) or _is_model(one) for one in _inside(found)):
-            self._folders.append(found)
+        if not place.is_dir():
+            problem, remedy = "is not a folder", "give a run, a model, or a folder of runs"
+        elif not _is_utf8(str(path)):
+            problem, remedy = "cannot be shown in a browser", "rename it to UTF-8"
+        elif is_run(place) and not RunDirectory.open(place).has_model:
+            problem = "has no model yet, since its training has not finished"
+            remedy = f"wait until it has, or watch it with nidiff explore {place.parent}"
+        elif _is_run_or_model(place):
+            self._paths[str(path)] = place
+        elif any(map(_is_run_or_model, _inside(place))):
+            self._folders.append(place)
         else:
+            problem = "is neither a run nor a model, and contains none"
             remedy = "give a run of nidiff train, a saved model, or a folder that contains some"
-            raise InputError(f"model={str(path)!r} is neither a run nor a model, and contains none: {remedy}.")
+        if problem:
+            raise FileError("model", str(path), problem, remedy)
 
     def models(self) -> dict[str, Path]:
-        """All that can be sampled now, those that were given first. They also hide a model that ships under the same
-        name, as they do on the command line."""
-        own = self.own_models()
-        return own | {name: path for name, path in self.shipped.items() if name not in own}
+        """All that can be sampled now. A model of the user hides one that ships under the same name."""
+        users = self.user_models()
+        return users | {name: path for name, path in self.shipped.items() if name not in users}
 
-    def own_models(self) -> dict[str, Path]:
-        """All models that were given, or lie in a folder that was, and can be sampled now."""
+    def user_models(self) -> dict[str, Path]:
+        """All models that the user has named, directly or by their folder, and that can be sampled now."""
         return {name: path for name, path in self._all().items() if not is_run(path) or RunDirectory(path).has_model}
 
     def runs(self) -> dict[str, Path]:
-        """All run directories that were given or lie in a folder that was, also those that are still training."""
+        """All run directories that the user has named, also those that are still training."""
         return {name: path for name, path in self._all().items() if is_run(path)}
 
     def _all(self) -> dict[str, Path]:
-        """What is there now: a run may go, and another come."""
-        found = {name: path for name, path in self._given.items() if is_run(path) or _is_model(path)}
-        for folder in self._folders:
-            found |= {str(one): one for one in _inside(folder) if is_run(one) or _is_model(one)}
-        return found
+        """All runs and models of the user that are there now: one may go, and another come."""
+        inside = {str(path): path for folder in self._folders for path in _inside(folder)}
+        return {name: path for name, path in (self._paths | inside).items() if _is_run_or_model(path)}
 
     def open(self, name: str) -> Model:
-        """A model by its name; the last few stay open, until their files change."""
+        """A model by its name; the last few stay in memory until their files change."""
         known = self.models()
         path = known[one_of("model", name, known)]
-        key = (name, _changed(path))
+        key = (name, (path / "model" if is_run(path) else path).stat().st_mtime_ns)
         with self._lock:
-            if key not in self._opened:
-                self._opened[key] = open_model(path, process_state())
-            self._opened.move_to_end(key)
-            while len(self._opened) > OPEN:
-                self._opened.popitem(last=False)
-            return self._opened[key]
+            if key not in self._loaded:
+                self._loaded[key] = open_model(path, process_state())
+            self._loaded.move_to_end(key)
+            while len(self._loaded) > OPEN:
+                self._loaded.popitem(last=False)
+            return self._loaded[key]
 
     def run(self, name: str) -> RunDirectory:
         known = self.runs()
@@ -97,30 +92,25 @@ def is_run(folder: Path) -> bool:
     return (folder / "experiment.json").is_file()
 
 
-def _is_model(folder: Path) -> bool:
-    return (folder / CONFIG).is_file() and has_network(folder)
+def _is_run_or_model(folder: Path) -> bool:
+    return is_run(folder) or ((folder / CONFIG).is_file() and has_network(folder))
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The folders in it, the newest first, that are there themselves and have all their files: a link could lead
-    anywhere. One that cannot be read, or has just gone, is left out."""
-    if not folder.is_dir():
-        return []
-    found = []
-    with os.scandir(folder) as entries:
+    """The folders inside, the newest first, without links, which could lead anywhere, and without those that cannot be
+    read or have just gone."""
+    folders = []
+    with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
-                if (
-                    entry.is_dir(follow_symlinks=False)
-                    and _is_plain(entry.name)
-                    and not _has_links(folder / entry.name)
-                ):
-                    found.append((-entry.stat().st_mtime_ns, entry.name))
-    return [folder / name for _, name in sorted(found)[:MOST]]
+                is_folder = entry.is_dir(follow_symlinks=False) and _is_utf8(entry.name)
+                if is_folder and not _has_links(folder / entry.name):
+                    folders.append((-entry.stat().st_mtime_ns, entry.name))
+    return [folder / name for _, name in sorted(folders)[:MOST]]
 
 
-def _is_plain(name: str) -> bool:
-    """Whether a browser can be told a name: those of files may be any bytes."""
+def _is_utf8(name: str) -> bool:
+    """Whether a browser can show a name: those of files may be any bytes."""
     try:
         return bool(name.encode())
     except UnicodeEncodeError:
@@ -128,15 +118,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _has_links(folder: Path) -> bool:
-    """Whether a file that makes a run or a model is a link; refused by the system if the folder cannot be read."""
+    """Whether a file of a run or a model is a link. An OSError says that the folder cannot be read."""
     os.listdir(folder)
-    model = [
-        file for place in (folder / "model", folder) for file in (place, *place.glob("*/*"), *place.glob("*.json"))
-    ]
-    return any(file.is_symlink() for file in (folder / "experiment.json", *model))
-
-
-def _changed(path: Path) -> int:
-    """When the model was last saved."""
-    folder = path / "model" if is_run(path) else path
-    return folder.stat().st_mtime_ns
+    inside = [file for place in (folder / "model", folder) for file in (*place.glob("*/*"), *place.glob("*.json"))]
+    return any(file.is_symlink() for file in (folder / "experiment.json", folder / "model", *inside))

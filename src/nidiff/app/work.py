@@ -1,7 +1,8 @@
-"""Work that a visitor asked for: it shows how far it is, can be stopped, and ends in time."""
+"""Work that a visitor asked for: it shows its progress, can be stopped, and ends in time."""
 
 import contextlib
 import functools
+import math
 import queue
 import sys
 import threading
@@ -15,10 +16,12 @@ from typing import Any, TypeVar
 import gradio as gr
 
 from nidiff.errors import InputError
+from nidiff.recipe import check_number
 
 LONGEST = 120.0  # seconds that one request may take
 PATIENCE = 10.0  # seconds after which a visitor who takes nothing has gone
 OFTEN = 0.2  # seconds between two pictures of the same work
+MOST_WORK = 2**23  # items × steps × numbers of an item
 
 # Two workers on two cores: a long one never keeps the sliders waiting. Visitors beyond that wait in the queue.
 QUICK: dict[str, Any] = {"concurrency_id": "quick", "concurrency_limit": 1, "api_visibility": "private"}
@@ -26,47 +29,47 @@ LONG: dict[str, Any] = {"concurrency_id": "long", "concurrency_limit": 1, "api_v
 
 T = TypeVar("T")
 R = TypeVar("R")
-V = TypeVar("V")
 Show = Callable[[T], None]
 
-
-_closing = threading.Event()
+closing = threading.Event()  # while it is set, all work ends at its next step
 
 
 class Stopped(Exception):
     """The visitor has stopped the work, or gone."""
 
 
-def watched(work: Callable[[Show[T]], R], seconds: float = LONGEST) -> Generator[T, None, R]:
-    """Do ``work(show)`` in a thread of its own, yield what it shows on the way, and return its result.
+def watched(
+    work: Callable[[Show[T]], R], render: Callable[[T], Any] = lambda frame: frame, seconds: float = LONGEST
+) -> Generator[Any, None, R]:
+    """Do ``work(show)`` in a thread, yield the frames that it shows, each through ``render``, and return its result.
 
-    ``show`` is to be called at every step: it ends the work when the visitor stops it or has gone, which closes this
-    generator or leaves it alone, and when ``seconds`` have passed. Of what is shown too fast, only the newest is seen.
+    ``work`` calls ``show`` at every step. That ends the work when the visitor stops it, which closes this generator,
+    when nobody has asked the generator for a frame for `PATIENCE`, and when ``seconds`` have passed. Of frames that
+    come faster than every `OFTEN` seconds, only the newest is yielded.
     """
-    shown: queue.Queue[T] = queue.Queue(1)
+    frames: queue.Queue[T] = queue.Queue(1)
     over, end = threading.Event(), time.monotonic() + seconds
-    taken, put, failed, result = time.monotonic(), 0.0, list[BaseException](), list[R]()
+    taken, put, failures, results = time.monotonic(), 0.0, list[BaseException](), list[R]()
 
-    def show(value: T) -> None:
+    def show(frame: T) -> None:
         nonlocal put
         now = time.monotonic()
-        if over.is_set() or _closing.is_set() or now - taken > PATIENCE:
+        if over.is_set() or closing.is_set() or now - taken > PATIENCE:
             raise Stopped
         if now > end:
-            raise InputError(
-                f"this takes longer than the {seconds:g} s that a request may take: ask for fewer steps or samples."
-            )
+            problem = f"this takes longer than the {seconds:g} s that a request may take"
+            raise InputError(None, None, problem, "ask for fewer steps or samples")
         if now - put >= OFTEN:
             with contextlib.suppress(queue.Empty):
-                shown.get_nowait()
-            shown.put_nowait(value)
+                frames.get_nowait()
+            frames.put_nowait(frame)
             put = now
 
     def run() -> None:
         try:
-            result.append(work(show))
+            results.append(work(show))
         except BaseException as error:  # it is raised where the visitor waits
-            failed.append(error)
+            failures.append(error)
 
     thread = threading.Thread(target=run)  # which Python waits for when it ends: torch would abort
     thread.start()
@@ -74,73 +77,70 @@ def watched(work: Callable[[Show[T]], R], seconds: float = LONGEST) -> Generator
         while thread.is_alive():
             taken = time.monotonic()
             with contextlib.suppress(queue.Empty):
-                yield shown.get(timeout=0.05)
+                yield render(frames.get(timeout=0.05))
     finally:
         over.set()
-    if failed:
-        raise failed[0]
-    return result[0]
+    if failures:
+        raise failures[0]
+    return results[0]
 
 
-def shown_as(frames: Generator[T, None, R], page: Callable[[T], V]) -> Generator[V, None, R]:
-    """What ``frames`` yields as the page shows it; what it returns."""
-    while True:
-        try:
-            frame = next(frames)
-        except StopIteration as end:
-            return end.value
-        yield page(frame)
-
-
-def begin() -> None:
-    """Work may be done, also after `end_all`."""
-    _closing.clear()
-
-
-def end_all() -> None:
-    """End whatever is being worked on, at its next step."""
-    _closing.set()
-
-
-def spoken(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An event of the page whose errors reach the visitor as a sentence, in which nothing is HTML."""
+def with_user_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An event of the page whose errors reach the visitor as one sentence of plain text."""
     if isgeneratorfunction(function):
 
         @functools.wraps(function)
         def steps(*values: Any) -> Iterator[Any]:
-            with _sentences():
+            with _user_errors():
                 yield from function(*values)
 
         return steps
 
     @functools.wraps(function)
     def once(*values: Any) -> Any:
-        with _sentences():
+        with _user_errors():
             return function(*values)
 
     return once
 
 
 @contextlib.contextmanager
-def _sentences() -> Iterator[None]:
+def _user_errors() -> Iterator[None]:
     try:
         yield
-    except InputError as error:
-        raise said(str(error)) from None
-    except Stopped:
-        raise said("stopped.") from None
-    except OSError as error:  # a run that is being written, or has gone
-        raise said(f"a file cannot be read ({error.strerror}): reload the page.") from None
-    except MemoryError:
-        raise said("there is not enough memory for this: ask for less at a time.") from None
-    except gr.Error:
-        raise
-    except Exception:
-        traceback.print_exc(file=sys.stderr)
-        raise said("something went wrong: see the terminal where nidiff explore is running.") from None
+    except Exception as error:
+        raise error if isinstance(error, gr.Error) else user_error(_sentence(error)) from None
 
 
-def said(sentence: str) -> gr.Error:
-    """What the visitor is told, on one line and of bounded length."""
+def _sentence(error: Exception) -> str:
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, Stopped):
+        return "stopped."
+    if isinstance(error, OSError):  # a run that is being written, or has gone
+        return f"a file cannot be read ({error.strerror}): reload the page."
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this: ask for less at a time."
+    traceback.print_exception(error, file=sys.stderr)
+    return "something went wrong: see the terminal where nidiff explore is running."
+
+
+def user_error(sentence: str) -> gr.Error:
+    """The error that shows a sentence to the visitor, on one line and of bounded length."""
     words = " ".join(sentence.split())
     return gr.Error(escape(words[:600]), duration=20, title="nidiff", print_exception=False)
+
+
+def check_between(argument: str, value: Any, low: float, high: float) -> float:
+    """``value`` as a number from ``low`` to ``high``."""
+    number = check_number(argument, value)
+    if not low <= number <= high:
+        raise InputError(argument, number, "is out of range", f"give a number from {low:g} to {high:g}")
+    return number
+
+
+def check_work(argument: str, count: int, steps: int, shape: tuple[int, ...]) -> None:
+    """Refuse to draw so many items of a shape in so many steps if that is too much for a page."""
+    if (work := count * steps * math.prod(shape)) > MOST_WORK:
+        problem = f"× steps × size = {work:,} is more than the {MOST_WORK:,} of this page"
+        raise InputError(argument, None, problem, "ask for fewer, or for fewer steps, or use the command line")

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import Loading
+from nidiff.commands.flags import DataArgument
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.progress import progress_bar
@@ -26,10 +26,7 @@ OPTIONS: dict[str, dict[str, type]] = {"batch": {"batch_size": int}, "quantile":
 class Calibrate:
     """Find the noise scales of SMLD for a data set and a Σ: sigma_max, the levels, and the Langevin epsilon."""
 
-    data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, videos or WAV files; .npy,
-    .npz, .nc, .h5, .zarr."""
-    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
+    data: Annotated[DataArgument, arg(name="")] = field(default_factory=DataArgument)
     covariance: str = "gff:gamma=1"
     """Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid, from_data), or the folder of a saved Σ."""
     range: Annotated[str, arg(metavar="{symmetric,unit}")] = "symmetric"
@@ -52,82 +49,57 @@ class Calibrate:
     """The picture: .png, .pdf or .svg."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
-    paper: Annotated[bool, arg(help_behavior_hint="")] = False
-    """Instead, print the constants of the paper beside ours; with CIFAR-10 as DATA also its initial noise scales."""
 
     def run(self) -> None:
-        if self.paper:
-            self._print_paper()
-            return
         import torch
 
-        from nidiff.calibration.distance import as_pixels
-        from nidiff.calibration.scales import Calibration, calibrate
         from nidiff.covariance.config import as_covariance
+        from nidiff.design.distance import as_pixels
+        from nidiff.design.scales import Calibration, calibrate
         from nidiff.report.calibration import calibration_figure
         from nidiff.report.noise import check_out, save_figure
 
         check_out(self.out)
         one_of("range", self.range, RANGES)
         if self.seed < 0:
-            raise InputError(f"seed={self.seed} must be 0 or more.")
+            raise InputError("seed", self.seed, "is negative", "use 0 or more")
         distance, options = parse_call("distance", self.distance)
         known = OPTIONS.get(distance, {})
         if not all(key in known and fits(value, known[key]) for key, value in options.items()):
-            raise InputError(f"distance={self.distance!r}: use max, batch:batch_size=128 or quantile:quantile=0.99.")
+            remedy = "use max, batch:batch_size=128 or quantile:quantile=0.99"
+            raise InputError("distance", self.distance, "is unknown", remedy)
         options |= {"sigma_min": self.sigma_min, "ratio": self.ratio, "distance": distance, "epsilon": self.epsilon}
         options |= {"steps_per_level": self.steps_per_level, "preconditioned": not self.printed}
         images, generator = self._load(), torch.Generator().manual_seed(self.seed)
         if self.range == "unit":
             if images.dtype != torch.uint8 and bool((images.abs() > 1).any()):
-                raise InputError("range='unit' is for images, whose pixels are in [-1, 1]: leave it out.")
+                raise InputError("range", self.range, "is for images with pixels in [-1, 1]", "leave it out")
             images = as_pixels(images).add(1).div_(2)
         covariance = as_covariance(self.covariance, tuple(images.shape[2:]), lambda: as_pixels(images))
         with progress_bar("distances", "pairs") as progress:
-            found = calibrate(images, covariance, generator=generator, progress=progress, **options)
+            calibration = calibrate(images, covariance, generator=generator, progress=progress, **options)
         config = covariance.to_config()
-        save_figure(calibration_figure(images, covariance, found, generator=generator), self.out)
+        save_figure(calibration_figure(images, covariance, calibration, generator=generator), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
         hints = get_type_hints(Calibration, include_extras=True)
         formulas = {name: hint.__metadata__[0] for name, hint in hints.items()}
         if self.json:
-            about = {"data": self.data, "range": self.range, "out": str(self.out), "covariance": config}
-            print(json.dumps({**about, **asdict(found), "formulas": formulas}, indent=2))
+            about = {"data": self.data.source, "range": self.range, "out": str(self.out), "covariance": config}
+            print(json.dumps({**about, **asdict(calibration), "formulas": formulas}, indent=2))
         else:
             numbers = (
                 f"pixels in {RANGES[self.range]}" if images.dtype == torch.uint8 else "numbers as the model sees them"
             )
             print(f"{numbers}, noise {covariance!r}\n")
-            print(aligned([(name, _cell(value), formulas[name]) for name, value in asdict(found).items()]))
-
-    def _print_paper(self) -> None:
-        from nidiff.calibration.paper import initial_scales, paper_constants
-
-        loading = Loading(self.loading.data_dir)
-        if self != Calibrate(self.data, loading, json=self.json, paper=True):
-            raise InputError("paper has settings of its own: give it no flags but --data-dir and --json.")
-        constants = paper_constants()
-        if self.data is not None:
-            with progress_bar("distances", "pairs") as progress:
-                constants += initial_scales(self._load(), progress)
-        if self.json:
-            print(json.dumps([constant._asdict() for constant in constants], indent=2))
-        else:
-            rows = [("constant", "paper", "ours", "convention")]
-            for name, paper, ours, convention in constants:
-                rows.append((name, "-" if paper is None else f"{paper:.10g}", f"{ours:.10g}", convention))
-            print(aligned(rows))
+            print(aligned([(name, _cell(value), formulas[name]) for name, value in asdict(calibration).items()]))
 
     def _load(self) -> "Tensor":
         """8-bit images as they are, which need less memory; all else as floats in the model's units."""
         import torch
 
-        from nidiff.data.load import load_dataset
         from nidiff.diffusion.scaling import PIXELS
 
-        if self.data is None:
-            raise InputError("DATA is missing: name a data set, a folder, or a file.")
-        data = load_dataset(self.data, memory_limit=None, **self.loading.given)
+        data = self.data.require().load(memory_limit=None, annotations=())
         return data.stored(torch.arange(len(data))) if data.scaling == PIXELS else data.all()
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
-from nidiff.errors import InputError
+from nidiff.errors import FileError
 from nidiff.extras import require
 from nidiff.files import replace_text, writing
 from nidiff.training.experiment import PRESETS
@@ -63,22 +63,22 @@ class Demo:
             denoiser = load_model(training.directory().folder)
             shape, seeds = (self.num_samples, *real.shape), range(self.num_samples)
             for sampler, num_steps in SAMPLERS.items():
-                images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, seeds=seeds)
+                images = sample(denoiser, shape, sampler=sampler, num_steps=num_steps, generator=seeds)
                 rows.append((title, sampler, num_steps, len(images), recognised(classifier, images)))
                 if sampler == "ancestral":
                     noise = denoiser.process.noise((64, *real.shape), generators_from_seeds(range(64)))
                     panels |= {f"{title}: noise": noise / 3, f"{title}: samples": images}
         keys = ("model", "sampler", "num_steps", "images", "recognised")
-        found = json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2)
+        table = json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=2)
         with writing("out", self.out):
             save_panels(self.out / "demo.png", panels)
-            replace_text(self.out / "demo.json", found + "\n")
+            replace_text(self.out / "demo.json", table + "\n")
         _say(f"wrote {self.out / 'demo.png'}")
         accuracy = (classifier(test).argmax(1) == held_out.labels).double().mean().item()
         _say(f"the classifier names {accuracy:.1%} of the held-out digits correctly")
         head = ("model", "sampler", "steps", "images", "named with probability above 0.9")
         cells = [(row[0], row[1], str(row[2] or ""), str(row[3]), f"{row[4]:.1%}") for row in rows]
-        print(found if self.json else aligned([head, *cells]), flush=True)
+        print(table if self.json else aligned([head, *cells]), flush=True)
         _say("\nTo try next:\n" + aligned([(f"  {command}", what) for command, what in self.next_commands().items()]))
 
     def next_commands(self) -> dict[str, str]:
@@ -96,7 +96,7 @@ class Demo:
 
         if FIRST not in zoo_models():
             return False
-        from nidiff.generation.opened import open_model, process_state
+        from nidiff.generation.loaded_model import open_model, process_state
         from nidiff.randomness import generators_from_seeds, white_noise
         from nidiff.report.panels import save_panels
         from nidiff.sampling.sampler import sample
@@ -105,7 +105,7 @@ class Demo:
         assert model.card is not None
         picture, shape, seeds = model.card.picture, (SHOWN, *model.shape), range(SHOWN)
         noise = model.denoiser.process.noise(shape, generators_from_seeds(seeds))
-        images = sample(model.denoiser, shape, sampler=picture.sampler, num_steps=picture.num_steps, seeds=seeds)
+        images = sample(model.denoiser, shape, sampler=picture.sampler, num_steps=picture.num_steps, generator=seeds)
         panels = {"white noise": white_noise(shape, generators_from_seeds(seeds)), f"{FIRST}: noise": noise}
         panels[f"{FIRST}: samples, {picture.num_steps} steps"] = images
         with writing("out", self.out):
@@ -116,13 +116,13 @@ class Demo:
         """The two runs, to begin or to resume; what would be refused later is refused now."""
         from nidiff.commands.train import Train
         from nidiff.memory import require_memory
+        from nidiff.recipe import check_whole
 
-        if self.num_samples < 1:
-            raise InputError(f"num_samples={self.num_samples} must be at least 1.")
-        require_memory(f"num_samples={self.num_samples}", BYTES * self.num_samples, "draw fewer samples")
+        check_whole("num_samples", self.num_samples)
+        require_memory("num_samples", self.num_samples, BYTES * self.num_samples, "draw fewer samples")
         for path in (self.out / name for name in ("first.png", "demo.png", "demo.json")):
             if path.is_dir():
-                raise InputError(f"out={str(self.out)!r} has a directory {path.name}: choose another directory.")
+                raise FileError("out", str(path), "is a directory", "choose another place")
         trainings = {}
         for title, preset in RUNS.items():
             experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)

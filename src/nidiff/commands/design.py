@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tyro.conf import Positional, arg
+from tyro.conf import arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import Loading
+from nidiff.commands.flags import DataArgument
 from nidiff.errors import InputError
 from nidiff.progress import progress_bar
 
 if TYPE_CHECKING:
-    from nidiff.calibration import design as designs
-    from nidiff.covariance.operator import Covariance
+    from nidiff.covariance.covariance import Covariance
     from nidiff.data.dataset import Dataset
+    from nidiff.design import candidates as designs
     from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.training.experiment import Experiment
 
@@ -30,10 +30,7 @@ TRAINING = ("--target", "v", "--weighting", "target", "--sampler", "angle_2m")
 class Design:
     """Compare Σ and schedules for a data set by its Gaussian, without training, and recommend one."""
 
-    data: Annotated[Positional[str | None], arg(metavar="DATA", help_behavior_hint="")] = None
-    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, videos or WAV files; .npy,
-    .npz, .nc, .h5, .zarr."""
-    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
+    data: Annotated[DataArgument, arg(name="")] = field(default_factory=DataArgument)
     boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: periodic)")] = None
     """What the data do at their edges, for all Σ: periodic, reflecting or fixed, one word or one per axis
     (reflecting/periodic)."""
@@ -55,18 +52,18 @@ class Design:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
-        from nidiff.calibration.design import CLOCKS, NOISES, STEPS, design
-        from nidiff.diffusion.schedule import SCHEDULES
+        from nidiff.design.candidates import CLOCKS, NOISES, STEPS, compare
+        from nidiff.diffusion.schedules import SCHEDULES
         from nidiff.errors import one_of
         from nidiff.report.design import design_figure
         from nidiff.report.noise import check_out, save_figure
+        from nidiff.training.build import build_covariance
         from nidiff.training.experiment import Experiment
 
         check_out(self.out)
         if self.num_steps not in STEPS:
-            raise InputError(f"num_steps={self.num_steps} must be one of {', '.join(map(str, STEPS))}.")
-        if self.data is None:
-            raise InputError("DATA is missing: name a data set, a folder, or a file.")
+            raise InputError("num_steps", self.num_steps, "is unknown", f"choose from {', '.join(map(str, STEPS))}")
+        self.data.require()
         for text in self.schedules or ():
             one_of("schedules", text.partition(":")[0], SCHEDULES)
         experiment = Experiment(
@@ -74,81 +71,82 @@ class Design:
             covariance="white",
             boundary=self.boundary,
             gaussian=self.gaussian,
-            **self.loading.given,
         )
-        images = experiment.load_data()
+        images = self.data.load(annotations=())
         texts = NOISES if self.covariances is None else self.covariances
-        noises = {text: replace(experiment, covariance=text).build_covariance(images) for text in texts}
+        noises = {text: build_covariance(replace(experiment, covariance=text), images) for text in texts}
         gaussian = _gaussian(experiment, images, noises)
         with progress_bar("candidates", "") as progress:
-            found = design(
+            designed = compare(
                 gaussian,
                 noises.__getitem__,
                 texts,
                 CLOCKS if self.schedules is None else self.schedules,
                 progress,
             )
-        for text in found.left_out:
+        for text in designed.left_out:
             print(f"left out {text}, which keeps signal at its last level: it needs start=gaussian", file=sys.stderr)
-        save_figure(design_figure(found), self.out)
+        save_figure(design_figure(designed), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
-        command = shlex.join(self._command(found.recommended, images))
+        command = shlex.join(self._command(designed.recommended, images))
         if self.json:
-            print(json.dumps(self._report(found, command), indent=2))
+            print(json.dumps(self._report(designed, command), indent=2))
             return
         print(f"predicted error of the spectrum, mean |S/C - 1|, with {self.num_steps} steps\n")
-        print(aligned([(*HEAD, *_samplers(found)), *(self._cells(one) for one in found.candidates)]))
-        for title, one in (("white noise", found.baseline), ("recommended", found.recommended)):
-            if one is not None:
-                print(f"\n{title}: {one.covariance}, {one.schedule}\n")
-                lines = [(name, *(f"{error:.2g}" for error in errors.values())) for name, errors in one.errors.items()]
+        print(aligned([(*HEAD, *_samplers(designed)), *(self._cells(candidate) for candidate in designed.candidates)]))
+        for title, candidate in (("white noise", designed.baseline), ("recommended", designed.recommended)):
+            if candidate is not None:
+                print(f"\n{title}: {candidate.covariance}, {candidate.schedule}\n")
+                lines = [
+                    (name, *(f"{error:.2g}" for error in errors.values())) for name, errors in candidate.errors.items()
+                ]
                 print(aligned([("steps", *map(str, STEPS)), *lines]))
-        print(f"\nbecause {found.reason}.\n\n    {command}")
+        print(f"\nbecause {designed.reason}.\n\n    {command}")
 
     def _command(self, chosen: "designs.Candidate", images: "Dataset") -> list[str]:
         """How to train with it."""
-        assert self.data is not None
-        preset = PRESETS.get(self.data) if images.has_known_range else None
-        words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data])]
+        preset = PRESETS.get(self.data.source) if images.has_known_range else None
+        words = ["nidiff", "train", *(["--preset", preset] if preset else ["--data", self.data.source])]
         words += [] if images.has_known_range else ["--preset", "fields"]
-        words += self.loading.words()
+        words += self.data.flags()
         words += [] if self.boundary is None else ["--boundary", self.boundary]
         words += [] if self.gaussian == Design.gaussian else ["--gaussian", self.gaussian]
         words += ["--covariance", chosen.covariance, "--schedule", chosen.schedule, *TRAINING]
         return [*words, "--out", "runs/designed"]
 
-    def _report(self, found: "designs.Design", command: str) -> dict[str, Any]:
+    def _report(self, designed: "designs.Design", command: str) -> dict[str, Any]:
         rows = [
             {
-                "covariance": one.covariance,
-                "schedule": one.schedule,
-                "roughness": one.roughness,
-                "snr_last": one.snr_last,
-                "snr_first": one.snr_first,
+                "covariance": candidate.covariance,
+                "schedule": candidate.schedule,
+                "roughness": candidate.roughness,
+                "snr_last": candidate.snr_last,
+                "snr_first": candidate.snr_first,
                 "errors": {
-                    name: {str(steps): error for steps, error in each.items()} for name, each in one.errors.items()
+                    name: {str(steps): error for steps, error in by_steps.items()}
+                    for name, by_steps in candidate.errors.items()
                 },
-                "faults": one.faults,
+                "faults": candidate.faults,
             }
-            for one in found.candidates
+            for candidate in designed.candidates
         ]
-        chosen = found.candidates.index(found.recommended)
+        chosen = designed.candidates.index(designed.recommended)
         return {
-            "data": self.data,
+            "data": self.data.source,
             "out": str(self.out),
-            "shape": list(found.gaussian.shape),
+            "shape": list(designed.gaussian.shape),
             "candidates": rows,
-            "recommended": {**rows[chosen], "reason": found.reason, "command": command},
+            "recommended": {**rows[chosen], "reason": designed.reason, "command": command},
         }
 
-    def _cells(self, one: "designs.Candidate") -> tuple[str, ...]:
+    def _cells(self, candidate: "designs.Candidate") -> tuple[str, ...]:
         """In plain ASCII, so that it prints on any terminal."""
-        numbers = (f"{one.roughness:.3g}", f"{one.snr_last:.2g}", f"{one.snr_first:.2g}")
+        numbers = (f"{candidate.roughness:.3g}", f"{candidate.snr_last:.2g}", f"{candidate.snr_first:.2g}")
         return (
-            one.covariance,
-            one.schedule,
+            candidate.covariance,
+            candidate.schedule,
             *numbers,
-            *(f"{each[self.num_steps]:.2g}" for each in one.errors.values()),
+            *(f"{each[self.num_steps]:.2g}" for each in candidate.errors.values()),
         )
 
 
@@ -156,25 +154,25 @@ def _gaussian(experiment: "Experiment", images: "Dataset", noises: "dict[str, Co
     """The data's Gaussian in the basis that all Σ share; white noise has any."""
     fields = [text for text, covariance in noises.items() if not covariance.is_constant]
     if not noises:
-        raise InputError("covariances names none: name at least one, such as white.")
-    gaussian = experiment.build_gaussian(images, noises[(fields or [*noises])[0]])
+        raise InputError("covariances", None, "is empty", "name at least one, such as white")
+    from nidiff.training.build import build_gaussian
+
+    gaussian = build_gaussian(experiment, images, noises[(fields or [*noises])[0]])
     assert gaussian is not None
     for text in fields:
         if not _has_modes(gaussian, noises[text]):
-            raise InputError(
-                f"covariances={text!r} has other modes than {fields[0]!r}: compare them in two runs, or give both the "
-                "same boundary."
-            )
+            remedy = "compare them in two runs, or give both the same boundary"
+            raise InputError("covariances", text, f"has other modes than {fields[0]!r}", remedy)
     return gaussian
 
 
 def _has_modes(gaussian: "GaussianModel", covariance: "Covariance") -> bool:
     try:
-        gaussian.noise(covariance)
+        gaussian.check_basis(covariance)
     except InputError:
         return False
     return True
 
 
-def _samplers(found: "designs.Design") -> tuple[str, ...]:
-    return tuple(found.candidates[0].errors)
+def _samplers(designed: "designs.Design") -> tuple[str, ...]:
+    return tuple(designed.candidates[0].errors)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, Drawing, Telling
+from nidiff.commands.flags import Comparing, ConditioningFlags, Drawing
 from nidiff.errors import InputError
 from nidiff.files import read_npz
 from nidiff.notation import parse_seeds
@@ -21,17 +21,18 @@ CHANNELS_LAST = {3: "NLC", 4: "NHWC", 5: "NDHWC"}  # how samples.npz holds signa
 class Evaluate:
     """Compare samples of a model, or images you have, with real ones.
 
-    8-bit images: Fréchet distance, KID, precision, recall and spectrum. All other data: spectra by channel and axis,
-    coherence of channels, distributions of values and increments, structure functions and spread, in their own units.
-    Of a model with classes and labelled images, also by class: the Fréchet distance, and the share of samples that a
-    classifier gives the class asked for. Samples of some classes are compared with real data of these classes.
+    8-bit images: Fréchet distance, KID, precision and recall of features, and the spectrum. All other data: spectra by
+    channel and axis, coherence of channels, distributions of values and increments, structure functions and spread, in
+    their own units. Of a model with classes and labelled images, also by class: the Fréchet distance, and the share of
+    samples that a classifier gives the class asked for. Samples of some classes are compared with real data of these
+    classes.
     """
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
     """A run directory, a model folder, or the name of a model that ships (only missing images are drawn); or images: a
     folder, .npy or .npz file."""
     drawing: Annotated[Drawing, arg(name="")]
-    telling: Annotated[Telling, arg(name="")]
+    conditioning: Annotated[ConditioningFlags, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """Same as in nidiff sample."""
@@ -42,27 +43,27 @@ class Evaluate:
 
     def run(self) -> None:
         from nidiff.data.load import load_dataset
-        from nidiff.evaluation.cell import evaluate_cell, evaluate_images
-        from nidiff.evaluation.field_text import field_text
-        from nidiff.evaluation.table import text
-        from nidiff.generation.opened import run_folder
+        from nidiff.evaluation.evaluate import evaluate_cell, evaluate_images
+        from nidiff.evaluation.table import detailed_text
+        from nidiff.generation.loaded_model import run_folder
         from nidiff.model.zoo import entry_of, find_model
         from nidiff.report.html import write_report
 
         path = run_folder(find_model(self.run_or_images, "path"))
         if any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
-            options = {**vars(self.drawing), **self.telling.given, **vars(self.comparing)}
+            options = {**vars(self.drawing), **self.conditioning.arguments, **vars(self.comparing)}
             options |= {"seeds": parse_seeds(self.drawing.seeds), "sampler": self.sampler, "num_steps": self.num_steps}
             result = evaluate_cell(path, **options)
             if result is not None and (path / "experiment.json").is_file() and entry_of(path) is None:
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
-            drawing = (self.drawing, self.telling, self.sampler, self.num_steps)
-            if drawing != (Drawing(), Telling(), Evaluate.sampler, None):
-                raise InputError(f"{str(path)!r} holds images, measured as they are: leave out the flags of drawing.")
+            drawing = (self.drawing, self.conditioning, self.sampler, self.num_steps)
+            if drawing != (Drawing(), ConditioningFlags(), Evaluate.sampler, None):
+                problem = "holds images, which are measured as they are"
+                raise InputError("run_or_images", str(path), problem, "leave out the flags of drawing")
             file = path / "samples.npz"
             if not path.exists():  # nor may it be the name of a data set
-                raise InputError(f"path={str(path)!r} does not exist: give a run, a model, or samples.")
+                raise InputError("run_or_images", str(path), "does not exist", "give a run, a model, or samples")
             layout, source, classes = self.comparing.layout, path, None
             if file.exists():  # of nidiff sample, whatever the layout of the real data is
                 arrays = read_npz(file, ["arr_0"], "draw it again with nidiff sample", optional=["classes"])
@@ -71,8 +72,7 @@ class Evaluate:
             images = load_dataset(source.absolute(), scaling="none", layout=layout, memory_limit=None)
             result = evaluate_images(images, name=path.name, classes=classes, **vars(self.comparing))
         if result is not None:
-            words = field_text(result) if "bands" in result.details else text([result])
-            print(json.dumps(result.to_json(), indent=2) if self.json else words)
+            print(json.dumps(result.to_json(), indent=2) if self.json else detailed_text(result))
             for unit in () if self.json else ("bits", "nats"):
                 if fits(cost := result.provenance.get(f"gaussian_{unit}_per_dim"), float):
                     what = "real images" if unit == "bits" else "real data, in their units,"

@@ -1,48 +1,39 @@
 """The flags that several commands share."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import arg
+from tyro.conf import Positional, arg
 
+from nidiff.data.spec import DataSpec
+from nidiff.errors import InputError
 from nidiff.notation import parse_numbers
 
 MOST_CLASSES = 100_000
 
 
 @dataclass(frozen=True)
-class Loading:
-    """How the data are read: arguments of `load_dataset`, the same as in nidiff train."""
+class DataArgument(DataSpec):
+    """The data, and how they are read: the same as in nidiff train."""
 
-    data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
-    """Where the official files of a named data set are."""
-    size: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: as they are)")] = None
-    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
-    layout: Annotated[str | None, arg(metavar="LETTERS", help_behavior_hint="(default: NL, NHW or NHWC)")] = None
-    """What the axes of an array are, such as NCHW; for a folder, NTHWC: each subfolder has the frames of one video."""
-    variables: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: all that fit)")] = ()
-    """Of NetCDF, HDF5 and Zarr: the variables that become channels; of .npz: its array."""
-    sample_axis: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the first one)")] = None
-    """Of NetCDF, HDF5 and Zarr: the axis of the items."""
-    scaling: tuple[str, ...] = ("auto",)
-    """To the units of the model, for all channels or for each: standard, range, log, none, linear:scale=…,shift=…."""
-    missing: str = "refuse"
-    """NaN and infinite values: refuse, mean, or a number to fill in."""
-    held_out: Annotated[str | None, arg(metavar="PART", help_behavior_hint="(default: nothing)")] = None
-    """What is left out, for testing: a fraction such as 0.1, or a range such as time=2010-01-01:."""
+    source: Annotated[Positional[str], arg(name="data", metavar="DATA", help_behavior_hint="")] = ""
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, videos or WAV files; .npy,
+    .npz, .nc, .h5, .zarr."""
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """What is not as by default."""
-        return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
+    def require(self) -> "DataArgument":
+        """Refuse that none is given."""
+        if not self.source:
+            raise InputError("DATA", None, "is missing", "name a data set, a folder, or a file")
+        return self
 
-    def words(self) -> list[str]:
-        """The flags that say the same."""
-        found: list[str] = []
-        for name, value in self.given.items():
-            found += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
-        return found
+
+@dataclass(frozen=True)
+class DataFlags(DataSpec):
+    """The data, and how they are read: the same as in nidiff train."""
+
+    source: Annotated[str, arg(name="data", metavar="DATA", help_behavior_hint="(optional)")] = ""
+    """The data: the same as in nidiff train."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +51,8 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Telling:
-    """What the network of a conditional model is told, seed by seed: arguments of `plan_job`."""
+class ConditioningFlags:
+    """The conditions of a conditional model, seed by seed: arguments of `plan_job`."""
 
     classes: Annotated[str | None, arg(metavar="CLASSES", help_behavior_hint="(default: all, in turn)")] = None
     """Of a model that was trained with classes: 0-9, or 0,2,5. Seeds have them in turn, in this order: seed s has the
@@ -74,18 +65,17 @@ class Telling:
     ] = None
     """The rows of the schedule between which it is guided; 0 has the least noise."""
     condition: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Of a model that was trained with a condition: an .npy or .npz file [N, ...] of it. Seed s is told row s modulo
-    N."""
+    """Of a model that was trained with a condition: an .npy or .npz file [N, ...] of it. Seed s has row s modulo N."""
 
     @property
-    def given(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """The arguments of `plan_job`."""
         return vars(self) | {"classes": None if self.classes is None else parse_classes(self.classes)}
 
 
 @dataclass(frozen=True)
 class Measuring:
-    """How samples are compared with real data: arguments of `open_bench`."""
+    """How samples are compared with real data: arguments of `open_evaluator`."""
 
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None
     """train or test, the held-out part. Default: train for 8-bit images, as is usual for FID, and test for all other
@@ -110,7 +100,7 @@ class Measuring:
 
 @dataclass(frozen=True)
 class Comparing(Measuring):
-    """Flags of every command that compares samples with real data: the arguments of `open_bench`."""
+    """Flags of every command that compares samples with real data: the arguments of `open_evaluator`."""
 
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
     """The real data: digits, fashion-mnist, cifar10, turbulence, hf:NAME, or a folder or file that nidiff train

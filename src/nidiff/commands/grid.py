@@ -33,28 +33,28 @@ class GridRun(NamedTuple):
 
 def split_flags(words: Sequence[str], known: Mapping[str, Any], prog: str) -> dict[str, list[str]]:
     """The words that follow each flag; --no-flip is kept as that. A flag that is given twice is refused."""
-    found: dict[str, list[str]] = {}
+    flags: dict[str, list[str]] = {}
     current: list[str] | None = None
     seen: set[str] = set()
     for word in words:
         if not word.startswith("--"):
             if current is None:
-                raise InputError(f"{shown(word)} is one argument too many; see {prog} --help")
+                raise InputError(None, None, f"{shown(word)} is one argument too many", f"see {prog} --help")
             current.append(word)
             continue
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-")
         bare = without_no(flag, known)
         if bare not in known:
-            raise InputError(f"{shown(flag)} is not a flag of {prog}; see {prog} --help")
+            raise InputError(None, None, f"{shown(flag)} is not a flag of {prog}", f"see {prog} --help")
         if bare in seen:
-            raise InputError(f"{bare} is given twice: give it once, with all of its values after it.")
+            raise InputError(bare, None, "is given twice", "give it once, with all of its values after it")
         seen.add(bare)
-        current = found[flag] = [value] if equals else []
-    for flag, values in found.items():
+        current = flags[flag] = [value] if equals else []
+    for flag, values in flags.items():
         if known[without_no(flag, known)] is bool and values:
-            raise InputError(f"{flag} takes no value: leave {shown(values[0])} out; see {prog} --help")
-    return found
+            raise InputError(flag, None, "takes no value", f"leave {shown(values[0])} out")
+    return flags
 
 
 def without_no(flag: str, known: Mapping[str, Any]) -> str:
@@ -67,11 +67,11 @@ def expand(grid: Mapping[str, Sequence[str]]) -> list[GridRun]:
     flags = sorted(grid, key=lambda flag: flag == "--seed")
     values = {flag: values_of(flag, grid[flag]) for flag in flags}
     _limit(values.values())
-    for flag, found in values.items():
-        if twice := [value for value, count in Counter(found).items() if count > 1]:
-            raise InputError(f"{flag} lists {'/'.join(twice[0])} twice: leave one out.")
-    given = next((grid[flag][0] for flag in ("--config", "--preset") if grid.get(flag)), "digits")
-    base = Path(os.path.abspath(given))  # a dot has no name
+    for flag, listed in values.items():
+        if twice := [value for value, count in Counter(listed).items() if count > 1]:
+            raise InputError(flag, None, f"lists {'/'.join(twice[0])} twice", "leave one out")
+    preset = next((grid[flag][0] for flag in ("--config", "--preset") if grid.get(flag)), "digits")
+    base = Path(os.path.abspath(preset))  # a dot has no name
     origin = base.parent.name if base.name == "experiment.json" else base.stem
     runs = []
     for chosen in product(*values.values()):
@@ -95,15 +95,13 @@ def values_of(flag: str, words: Sequence[str]) -> list[Value]:
     if kind is bool:
         return [()]
     several = get_origin(kind) is tuple
-    if not words:
-        if several:
-            return [()]
-        raise InputError(f"{flag} has no value: give one, or leave it out.")
-    if "" in words:
-        raise InputError(f"{flag} has an empty value: give one, or leave it out.")
+    if several and not words:
+        return [()]
+    if not words or "" in words:
+        raise InputError(flag, None, "has an empty value" if words else "has no value", "give one, or leave it out")
     if several and len(words) > 1 and not any("/" in word for word in words):
-        one, many = "/".join(words), ",".join(words)
-        raise InputError(f"{flag} {' '.join(words)} could be one value or {len(words)}: write {one} or {many}.")
+        problem = f"{' '.join(words)} could be one value or {len(words)}"
+        raise InputError(flag, None, problem, f"write {'/'.join(words)} or {','.join(words)}")
     if flag == "--seed":
         return [(str(seed),) for word in words for part in word.split(",") for seed in parse_seeds(part, "seed")]
     if flag in WHOLE or Path in (get_args(kind) if isinstance(kind, UnionType) else (kind,)):
@@ -124,7 +122,7 @@ def _calls(flag: str, word: str, text: str) -> list[str]:
     head, colon, rest = text.partition(":")
     *others, name = head.split(",")
     if not colon:
-        found = [*others, name]
+        calls = [*others, name]
     else:
         keys: list[tuple[str, list[str]]] = []
         for part in rest.split(","):
@@ -134,19 +132,22 @@ def _calls(flag: str, word: str, text: str) -> list[str]:
             elif keys:
                 keys[-1][1].append(part)
             else:
-                raise InputError(f"{flag} {word}: write it as NAME:key=value, or NAME:key=value,value for a list.")
+                problem = f"{word} is not NAME:key=value, or NAME:key=value,value for a list"
+                raise InputError(flag, None, problem, "write it so")
         lists = [[f"{key}={value}" for value in values] for key, values in keys]
         _limit(lists)
-        found = [*others, *(f"{name}:{','.join(chosen)}" for chosen in product(*lists))]
-    if not all(one.strip() and not one.endswith("=") and "=," not in one for one in found):
-        raise InputError(f"{flag} {word} has an empty value: leave a comma out, or give what is missing.")
-    return found
+        calls = [*others, *(f"{name}:{','.join(chosen)}" for chosen in product(*lists))]
+    if not all(call.strip() and not call.endswith("=") and "=," not in call for call in calls):
+        raise InputError(flag, None, f"{word} has an empty value", "leave a comma out, or give what is missing")
+    return calls
 
 
 def _limit(lists: Iterable[Sequence[Any]]) -> None:
     """Refuse a product of lists that is too large, before it is made."""
     if (count := math.prod(map(len, lists))) > MOST_RUNS:
-        raise InputError(f"the grid has {count:,} runs, and the limit is {MOST_RUNS:,}: give fewer values.")
+        raise InputError(
+            None, None, f"the grid has {count:,} runs, and the limit is {MOST_RUNS:,}", "give fewer values"
+        )
 
 
 def _file_name(text: str) -> str:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Likelihood:
     """Nats and bits per dimension of held-out data under a model and under their Gaussian N(mu, C), with errors.
 
-    A model that was trained with classes is told those of the data, which gives log p(x | class). Of other conditions
-    it is told that they are not given.
+    A model that was trained with classes is given those of the data, which gives log p(x | class). Other conditions are
+    left out.
     """
 
     run_or_model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
@@ -30,7 +30,7 @@ class Likelihood:
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: test if there is one)")] = None
     """train or test, the held-out part."""
     unconditional: bool = False
-    """Do not tell the model the classes of the data, which gives log p(x)."""
+    """Do not give the model the classes of the data: log p(x)."""
     num_images: int = 64
     """Items at most, spread over the data."""
     trace: str = "hutchinson"
@@ -52,46 +52,42 @@ class Likelihood:
         from nidiff.diffusion.condition import CLASSES
         from nidiff.errors import InputError
         from nidiff.evaluation.likelihood import measure_likelihood
-        from nidiff.evaluation.real import real_data
+        from nidiff.evaluation.real import real_source
         from nidiff.extras import require
-        from nidiff.generation.opened import open_model, process_state
+        from nidiff.generation.loaded_model import open_model, process_state
         from nidiff.progress import progress_bar
 
         require("torchdiffeq")
         model = open_model(self.run_or_model, process_state())
-        source = real_data(model.path, self.data, self.data_dir, split=self.split, layout=self.layout)
+        source = real_source(model.path, self.data, self.data_dir, split=self.split, layout=self.layout)
         units: dict[str, Any] = {} if model.denoiser.scaling is None else {"scaling": model.denoiser.scaling}
         real = source.held_out(**units) if self.split is None else source.load(self.split, **units)
         if real.data.shape != model.shape:
-            raise InputError(f"data are of items {real.data.shape}, and the model makes {model.shape}: give its own.")
-        solving: dict[str, Any] = {
-            "trace": self.trace,
-            "num_probes": self.num_probes,
-            "rtol": self.rtol,
-            "atol": self.atol,
-        }
+            problem = f"has items {real.data.shape}, and the model makes {model.shape}"
+            raise InputError("data", None, problem, "give data of the shape of the model")
+        solving: dict[str, Any] = {key: getattr(self, key) for key in ("trace", "num_probes", "rtol", "atol")}
         denoiser, classes = model.denoiser, model.denoiser.conditions.get(CLASSES)
         if self.unconditional and classes is not None:
             denoiser = denoiser.given(**{CLASSES: classes.absent})
         amount = {"num_images": self.num_images, "batch": self.batch, "seed": self.seed}
         with progress_bar(f"likelihood of {real.name}", "items") as progress:
-            found = measure_likelihood(denoiser, real.data, **amount, **solving, progress=progress)
+            likelihood = measure_likelihood(denoiser, real.data, **amount, **solving, progress=progress)
         about = {
             "run": model.name,
             "model_sha256": model.sha256,
             "data": real.name,
             "split": real.split,
-            "num_images": len(found.log_prob),
-            "dimensions": found.dimensions,
-            "dequantised": found.is_whole,
-            **({} if classes is None else {"of_class": found.of_class}),
+            "num_images": len(likelihood.log_prob),
+            "dimensions": likelihood.dimensions,
+            "dequantised": likelihood.is_whole,
+            **({} if classes is None else {"of_class": likelihood.of_class}),
             "seed": self.seed,
             **solving,
         }
-        summary = found.summary()
+        summary = likelihood.summary()
         if self.json:
             costs = {
-                of: {name: {"value": one.finite, "error": one.error} for name, one in row.items()}
+                of: {name: {"value": cost.finite, "error": cost.error} for name, cost in row.items()}
                 for of, row in summary.items()
             }
             print(json.dumps({**about, **costs}, indent=2))
@@ -119,13 +115,14 @@ def _text(about: dict[str, object], summary: dict[str, dict[str, "Measured"]]) -
         if about["dequantised"]
         else "the density in the units of the data"
     )
-    told = {True: "The model is told the class of each item: log p(x | class).", False: "The model is told no class."}
     lines = [
         f"-log p per dimension of {about['num_images']} items of {about['data']} ({part}), less is better",
         aligned(rows),
         f"Of {about['dimensions']} dimensions; {units}; +- is the standard error over items.",
     ]
-    lines += [told[bool(about["of_class"])]] if "of_class" in about else []
+    if "of_class" in about:
+        of_class = "the class of each item: log p(x | class)" if about["of_class"] else "no class"
+        lines.append(f"The model is given {of_class}.")
     if "gaussian" not in summary:
         lines.append("The model has no Gaussian of its data (--gaussian none), so there is no baseline.")
     return "\n".join(lines)

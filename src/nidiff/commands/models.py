@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from nidiff.training.experiment import Experiment
 
 HEAD = ("model", "noise", "training", "parameters", "size", "score", "what it is")
-NONE = "no model ships with this install: train one with nidiff train, or use a checkout of the repository."
 
 
 @dataclass(frozen=True)
@@ -35,17 +34,19 @@ class Models:
 
         models = zoo_models()
         if not models:
-            raise InputError(NONE)
+            remedy = "train one with nidiff train, or use a checkout of the repository"
+            raise InputError(None, None, "no model ships with this install", remedy)
         if self.name is not None:
             entry = models[one_of("name", self.name, models)]
             print(json.dumps(described(entry), indent=2) if self.json else "\n".join(_words(entry)))
             return
         from nidiff.report.contact import save_contact_sheet
 
-        found = [described(entry) for entry in models.values()]
-        save_contact_sheet({one["name"]: Path(one["picture"]["file"]) for one in found}, self.out, min(5, len(found)))
+        cards = [described(entry) for entry in models.values()]
+        pictures = {card["name"]: Path(card["picture"]["file"]) for card in cards}
+        save_contact_sheet(pictures, self.out, min(5, len(cards)))
         print(f"wrote {self.out}", file=sys.stderr)
-        print(json.dumps(found, indent=2) if self.json else aligned([HEAD, *map(_cells, found)]))
+        print(json.dumps(cards, indent=2) if self.json else aligned([HEAD, *map(_cells, cards)]))
 
 
 def described(entry: Path) -> dict[str, Any]:
@@ -65,20 +66,20 @@ def described(entry: Path) -> dict[str, Any]:
     }
 
 
-def _cells(found: dict[str, Any]) -> tuple[str, ...]:
+def _cells(card: dict[str, Any]) -> tuple[str, ...]:
     """A row of the table, in plain ASCII."""
-    from nidiff.model.packing import time_words
+    from nidiff.model.zoo import time_words
 
-    experiment = found["experiment"]
-    time = "" if found["seconds"] is None else f", {time_words(found['seconds'])}"
+    experiment = card["experiment"]
+    time = "" if card["seconds"] is None else f", {time_words(card['seconds'])}"
     return (
-        found["name"],
+        card["name"],
         experiment["covariance"],
         f"{experiment['steps']} x {experiment['batch_size']}{time}",
-        f"{found['parameters'] / 1e6:.2f} M",
-        f"{found['bytes'] / 1e6:.2f} MB",
-        _headline(found["scores"]),
-        found["title"],
+        f"{card['parameters'] / 1e6:.2f} M",
+        f"{card['bytes'] / 1e6:.2f} MB",
+        _headline(card["scores"]),
+        card["title"],
     )
 
 
@@ -95,8 +96,7 @@ def _words(entry: Path) -> list[str]:
     """The whole card, a line for each fact."""
     from nidiff.evaluation.results import read_results
     from nidiff.evaluation.table import text
-    from nidiff.model.packing import time_words
-    from nidiff.model.zoo import METRICS, PICTURE, check_entry, entry_bytes
+    from nidiff.model.zoo import METRICS, PICTURE, check_entry, entry_bytes, time_words
     from nidiff.notation import seeds_text
     from nidiff.training.experiment import read_experiment
 
@@ -108,7 +108,7 @@ def _words(entry: Path) -> list[str]:
         ("noise", f"N(0, Sigma), Sigma = {experiment.covariance}"),
         ("schedule", experiment.schedule),
         ("target", f"{experiment.target}, loss weighted as the error of {_weighting(experiment)}"),
-        ("data", experiment.data + (", mirrored at random" if experiment.flip else "")),
+        ("data", experiment.data.source + (", mirrored at random" if experiment.flip else "")),
         ("network", f"{card.parameters} parameters, float16, {entry_bytes(entry) / 1e6:.2f} MB with all files"),
         ("training", f"{amount}, seed {experiment.seed}; {took} on {card.processor}"),
         ("trained by", card.command),
@@ -123,7 +123,7 @@ def _words(entry: Path) -> list[str]:
     if not (entry / METRICS).is_file():
         return [*lines, *(_scores(card) or ["It has not been measured."])]
     note = "Measured with the weights as they were trained, before they were rounded to float16."
-    results = [replace(one, run=name) for one in read_results(entry / METRICS)]
+    results = [replace(result, run=name) for result in read_results(entry / METRICS)]
     return [*lines, text(results), note]
 
 
@@ -133,7 +133,7 @@ def _weighting(experiment: "Experiment") -> str:
 
 def _scores(card: "Card") -> list[str]:
     """The scores that only the card has."""
-    from nidiff.model.packing import number_words
+    from nidiff.model.zoo import number_words
 
     return [
         f"{score['sampler']}, {score['num_steps']} steps: "

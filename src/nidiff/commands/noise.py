@@ -2,14 +2,14 @@
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import Loading
+from nidiff.commands.flags import DataFlags
 from nidiff.errors import InputError
 
 SHOWN = tuple(f"gff:gamma={gamma:g}" for gamma in (0, 0.5, 1, 1.5, 2))
@@ -27,9 +27,8 @@ class Noise:
     """Each Σ as NAME:key=value,… (white, gff, matern, power_law, offset, pyramid), or the folder of a saved Σ."""
     shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: 32 32)")] = None
     """The size of an image: one, two or three numbers."""
-    data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(optional)")] = None
-    """Also show the Σ fitted to these data (from_data): the same as in nidiff train."""
-    loading: Annotated[Loading, arg(name="")] = field(default_factory=Loading)
+    data: Annotated[DataFlags, arg(name="")] = field(default_factory=DataFlags)
+    """Also show the Σ fitted to these data (from_data)."""
     seed: int = 0
     """The seed of the first image; the next image has the next seed, and every row has the same seeds."""
     num_images: int = 10
@@ -40,30 +39,31 @@ class Noise:
     """Print JSON instead of a table."""
 
     def run(self) -> None:
+        from nidiff.covariance.checks import check_shape
         from nidiff.covariance.config import as_covariance
-        from nidiff.covariance.operator import check_shape
         from nidiff.covariance.summary import summary
-        from nidiff.data.load import load_dataset
         from nidiff.report.noise import check_noise, check_out, noise_figure, save_figure
 
         names, shape, images = self.covariances or SHOWN, (32, 32) if self.shape is None else self.shape, None
         check_out(self.out)
         check_noise(check_shape(shape), len(names), self.num_images, self.seed)
-        if self.data is None and self.loading.given:
-            raise InputError(
-                f"{next(iter(self.loading.given))} has no meaning without data: give --data, or leave it out."
-            )
-        if self.data is not None:
+        if not self.data.source:
+            self.data.refuse(*(option.name for option in fields(self.data)[1:]))
+        else:
             if self.shape is not None:
-                raise InputError("shape has no meaning with data, whose images have a shape: leave it out.")
-            images = load_dataset(self.data, **self.loading.given).all()
+                raise InputError(
+                    "shape", self.shape, "has no meaning with `data`, whose items have one", "leave it out"
+                )
+            images = self.data.load(annotations=()).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
             check_noise(shape, len(names), self.num_images, self.seed)
         covariances = {name: as_covariance(name, shape, images) for name in names}
         shapes = {name: covariance.event_shape for name, covariance in covariances.items()}
         if len(set(shapes.values())) > 1:
-            raise InputError(f"covariances have different shapes ({shapes}): give --shape, or draw them apart.")
+            raise InputError(
+                "covariances", None, f"have different shapes ({shapes})", "give `shape`, or draw them apart"
+            )
         figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed)
         rows = [
             {"label": name, "config": covariance.to_config(), **summary(covariance)._asdict()}

@@ -30,7 +30,7 @@ class Report:
         from nidiff.training.run import RunDirectory
 
         if not self.runs:
-            raise InputError("RUN is missing: give a run directory.")
+            raise InputError("runs", None, "is missing", "give a run directory")
         runs = [RunDirectory.open(find_model(folder, "run")) for folder in self.runs]  # all, before a page is written
         for run in runs:
             out = None if entry_of(run.folder) is None else Path("out") / run.name / "report.html"
@@ -42,8 +42,7 @@ class Report:
             return None
         import torch
 
-        experiment = replace(run.experiment, data=self.data, data_dir=None, held_out=None)
-        stored = run.stored()
-        scaling = experiment.scaling if stored is None or stored.scaling is None else stored.scaling
-        data = experiment.load_data(memory_limit=0, progress=False, scaling=scaling)  # do not decode all
+        spec, stored = replace(run.experiment.data, source=self.data, data_dir=None, held_out=None), run.stored()
+        scaling = None if stored is None else stored.scaling
+        data = spec.load(annotations=(), memory_limit=0, progress=False, scaling=scaling)  # do not decode all
         return data.batch(torch.tensor([0]))[0]

@@ -1,23 +1,161 @@
-"""``nidiff restore``: what data may have been of which a part, a coarse or a blurred version was observed."""
+"""``nidiff restore`` and ``nidiff denoise``: samples of what data were, given an observation or a noisy version."""
 
-import math
+import json
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.restoring import Restoring
-from nidiff.errors import InputError
+from nidiff.errors import InputError, one_of
+from nidiff.recipe import check_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nidiff.generation.observed import View
-    from nidiff.generation.opened import Model
-    from nidiff.generation.restoration import Restoration
+    from nidiff.diffusion.denoiser import Denoiser
+    from nidiff.generation.job import Job
+    from nidiff.generation.loaded_model import Model
+    from nidiff.generation.restoration import Blocks, Restoration
+    from nidiff.inverse.operators import Operator
 
-ROUNDING = 12**-0.5  # the standard deviation of what rounding to whole numbers takes away
+VARIATION = 1  # tells the noise that denoise adds from that of other purposes
+SAME = (
+    "all samples of an item are the same, so they are not draws of the posterior: {} adds no fresh noise (ancestral "
+    "does), or all of it is beyond the range of the model."
+)
+
+
+@dataclass(frozen=True)
+class RestoringFlags:
+    """Which samples are drawn of each item, how, and where they go."""
+
+    samples: int = 8
+    """Samples of each item. From two on, their spread is measured."""
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: ancestral)")] = None
+    """As in nidiff sample. One that adds no fresh noise, such as dpmpp_2m, has one answer for one start. The default is
+    ancestral:variance=gaussian if the model knows its data's Gaussian, as nidiff train fits it, else variance=beta."""
+    num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 50, or all there are)")] = None
+    """Sampling steps. With few of them, the spread of variance=posterior is too small, and that of beta too large."""
+    seed: int = 0
+    """Of the first sample of the first item; the samples of all items have seeds that follow."""
+    batch: int = 64
+    """Samples of an item at a time. It changes the speed and the memory, not the samples."""
+    clip: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: the model's own)")] = None
+    """The expected clean item is clipped to [-clip, clip] at every step; 0: no clipping."""
+    tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 8, by the size)")] = None
+    """Items in one call of the network: the same bits with any --batch; 0: the whole batch."""
+    units: Annotated[str, arg(metavar="{data,model}")] = "data"
+    """Of --noise: those of the data (of 8-bit pictures, 0 to 255), or those of the model, noise / scale (of 8-bit
+    pictures, noise / 127.5)."""
+    classes: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: none)")] = None
+    """The class of all items, for a model that was trained with labels."""
+    guidance: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="(default: 1)")] = None
+    """Guidance towards that class: 1 is the law that the model learned."""
+    layout: Annotated[str | None, arg(metavar="LETTERS", help_behavior_hint="(default: by the model's shape)")] = None
+    """What the axes of an array are, such as NCHW, as in nidiff train."""
+    variables: Annotated[tuple[str, ...], arg(metavar="NAME ...", help_behavior_hint="(default: the model's)")] = ()
+    """Of NetCDF, HDF5 and Zarr: the variables that are the channels; of .npz: its array."""
+    sample_axis: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the first one)")] = None
+    """Of NetCDF, HDF5 and Zarr: the axis of the items."""
+    out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: in the run)")] = None
+    """A new directory for the files; of a model that ships by default in out/NAME."""
+    format: Annotated[str, arg(metavar="{npz,netcdf,zarr}")] = "npz"
+    """samples.npz alone, or samples.nc or samples.zarr beside it, with names, units and coordinates."""
+    json: Annotated[bool, arg(help_behavior_hint="")] = False
+    """Print JSON instead of the directory."""
+
+    def open(self, path: Path) -> tuple["Model", "Job"]:
+        """The model, and the job of its samples."""
+        from nidiff.generation.loaded_model import open_model, process_state
+        from nidiff.generation.restoration import UNITS, restoration_job
+        from nidiff.generation.restoration_folder import check_format
+
+        one_of("units", self.units, UNITS)
+        for name, least, most in (("samples", 1, None), ("batch", 1, None), ("seed", 0, 2**62)):
+            check_whole(name, getattr(self, name), least, most)
+        model = open_model(path, process_state())
+        check_format(self.format, model.grid)
+        conditioning: Any = {"classes": [] if self.classes is None else [self.classes], "guidance": self.guidance}
+        job = restoration_job(model, self.sampler, self.num_steps, clip=self.clip, tile=self.tile, **conditioning)
+        return model, job
+
+    @property
+    def drawing(self) -> dict[str, Any]:
+        """The arguments of `restore` that say which samples are drawn."""
+        return {"samples": self.samples, "seed": self.seed, "batch": self.batch}
+
+    def load(self, path: Path, model: "Model", shape: tuple[int, ...], *, with_nan: bool = False) -> "Tensor":
+        """Items [N, C, *event] in the units of the data."""
+        from nidiff.data.items import load_items
+        from nidiff.data.science import is_science
+
+        names = self.variables or (model.grid.channels if is_science(path) else ())
+        items = load_items(path, shape, layout=self.layout, variables=names, sample_axis=self.sample_axis)
+        stored = str(items.dtype).removeprefix("torch.")
+        if not items.is_floating_point() and stored != model.grid.dtype:
+            problem = f"holds {stored}, and the model's data are {model.grid.dtype}"
+            raise InputError("file", path, problem, "convert it to their type")
+        if not items.is_floating_point() or bool((known := items.isfinite()).all()):
+            return items
+        if not with_nan or bool(items.isinf().any()):
+            remedy = "use nidiff restore with --missing, which takes NaN as unobserved, or fill them in"
+            raise InputError("file", path, "has NaN or infinite values", remedy)
+        if not bool(known.flatten(1).any(1).all()):
+            raise InputError("file", path, "has an item that is NaN everywhere", "leave it out")
+        return items
+
+    def finish(
+        self,
+        command: str,
+        path: Path,
+        model: "Model",
+        job: "Job",
+        items: "Tensor",
+        arguments: Mapping[str, Any],
+        make: "Callable[[], Restoration]",
+    ) -> None:
+        """Draw the samples, unless they are there already, write them, and print where they are.
+
+        ``arguments`` are those of the command that decide the numbers, besides the flags here and the job.
+        """
+        from nidiff.files import replacing_folder, writing
+        from nidiff.generation.restoration_folder import (
+            check_writable,
+            default_folder,
+            errors_text,
+            known_facts,
+            write_restoration,
+        )
+        from nidiff.report.restored import save_restored
+        from nidiff.sealed import shaped, tensors_sha256
+
+        units = {"units": self.units} if "noise" in arguments else {}
+        file = {"file": path.name, "values": tensors_sha256(shaped(items))}
+        task: dict[str, Any] = {"command": command, "format": self.format, **file, **arguments, **units}
+        task |= {**job.to_json(), "samples": self.samples, "seed": self.seed}
+        out = default_folder(model, task) if self.out is None else self.out
+        facts = known_facts(out, task)
+        if facts is None:
+            check_writable(out)
+            restoration = make()
+            counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
+            facts = {"task": task, "found": {**counts, **restoration.errors()}}
+            with writing("out", out), replacing_folder(out) as folder:
+                write_restoration(folder, restoration, facts, self.format)
+                save_restored(restoration, folder / "restored.png")
+            if (out / "restored.png").is_file():
+                print(f"wrote {out / 'restored.png'}", file=sys.stderr)
+        else:
+            print("the same was done before, and its files are left as they are", file=sys.stderr)
+        measured = facts["found"]
+        if measured["same"]:
+            print(SAME.format(job.sampler), file=sys.stderr)
+        if "rmse_of_mean" in measured:
+            print(errors_text(measured), file=sys.stderr)
+        print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
 
 @dataclass(frozen=True)
@@ -31,7 +169,7 @@ class Restore:
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """What was observed, in the units of the data: a picture, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of pictures
     or sounds."""
-    restoring: Annotated[Restoring, arg(name="")]
+    restoring: Annotated[RestoringFlags, arg(name="")]
     mask: Annotated[str | None, arg(metavar="FILE_OR_WORD", help_behavior_hint="")] = None
     """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), or the
     ones of an array or the white of a picture; not-center is all but the center, and so on."""
@@ -51,67 +189,120 @@ class Restore:
     any model), gradient, or replacement (for masks without noise)."""
 
     def run(self) -> None:
-        from nidiff.generation.observed import observe, restore
-        from nidiff.generation.restoration import in_model_units, values_sha256
+        from nidiff.generation.restoration import Restoration, observe, restore
+        from nidiff.sealed import shaped, tensors_sha256
 
-        flags, how = self.restoring, self._how()
-        model, plan = flags.open(self.model)
+        flags, kind = self.restoring, self._kind()
+        model, job = flags.open(self.model)
+        shape = self._shape(model)
         try:
-            items = flags.load(self.file, model, self._shape(model), with_nan=how in ("mask", "missing"))
+            items = flags.load(self.file, model, shape, with_nan=kind in ("mask", "missing"))
         except InputError as error:
             if self.scale is None or self.degrade:
                 raise
-            raise InputError(f"{str(error).rstrip('.')}; for a file of full size, add --degrade.") from error
-        noise = in_model_units(self.noise, model, flags.units)
-        if how in ("scale", "blur") and not self.degrade and not items.is_floating_point():
-            rounding = in_model_units(ROUNDING, model, "data")
-            noise = tuple(math.hypot(*both) for both in zip(noise, rounding, strict=True))
-        view = self._view(model, items)
+            remedy = f"{error.remedy or ''}; for a file of full size, add --degrade".removeprefix("; ")
+            raise type(error)(error.argument, error.value, error.problem, remedy) from error
+        operator = self._operator(model, items)
+        degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
+        observation = observe(model, items, operator, self.noise, units=flags.units, **degrading)
+        truth = items.float() if self.degrade else None
 
-        def make() -> "Restoration":
-            return restore(observe(model, items, view, noise, degrade=self.degrade, seed=flags.seed), plan, self.method)
+        def make() -> Restoration:
+            return restore(model, job, observation, method=self.method, truth=truth, **flags.drawing)
 
-        own: dict[str, Any] = {how: getattr(self, how), "noise": self.noise, "method": self.method}
-        own |= {"degrade": self.degrade} | ({} if view.masks is None else {"masks": values_sha256(view.masks)})
-        flags.finish(model, flags.task("restore", self.file, items, plan, **own), make)
+        arguments = {kind: getattr(self, kind), "noise": self.noise, "method": self.method, "degrade": self.degrade}
+        if operator.observed is not None:
+            arguments["masks"] = tensors_sha256(shaped(operator.observed))
+        flags.finish("restore", self.file, model, job, items, arguments, make)
 
-    def _how(self) -> str:
-        """The one that is given of mask, scale, blur and missing."""
-        asked = {"mask": self.mask is not None, "scale": self.scale is not None, "blur": self.blur is not None}
-        given = [name for name, is_given in {**asked, "missing": self.missing}.items() if is_given]
-        if len(given) != 1:
-            count = "none" if not given else " and ".join(f"{name}=" for name in given)
-            raise InputError(
-                f"give one of mask=, scale=, blur= and --missing, which say what was observed: not {count}."
-            )
+    def _kind(self) -> str:
+        """The flag that says what was observed: mask, scale, blur or missing."""
+        flags = {"mask": self.mask is not None, "scale": self.scale is not None, "blur": self.blur is not None}
+        kinds = [name for name, is_set in {**flags, "missing": self.missing}.items() if is_set]
+        if len(kinds) != 1:
+            count = "none is given" if not kinds else f"{' and '.join(f'`{kind}`' for kind in kinds)} are given"
+            problem = f"of `mask`, `scale`, `blur` and `missing`, which say what was observed, {count}"
+            raise InputError(None, None, problem, "give one of them")
         if self.missing and self.degrade:
-            raise InputError("--degrade needs clean data, and --missing says that some are not known: give mask=.")
-        return given[0]
+            raise InputError("degrade", None, "needs clean data, and with `missing` some are not known", "give `mask`")
+        return kinds[0]
 
     def _shape(self, model: "Model") -> tuple[int, ...]:
-        """Of the items in the file."""
-        from nidiff.generation.observed import coarse_event
+        """The shape of the items in the file."""
+        from nidiff.generation.restoration import coarse_event
 
         if self.scale is None:
             return model.shape
         event = coarse_event(model, self.scale)  # which refuses a number that does not divide the model's
         return model.shape if self.degrade else (model.shape[0], *event)
 
-    def _view(self, model: "Model", items: "Tensor") -> "View":
-        """How each item is seen."""
+    def _operator(self, model: "Model", items: "Tensor") -> "Operator":
         from nidiff.generation.masks import as_mask
-        from nidiff.generation.observed import MASK, averaged, blurred, through
-        from nidiff.generation.restoration import seeded
+        from nidiff.generation.restoration import MASK, blurring, pooling, seeded
+        from nidiff.inverse.operators import mask
 
         if self.scale is not None:
-            return averaged(model, self.scale, len(items))
+            return pooling(model, self.scale)
         if self.blur is not None:
-            return blurred(model, self.blur, len(items))
+            return blurring(model, self.blur)
         if self.mask is None:
-            return through(items.isfinite())
+            return mask(items.isfinite())
         masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
         if items.is_floating_point() and bool((masks & items.isnan()).any()):
-            raise InputError(f"mask={self.mask!r} sees points that are NaN in the file: use --missing instead.")
+            raise InputError("mask", self.mask, "includes points that are NaN in the file", "use `missing` instead")
         if self.degrade and items.is_floating_point() and bool(items.isnan().any()):
-            raise InputError(f"--degrade needs clean data, and file={str(self.file)!r} has NaN: leave it out.")
-        return through(masks)
+            raise InputError("degrade", None, f"needs clean data, and {str(self.file)!r} has NaN", "leave it out")
+        return mask(masks)
+
+
+@dataclass(frozen=True)
+class Denoise:
+    """Samples of what noisy data were without noise of the model's covariance, or variations of an image.
+
+    With y = x0 + noise of covariance proportional to the model's, y is a state of the process, and sampling starts
+    there: samples of x0 given y, as the model knows it, without any guidance."""
+
+    model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
+    """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
+    file: Annotated[Positional[Path], arg(metavar="FILE")]
+    """The data, in their own units: a picture, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of pictures or sounds."""
+    restoring: Annotated[RestoringFlags, arg(name="")]
+    noise: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """The standard deviation of the noise that FILE has, in the units of the data (see --units)."""
+    add_noise: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Instead, FILE is clean, and so much noise is added first, another for each sample, for variations of it. In the
+    units of the model, where data have a standard deviation of about 1, or a range from -1 to 1."""
+
+    def run(self) -> None:
+        from nidiff.generation.restoration import Restoration, draw, noise_level, seeded, to_model
+
+        flags = self.restoring
+        if (self.noise is None) == (self.add_noise is None):
+            remedy = "give `noise`, that of the file, or `add_noise`, which is to be added"
+            raise InputError(None, None, "one of `noise` and `add_noise` is needed", remedy)
+        model, job = flags.open(self.model)
+        if self.add_noise is not None:
+            level = noise_level(self.add_noise, model, "model", "add_noise")
+        else:
+            level = noise_level(self.noise or 0.0, model, flags.units)
+        items = flags.load(self.file, model, model.shape)
+        denoiser, y = job.denoiser(model.denoiser, [0]), to_model(items, model)
+
+        def prepare(item: int) -> "tuple[Denoiser, Blocks]":
+            def arguments(seeds: list[int]) -> dict[str, Any]:
+                start = y[item].expand(len(seeds), *model.shape)
+                if self.add_noise is not None:
+                    sources = [seeded(seed, VARIATION) for seed in seeds]
+                    noise = denoiser.process.noise(tuple(start.shape), sources, device=y.device)
+                    start = start + level.sigma / level.signal * noise
+                return {"start": start, "level": level}
+
+            return denoiser, arguments
+
+        def make() -> "Restoration":
+            x, seeds = draw(model, job, len(items), prepare, title="denoising", **flags.drawing)
+            label = "observed" if self.add_noise is None else "given"
+            return Restoration(x, seeds, items.float(), model.grid, model.denoiser.scaling, label=label)
+
+        noise = {"noise": self.noise} if self.add_noise is None else {"add_noise": self.add_noise}
+        flags.finish("denoise", self.file, model, job, items, noise, make)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Drawing, Telling
+from nidiff.commands.flags import ConditioningFlags, Drawing
 from nidiff.errors import InputError
 from nidiff.notation import parse_seeds, seeds_text
 
@@ -20,15 +20,15 @@ class Sample:
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     drawing: Annotated[Drawing, arg(name="")]
-    telling: Annotated[Telling, arg(name="")]
+    conditioning: Annotated[ConditioningFlags, arg(name="")]
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
     churn, with fresh noise of another amount or colour (churn:amount=0.5,colour=gff,gamma=1); repaint; angle or
     angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing
-    (uniform, trailing, logsnr, karras; with the Gaussian angle, or planned, the steps of least error) and, with the
-    Gaussian, start=gaussian, which begins at a lower level, and bound, what that may lose in nats per dimension:
-    dpmpp_2m:spacing=planned,start=gaussian,bound=0.005. The default of a model that ships is that of its picture, with
-    as many steps."""
+    (uniform, trailing, logsnr, karras; with the Gaussian also angle) and, with the
+    Gaussian, start=gaussian, which begins at a lower level, and max_loss, what that may lose in nats per dimension:
+    dpmpp_2m:start=gaussian,max_loss=0.005. The default of a model that ships is that of its picture, with as many
+    steps."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
@@ -47,20 +47,21 @@ class Sample:
     """Print JSON instead of the directory."""
 
     def run(self) -> None:
-        from nidiff.covariance.operator import check_shape
-        from nidiff.generation.folder import GRID, SampleFolder
-        from nidiff.generation.job import run_job
-        from nidiff.generation.opened import cell_name, open_model, plan_job, process_state
+        from nidiff.covariance.checks import check_shape
+        from nidiff.generation.folder import GRID, SampleFolder, run_job
+        from nidiff.generation.job import plan_job
+        from nidiff.generation.loaded_model import open_model, process_state
+        from nidiff.recipe import check_whole
 
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         if self.rate is not None and self.format != "wav":
-            raise InputError("rate has no meaning without format='wav': leave it out.")
+            raise InputError("rate", self.rate, "has no meaning without `format` wav", "leave it out")
         model = open_model(self.model, state)
         model = model if self.shape is None else model.at(check_shape(self.shape))
-        grid = model.grid if self.rate is None else replace(model.grid, rate=self.rate)
-        options = {"clip": drawing.clip, "tile": drawing.tile, "floats": self.floats, **self.telling.given}
+        grid = model.grid if self.rate is None else replace(model.grid, rate=check_whole("rate", self.rate))
+        options = {"clip": drawing.clip, "tile": drawing.tile, "floats": self.floats, **self.conditioning.arguments}
         job = plan_job(model, self.sampler, self.num_steps, **options)
-        out = self.out or model.home / "generated" / cell_name(job)
+        out = self.out or model.home / "generated" / job.name
         folder = SampleFolder(out, job, model.shape, self.format, grid)
         run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)
         if state.is_main_process:

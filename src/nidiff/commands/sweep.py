@@ -15,7 +15,7 @@ from nidiff.commands.grid import TABLE, expand, split_flags, without_no
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.commands.usage import check_words, flags_of, own_flags, parse
-from nidiff.errors import InputError, Interrupted
+from nidiff.errors import FileError, InputError, Interrupted
 from nidiff.extras import require
 from nidiff.notation import parse_seeds
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 PROG = "nidiff sweep"
 NEW, BEGUN, FINISHED = "new", "to resume", "finished"
 NOT_HERE = {
-    "--resume": "a sweep resumes what has begun and skips what is finished, without being told",
-    "--overwrite": "a sweep replaces nothing: delete the run, or choose another --out",
+    "--resume": "leave it out: a sweep resumes what has begun and skips what is finished",
+    "--overwrite": "delete the run, or choose another --out: a sweep replaces nothing",
 }
 
 
@@ -77,13 +77,11 @@ class Sweep:
         known, own_names = flags_of(cls), own_flags(cls)
         given = split_flags(words, known, PROG)
         for flag in (bare for flag in given if (bare := without_no(flag, known)) in NOT_HERE):
-            raise InputError(f"{flag} is not a flag of {PROG}: {NOT_HERE[flag]}.")
+            raise InputError(flag, None, f"is not a flag of {PROG}", NOT_HERE[flag])
         mine = {flag: values for flag, values in given.items() if without_no(flag, known) in own_names}
-        own = [word for flag, values in mine.items() for word in (flag, *values)]
         of_table = own_flags(Table).keys() - {"--out"}
-        made = parse(cls, own, prog=PROG)
         return replace(
-            made,
+            parse(cls, [word for flag, values in mine.items() for word in (flag, *values)], prog=PROG),
             grid={flag: values for flag, values in given.items() if flag not in mine},
             table_words=tuple(word for flag in mine if flag in of_table for word in (flag, *mine[flag])),
         )
@@ -105,17 +103,17 @@ class Sweep:
                 self._train(runs)
                 self._table(runs).run()
             except (Interrupted, KeyboardInterrupt) as error:
-                said = str(error).rstrip(".") or "interrupted"
-                raise Interrupted(f"{said}; the same {PROG} command continues the whole sweep.") from error
+                reason = str(error).rstrip(".") or "interrupted"
+                raise Interrupted(f"{reason}; the same {PROG} command continues the whole sweep.") from error
 
     def planned(self) -> list[Planned]:
         """The runs, of which each is checked as far as that is possible without its data."""
         from nidiff.evaluation.seeds import settings_of
 
         if self.out.exists() and not self.out.is_dir():
-            raise InputError(f"out={str(self.out)!r} is a file: choose another directory.")
+            raise FileError("out", str(self.out), "is a file", "choose another directory")
         self._check_table()
-        found: list[Planned] = []
+        planned: list[Planned] = []
         known: list[tuple[dict[str, Any], str]] = []
         for name, words in expand(self.grid):
             words = ("train", *words, "--out", str(self.out / name))
@@ -123,15 +121,15 @@ class Sweep:
             settings = settings_of(train.experiment)
             if same := next((other for before, other in known if before == settings), None):
                 raise InputError(
-                    f"the grid repeats itself: {same!r} and {name!r} are the same training; leave one out."
+                    None, None, f"{same!r} and {name!r} of the grid are the same training", "leave one out"
                 )
             known.append((settings, name))
             _check_experiment(train.experiment)
             state = _state(train.directory(), train.experiment)
             if state == BEGUN:
                 train, words = replace(train, resume=True), (*words, "--resume")
-            found.append(Planned(name, train, words, state))
-        return found
+            planned.append(Planned(name, train, words, state))
+        return planned
 
     def _train(self, runs: Sequence[Planned]) -> None:
         for number, run in enumerate(runs, 1):
@@ -164,7 +162,7 @@ class Sweep:
         from nidiff.sampling.sampler import as_sampler
 
         if not (self.samplers and self.num_steps):
-            raise InputError("a table needs a sampler and a number of steps: give one of each, or more.")
+            raise InputError("samplers", None, "and `num_steps` are empty", "give one of each, or more")
         for sampler in self.samplers:
             as_sampler(sampler)
         for steps in self.num_steps:
@@ -178,7 +176,7 @@ class Sweep:
         """Build each setting with its data, without a step of training, and draw an image for each cell of the table:
         what would be refused after hours is refused before the first run."""
         from nidiff.sampling.sampler import rehearse
-        from nidiff.training.loop import build
+        from nidiff.training.build import build
 
         tried: list[Experiment] = []
         for run in runs:
@@ -190,22 +188,22 @@ class Sweep:
             for sampler in self.samplers:
                 for steps in self.num_steps:
                     rehearse(trainer.denoiser, trainer.data.shape, sampler=sampler, num_steps=steps)
-            if experiment.data not in [other.data for other in tried]:
+            if experiment.data.source not in [other.data.source for other in tried]:
                 self._check_measuring(trainer.data)
             tried.append(experiment)
 
     def _check_measuring(self, data: "Dataset") -> None:
         """Refuse features that are not there, and too few samples, before hours of training."""
-        from nidiff.evaluation.bench import are_pictures
-        from nidiff.evaluation.features import load_features, load_field_features
+        from nidiff.evaluation.evaluator import USUAL_FEATURES, are_pictures
+        from nidiff.evaluation.features import load_features
 
         features, trust, k = self.measuring.features, self.measuring.trust_features, self.measuring.k
         if are_pictures(data):
-            load_features(features or "efficientnet-lite0", file=self.measuring.features_file, trust=trust)
+            load_features(features or USUAL_FEATURES, file=self.measuring.features_file, trust=trust)
             if len(parse_seeds(self.drawing.seeds)) <= k:
-                raise InputError(f"seeds={self.drawing.seeds!r} are too few for k={k}: give k + 1 or more.")
+                raise InputError("seeds", self.drawing.seeds, f"are too few for k={k}", "give k + 1 or more")
         elif features is not None:
-            load_field_features(features, data.shape, trust=trust)
+            load_features(features, shape=data.shape, trust=trust)
 
 
 def _check_experiment(experiment: "Experiment") -> None:
@@ -213,26 +211,27 @@ def _check_experiment(experiment: "Experiment") -> None:
     from nidiff.covariance.config import check_text
     from nidiff.diffusion.objective import WEIGHTINGS
     from nidiff.errors import one_of
-    from nidiff.training.fit import check_sampling
+    from nidiff.training.build import check_sampling
 
     one_of("weighting", experiment.weighting, WEIGHTINGS)
     check_text(experiment.covariance)
     check_sampling(experiment)
     for name in ("warmup", "cooldown"):
         if (length := getattr(experiment, name)) > experiment.steps:
-            raise InputError(f"{name}={length} is more than steps={experiment.steps}: give --{name} with --steps.")
+            problem = f"is more than steps={experiment.steps}"
+            raise InputError(name, length, problem, f"give `{name}` with `steps`")
 
 
 def _state(run: "RunDirectory", experiment: "Experiment") -> str:
     """What there is of a run; one of other settings is refused."""
-    from nidiff.training.checkpoint import list_checkpoints
+    from nidiff.training.checkpoint import list_checkpoints, step_of
 
     begun = run.exists()
     run.check(experiment, resume=begun, overwrite=False)
     if not begun:
         return NEW
     if (steps := run.experiment.steps) != experiment.steps:
-        problem = f"holds a run of {steps} steps, and steps={experiment.steps}"
-        raise InputError(f"out={str(run.folder)!r} {problem}: choose another directory.")
-    newest = [int(path.name.rpartition("-")[2]) for path in list_checkpoints(run.checkpoints)[-1:]]
+        problem = f"holds a run of {steps} steps, and `steps` is {experiment.steps}"
+        raise FileError("out", str(run.folder), problem, "choose another directory")
+    newest = [step_of(path) for path in list_checkpoints(run.checkpoints)[-1:]]
     return FINISHED if run.has_model and all(step >= steps for step in newest) else BEGUN

@@ -22,7 +22,7 @@ from nidiff.model.zoo import find_model
 from nidiff.training.experiment import PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
-    from nidiff.training.loop import Trainer
+    from nidiff.training.build import Trainer
     from nidiff.training.run import RunDirectory
 
 
@@ -41,6 +41,8 @@ class Train:
     """Resume the run in the directory from its newest good checkpoint."""
     overwrite: bool = False
     """Replace the run that the directory holds, which is lost."""
+    report: bool = True
+    """Write report.html at the end."""
     dry_run: bool = False
     """Print the experiment, the size of the network, memory, and an estimate of the speed and the time to the end."""
 
@@ -54,9 +56,9 @@ class Train:
         given, _ = parser.parse_known_args(arguments)
         for name in ("config", "out"):
             if getattr(given, name) == "":
-                raise InputError(f"{name} is empty: give a path, or leave it out.")
+                raise InputError(name, None, "is empty", "give a path, or leave it out")
         if given.preset is not None and given.config is not None:
-            raise InputError("preset and config exclude each other: give one.")
+            raise InputError("preset", given.preset, "excludes `config`", "give one of them")
         out = None if given.out is None else as_path("out", given.out)
         if given.resume and out and given.preset is None and given.config is None:
             with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
@@ -71,7 +73,8 @@ class Train:
         prog = "nidiff train"
         check_words(cls, words, prog=prog)
         default = cls.defaults([*words])
-        on = {f"--{name}".replace("_", "-") for name, value in vars(default.experiment).items() if value is True}
+        settings = {**default.experiment.settings(), "report": True}
+        on = {f"--{name}".replace("_", "-") for name, value in settings.items() if value is True}
         words = [word for word in words if word not in on]  # tyro takes only --no-… for a flag that is on by default
         return parse(cls, words, prog=prog, default=default)
 
@@ -88,16 +91,18 @@ class Train:
         from accelerate import PartialState
 
         from nidiff.report.html import write_report
-        from nidiff.training.loop import build, train
+        from nidiff.training.build import build
+        from nidiff.training.loop import train
 
         run, asked = self.directory(), {"resume": self.resume, "overwrite": self.overwrite}
         run.check(self.experiment, **asked)
         processes = PartialState(cpu=not torch.cuda.is_available())
         processes.wait_for_everyone()  # nothing is written before all have looked
-        with run.kept(self.experiment, **asked) if processes.is_main_process else nullcontext():
+        with run.claim(self.experiment, **asked) if processes.is_main_process else nullcontext():
             processes.wait_for_everyone()
-            before = (run.covariance_to_resume(), run.stored()) if self.resume else (None, None)
-            trainer = build(self.experiment, before[0], stored=before[1])
+            stored = run.stored() if self.resume else None
+            process = None if stored is None else (run.identity or {}).get("process")
+            trainer = build(self.experiment, stored=stored, process=process)
             for note in trainer.notes:
                 _say(trainer, note)
             if skipped := trainer.data.skipped:
@@ -107,8 +112,9 @@ class Train:
             train(trainer, run)
             if not processes.is_main_process:
                 return None
-            first = trainer.data.batch(torch.tensor([0]))[0]
-            _say(trainer, f"wrote {write_report(run.folder, first)}")
+            if self.report:
+                first = trainer.data.batch(torch.tensor([0]))[0]
+                _say(trainer, f"wrote {write_report(run.folder, first)}")
             return run.folder
 
     def directory(self) -> "RunDirectory":
@@ -125,33 +131,29 @@ class Train:
 
     def _resume(self, trainer: "Trainer", run: "RunDirectory") -> None:
         from nidiff.training.checkpoint import load_checkpoint
-        from nidiff.training.loop import restore, save
+        from nidiff.training.loop import restore
 
-        facts, main, old = _facts(trainer), trainer.accelerator.is_main_process, run.identity is None
-        run.check_same(facts, trainer.identity)
-        use = partial(restore, trainer)
-        checkpoint = load_checkpoint(run.checkpoints, trainer.identity, nameless=old, use=use)
+        run.check_same(trainer.identity)
+        checkpoint = load_checkpoint(run.checkpoints, trainer.identity, use=partial(restore, trainer))
         for line in checkpoint.damaged if checkpoint else ():
             _say(trainer, f"skipped a checkpoint that cannot be used: {line}")
         run.check_steps(trainer.step, self.experiment)
         trainer.accelerator.wait_for_everyone()  # nothing is written before all have read
-        if main and checkpoint and checkpoint.run is None:
-            save(trainer, run)  # of version 0.1: from now on it says whose it is
-        if main:
-            run.resume(trainer.step, trainer.experiment, trainer.denoiser, {**run.facts, **facts}, trainer.identity)
+        if trainer.accelerator.is_main_process:
+            facts = {**run.facts, **_facts(trainer)}
+            run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts, trainer.identity)
         _say(trainer, f"resuming {run.folder} after step {trainer.step}")
 
     def _dry_run(self) -> None:
-        from nidiff.data.encoded import MEMORY_LIMIT
-        from nidiff.training.fit import BYTES
-        from nidiff.training.loop import build
+        from nidiff.data.spec import MEMORY_LIMIT
+        from nidiff.training.build import BYTES, build
         from nidiff.training.speed import seconds_per_step
 
         # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
         trainer = build(replace(self.experiment, compile=False), memory_limit=0)
         facts, experiment, seconds = _facts(trainer), self.experiment.resolved(), seconds_per_step(trainer)
         size = math.prod(trainer.data.values.shape) * trainer.data.values.dtype.itemsize
-        found = {
+        estimate = {
             "experiment": experiment.to_json(),
             **facts,
             "weights_gradients_adam_ema_mb": round(BYTES * facts["parameters"] / 2**20, 1),
@@ -160,7 +162,7 @@ class Train:
             "images_per_s": float(f"{experiment.batch_size / seconds:.3g}"),
             "hours_to_the_end": float(f"{seconds * experiment.steps / 3600:.3g}"),
         }
-        trainer.accelerator.print(json.dumps(found, indent=2))
+        trainer.accelerator.print(json.dumps(estimate, indent=2))
 
 
 def _say(trainer: "Trainer", text: str) -> None:
@@ -168,14 +170,13 @@ def _say(trainer: "Trainer", text: str) -> None:
 
 
 def _facts(trainer: "Trainer") -> dict[str, Any]:
-    """What came of the settings, for people to read; they must not change when a run is resumed."""
-    from nidiff.training.identity import data_checksum
-
-    told = {name: one.classes or list(one.shape) for name, one in trainer.denoiser.conditions.items()}
+    """What came of the settings, for people to read."""
+    conditions = {
+        name: condition.classes or list(condition.shape) for name, condition in trainer.denoiser.conditions.items()
+    }
     return {
         "images": len(trainer.data),
         "image_shape": list(trainer.data.shape),
-        **({"conditions": told} if told else {}),
+        **({"conditions": conditions} if conditions else {}),
         "parameters": sum(p.numel() for p in trainer.net.parameters()),
-        "data_checksum": data_checksum(trainer.data),
     }

@@ -27,16 +27,16 @@ def parse(command: type[C], words: Sequence[str], *, prog: str, **default: C) ->
     """The command that ``words`` ask for. ``--help`` prints and ends in `SystemExit`, as tyro does it."""
     check_words(command, words, prog=prog)
     complaints: list[str] = []
-    said, options = io.StringIO(), {"prog": prog, "args": words, "config": CONFIG, **default}
+    output, options = io.StringIO(), {"prog": prog, "args": words, "config": CONFIG, **default}
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             made, unknown = _cli(command, registry=reading(complaints), return_unknown_args=True, **options)
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise InputError(f"{_sentence(said.getvalue(), complaints)}; see {prog} --help") from None
+        raise InputError(None, None, _sentence(output.getvalue(), complaints), f"see {prog} --help") from None
     if unknown:
-        raise InputError(_unknown(unknown[0], flags_of(command), prog))
+        raise _unknown(unknown[0], flags_of(command), prog)
     return made
 
 
@@ -54,6 +54,7 @@ def own_flags(command: type) -> dict[str, Any]:
         if is_dataclass(kind):
             found |= own_flags(cast(type, kind))
         elif not {tyro.conf.Positional, tyro.conf.Fixed} & {*extras}:
+            name = next((extra.name for extra in extras if getattr(extra, "name", None)), name)
             found[f"--{name.replace('_', '-')}"] = kind
     return found
 
@@ -66,11 +67,11 @@ def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
         flag, equals, value = word.partition("=")
         kind = flags.get(flag.replace("_", "-"))
         if equals and kind is bool:
-            raise InputError(f"{flag} takes no value: leave {shown('=' + value)} out; see {prog} --help")
+            raise InputError(flag, None, "takes no value", f"leave {shown('=' + value)} out; see {prog} --help")
         if equals and kind is not None and not value:
-            raise InputError(f"{flag}= has no value: give one, or leave it out; see {prog} --help")
+            raise InputError(flag, None, "has no value", f"give one, or leave it out; see {prog} --help")
         if flag.startswith("--") and flag.replace("_", "-") not in known:
-            raise InputError(_unknown(flag, flags, prog))
+            raise _unknown(flag, flags, prog)
 
 
 def reading(complaints: list[str]) -> ConstructorRegistry:
@@ -97,7 +98,7 @@ def reading(complaints: list[str]) -> ConstructorRegistry:
             return values if several else values[0]
 
         def to_words(value: Any) -> list[str]:
-            return ["none"] if value is None else [str(one) for one in (value if several else [value])]
+            return ["none"] if value is None else [str(part) for part in (value if several else [value])]
 
         return PrimitiveConstructorSpec(
             nargs="*" if several else 1,
@@ -111,41 +112,43 @@ def reading(complaints: list[str]) -> ConstructorRegistry:
 
 
 def _value(kind: Any, word: str) -> Any:
-    """A word as ``kind``; the error goes on where the name of the flag ends."""
+    """A word as ``kind``; the error continues the sentence that begins with the name of the flag."""
     if not word:
-        raise ValueError(" has no value: give one, or leave it out")
-    given = f"={shown(word)}"
+        raise ValueError(" has no value, so give one or leave it out")
     if kind is Path:
         return as_path("", word)
     if kind is str:
         return word
     try:
         value = kind(word)
+        if (
+            math.isnan(value)
+            or (kind is int and abs(value) >= 2**63)
+            or (math.isinf(value) and "inf" not in word.lower())
+        ):
+            raise ValueError
     except ValueError:
-        raise ValueError(f"{given} is not a {'whole ' if kind is int else ''}number") from None
-    if kind is int and abs(value) >= 2**63:
-        raise ValueError(f"{given} has too many digits")
-    if kind is float and (math.isnan(value) or (math.isinf(value) and "inf" not in word.lower())):
-        raise ValueError(f"{given} is {'not a number' if math.isnan(value) else 'too large'}")
+        whole = "whole " if kind is int else ""
+        raise ValueError(f"={shown(word)} is not a {whole}number, or it is too large") from None
     return value
 
 
-def _sentence(said: str, complaints: list[str]) -> str:
-    """What tyro says in a box of many lines, in one sentence."""
-    text = " ".join(re.sub("[│╭╮╰╯─|+]+|--{2,}", " ", said).split())
+def _sentence(output: str, complaints: list[str]) -> str:
+    """What tyro prints in a box of many lines, in one sentence."""
+    text = " ".join(re.sub("[│╭╮╰╯─|+]+|--{2,}", " ", output).split())
     if complaints and (flag := re.search(r"Error parsing (.+?):", text)):
         return f"{flag[1].strip('[]')}{complaints[-1].rstrip('.')}"
     if missing := re.search(r"Missing value for argument [^\w-]*([\w-]+)", text):
-        return f"{missing[1]} has no value: give one"
+        return f"{missing[1]} has no value"
     if missing := re.search(r"Missing from [\w ]+: (\S+)", text):
         return f"{missing[1]} is missing"
     return text.partition(" For full helptext")[0]
 
 
-def _unknown(word: str, flags: dict[str, Any], prog: str) -> str:
-    flag = word.partition("=")[0]
+def _unknown(word: str, flags: dict[str, Any], prog: str) -> InputError:
+    flag, see = word.partition("=")[0], f"see {prog} --help"
     if not flag.startswith("-"):
-        return f"{shown(word)} is one argument too many; see {prog} --help"
+        return InputError(None, None, f"{shown(word)} is one argument too many", see)
     near = difflib.get_close_matches(flag.replace("_", "-"), flags, n=1)
-    hint = f": did you mean {near[0]}? See" if near else "; see"
-    return f"{shown(flag)} is not a flag of {prog}{hint} {prog} --help"
+    remedy = f"did you mean {near[0]}? S{see[1:]}" if near else see
+    return InputError(None, None, f"{shown(flag)} is not a flag of {prog}", remedy)

@@ -25,30 +25,31 @@ class Verify:
         from nidiff.model.folder import accept_model
 
         if not self.paths:
-            raise InputError("RUN_OR_MODEL is missing: give a run directory or a model folder.")
-        found = []
+            raise InputError("RUN_OR_MODEL", None, "is missing", "give a run directory or a model folder")
+        results = []
         for path in self.paths:
             try:
                 if self.accept:
                     accept_model(path)
-                found.append(checked(path))
+                results.append(checked(path))
             except InputError as error:  # noqa: PERF203 - the others are checked too
-                found.append({"path": str(path), "model_sha256": None, "wrong": str(error)})
+                results.append({"path": str(path), "model_sha256": None, "wrong": str(error)})
         if self.json:
-            print(json.dumps(found, indent=2))
+            print(json.dumps(results, indent=2))
         else:
-            for one in found:
-                if not one["wrong"]:
-                    print(f"{one['path']}: {described(one)}")
-        if wrong := [one["wrong"] for one in found if one["wrong"]]:
-            raise InputError(wrong[0] if len(wrong) == 1 else f"{len(wrong)} of {len(found)}: {' '.join(wrong)}")
+            for result in results:
+                if not result["wrong"]:
+                    print(f"{result['path']}: {described(result)}")
+        if wrong := [result["wrong"].removesuffix(".") for result in results if result["wrong"]]:
+            count = "" if len(wrong) == 1 else f"{len(wrong)} of {len(results)}: "
+            raise InputError(None, None, count + "; ".join(wrong))
 
 
 def checked(path: Path) -> dict[str, Any]:
     """What a run directory or a model folder holds; an `InputError` if any of it has changed since it was written."""
     from nidiff.evaluation.results import read_results
     from nidiff.generation.folder import JOB, check_samples
-    from nidiff.generation.opened import run_folder
+    from nidiff.generation.loaded_model import run_folder
     from nidiff.model.config import model_folder
     from nidiff.model.folder import has_network, whole_model
     from nidiff.model.manifest import MANIFEST, model_sha256
@@ -77,15 +78,15 @@ def _check_checkpoints(path: Path) -> int:
     run = RunDirectory.open(path)
     newest = load_checkpoint(run.checkpoints, run.identity)
     if newest and newest.damaged:
-        remedy = "delete it, and resume the run from the one before"
-        raise FileError(f"{str(run.checkpoints)!r} has a checkpoint of no use ({'; '.join(newest.damaged)}): {remedy}.")
+        problem = f"has a checkpoint of no use ({'; '.join(newest.damaged)})"
+        raise FileError("folder", run.checkpoints, problem, "delete it, and resume the run from the one before")
     return len(list_checkpoints(run.checkpoints))
 
 
-def described(found: dict[str, Any]) -> str:
-    """One line about what is in order."""
-    sha256, names = found["model_sha256"], ("checkpoints", "samples", "results")
+def described(result: dict[str, Any]) -> str:
+    """One line about a folder that is in order."""
+    sha256, names = result["model_sha256"], ("checkpoints", "samples", "results")
     model = f"model {sha256}" if sha256 else "no model yet"
-    old = "" if found["manifest"] or not sha256 else " (saved without checksums)"
-    counted = [f"{name} {found[name]}" for name in names if found[name]]
-    return ", ".join([model + old, *counted])
+    note = "" if result["manifest"] or not sha256 else " (saved without checksums)"
+    counts = [f"{name} {result[name]}" for name in names if result[name]]
+    return ", ".join([model + note, *counts])

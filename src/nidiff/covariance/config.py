@@ -16,20 +16,32 @@ from safetensors.torch import load as from_bytes
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from nidiff.covariance.basis import Basis, Eigen, PerMode, Pixels, Product
+from nidiff.covariance.checks import check_shape
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.families import Kronecker
 from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data, one_axis
-from nidiff.covariance.kronecker import Kronecker
-from nidiff.covariance.operator import Covariance, check_shape
-from nidiff.covariance.spectral import Boundary, check_boundary
+from nidiff.covariance.waves import Boundary, Waves, check_boundary
 from nidiff.errors import FileError, InputError, first_line, one_of, shown
 from nidiff.files import as_path, read_object, replace_json, replacing, writing
 from nidiff.notation import call, parse_call
 
+FACTOR = "factor"  # by which the result of the call is multiplied
 TIMES = " x "  # between the factors of a product
 DEEPEST = 8  # covariances inside each other
 ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any
 # Where a folder may hold Σ: one of its own, a scheduler's, a model's, a run's.
 SCHEDULER = "scheduler_config.json"
 PLACES = ("covariance.json", SCHEDULER, f"scheduler/{SCHEDULER}", f"model/scheduler/{SCHEDULER}")
+
+
+BASES: dict[str, Callable[..., Basis]] = {
+    "Pixels": Pixels,
+    "Waves": Waves,
+    "Eigen": Eigen,
+    "Product": Product,
+    "PerMode": PerMode,
+}
 
 
 class Config(dict[str, Any]):
@@ -44,13 +56,27 @@ class Config(dict[str, Any]):
 
 
 def describe(covariance: Covariance, prefix: str = "") -> Config:
-    """The call that makes ``covariance`` as JSON; arrays are named in it as ``{"tensor": name}``."""
-    name, arguments = _recipe(covariance)
+    """The call that makes ``covariance`` as JSON, or its eigenvalues in its basis; arrays are named in it as
+    ``{"tensor": name}``."""
+    origin = covariance.origin
+    if origin is None or origin.name not in COVARIANCES:
+        arguments = {"eigenvalues": covariance.eigenvalues, "basis": covariance.basis, "allow_singular": True}
+        return _as_json("covariance", "Covariance", arguments, prefix)
+    config = _as_json("covariance", origin.name, origin.arguments, prefix)
+    return config if origin.scale == 1 else Config({**config, FACTOR: origin.scale}, config.tensors)
+
+
+def _as_json(kind: str, name: str, arguments: Mapping[str, Any], prefix: str) -> Config:
+    """A call as JSON: the name under the key ``kind``, and its arguments."""
     tensors: dict[str, Tensor] = {}
-    config = Config({"covariance": name}, tensors)
+    config = Config({kind: name}, tensors)
     for key, value in arguments.items():
-        if isinstance(value, Covariance):
-            inner = describe(value, f"{prefix}{key}.")
+        if isinstance(value, Covariance | Basis):
+            inner = (
+                describe(value, f"{prefix}{key}.")
+                if isinstance(value, Covariance)
+                else _basis(value, f"{prefix}{key}.")
+            )
             config[key] = dict(inner)
             tensors |= inner.tensors
         elif isinstance(value, Tensor | np.ndarray):
@@ -60,50 +86,49 @@ def describe(covariance: Covariance, prefix: str = "") -> Config:
             try:
                 config[key] = json.loads(json.dumps(value, allow_nan=False, default=lambda number: number.item()))
             except (AttributeError, TypeError, ValueError) as error:
-                raise InputError(
-                    f"{name} cannot be saved with {key}={value!r}: build it from numbers, words, tensors and "
-                    "covariances, or give it a method arguments() that returns such."
-                ) from error
+                remedy = "build it from numbers, words, tensors and covariances"
+                raise InputError(key, value, f"of {name} cannot be saved", remedy) from error
     return config
 
 
-def _recipe(covariance: Covariance) -> tuple[str, Mapping[str, Any]]:
-    """The name and the arguments of the call that makes this Σ: a field's own, else that of its family."""
-    if covariance.recipe and covariance.recipe[0] in FIELDS:
-        return covariance.recipe
-    for name, family in FAMILIES.items():
-        if family is type(covariance):
-            return name, covariance.arguments()
-    name = type(covariance).__name__
-    raise InputError(
-        f"{name} is not a registered covariance, so what is saved could not be loaded: "
-        f'add it by nidiff.covariance.fields.FAMILIES["{name}"] = {name}.'
-    )
+def _basis(basis: Basis, prefix: str) -> Config:
+    name = type(basis).__name__
+    if BASES.get(name) is not type(basis):
+        remedy = f'add it by nidiff.covariance.config.BASES["{name}"] = {name}'
+        raise InputError("basis", None, f"{name} is not registered, so what is saved could not be loaded", remedy)
+    return _as_json("basis", name, basis.arguments(), prefix)
 
 
-def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor], depth: int = 0) -> Covariance:
+def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covariance:
     """The covariance that `describe` described."""
-    if not isinstance(config, Mapping) or "covariance" not in config or not isinstance(tensors, Mapping):
-        raise InputError('config has no key "covariance": give what to_config() and tensors() returned.')
+    made: Covariance = _built(config, tensors, ("covariance",))
+    return made
+
+
+def _built(config: Any, tensors: Mapping[str, Tensor], kinds: tuple[str, ...], depth: int = 0) -> Any:
+    kind = next((key for key in kinds if isinstance(config, Mapping) and isinstance(config.get(key), str)), None)
+    if kind is None or not isinstance(tensors, Mapping):
+        raise InputError("config", None, 'has no key "covariance"', "give what to_config() and tensors() returned")
     if depth > DEEPEST:
-        raise InputError(f"config has covariances inside each other more than {DEEPEST} deep: save it again.")
-    name = one_of('config["covariance"]', config["covariance"], COVARIANCES)
+        raise InputError("config", None, f"has covariances more than {DEEPEST} deep", "save it again")
+    known: Mapping[str, Callable[..., Any]] = BASES if kind == "basis" else COVARIANCES
+    name = one_of(f'config["{kind}"]', config[kind], known)
     arguments: dict[str, Any] = {}
     for key, value in config.items():
         if isinstance(value, Mapping) and "tensor" in value:
             array = value["tensor"]
             if not isinstance(array, str) or array not in tensors:
-                raise InputError(f"tensors has no {shown(array)}, which config asks for: load its safetensors file.")
+                raise InputError("tensors", None, f"has no {shown(array)}", "load the safetensors file of config")
             arguments[key] = tensors[array]
-        elif isinstance(value, Mapping) and "covariance" in value:
-            arguments[key] = build(value, tensors, depth + 1)
-        elif key != "covariance":
+        elif isinstance(value, Mapping):
+            arguments[key] = _built(value, tensors, ("covariance", "basis"), depth + 1)
+        elif key != kind:
             arguments[key] = tuple(value) if isinstance(value, list) else value
-    eigenvalues = arguments.pop("with_eigenvalues", None)
-    if not all(isinstance(key, str) for key in arguments):
-        raise InputError("config has a key that is not a name: give what to_config() returned.")
-    covariance: Covariance = call("config", name, arguments, COVARIANCES)
-    return covariance if eigenvalues is None else covariance.with_eigenvalues(eigenvalues)
+    eigenvalues, factor = arguments.pop("with_eigenvalues", None), arguments.pop(FACTOR, 1)
+    made = call("config", name, arguments, known)
+    if isinstance(made, Covariance) and eigenvalues is not None:
+        made = made.with_eigenvalues(eigenvalues)
+    return made if factor == 1 else factor * made
 
 
 # To files and back -----------------------------------------------------------------------------------------------
@@ -135,11 +160,11 @@ def read_arrays(file: Path, owner: str = "Σ") -> dict[str, Tensor]:
     """The arrays in the file that `save_arrays` wrote."""
     again = "copy it again from where it was saved, or save it again"
     if not file.is_file():
-        raise FileError(f"{str(file)!r}, which holds the arrays of {owner}, is missing: {again}.")
+        raise FileError("file", str(file), f"with the arrays of {owner} is missing", again)
     try:
         return dict(from_bytes(file.read_bytes()))  # a path need not be UTF-8
     except (OSError, ValueError, SafetensorError) as error:
-        raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {again}.") from error
+        raise FileError("file", str(file), f"is damaged ({first_line(error)})", again) from error
 
 
 def load(folder: Path) -> Covariance:
@@ -147,16 +172,16 @@ def load(folder: Path) -> Covariance:
     places = [as_path("folder", folder / place) for place in PLACES]
     file = next((place for place in places if place.is_file()), None)
     if file is None:
-        raise InputError(f"folder={str(folder)!r} holds no covariance: give a saved covariance, model or run.")
+        raise InputError("folder", str(folder), "holds no covariance", "give a saved covariance, model or run")
     config = read_object(file, "save it again")
     if "covariance" not in config:
-        raise FileError(f"{str(file)!r} holds no covariance: save it again.")
+        raise FileError("file", str(file), "holds no covariance", "save it again")
     config = config["covariance"] if file.name == SCHEDULER else config
     tensors = read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {}
     try:
         return build(config, tensors)
     except InputError as error:
-        raise FileError(f"{str(file)!r} cannot be used: {error}") from error
+        raise FileError("file", str(file), f"cannot be used ({first_line(error)})", "save it again") from error
 
 
 # Whatever names one ----------------------------------------------------------------------------------------------
@@ -168,7 +193,7 @@ def as_covariance(
     data: Tensor | Callable[[], Tensor] | None = None,
     boundary: Boundary | None = None,
 ) -> Covariance:
-    """Σ itself, or of its configuration, of a folder that `load` knows, or of a text ``NAME:key=value,…``.
+    """A covariance from itself, its configuration, a folder that `load` knows, or a text ``NAME:key=value,…``.
 
     A text is the call of a field, or of a family that is built from a shape, for the event ``shape``; "gff" and "white"
     are short for gaussian_free_field and Identity. ``A x B`` is their Kronecker product: A is over the first axis and
@@ -183,9 +208,8 @@ def as_covariance(
     if isinstance(value, Path):
         return load(as_path("covariance", value))
     if not isinstance(value, str):
-        raise InputError(
-            f"covariance={shown(value)} must be a covariance, its configuration, a folder, or NAME:key=value,…."
-        )
+        remedy = "give a covariance, its configuration, a folder, or NAME:key=value,…"
+        raise InputError("covariance", value, "does not name a covariance", remedy)
     known = _named()
     name = value.partition(":")[0].strip()
     first, times, _ = value.partition(TIMES)
@@ -196,7 +220,7 @@ def as_covariance(
     name, arguments = parse_call("covariance", value)
     if name == "from_data":
         if data is None:
-            raise InputError(f"covariance={value!r} is fitted to data: give data=, or name a field that needs none.")
+            raise InputError("covariance", value, "is fitted to data", "give `data`, or name a field that needs none")
         data = data() if callable(data) else data
         given = {"event_axes": data.ndim - 2, **_with_boundary(from_data, arguments, boundary)}
         return call("covariance", name, given, {name: from_data}, data)
@@ -204,12 +228,13 @@ def as_covariance(
     arguments = _with_boundary(known[name], arguments, boundary)
     over_times = "times" in signature(known[name]).parameters
     if over_times and "times" in arguments:
-        found: Covariance = call("covariance", name, arguments, known)
-        if shape is not None and found.event_shape != check_shape(shape):
-            raise InputError(f"times has {found.size} numbers, and the event is {tuple(shape)}: give one per step.")
-        return found
+        field: Covariance = call("covariance", name, arguments, known)
+        if shape is not None and field.event_shape != check_shape(shape):
+            problem = f"has {field.size} numbers, and the event is {tuple(shape)}"
+            raise InputError("times", None, problem, "give one per step")
+        return field
     if shape is None:
-        raise InputError(f"covariance={value!r} needs the shape of the event: give shape=, such as (32, 32).")
+        raise InputError("covariance", value, "needs the shape of the event", "give `shape`, such as (32, 32)")
     if over_times:
         return call("covariance", name, arguments, known, range(one_axis(name, shape)))
     return call("covariance", name, arguments, known, shape)
@@ -240,13 +265,11 @@ def _product(text: str, shape: Sequence[int] | None, boundary: Boundary | None) 
     """``A x B``: A over the first axis, and B over the others."""
     first, _, others = text.partition(TIMES)
     if not all(part.strip() for part in text.split(TIMES)):
-        raise InputError(f"covariance={text!r} has an empty factor: name a field on both sides of ' x '.")
+        raise InputError("covariance", text, "has an empty factor", "name a field on both sides of ' x '")
     if any(part.strip().startswith("from_data") for part in text.split(TIMES)):
-        raise InputError(f"covariance={text!r}: from_data is over all axes of the event; use it without a product.")
+        raise InputError("covariance", text, "has from_data, which is over all axes", "use it without a product")
     if shape is not None and len(check_shape(shape)) < 2:
-        raise InputError(
-            f"covariance={text!r} is over two axes or more, and shape={shown(shape)} has one: leave one out."
-        )
+        raise InputError("covariance", text, f"is over two axes or more, and shape={shape} has one", "leave one out")
     leading, rest = (None, None) if shape is None else (tuple(shape)[:1], tuple(shape)[1:])
     front = behind = None if boundary is None else check_boundary(boundary)
     if isinstance(front, tuple):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-from nidiff.covariance.matrix import Channels
-from nidiff.covariance.operator import Covariance, check_shape
+from nidiff.covariance.checks import check_shape
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.families import Channels
 from nidiff.errors import TENSOR, InputError, expect
 
 BLOCK = 256
@@ -72,30 +73,32 @@ class GaussianField(Distribution):
         axes = len(self.event_shape)
         expect("value", value, Tensor, TENSOR)
         if value.shape[max(0, value.ndim - axes) :] != self.event_shape:
-            raise InputError(f"value has shape {tuple(value.shape)}: its last axes must be {tuple(self.event_shape)}.")
+            remedy = f"its last axes must be {tuple(self.event_shape)}"
+            raise InputError("value", None, f"has shape {tuple(value.shape)}", remedy)
         if self._validate_args and value.numel():
             self._validate_sample(value)
-        own = value.shape[: value.ndim - axes]
-        each = self.covariance.log_prob(value.reshape(own.numel(), *self.event_shape)).reshape(own)
-        return each.expand(torch.broadcast_shapes(own, self.batch_shape))
+        batch = value.shape[: value.ndim - axes]
+        log_prob = self.covariance.log_prob(value.reshape(batch.numel(), *self.event_shape)).reshape(batch)
+        return log_prob.expand(torch.broadcast_shapes(batch, self.batch_shape))
 
     def entropy(self) -> Tensor:
         """C/2 (N (1 + log 2π) + log det Σ)."""
         size, logdet = self.covariance.size, self.covariance.logdet()
-        each = 0.5 * self.channels * (size * (1 + math.log(2 * math.pi)) + logdet)
-        return torch.tensor(each).expand(self.batch_shape)
+        entropy = 0.5 * self.channels * (size * (1 + math.log(2 * math.pi)) + logdet)
+        return torch.tensor(entropy).expand(self.batch_shape)
 
 
 @register_kl(GaussianField, GaussianField)  # type: ignore[untyped-decorator]
 def kl_divergence(p: GaussianField, q: GaussianField) -> Tensor:
     """KL(p ‖ q) = ½ (tr Σ_q⁻¹ Σ_p − D + log det Σ_q − log det Σ_p), per mode where both are diagonal in one basis."""
     if p.event_shape != q.event_shape:
-        raise InputError(f"p is over events {tuple(p.event_shape)} and q over {tuple(q.event_shape)}: use one shape.")
+        problem = f"is over events {tuple(p.event_shape)} and q over {tuple(q.event_shape)}"
+        raise InputError("p", None, problem, "use one shape")
     batch, channels, a, b = torch.broadcast_shapes(p.batch_shape, q.batch_shape), p.channels, p.covariance, q.covariance
     if a.event_shape != b.event_shape:  # one of them has its channels in Σ
         channels, a, b = 1, _of_whole_events(p), _of_whole_events(q)
-    each = 0.5 * channels * (_trace_of_ratio(a, b) - a.size + b.logdet() - a.logdet())
-    return torch.tensor(each).expand(batch)
+    divergence = 0.5 * channels * (_trace_of_ratio(a, b) - a.size + b.logdet() - a.logdet())
+    return torch.tensor(divergence).expand(batch)
 
 
 def _of_whole_events(field: GaussianField) -> Covariance:
@@ -107,13 +110,13 @@ def _of_whole_events(field: GaussianField) -> Covariance:
 
 def _trace_of_ratio(a: Covariance, b: Covariance) -> float:
     """tr(B⁻¹ A) = Σ_j ‖B^-½ A^½ e_j‖² over the entries j."""
-    if a is b or a.shares_basis(b) or a.is_constant or b.is_constant:
+    if a.basis == b.basis or a.is_constant or b.is_constant:
         return (a.eigenvalues / b.eigenvalues).sum().item()
     if a.size > LIMIT:
-        raise InputError(
-            f"p and q do not share a basis, and their events have {a.size} variables: the divergence costs two "
-            f"transforms for each and is limited to {LIMIT}; use a smaller event."
+        problem = (
+            f"and q do not share a basis, and their divergence costs two transforms for each of {a.size} variables"
         )
+        raise InputError("p", None, problem, f"use an event of at most {LIMIT}")
     total = 0.0
     for entries in torch.arange(a.size, device="cpu").split(BLOCK):
         impulses = torch.nn.functional.one_hot(entries, a.size).double().reshape(-1, *a.event_shape)

@@ -1,66 +1,49 @@
-"""Named fields: each a few lines that make one of the covariance families from a handful of numbers, or from data."""
+"""Named fields: each a few lines that make eigenvalues in a basis from a handful of numbers, or from data."""
 
-import functools
 import math
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.cross import CrossSpectral
-from nidiff.covariance.kronecker import Kronecker
-from nidiff.covariance.matrix import Channels, Dense, Diagonal, Identity, symmetric_eigen
-from nidiff.covariance.operator import Covariance, as_numbers, check_shape
-from nidiff.covariance.spectral import (
-    Boundary,
+from nidiff.covariance.basis import Basis, Eigen
+from nidiff.covariance.checks import as_numbers, check_between, check_finite, check_shape
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.eigen import symmetric_eigen
+from nidiff.covariance.families import (
+    Channels,
     Cosine,
+    CrossSpectral,
+    Dense,
+    Diagonal,
     Fourier,
+    Identity,
+    Kronecker,
     Spectral,
+    remembered,
+    stationary,
+)
+from nidiff.covariance.waves import (
+    Boundary,
+    Waves,
     boundary_per_axis,
     frequencies,
     magnitude,
     radial_mean,
-    stationary,
     wavenumber,
-    white_in,
 )
-from nidiff.errors import InputError, one_of, shown
-from nidiff.recipe import call_arguments, check_kinds, fits, is_number, plain, remembered
+from nidiff.errors import InputError, one_of
+from nidiff.recipe import check_kinds, is_number, plain
 
-P = ParamSpec("P")
 MOST_LEVELS, MOST_DISCOUNT = 100, 10.0  # of a pyramid: 2 and 0.9 are usual, with 10 levels at most
 LARGEST_FOLDED = 2**24  # numbers in a table of the folded spectrum
 LARGEST_DENSE = 5000  # steps in time, or nodes of a graph: the eigenvectors are 200 MB
 SMOOTHEST = 1e4  # a Matérn field, if its spectrum is folded: that of ν = 100 is a Gaussian already
 
 
-def named(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
-    """Let the covariance remember the call that made it, so that its configuration is that call and not an array."""
-    build = remembered(function)
-
-    @functools.wraps(function)
-    def build_for_shape(*args: P.args, **kwargs: P.kwargs) -> Covariance:
-        arguments = call_arguments(function, args, kwargs)
-        return build(**arguments | {"shape": check_shape(arguments["shape"])})  # type: ignore[call-arg]
-
-    return build_for_shape
-
-
-def over_times(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
-    """The same for a field that is given by times."""
-    build = remembered(function)
-
-    @functools.wraps(function)
-    def build_for_times(*args: P.args, **kwargs: P.kwargs) -> Covariance:
-        arguments = call_arguments(function, args, kwargs)
-        return build(**arguments | {"times": _check_times(arguments["times"])})  # type: ignore[call-arg]
-
-    return build_for_times
-
-
-@named
+@remembered
 def gaussian_free_field(
     shape: Sequence[int],
     gamma: float = 1.0,
@@ -80,10 +63,10 @@ def gaussian_free_field(
     mode), or one of these per axis, such as ("reflecting", "periodic"). ``spacing`` is the distance between pixels,
     one per axis if they differ: then |k| is in cycles per distance.
     """
-    return _power_law(shape, 2.0 * gamma, zero_mode, boundary, normalize, spacing, f"gamma={gamma}")
+    return _power_law(shape, 2.0 * gamma, zero_mode, boundary, normalize, spacing, ("gamma", gamma))
 
 
-@named
+@remembered
 def power_law(
     shape: Sequence[int],
     exponent: float,
@@ -93,10 +76,10 @@ def power_law(
     spacing: float | Sequence[float] = 1.0,
 ) -> Covariance:
     """Power spectrum ∝ |k|^-exponent: 0 white, 1 pink, 2 brown (red), −1 blue, −2 violet. See `gaussian_free_field`."""
-    return _power_law(shape, exponent, zero_mode, boundary, normalize, spacing, f"exponent={exponent}")
+    return _power_law(shape, exponent, zero_mode, boundary, normalize, spacing, ("exponent", exponent))
 
 
-@named
+@remembered
 def matern(
     shape: Sequence[int],
     length_scale: float | Sequence[float],
@@ -121,8 +104,8 @@ def matern(
     lengths = [length / step for length, step in zip(lengths, per_axis("spacing", spacing, len(shape)), strict=True)]
     _check_positive("smoothness", smoothness)
     boundary_per_axis(boundary, len(shape))
-    if aliased and not 1 / SMOOTHEST <= smoothness <= SMOOTHEST:
-        raise InputError(f"smoothness={smoothness} must be from {1 / SMOOTHEST:g} to {SMOOTHEST:g} with aliased.")
+    if aliased:
+        check_between("smoothness", smoothness, 1 / SMOOTHEST, SMOOTHEST)
     omega = [2 * torch.pi * frequency for frequency in frequencies(shape, boundary)]
     longest = max(lengths)
     shares = [length / longest for length in lengths]
@@ -131,20 +114,20 @@ def matern(
     else:
         scaled = longest * magnitude([share * axis for share, axis in zip(shares, omega, strict=True)])
         spectrum = (2 * smoothness + scaled.square()).pow(-(smoothness + len(shape) / 2))
-    _check_spectrum(spectrum, f"length_scale={length_scale}, smoothness={smoothness}")
+    _check_spectrum(spectrum, "length_scale", length_scale)
     return stationary(shape, spectrum, boundary, normalize=normalize)
 
 
-@named
+@remembered
 def offset(shape: Sequence[int], strength: float = 0.1, normalize: bool = True) -> Covariance:
     """Offset noise as what it is: Σ = I + strength²·11ᵀ, the law of ``randn(C, H, W) + strength · randn(C, 1, 1)``."""
     spectrum = torch.ones(*shape, dtype=torch.float64, device="cpu")
     spectrum[(0,) * len(shape)] += float(strength) * strength * spectrum.numel()
-    _check_spectrum(spectrum, f"strength={strength}")
+    _check_spectrum(spectrum, "strength", strength)
     return Fourier(shape, spectrum, normalize=normalize)
 
 
-@named
+@remembered
 def pyramid(
     shape: Sequence[int],
     discount: float = 0.9,
@@ -167,19 +150,14 @@ def pyramid(
     _check_positive("discount", discount)
     one_of("sizes", sizes, ("powers", "compounded"))
     if ratio <= 1:
-        raise InputError(f"ratio={ratio} must be above 1: each level is that much coarser.")
-    if num_levels < 1:
-        raise InputError(f"num_levels={num_levels} must be at least 1.")
-    if min(num_levels, math.log(min(shape)) / math.log(ratio)) > MOST_LEVELS:
-        raise InputError(f"ratio={ratio} makes more than {MOST_LEVELS} levels: use a larger one, or lower num_levels.")
-    if discount > MOST_DISCOUNT:
-        raise InputError(f"discount={discount} must be at most {MOST_DISCOUNT}: the finest level has the weight 1.")
+        raise InputError("ratio", ratio, "must be above 1", "each level is that much coarser")
+    if num_levels < 1 or min(num_levels, math.log(min(shape)) / math.log(ratio)) > MOST_LEVELS:
+        raise InputError("num_levels", num_levels, f"must be 1 to {MOST_LEVELS}", "change it, or use a larger `ratio`")
+    check_between("discount", discount, 0.0, MOST_DISCOUNT)
     size = math.prod(shape)
     if size > 4096:
-        raise InputError(
-            f"shape={tuple(shape)} has {size} pixels, and the exact covariance of pyramid noise is a dense matrix: "
-            "use at most 4096 pixels, or power_law, whose spectrum is close."
-        )
+        problem = f"has {size} pixels, and the exact covariance of pyramid noise is a dense matrix"
+        raise InputError("shape", shape, problem, "use at most 4096 pixels, or power_law, whose spectrum is close")
     matrix = torch.eye(size, dtype=torch.float64, device="cpu")
     coarse = shape
     for level in range(num_levels):
@@ -194,32 +172,31 @@ def pyramid(
     return Dense(matrix, shape, normalize=normalize)
 
 
-@named
+@remembered
 def ar1(shape: int | Sequence[int], rho: float) -> Covariance:
     """A stationary autoregression of order one over n steps: Σ_ij = rho^|i − j|, −1 < rho < 1, such as video frames.
 
     ``shape`` is n, or (n,). Larger rho is slower; a negative one alternates.
     """
     n = one_axis("ar1", shape)
-    if not abs(rho) < 1:
-        raise InputError(f"rho={rho} must be above −1 and below 1.")
-    steps = torch.arange(n, dtype=torch.float64, device="cpu")
+    check_between("rho", rho, -1.0, 1.0)
+    steps = _times(range(n))
     lag = (steps[:, None] - steps).abs()
-    return _of_matrix(torch.tensor(float(rho), dtype=torch.float64, device="cpu") ** lag, f"rho={rho}")
+    return _of_matrix(torch.tensor(float(rho), dtype=torch.float64, device="cpu") ** lag, "rho", rho)
 
 
-@over_times
+@remembered
 def ou(times: Sequence[float], scale: float) -> Covariance:
     """The stationary Ornstein–Uhlenbeck process at any ``times`` that rise: Σ_ij = exp(−|t_i − t_j| / scale).
 
     At regular times this is `ar1` with rho = exp(−step / scale).
     """
     _check_positive("scale", scale)
-    at = torch.tensor(times, dtype=torch.float64, device="cpu")
-    return _of_matrix(torch.exp(-(at[:, None] - at).abs() / scale), f"scale={scale}")
+    at = _times(times)
+    return _of_matrix(torch.exp(-(at[:, None] - at).abs() / scale), "scale", scale)
 
 
-@over_times
+@remembered
 def brownian_bridge(times: Sequence[float], normalize: bool = True) -> Covariance:
     """Brownian motion from 0 to 0 at ``times`` that rise: Σ_ij = (min(t_i, t_j) − a) (b − max(t_i, t_j)) / (b − a).
 
@@ -227,11 +204,11 @@ def brownian_bridge(times: Sequence[float], normalize: bool = True) -> Covarianc
     the last one, so that no time has variance 0. At regular times they are the edges of the pixels, as with a "fixed"
     boundary.
     """
-    at = torch.tensor(times, dtype=torch.float64, device="cpu")
+    at = _times(times)
     steps = at.diff() if len(at) > 1 else torch.ones(1, dtype=torch.float64, device="cpu")
     start, end = at[0] - steps[0] / 2, at[-1] + steps[-1] / 2
     early, late = torch.minimum(at[:, None], at), torch.maximum(at[:, None], at)
-    return _of_matrix((early - start) * (end - late) / (end - start), "times", normalize)
+    return _of_matrix((early - start) * (end - late) / (end - start), "times", None, normalize)
 
 
 def graph(laplacian: Any, gamma: float = 1.0, zero_mode: str = "one", normalize: bool = True) -> Covariance:
@@ -248,13 +225,13 @@ def graph(laplacian: Any, gamma: float = 1.0, zero_mode: str = "one", normalize:
     values, vectors = symmetric_eigen(_as_full(laplacian), "laplacian")
     null = values == 0
     if bool(null.all()):
-        raise InputError("laplacian is 0, so that no two nodes are connected: use white noise.")
+        raise InputError("laplacian", None, "is 0, so that no two nodes are connected", "use white noise")
     values = torch.where(null, values[~null].min(), values)
     spectrum = (values / values.min()).pow(-gamma)
-    _check_spectrum(spectrum, f"gamma={gamma}")
+    _check_spectrum(spectrum, "gamma", gamma)
     if zero_mode == "zero":
         spectrum = torch.where(null, 0.0, spectrum)
-    return Dense(vectors, normalize=normalize, allow_singular=zero_mode == "zero", eigenvalues=spectrum)
+    return Covariance(spectrum, Eigen(vectors), normalize=normalize, allow_singular=zero_mode == "zero")
 
 
 def from_data(
@@ -276,37 +253,29 @@ def from_data(
     shrinkage, event_axes, power = plain(shrinkage), plain(event_axes), plain(power)
     check_kinds(from_data, {"shrinkage": shrinkage, "normalize": normalize, "power": power})
     one_of("average", average, ("radial", "modes"))
-    if not 0 <= shrinkage <= 1:
-        raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's spectrum) to 1 (white).")
-    if not isinstance(data, Tensor) or data.is_complex():
-        data = as_numbers(data, "data")
-    if data.numel() == 0:
-        raise InputError(f"data has shape {tuple(data.shape)}, without a single number: give two items or more.")
+    check_between("shrinkage", shrinkage, 0.0, 1.0)
+    data = data if isinstance(data, Tensor) else as_numbers(data, "data")
     if event_axes is None and data.ndim not in (2, 4):
-        raise InputError(
-            f"data has shape {tuple(data.shape)}: say how many of its last axes are the event, by event_axes=1 for "
-            "signals [N, C, L], 2 for images [N, H, W], 3 for volumes [N, C, D, H, W]."
-        )
+        remedy = "give `event_axes`: 1 for signals [N, C, L], 2 for images [N, H, W], 3 for volumes [N, C, D, H, W]"
+        raise InputError("data", None, f"has shape {tuple(data.shape)}, of which the event is not known", remedy)
     event_axes = data.ndim // 2 if event_axes is None else event_axes
-    if not fits(event_axes, int) or event_axes not in range(1, data.ndim):
-        axes = f"event_axes={shown(event_axes)}"
-        raise InputError(f"{axes} does not fit data of shape {tuple(data.shape)} [N, ..., *event].")
-    if len(data) < 2:
-        raise InputError(f"data has {len(data)} item: the spectrum needs at least two.")
-    shape = check_shape(data.shape[-event_axes:])
-    white = white_in(boundary, shape)
-    spectrum = _mean_power(data, white)
-    if not bool(torch.isfinite(spectrum).all()):
-        raise InputError("data has NaN or infinite values: remove them first.")
+    if event_axes not in range(1, data.ndim):
+        problem = f"does not fit data of shape {tuple(data.shape)} [N, ..., *event]"
+        raise InputError("event_axes", event_axes, problem, "count the last axes that are the event")
+    if len(data) < 2 or not data.numel():
+        raise InputError("data", None, f"has shape {tuple(data.shape)}", "the spectrum needs at least two items")
+    basis = Waves(data.shape[-event_axes:], boundary)
+    spectrum = _mean_power(data, basis)
+    check_finite("data", spectrum)
     if average == "radial":
-        shell = wavenumber(shape, boundary).round().long()
+        shell = wavenumber(basis.event_shape, boundary).round().long()
         spectrum = radial_mean(spectrum, shell)[shell]
     spectrum = (1 - shrinkage) * spectrum + shrinkage * spectrum.mean()
     if not bool((spectrum > 0).all()):
-        raise InputError("data has modes without power (constant images?): raise shrinkage so that Σ has an inverse.")
+        raise InputError("data", None, "has modes without power (constant images?)", "raise `shrinkage`")
     spectrum = spectrum.pow(power)
-    _check_spectrum(spectrum, f"power={power}")
-    return stationary(shape, spectrum, boundary, normalize=normalize)
+    _check_spectrum(spectrum, "power", power)
+    return Covariance(spectrum, basis, normalize=normalize)
 
 
 def _power_law(
@@ -316,14 +285,14 @@ def _power_law(
     boundary: Boundary,
     normalize: bool,
     spacing: float | Sequence[float],
-    argument: str,
+    culprit: tuple[str, float],
 ) -> Covariance:
     one_of("zero_mode", zero_mode, ("one", "zero"))
     index = wavenumber(shape, boundary, per_axis("spacing", spacing, len(shape)))
     zero = index == 0
     index[zero] = 1.0
     spectrum = index.pow(-float(exponent))
-    _check_spectrum(spectrum, argument)
+    _check_spectrum(spectrum, *culprit)
     if zero_mode == "zero":
         spectrum[zero] = 0.0
     return stationary(shape, spectrum, boundary, normalize=normalize, allow_singular=zero_mode == "zero")
@@ -340,7 +309,9 @@ def _aliased_matern(omega: list[Tensor], length_scale: float, smoothness: float,
     low, high = min(math.log(1e-3), math.log(1e-17) - log_rate), math.log(2 * power + 80) - log_rate
     log_t = low + step * torch.arange(math.ceil((high - low) / step) + 1, dtype=torch.float64, device="cpu")
     if len(log_t) * max(map(len, omega)) > LARGEST_FOLDED:
-        raise InputError(f"shape has an axis of {max(map(len, omega))}, too long for aliased: leave aliased out.")
+        raise InputError(
+            "shape", None, f"has an axis of {max(map(len, omega))}, too long for `aliased`", "leave that out"
+        )
     log_weight = power * (log_t - 2 * math.log(length_scale)) - (log_t + log_rate).exp()
     log_weight += math.log(step) - math.lgamma(power)
     # Below the grid the integrand is t^ν: its values there are a geometric series that begins with the first.
@@ -361,73 +332,60 @@ def _gaussian_images(omega: Tensor, t: Tensor) -> Tensor:
     return torch.where(t > 1 / (4 * math.pi), images, waves / (2 * (math.pi * t).sqrt()))
 
 
-def _mean_power(data: Tensor, white: Covariance) -> Tensor:
-    """Mean squared coefficient of each mode, laid out as the eigenvalues, in blocks so that memory stays small."""
-    axes = len(white.event_shape)
-    items = data.detach().reshape(len(data), -1, *data.shape[-axes:])
+def _mean_power(data: Tensor, basis: Basis) -> Tensor:
+    """Mean squared coefficient of each mode, in blocks so that memory stays small."""
+    items = data.detach().reshape(len(data), -1, *basis.event_shape)
     mean = sum(block.double().sum(0) for block in items.split(1024)) / len(items)
-    total = torch.zeros(white.event_shape, dtype=torch.float64, device="cpu")
+    total = torch.zeros(basis.event_shape, dtype=torch.float64, device="cpu")
     for block in items.split(1024):
-        deviation = (block.double() - mean).flatten(0, 1).cpu()
-        total += white.periodogram(deviation).sum(0)
+        total += basis.power((block.double() - mean).flatten(0, 1).cpu()).sum(0)
     return total / (len(items) * items.shape[1])
 
 
 def _as_full(laplacian: Any) -> Tensor:
     """A matrix of numbers, sparse or not, that is not too large."""
-    shape = getattr(laplacian, "shape", None)
-    if isinstance(laplacian, list | tuple):
-        shape = (len(laplacian),)
-    if shape is not None and max(shape, default=0) > LARGEST_DENSE:
-        raise InputError(f"laplacian has {max(shape)} nodes, and the limit is {LARGEST_DENSE}: use a coarser mesh.")
+    size = max(getattr(laplacian, "shape", None) or (len(laplacian),))
+    if size > LARGEST_DENSE:
+        raise InputError("laplacian", None, f"has {size} nodes, and the limit is {LARGEST_DENSE}", "use a coarser mesh")
     if isinstance(laplacian, Tensor):
         return laplacian if laplacian.layout == torch.strided else laplacian.to_dense()
     return as_numbers(laplacian.toarray() if hasattr(laplacian, "toarray") else laplacian, "laplacian")
 
 
-def _of_matrix(matrix: Tensor, argument: str, normalize: bool = False) -> Covariance:
-    """Σ of a matrix that ``argument`` made."""
-    if not bool(torch.isfinite(matrix).all()):
-        raise InputError(f"{argument} makes a matrix beyond float64: use numbers nearer to 1.")
+def _of_matrix(matrix: Tensor, argument: str, value: Any, normalize: bool = False) -> Covariance:
+    """Σ of a matrix over times that ``argument`` made."""
     values, vectors = symmetric_eigen(matrix, argument)
     if values[0] == 0:
-        raise InputError(f"{argument} makes neighbours so much alike that float64 cannot tell: use a coarser field.")
-    return Dense(vectors, normalize=normalize, eigenvalues=values)
+        raise InputError(argument, value, "makes neighbours too much alike for float64", "use a coarser field")
+    return Covariance(values, Eigen(vectors), normalize=normalize)
+
+
+def _times(times: Sequence[float]) -> Tensor:
+    if len(times) > LARGEST_DENSE:
+        problem = f"are {len(times)}, and a field over time has at most {LARGEST_DENSE}"
+        raise InputError("times", None, problem, "use matern for more steps")
+    return torch.tensor(times, dtype=torch.float64, device="cpu")
 
 
 def one_axis(field: str, shape: int | Sequence[int]) -> int:
+    """The length of a shape of one axis, for a field over time."""
     (n, *others) = check_shape(shape)
     if others:
-        raise InputError(
-            f"shape={shown(shape)} has {1 + len(others)} axes, and {field} is over one: write '{field} x gff' for the "
-            "others, or Kronecker."
-        )
-    _check_steps("shape", n)
+        remedy = f"write '{field} x gff' for the others, or use Kronecker"
+        raise InputError("shape", shape, f"has {1 + len(others)} axes, and {field} is over one", remedy)
     return n
-
-
-def _check_times(times: Any) -> tuple[float, ...]:
-    values = as_numbers(times, "times")
-    if values.ndim != 1 or not values.numel() or not bool(torch.isfinite(values).all() & (values.diff() > 0).all()):
-        raise InputError(f"times={shown(times)} must be finite numbers that rise, such as (0, 1, 2.5).")
-    _check_steps("times", len(values))
-    return tuple(values.tolist())
-
-
-def _check_steps(argument: str, count: int) -> None:
-    if count > LARGEST_DENSE:
-        raise InputError(f"{argument} has {count} steps, and the limit is {LARGEST_DENSE}: use matern for more.")
 
 
 def per_axis(argument: str, value: Any, axes: int) -> list[float]:
     """Positive numbers, one per axis, of one for all or of as many."""
     value = value.tolist() if hasattr(value, "tolist") else value
     numbers = [value] * axes if is_number(value) else value
-    if not isinstance(numbers, list | tuple) or not all(is_number(each) and each > 0 for each in numbers):
-        raise InputError(f"{argument}={shown(value)} must be a positive finite number, or one per axis.")
-    if len(numbers) != axes:
-        raise InputError(f"{argument}={shown(value)} has {len(numbers)} numbers, and shape {axes} axes: give as many.")
-    return [float(each) for each in numbers]
+    fits = isinstance(numbers, list | tuple) and len(numbers) == axes
+    if not fits or not all(is_number(number) and number > 0 for number in numbers):
+        raise InputError(
+            argument, value, "must be positive and finite", f"give a number, or one for each of {axes} axes"
+        )
+    return [float(number) for number in numbers]
 
 
 def _linear_upsampling(coarse: int, fine: int) -> Tensor:
@@ -438,21 +396,20 @@ def _linear_upsampling(coarse: int, fine: int) -> Tensor:
 
 def _check_positive(argument: str, value: float) -> None:
     if value <= 0:
-        raise InputError(f"{argument}={value} must be a positive number.")
+        raise InputError(argument, value, "is not positive", "give a positive number")
 
 
-def _check_spectrum(spectrum: Tensor, argument: str) -> None:
+def _check_spectrum(spectrum: Tensor, argument: str, value: Any) -> None:
     """A condition number above 1/eps² loses the field even in float64 (float32: above 7e13, checked at use)."""
     condition = (spectrum.max() / spectrum.min()).item()  # NaN where the spectrum is
     limit = torch.finfo(torch.float64).eps ** -2
     if not condition <= limit:
-        raise InputError(
-            f"{argument} gives Σ the condition number {condition:.2g}: even float64 loses a field above {limit:.2g}; "
-            "choose a smaller value."
-        )
+        problem = f"gives Σ the condition number {condition:.2g}: even float64 loses a field above {limit:.2g}"
+        raise InputError(argument, value, problem, "choose a smaller value")
 
 
 FAMILIES: dict[str, Callable[..., Covariance]] = {
+    "Covariance": Covariance,
     "Identity": Identity,
     "Diagonal": Diagonal,
     "Dense": Dense,

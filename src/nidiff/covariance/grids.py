@@ -6,17 +6,18 @@ and a finer one has new modes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.cross import CrossSpectral
+from nidiff.covariance.basis import Basis, PerMode, Pixels, Product
+from nidiff.covariance.checks import check_shape
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.families import Channels, CrossSpectral, Identity, Kronecker, cross_spectrum
 from nidiff.covariance.fields import FIELDS, per_axis
-from nidiff.covariance.kronecker import Kronecker
-from nidiff.covariance.matrix import Channels, Diagonal, Identity
-from nidiff.covariance.operator import Covariance, check_shape
-from nidiff.covariance.spectral import ROWS, frequencies, magnitude, stationary, white_in
+from nidiff.covariance.waves import ROWS, Waves, frequencies, magnitude
 from nidiff.errors import InputError
 
 FORMULAS = ("gaussian_free_field", "power_law", "matern")  # of |k|, with a spacing
@@ -24,125 +25,127 @@ FORMULAS = ("gaussian_free_field", "power_law", "matern")  # of |k|, with a spac
 
 def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
     """`Covariance.at`."""
-    shape, own = check_shape(shape), covariance.spatial.event_shape
-    channels = covariance.event_shape[: len(covariance.event_shape) - len(own)]
+    shape, before = check_shape(shape), covariance.spatial.event_shape
+    channels = covariance.event_shape[: len(covariance.event_shape) - len(before)]
     if channels and shape[: len(channels)] == channels and len(shape) == len(covariance.event_shape):
         shape = shape[len(channels) :]
-    if len(shape) != len(own):
-        raise InputError(f"shape={shape} has {len(shape)} axes, and Σ is over {own}: give as many.")
-    if shape == own:
+    if len(shape) != len(before):
+        raise InputError("shape", shape, f"has {len(shape)} axes, and Σ is over {before}", "give as many")
+    if shape == before:
         return covariance
-    if covariance.multiple is not None:
-        field, factor = covariance.multiple
-        return factor * field.at(shape)
-    if isinstance(covariance, Channels):
-        return _channels(covariance, shape)
-    if isinstance(covariance, CrossSpectral):
-        return _cross_spectral(covariance, shape)
-    if covariance.is_constant:
-        return _white(covariance, shape)
-    if isinstance(covariance, Kronecker):
-        first = len(covariance.a.event_shape)
-        product = Kronecker(covariance.a.at(shape[:first]), covariance.b.at(shape[first:]))
-        if covariance.is_product:
-            return product
-        return product.with_eigenvalues(_table(covariance, covariance.eigenvalues, shape))
-    if covariance.recipe is not None and not covariance.is_singular and _has_formula(covariance.recipe[0], own, shape):
-        return _formula(covariance, *covariance.recipe, shape)
-    values = _table(covariance, covariance.eigenvalues, shape)
-    return stationary(shape, values, covariance.boundary or (), normalize=False, allow_singular=covariance.is_singular)
+    origin = covariance.origin
+    if origin is not None and not covariance.is_singular and not covariance.is_constant:
+        given = origin.arguments
+        if origin.name == "Kronecker":
+            first = len(given["a"].event_shape)
+            return _scaled(origin.scale, Kronecker(given["a"].at(shape[:first]), given["b"].at(shape[first:])))
+        if origin.name == "Channels":  # whose factors keep their scale, normalised or not
+            matrix, spatial = given["matrix"], given["spatial"]
+            scale = covariance.eigenvalues.mean() / Channels(matrix, spatial, normalize=False).eigenvalues.mean()
+            return _scaled(scale.item(), Channels(matrix, spatial.at(shape), normalize=False))
+        if _has_formula(origin.name, before, shape):
+            return _formula(covariance, origin.name, given, shape)
+    if isinstance(covariance.basis, PerMode):
+        return _over_channels(covariance, covariance.basis, shape)
+    basis = _basis(covariance.basis, shape)
+    if covariance.is_constant:  # white noise has no continuous field behind it: its variance per pixel stays
+        return _scaled(float(covariance.eigenvalues.flatten()[0]), _white(basis))
+    return Covariance(_table(covariance.basis, covariance.eigenvalues, shape), basis, allow_singular=True)
 
 
-def _has_formula(name: str, own: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+def _scaled(factor: float, covariance: Covariance) -> Covariance:
+    scaled: Covariance = covariance if factor == 1 else factor * covariance
+    return scaled
+
+
+def _white(basis: Basis) -> Covariance:
+    if isinstance(basis, Pixels):
+        return Identity(basis.event_shape)
+    return Covariance(torch.ones(basis.event_shape, dtype=torch.float64, device="cpu"), basis)
+
+
+def _basis(basis: Basis, shape: tuple[int, ...]) -> Basis:
+    """The modes of the same kind on another grid."""
+    if shape == basis.event_shape:
+        return basis
+    if isinstance(basis, Pixels | Waves):
+        return type(basis)(**{**basis.arguments(), "shape": shape})
+    if isinstance(basis, Product):
+        first = len(basis.a.event_shape)
+        return Product(_basis(basis.a, shape[:first]), _basis(basis.b, shape[first:]))
+    raise _refused(basis)
+
+
+def _has_formula(name: str, before: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     """Whether the field of that name has one that holds on the other grid, too: the unit of |k| in power laws is the
     lowest frequency, which an axis of one pixel does not have."""
-    same_axes = all((n == 1) == (new == 1) for n, new in zip(own, shape, strict=True))
+    same_axes = all((n == 1) == (new == 1) for n, new in zip(before, shape, strict=True))
     return name in ("matern", "offset") or (name in FORMULAS and same_axes)
 
 
-def _white(covariance: Covariance, shape: tuple[int, ...]) -> Covariance:
-    """White noise has no continuous field behind it: its variance per pixel stays."""
-    variance = covariance.eigenvalues.flatten()[0].item()
-    if covariance.boundary is not None:
-        return variance * white_in(covariance.boundary, shape)
-    if isinstance(covariance, Identity):
-        return Identity(shape)
-    return Diagonal(torch.full(shape, variance, dtype=torch.float64, device="cpu"), normalize=False)
-
-
-def _formula(covariance: Covariance, name: str, given: dict[str, object], shape: tuple[int, ...]) -> Covariance:
+def _formula(covariance: Covariance, name: str, given: Mapping[str, Any], shape: tuple[int, ...]) -> Covariance:
     """The same formula with the pixels nearer to each other or further apart."""
     if name == "offset":
-        return FIELDS[name](**given | {"shape": shape})
+        scale = 1.0 if covariance.origin is None else covariance.origin.scale
+        return _scaled(scale, FIELDS[name](**{**given, "shape": shape}))
     steps = per_axis("spacing", given["spacing"], len(shape))
     steps = [step * n / new for step, n, new in zip(steps, covariance.event_shape, shape, strict=True)]
-    field = FIELDS[name](**given | {"shape": shape, "spacing": steps, "normalize": False})
+    field = FIELDS[name](**{**given, "shape": shape, "spacing": steps, "normalize": False})
     if given.get("aliased"):  # the kernel at the pixels, wherever they are
-        return (covariance.eigenvalues.mean() / field.eigenvalues.mean()).item() * field
+        return _scaled((covariance.eigenvalues.mean() / field.eigenvalues.mean()).item(), field)
     lowest = (0,) * len(shape)
     ratio = math.prod(shape) / covariance.size
-    return (ratio * covariance.eigenvalues[lowest] / field.eigenvalues[lowest]).item() * field
+    return _scaled((ratio * covariance.eigenvalues[lowest] / field.eigenvalues[lowest]).item(), field)
 
 
-def _channels(covariance: Channels, shape: tuple[int, ...]) -> Covariance:
-    spatial = covariance.spatial.at(shape)
-    own = covariance.eigenvalues / covariance.spatial.eigenvalues
-    if torch.allclose(own, own.flatten(1)[:, :1].reshape(-1, *[1] * len(shape)), rtol=1e-12):
-        values = own.flatten(1)[:, 0].reshape(-1, *[1] * len(shape)) * spatial.eigenvalues
-    else:
-        values = _table(covariance.spatial, covariance.eigenvalues, shape)
-    return Channels(covariance.matrix, spatial, normalize=False).with_eigenvalues(values)
-
-
-def _cross_spectral(covariance: CrossSpectral, shape: tuple[int, ...]) -> Covariance:
-    """New modes have the mean correlation of the upper octave. White channels stay white, as they are alone."""
-    spatial, first = covariance.spatial, covariance.matrices.flatten(0, -3)[0]
-    if bool((covariance.matrices == first).all()) and not bool(covariance.quadrature.any()):
-        white = _white(spatial.with_eigenvalues(torch.ones_like(spatial.eigenvalues)), shape)
-        matrices = first.expand(*shape, *first.shape)
-        return CrossSpectral(matrices, white, normalize=False, allow_singular=covariance.is_singular)
-    matrices = torch.complex(covariance.matrices, covariance.quadrature).movedim((-2, -1), (0, 1))
-    own = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0).real
-    variances = _table(spatial, own, shape)
-    if spatial.boundary is None:
+def _over_channels(covariance: Covariance, basis: PerMode, shape: tuple[int, ...]) -> Covariance:
+    """New modes have the mean correlation of the upper octave. White channels stay white, as each of them alone."""
+    spatial, values = basis.spatial, covariance.eigenvalues
+    new_basis = _basis(spatial, shape)
+    if (same_vectors := basis.with_inner(new_basis)) is not None:
+        first = values.flatten(1)[:, :1].reshape(-1, *[1] * len(shape))
+        white = bool((values == first).all())
+        values = first.expand(-1, *shape) if white else _table(spatial, values, shape)
+        return Covariance(values, same_vectors, allow_singular=True)
+    matrices = cross_spectrum(covariance)
+    first = matrices.flatten(0, -3)[0]
+    if bool((matrices == first).all()) and basis.quadrature is None:
+        return CrossSpectral(first.real.expand(*shape, *first.shape), new_basis, normalize=False, allow_singular=True)
+    matrices = matrices.movedim((-2, -1), (0, 1))
+    powers = matrices.diagonal(dim1=0, dim2=1).movedim(-1, 0).real
+    variances = _table(spatial, powers, shape)
+    if not isinstance(spatial, Waves) or not isinstance(new_basis, Waves):
         raise _refused(spatial)
     index, shared = _shared_modes(spatial.event_shape, spatial.boundary, shape)
-    roots = own.sqrt()
+    roots = powers.sqrt()
     correlation = (matrices / (roots.unsqueeze(0) * roots.unsqueeze(1))).nan_to_num()
     upper = _upper_octave(spatial.event_shape, spatial.boundary)
     mean = correlation[..., upper].mean(-1).real.reshape(*matrices.shape[:2], *[1] * len(shape))
     correlation = torch.where(shared, correlation.flatten(2)[..., index], mean)
     new = correlation * variances.sqrt().unsqueeze(0) * variances.sqrt().unsqueeze(1)
-    new = (new + white_in(spatial.boundary, shape).mirrored(new).conj()).movedim((0, 1), (-2, -1)) / 2
-    return CrossSpectral(
-        new.real,
-        spatial.at(shape),
-        quadrature=new.imag if bool((new.imag != 0).any()) else None,
-        normalize=False,
-        allow_singular=covariance.is_singular,
-    )
+    new = (new + new_basis.mirrored(new).conj()).movedim((0, 1), (-2, -1)) / 2
+    quadrature = new.imag if bool((new.imag != 0).any()) else None
+    return CrossSpectral(new.real, new_basis, quadrature=quadrature, normalize=False, allow_singular=True)
 
 
-def _table(basis: Covariance, values: Tensor, shape: Sequence[int]) -> Tensor:
-    """Eigenvalues [..., *event] of any kind in the basis of a covariance, on another grid."""
+def _table(basis: Basis, values: Tensor, shape: Sequence[int]) -> Tensor:
+    """Eigenvalues [..., *event] of any kind in a basis, on another grid."""
     shape = tuple(shape)
     if shape == basis.event_shape:
         return values
-    if isinstance(basis, Kronecker):
-        first, last = len(basis.a.event_shape), len(basis.b.event_shape)
-        values = _table(basis.b, values, shape[first:])
-        behind, before = tuple(range(-last, 0)), tuple(range(-first - last, -first))
-        return _table(basis.a, values.movedim(behind, before), shape[:first]).movedim(before, behind)
+    if isinstance(basis, Product):
+        a, b, first = basis.a, basis.b, len(basis.a.event_shape)
+        values = _table(b, values, shape[first:])
+        return basis.over_a(lambda moved: _table(a, moved, shape[:first]), values)
     if basis.boundary is None:
         raise _refused(basis)
-    return white_in(basis.boundary, shape).evened(_continued(values, basis.event_shape, basis.boundary, shape))
+    continued = _continued(values, basis.event_shape, basis.boundary, shape)
+    return Waves(shape, basis.boundary).evened(continued)
 
 
-def _refused(covariance: Covariance) -> InputError:
-    return InputError(
-        f"{covariance!r} has no modes that another grid has too: build it for that shape, or use a field with a "
-        "boundary, such as gaussian_free_field, matern or from_data."
-    )
+def _refused(basis: Basis) -> InputError:
+    remedy = "build Σ for that shape, or use a field with a boundary, such as gaussian_free_field, matern or from_data"
+    return InputError("shape", None, f"needs modes that another grid has too, and {basis!r} has none", remedy)
 
 
 def _continued(values: Tensor, own: tuple[int, ...], boundary: Sequence[str], shape: tuple[int, ...]) -> Tensor:
@@ -189,23 +192,23 @@ def _shared_modes(own: tuple[int, ...], boundary: Sequence[str], shape: tuple[in
 # Values ----------------------------------------------------------------------------------------------------------
 
 
-def resampled(x: Tensor, covariance: Covariance, shape: Sequence[int]) -> Tensor:
+def resampled(x: Tensor, basis: Basis, shape: Sequence[int]) -> Tensor:
     """x [..., *event] at the points of another grid, as the sum of its modes that both grids have.
 
     A periodic axis of n points has them at i / n of its length, any other at (i + ½) / n. An axis without modes of that
     kind is taken as reflecting.
     """
-    own = covariance.event_shape
-    for axis, (n, new, name) in enumerate(zip(own, shape, _boundaries(covariance), strict=True), -len(own)):
+    before = basis.event_shape
+    for axis, (n, new, name) in enumerate(zip(before, shape, _boundaries(basis), strict=True), -len(before)):
         if n != new:
             x = (x.movedim(axis, -1) @ _resampling(n, new, name).T.to(x)).movedim(-1, axis)
     return x
 
 
-def _boundaries(covariance: Covariance) -> tuple[str, ...]:
-    if isinstance(covariance, Kronecker):
-        return _boundaries(covariance.a) + _boundaries(covariance.b)
-    return covariance.boundary or ("reflecting",) * len(covariance.event_shape)
+def _boundaries(basis: Basis) -> tuple[str, ...]:
+    if isinstance(basis, Product):
+        return _boundaries(basis.a) + _boundaries(basis.b)
+    return basis.boundary or ("reflecting",) * len(basis.event_shape)
 
 
 def _resampling(n: int, new: int, boundary: str) -> Tensor:
@@ -218,6 +221,6 @@ def _resampling(n: int, new: int, boundary: str) -> Tensor:
     weight = torch.full_like(modes, 2.0)
     weight[0] = 1.0
     if len(modes) > 1 and min(n, new) % 2 == 0:
-        weight[-1] = 1.0 if new > n else 0.0  # the wave of two pixels: its own mirror on n, and not to be told on new
+        weight[-1] = 1.0 if new > n else 0.0  # the wave of two pixels: its own mirror on n, and not to be seen on new
     lag = places[:, None] - torch.arange(n, dtype=torch.float64, device="cpu")
     return torch.cos(2 * math.pi / n * lag.unsqueeze(-1) * modes) @ weight / n

@@ -1,7 +1,8 @@
-"""A coefficient that differs from mode to mode: one number per mode of an orthonormal basis, used like a number.
+"""Diagonal operators: one number per mode of a basis, used like a number.
 
-Samplers and targets are written for numbers. With `Modes` in their place the same lines hold mode by mode:
-``kept * x`` multiplies every mode of x by its own number, through the basis and back.
+Samplers, targets and posteriors are written as formulas of coefficients. A coefficient is a `Modes`: one number for
+everything, one per image, or one per mode. ``signal * x0`` multiplies every mode of x0 by its own number, and costs no
+transform where all modes share one.
 """
 
 from collections.abc import Callable
@@ -10,63 +11,105 @@ from typing import Any, Union
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.basis import Basis
 from nidiff.errors import InputError
 
-Coefficient = Union[float, Tensor, "Modes"]
-"""A number, one per image (a tensor [B]), or one per mode."""
+Coefficient = Union[float, "Modes"]
 
 
 class Modes:
-    """One number per mode of the eigenbasis of ``basis``: ``values`` is float64 [*event], or [B, *event] per image.
+    """The operator with eigenvalues ``values`` in ``basis``; without a basis the same number in every mode of any.
 
-    Arithmetic with numbers, tensors [B] and other modes is mode by mode. Of two bases, one over [*event] and one over
-    [channels, *event], the larger is that of the result: the first has to be its spatial part. ``modes * x`` applies
-    the modes to a tensor x [B, ..., *event].
+    ``values`` is float64 of shape [*event], or [B, *event] with one row per image; without a basis it is a number or
+    [B]. Arithmetic with numbers and other modes is mode by mode. Two operands need one basis, or one whose last axes
+    are the other's (`Basis.extends`): an operand over [*event] is the same for every channel of one over [C, *event].
+    An operand that is the same in all modes fits every basis. ``modes * x``, or ``modes @ x``, applies the operator to
+    a tensor x [B, ..., *event], in x's dtype.
     """
 
-    __array_ufunc__ = None  # a number of numpy leaves the arithmetic to us
+    __array_ufunc__ = None  # numpy numbers leave the arithmetic to us
 
-    def __init__(self, values: Tensor, basis: Covariance) -> None:
-        self.values, self.basis = values, basis
+    def __init__(self, values: Tensor | float, basis: Basis | None = None) -> None:
+        self.values: Tensor = values.double() if isinstance(values, Tensor) else _number(values)
+        self.basis = basis
+
+    @property
+    def event_shape(self) -> tuple[int, ...]:
+        """The shape of the modes; () without a basis."""
+        return () if self.basis is None else self.basis.event_shape
 
     @property
     def per_image(self) -> bool:
         """Whether there is one row of values per image."""
-        return self.values.ndim > len(self.basis.event_shape)
+        return self.values.ndim > len(self.event_shape)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> "Modes":
-        """A function of every number."""
-        return Modes(function(self.values), self.basis)
+    @property
+    def is_constant(self) -> bool:
+        """Whether every mode has the same number (per image, where there are rows): a multiple of the identity."""
+        flat = self.values.flatten(self.values.ndim - len(self.event_shape))
+        return self.basis is None or bool((flat == flat[..., :1]).all())
 
-    def __call__(self, x: Tensor) -> Tensor:
+    @property
+    def largest(self) -> Tensor:
+        """The largest |number| over the modes: a scalar, or one per image."""
+        return self.values.abs().amax(tuple(range(-len(self.event_shape), 0))) if self.basis else self.values.abs()
+
+    def map(self, function: Callable[..., Tensor], *others: Coefficient) -> "Modes":
+        """A function of torch, number by number, of this and other coefficients."""
+        if not others:
+            return Modes(function(self.values), self.basis)
+        operands = [self, *map(as_modes, others)]
+        if all(modes.basis is self.basis for modes in operands):
+            basis = self.basis
+        else:
+            operands, basis = _in_one_basis(operands)
+        return Modes(function(*(_over(operand, basis) for operand in operands)), basis)
+
+    def apply(self, x: Tensor) -> Tensor:
         """Every mode of x [B, ..., *event] times its number."""
+        if self.basis is None:
+            values = self.values.to(x.device, x.dtype) if self.values.ndim else self.values
+            return values.reshape(-1, *[1] * (x.ndim - 1)) * x if values.ndim else values * x
+        event = self.basis.event_shape
+        if tuple(x.shape[max(0, x.ndim - len(event)) :]) != event:
+            raise InputError("x", None, f"has shape {tuple(x.shape)}", f"its last axes must be {event}")
         values = self.values
         if self.per_image:
-            between = x.ndim - 1 - len(self.basis.event_shape)
-            values = values.reshape(len(values), *[1] * between, *self.basis.event_shape)
-        return self.basis.scaled(x, values)
+            values = values.reshape(len(values), *[1] * (x.ndim - 1 - len(event)), *event)
+        basis = self.basis
+        return outside_autocast(x, lambda work: basis.multiply(values.to(work.device, work.dtype), work))
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        return self.apply(x)
 
     def __mul__(self, other: Any) -> Any:
-        if isinstance(other, Tensor) and other.ndim > 1:
-            return self(other)
-        return self._with(other, torch.mul)
+        return self.apply(other) if isinstance(other, Tensor) and other.ndim else self.map(torch.mul, other)
 
     __rmul__ = __mul__
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        """``x * modes`` and ``x / modes``, which torch asks about first; in a compiled function ``modes * x`` too."""
+        left, right = args
+        if function.__name__ in ("mul", "__mul__", "__rmul__", "matmul"):
+            return left.__mul__(right) if isinstance(left, Modes) else right.__mul__(left)
+        if function.__name__ in ("div", "true_divide", "truediv", "__truediv__"):
+            return left.__truediv__(right) if isinstance(left, Modes) else right.__rtruediv__(left)
+        return NotImplemented
+
     def __add__(self, other: Any) -> "Modes":
-        return self._with(other, torch.add)
+        return self.map(torch.add, other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> "Modes":
-        return self._with(other, torch.sub)
+        return self.map(torch.sub, other)
 
     def __rsub__(self, other: Any) -> "Modes":
         return -self + other
 
     def __truediv__(self, other: Any) -> "Modes":
-        return self._with(other, torch.div)
+        return self.map(torch.div, other)
 
     def __rtruediv__(self, other: Any) -> Any:
         return self**-1 * other
@@ -77,67 +120,67 @@ class Modes:
     def __neg__(self) -> "Modes":
         return self.map(torch.neg)
 
-    def _with(self, other: Any, operation: Callable[[Tensor, Any], Tensor]) -> "Modes":
-        if isinstance(other, Modes):
-            larger = self._common(other)
-            return Modes(operation(self._over(larger), other._over(larger)), larger)
-        if isinstance(other, Tensor) and other.ndim:
-            other = other.reshape(-1, *[1] * len(self.basis.event_shape))
-        return Modes(operation(self.values, other), self.basis)
+    def __float__(self) -> float:
+        """The number, where there is one for all modes and images."""
+        return float(self.values)
 
-    def _common(self, other: "Modes") -> Covariance:
-        """The larger of the two bases; two that do not fit are refused."""
-        if self.basis is other.basis:
-            return self.basis
-        smaller, larger = sorted((self.basis, other.basis), key=lambda basis: len(basis.event_shape))
-        if not any(smaller is own or smaller.shares_basis(own) for own in (larger, larger.spatial)):
-            raise InputError(
-                f"{smaller!r} and {larger!r} have different modes: use one basis for Σ, schedule and data."
-            )
-        return larger
+    def root(self) -> "Modes":
+        """The square root; 0 of what rounding left below 0."""
+        return self.map(lambda values: values.clamp(min=0.0).sqrt())
 
-    def _over(self, basis: Covariance) -> Tensor:
-        """The values for a basis with axes in front, such as channels, that are the same for all of them."""
-        missing = len(basis.event_shape) - len(self.basis.event_shape)
-        if not (missing and self.per_image):
-            return self.values
-        return self.values.reshape(len(self.values), *[1] * missing, *self.basis.event_shape)
+    def ratio(self, other: Coefficient) -> "Modes":
+        """self / other, and 0 for a mode of which ``other`` is 0."""
+        return self.map(lambda a, b: torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b)), other)
 
     def __repr__(self) -> str:
-        return f"Modes({self.values.min().item():.4g} … {self.values.max().item():.4g} in the basis of {self.basis!r})"
+        return f"Modes({self.values.min().item():.4g} … {self.values.max().item():.4g}, {self.basis!r})"
 
 
-def elementwise(function: Callable[..., Tensor], *coefficients: Coefficient) -> Any:
-    """A function of torch, of one or more coefficients; a number for numbers."""
-    modes = [each for each in coefficients if isinstance(each, Modes)]
-    if not modes:
-        if any(isinstance(each, Tensor) for each in coefficients):
-            return function(*[torch.as_tensor(each, dtype=torch.float64) for each in coefficients])
-        return function(*[torch.tensor(each, dtype=torch.float64, device="cpu") for each in coefficients]).item()
-    like = modes[0]
-    for each in modes[1:]:
-        like = like + 0.0 * each
-    zero = 0.0 * like
-    return Modes(function(*[(zero + each).values for each in coefficients]), zero.basis)
+def as_modes(value: Any) -> Modes:
+    """A coefficient as modes: a number, or a tensor [B] of one per image."""
+    return value if isinstance(value, Modes) else Modes(value)
 
 
-def root(value: Coefficient) -> Any:
-    """The square root; 0 of what rounding left below 0."""
-    if isinstance(value, Modes | Tensor):
-        return elementwise(lambda values: values.clamp(min=0.0).sqrt(), value)
-    return max(value, 0.0) ** 0.5
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
-def ratio(a: Coefficient, b: Coefficient) -> Any:
-    """a / b, and 0 for a mode of which b is 0."""
-    if isinstance(a, Modes | Tensor) or isinstance(b, Modes | Tensor):
-        return elementwise(lambda x, y: torch.where(y == 0, 0.0, x / torch.where(y == 0, 1.0, y)), a, b)
-    return a / b if b else 0.0
+def outside_autocast(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """A function of x in float32 or better, and its result in x's dtype."""
+    with torch.autocast(x.device.type, enabled=False):
+        return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
 
-def largest(value: Coefficient) -> Tensor:
-    """The largest |number| over the modes, one per image where there are such: what a check looks at."""
-    if isinstance(value, Modes):
-        axes = tuple(range(-len(value.basis.event_shape), 0))
-        return value.values.abs().amax(axes)
-    return torch.as_tensor(value, dtype=torch.float64).abs()
+def _in_one_basis(operands: list[Modes]) -> tuple[list[Modes], Basis | None]:
+    """The operands, and a basis in which all of them are diagonal."""
+    for attempt in (operands if first else [_freed(modes, operands) for modes in operands] for first in (True, False)):
+        bases = [modes.basis for modes in attempt if modes.basis is not None]
+        widest = max(bases, key=lambda basis: len(basis.event_shape), default=None)
+        if widest is None or all(widest.extends(basis) for basis in bases):
+            return attempt, widest
+    names = " and ".join(repr(modes.basis) for modes in operands if modes.basis is not None)
+    raise InputError("basis", None, f"of two operators differs: {names}", "use one for Σ, schedule and data")
+
+
+def _freed(modes: Modes, operands: list[Modes]) -> Modes:
+    """The operator in a basis of another operand where it does not vary: a multiple of the identity is diagonal in
+    every basis, and what does not vary over the last axes is so in every basis of these."""
+    basis = modes.basis
+    if basis is None or modes.is_constant:
+        axes = len(modes.event_shape)
+        return Modes(modes.values.flatten(-axes)[..., 0]) if axes else modes
+    for inner in (other.basis for other in operands):
+        if basis.inner is not None and inner is not None and inner.event_shape == basis.inner.event_shape:
+            flat = modes.values.flatten(-len(inner.event_shape))
+            wider = basis.with_inner(inner) if bool((flat == flat[..., :1]).all()) else None
+            if wider is not None:
+                return Modes(modes.values, wider)
+    return modes
+
+
+def _over(modes: Modes, basis: Basis | None) -> Tensor:
+    """The values with axes of length 1 for those of ``basis`` that they do not have, behind the axis of images."""
+    missing = len(() if basis is None else basis.event_shape) - len(modes.event_shape)
+    if not (missing and modes.per_image):
+        return modes.values
+    return modes.values.reshape(len(modes.values), *[1] * missing, *modes.event_shape)

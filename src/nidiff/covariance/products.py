@@ -30,10 +30,8 @@ def row_product(x: Tensor, matrix: Tensor) -> Tensor:
 
 
 def channel_product(matrix: Tensor, x: Tensor, axes: int) -> Tensor:
-    """``matrix`` times the channels of x [..., C, *axes], term by term: numbers that stand alone round alike."""
-    columns = matrix.T.reshape(*matrix.shape, *[1] * axes).unbind()
-    parts = [part.unsqueeze(-axes - 1) for part in x.unbind(-axes - 1)]
-    total = columns[0] * parts[0]
-    for column, part in zip(columns[1:], parts[1:], strict=True):
-        total = total + column * part
-    return total
+    """``matrix`` [D, C, *1 or event] times the channels of x [..., C, *event], event of ``axes`` axes, term by term:
+    numbers that stand alone round alike."""
+    parts = (part.unsqueeze(-axes - 1) for part in x.unbind(-axes - 1))
+    first, *others = (column * part for column, part in zip(matrix.unbind(1), parts, strict=True))
+    return sum(others, first)

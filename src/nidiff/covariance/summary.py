@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 
 
 class Summary(NamedTuple):

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from nidiff.data.dataset import Dataset
-from nidiff.data.encoded import Reading
 from nidiff.data.grid import Grid
 from nidiff.data.layout import Layout, as_layout
-from nidiff.data.sources import Watched, gather, runs, settled
-from nidiff.errors import InputError, first_line, one_of
+from nidiff.data.sources import Limits, WatchedFile, gather, load_or_stream, slices_of
+from nidiff.data.spec import DataSpec
+from nidiff.errors import FileError, InputError, first_line, one_of
 from nidiff.files import check_member
 from nidiff.memory import require_memory
 
@@ -22,43 +22,40 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
 
-def open_array(file: Path, reading: Reading) -> Dataset:
+def open_array(file: Path, spec: DataSpec, limits: Limits) -> Dataset:
     """The numbers of an .npy or .npz file. An .npy of more bytes than the memory limit is read batch by batch."""
-    argument = f"path={str(file)!r}"
-    array = stored_array(file, "path", reading.variables)
+    name, array = str(file), stored_array(file, "data", spec.variables)
     if array.size == 0:
-        raise InputError(f"{argument} has shape {array.shape}: give at least one item.")
-    dtype, layout = stored_type(argument, array.dtype), as_layout(reading.layout, argument, array.shape)
-    layout.order(argument, array.shape)  # which refuses another number of axes
+        raise FileError("data", name, f"has shape {array.shape}", "give at least one item")
+    dtype, layout = stored_type(name, array.dtype), as_layout(spec.layout, name, array.shape)
+    layout.order(name, array.shape)  # which refuses another number of axes
     values: Any
     if isinstance(array, np.memmap) and array.flags.c_contiguous and layout.letters[0] == "N":
-        values = settled(Npy(file, array, layout), argument, reading.memory_limit, progress=reading.progress)
+        values = load_or_stream(Npy(file, array, layout), name, limits)
     else:
-        require_memory(f"{argument} of shape {array.shape}", 2.0 * array.size * dtype.itemsize, "give fewer items")
-        values = torch.from_numpy(as_stored_numbers(layout.arrange(argument, array), dtype))
+        require_memory("data", name, 2.0 * array.size * dtype.itemsize, "give fewer items")
+        values = torch.from_numpy(as_stored_numbers(layout.arrange(name, array), dtype))
     return Dataset(values, grid=Grid(layout.axes, dtype=dtype.name))
 
 
 def read_array(file: Path, argument: str) -> "NDArray[Any]":
     """The array of an .npy or .npz file that ``argument`` names, in memory."""
     array = stored_array(file, argument)
-    require_memory(f"{argument}={str(file)!r} of shape {array.shape}", 2.0 * array.nbytes, "give fewer items")
+    require_memory(argument, str(file), 2.0 * array.nbytes, "give fewer items")
     return np.array(array)
 
 
 def stored_array(file: Path, argument: str, variables: tuple[str, ...] = ()) -> "NDArray[Any]":
     """The array of a file as it is stored: an .npy is mapped; of an .npz, the one that ``variables`` names."""
-    is_npz = file.suffix.lower() == ".npz"
-    if variables and not is_npz:
-        only = f"{argument}={str(file)!r}, one array"
-        raise InputError(f"variables={variables} has no meaning with {only}: leave it out.")
     try:
-        return _member_of_npz(file, argument, variables) if is_npz else _mapped(file)
+        if file.suffix.lower() == ".npz":
+            return _member_of_npz(file, argument, variables)
+        return np.lib.format.open_memmap(file, mode="r")  # numpy compares its shape with the size of the file
     except (InputError, MemoryError):
         raise
     except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
-        problem = f"{argument}={str(file)!r} cannot be read as an array ({first_line(error)})"
-        raise InputError(f"{problem}: write it with numpy.save, without objects.") from error
+        problem = f"cannot be read as an array ({first_line(error)})"
+        raise FileError(argument, str(file), problem, "write it with numpy.save, without objects") from error
 
 
 class Npy:
@@ -69,7 +66,7 @@ class Npy:
         stored = stored_type(str(file), array.dtype)
         self.dtype: torch.dtype = getattr(torch, stored.name)
         self.shape = layout.arrange(str(file), array).shape
-        self._watched, self._layout, self._stored = Watched.now(file), layout, stored
+        self._watched, self._layout, self._stored = WatchedFile.now(file), layout, stored
         self._offset, self._item, self._as_is = array.offset, array.shape[1:], array.dtype
 
     def __len__(self) -> int:
@@ -83,20 +80,20 @@ class Npy:
         size = prod(self._item)
         parts = []
         with self._watched.path.open("rb") as file:
-            for run in runs(rows):
-                file.seek(self._offset + run.start * size * self._as_is.itemsize)
-                parts.append(np.fromfile(file, self._as_is, (run.stop - run.start) * size))
+            for part in slices_of(rows):
+                file.seek(self._offset + part.start * size * self._as_is.itemsize)
+                parts.append(np.fromfile(file, self._as_is, (part.stop - part.start) * size))
         items = np.concatenate(parts).reshape(len(rows), *self._item)
         return as_stored_numbers(self._layout.arrange("", items), self._stored)
 
 
-def stored_type(argument: str, dtype: "DTypeLike") -> "np.dtype[Any]":
-    """How numbers of a file are kept: uint8, uint16 or float32."""
+def stored_type(name: str, dtype: "DTypeLike") -> "np.dtype[Any]":
+    """The type in which the numbers of a file or variable are held: uint8, uint16 or float32."""
     dtype = np.dtype(dtype)
     if dtype.kind == "u" and dtype.itemsize <= 2:
         return dtype.newbyteorder("=")
     if not np.issubdtype(dtype, np.floating):
-        raise InputError(f"{argument} has dtype {dtype}: give uint8, uint16 or floats.")
+        raise FileError("data", name, f"has dtype {dtype}", "give uint8, uint16 or floats")
     return np.dtype(np.float32)
 
 
@@ -106,25 +103,16 @@ def as_stored_numbers(array: "NDArray[Any]", dtype: "np.dtype[Any]") -> "NDArray
         return np.array(array, dtype=dtype, order="C")
 
 
-def _mapped(file: Path) -> "np.memmap[Any, Any]":
-    """The array of an .npy file, on the disk: numpy compares its shape with the size of the file."""
-    return np.lib.format.open_memmap(file, mode="r")
-
-
 def _member_of_npz(file: Path, argument: str, names: tuple[str, ...]) -> "NDArray[Any]":
     """The array of an .npz file that is named, the only one, or ``arr_0``."""
     with zipfile.ZipFile(file) as archive:
         members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        if len(names) > 1:
-            raise InputError(f"variables={names} must be the name of one array of {argument}={str(file)!r}.")
         only = next(iter(members)) if len(members) == 1 else "arr_0"
+        if len(names) > 1 or (not names and only not in members):
+            problem = f"has the arrays {sorted(members)}"
+            raise FileError(argument, str(file), problem, "call one arr_0, or name one with `variables`")
         name = one_of("variables", names[0], members) if names else only
-        if name not in members:
-            raise InputError(
-                f"{argument}={str(file)!r} has the arrays {sorted(members)}: call one arr_0"
-                + (", or name it with variables=." if argument in ("path", "file") else ".")
-            )
-        require_memory(f"{argument}={str(file)!r}", 2.0 * members[name].file_size, "give fewer items")
+        require_memory(argument, str(file), 2.0 * members[name].file_size, "give fewer items")
         check_member(archive, members[name], file.stat().st_size)
         with archive.open(members[name]) as stream:
             return np.lib.format.read_array(stream, allow_pickle=False)

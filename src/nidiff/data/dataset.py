@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nidiff.data.grid import Grid
 from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.errors import TENSOR, InputError, expect
+from nidiff.errors import InputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,7 +21,7 @@ WHOLE = {"uint8": PIXELS, "uint16": Scaling(32767.5, 32767.5)}  # the range of t
 
 
 class Source(Protocol):
-    """Values [N, C, *event] that are read when they are asked for, as if they were a tensor."""
+    """Values [N, C, *event] that are read when they are needed, through the interface of a tensor."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -94,8 +94,6 @@ class Dataset:
 
     def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
         """The items of ``index`` [B] as the model sees them; where ``flip`` [B] is true, the last axis is mirrored."""
-        if flip is not None and (flip.dtype != torch.bool or flip.shape != index.shape):
-            raise InputError(f"flip is {flip.dtype} {tuple(flip.shape)}: give {len(index)} bools, one per image.")
         values = self.stored(index)
         if self.scaling == Scaling(1.0):
             x = values.float()
@@ -120,13 +118,12 @@ class Dataset:
 
 def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
-    expect("images", images, Tensor, TENSOR)
     if images.dtype == torch.uint8:
         return images
     if not images.is_floating_point():
-        raise InputError(f"images has dtype {images.dtype}: give floats in [-1, 1] or uint8.")
+        raise InputError("images", None, f"has dtype {images.dtype}", "give floats in [-1, 1] or uint8")
     if not bool(torch.isfinite(images).all()):
-        raise InputError("images has NaN or infinite pixels: remove those images.")
+        raise InputError("images", None, "has NaN or infinite pixels", "remove those images")
     return as_stored(images, PIXELS, "uint8")
 
 

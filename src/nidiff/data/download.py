@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 from tqdm import tqdm
 
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 from nidiff.files import replacing
 
 PART, LARGEST = 2**16, 2**30  # bytes: several times our largest file, so that a wrong one does not fill the disk
@@ -28,7 +28,8 @@ def cache_folder() -> Path:
     try:
         return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
     except RuntimeError as error:  # as in a container whose user has no name
-        raise InputError("this user has no home folder: say in NIDIFF_DATA where downloads are kept.") from error
+        remedy = "set the environment variable NIDIFF_DATA to a folder"
+        raise InputError("data_dir", None, "is not known, since this user has no home folder", remedy) from error
 
 
 def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path], progress: bool) -> Path:
@@ -38,12 +39,13 @@ def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path]
         if file.is_file():
             return file
     if data_dir is not None:
-        raise InputError(f"data_dir={str(data_dir)!r} has no {name}: put it there, or leave data_dir out to download.")
+        remedy = "put it there, or leave `data_dir` out to download it"
+        raise FileError("data_dir", str(data_dir), f"has no {name}", remedy)
     download(remote, file, progress)
     return file
 
 
-def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "give data_dir, where it is") -> None:
+def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "give `data_dir`, where it is") -> None:
     """Download ``remote`` to ``file``, which appears only once its checksum is right."""
     digest, hidden = hashlib.sha256(), None if progress else True  # None: hidden unless stderr is a terminal
     try:
@@ -53,6 +55,10 @@ def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "g
                     out.write(part)
                     digest.update(part)
             if digest.hexdigest() != remote.sha256:
-                raise InputError(f"{remote.url} is not the expected file, by its checksum: try again, or {remedy}.")
+                problem = f"{remote.url} is not the expected file, by its checksum"
+                raise FileError(None, None, problem, f"try again, or {remedy}")
+    except InputError:
+        raise
     except (OSError, HTTPException) as error:
-        raise InputError(f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error}): {remedy}.") from error
+        problem = f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error})"
+        raise FileError(None, None, problem, remedy) from error

@@ -37,7 +37,7 @@ def save_samples_figure(data: Tensor, grid: Grid, path: Path, columns: int | Non
     """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, in so many
     ``columns``, anything else as a figure.
 
-    Without matplotlib there is no figure, which is said.
+    Without matplotlib, a line on stderr says that there is no figure.
     """
     if grid.kind == "picture":
         save_grid(data, path, columns)
@@ -84,8 +84,8 @@ def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
     if len(known) > 1 and known[1] > known[0]:
         values = values[:, ::-1]
     colour_maps, tiles = require("matplotlib").colormaps, []
-    for plane, one in zip(values, scale, strict=True):
-        look = _colours(one)
+    for plane, reference in zip(values, scale, strict=True):
+        look = _colours(reference)
         colours = colour_maps[look["cmap"]].with_extremes(bad=style.MISSING)
         tiles.append(colours(look["norm"](np.ma.masked_invalid(plane)), bytes=True)[..., :3])
     film, _ = _mosaic(np.stack(tiles)[None] / 255.0)
@@ -97,8 +97,8 @@ def _thumbnail_of_lines(values: "NDArray[Any]", scale: "NDArray[Any]") -> Image.
     figure = require("matplotlib.figure").Figure((2.0, 1.2), dpi=96)
     panels = figure.subplots(len(values), 1, squeeze=False).flat
     figure.subplots_adjust(0, 0.02, 1, 0.98)
-    for panel, line, one in zip(panels, values, scale, strict=True):
-        low, high = _ends(one)
+    for panel, line, reference in zip(panels, values, scale, strict=True):
+        low, high = _ends(reference)
         panel.plot(line, color=style.BLUE, linewidth=0.7)
         panel.set(xlim=(0, max(1, len(line) - 1)), ylim=(low - 0.3 * (high - low), high + 0.3 * (high - low)))
         panel.set_axis_off()

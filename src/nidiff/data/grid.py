@@ -1,10 +1,10 @@
 """What the numbers of a data set are: names and units of its channels, names and coordinates of its axes."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nidiff.errors import InputError, shown
+from nidiff.errors import FileError, InputError
 from nidiff.recipe import fits, is_number
 
 # The letters of a layout such as NCHW, without N for the items and C for the channels.
@@ -35,24 +35,13 @@ class Grid:
 
     def __post_init__(self) -> None:
         for name in ("axes", "channels", "units"):
-            words = tuple(getattr(self, name))
-            object.__setattr__(self, name, words)
-            if not all(isinstance(word, str) for word in words):
-                raise InputError(f"{name}={shown(words)} of the grid must be words.")
-        numbers = {axis: tuple(values) for axis, values in self.coordinates.items()}
-        object.__setattr__(self, "coordinates", numbers)
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "coordinates", {axis: tuple(values) for axis, values in self.coordinates.items()})
         object.__setattr__(self, "axis_units", dict(self.axis_units))
         if not 1 <= len(self.axes) <= 3 or len({*self.axes}) < len(self.axes):
-            raise InputError(f"axes={shown(self.axes)} of the grid must be one to three different names.")
-        if self.dtype not in STORED:
-            raise InputError(f"dtype={shown(self.dtype)} of the grid must be one of {', '.join(STORED)}.")
-        if self.rate is not None and not (fits(self.rate, int) and 0 < self.rate < 2**31):
-            raise InputError(f"rate={shown(self.rate)} of the grid must be a positive whole number.")
-        for axis, values in numbers.items():
-            if axis not in self.axes or len(values) > MOST_COORDINATES or not all(map(is_number, values)):
-                raise InputError(f"coordinates of {shown(axis)} must be finite numbers along one of {self.axes}.")
-        if not all(axis in self.axes and isinstance(unit, str) for axis, unit in self.axis_units.items()):
-            raise InputError(f"axis_units={shown(self.axis_units)} of the grid must be words by the names of its axes.")
+            raise InputError("axes", self.axes, "are not those of a grid", "give one to three different names")
+        if self.rate is not None and not 0 < self.rate < 2**31:
+            raise InputError("rate", self.rate, "is out of range", "give a positive whole number")
 
     @classmethod
     def usual(cls, shape: Sequence[int], dtype: str = "float32") -> "Grid":
@@ -76,8 +65,10 @@ class Grid:
             len(event) != len(self.axes)
             or any(count != channels for count in named)
             or not along.items() <= sizes.items()
+            or not self.axis_units.keys() <= sizes.keys()
         ):
-            raise InputError(f"the grid of {self.axes} is not that of items {tuple(shape)}: describe their own axes.")
+            problem = f"are not those of items {tuple(shape)}"
+            raise InputError("axes", self.axes, problem, "describe the axes, channels and coordinates of the items")
 
     def channel(self, index: int) -> str:
         """The name of a channel with its unit, for figures and tables."""
@@ -91,13 +82,32 @@ class Grid:
     @classmethod
     def from_json(cls, values: Any) -> "Grid":
         """The inverse of `to_json`, of a file that may be damaged."""
-        kinds = {"axes": list, "channels": list, "units": list, "coordinates": dict, "axis_units": dict, "dtype": str}
-        known = {one.name for one in fields(cls)}
-        if not isinstance(values, Mapping) or not {"axes"} <= values.keys() <= known:
-            raise InputError(f"the grid must have axes, and nothing but {', '.join(sorted(known))}.")
-        for key, kind in kinds.items():
-            if key in values and not isinstance(values[key], kind):
-                raise InputError(f"{key}={shown(values[key])} of the grid has the wrong type.")
-        if not all(isinstance(one, list) for one in values.get("coordinates", {}).values()):
-            raise InputError("coordinates of the grid must be lists of numbers.")
+        if not isinstance(values, dict) or "axes" not in values or not all(map(_is_stored, values.items())):
+            known = ", ".join(sorted(KINDS))
+            raise FileError("grid", values, "is not that of a model", f"give axes, and nothing but {known}")
         return cls(**values)
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+# What a file may hold.
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "axes": _is_words,
+    "channels": _is_words,
+    "units": _is_words,
+    "coordinates": lambda value: isinstance(value, dict) and all(map(_is_numbers, value.values())),
+    "axis_units": lambda value: isinstance(value, dict) and _is_words([*value.values()]),
+    "dtype": lambda value: value in STORED,
+    "rate": lambda value: value is None or fits(value, int),
+}
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) <= MOST_COORDINATES and all(map(is_number, value))
+
+
+def _is_stored(entry: tuple[str, Any]) -> bool:
+    """Whether an entry of the JSON of a grid is of the kind that `Grid.to_json` writes."""
+    return entry[0] in KINDS and KINDS[entry[0]](entry[1])

@@ -12,53 +12,46 @@ from torch import Tensor
 
 from nidiff.data.arrays import open_array
 from nidiff.data.dataset import Dataset, Source
-from nidiff.data.encoded import Encoded, Reading, fit, read_encoded
+from nidiff.data.encoded import Encoded, fit, read_encoded
 from nidiff.data.grid import Grid
 from nidiff.data.layout import Layout
-from nidiff.data.sources import settled
-from nidiff.errors import InputError
-from nidiff.files import as_path
+from nidiff.data.sources import Limits, load_or_stream
+from nidiff.data.spec import ARRAYS, DataSpec
+from nidiff.errors import FileError, InputError
 from nidiff.memory import require_memory
 
-COLOURS = (1, 2, 3, 4)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
 
-def open_images(path: str | Path, reading: Reading) -> Dataset:
+def open_images(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
     """The images at ``path``: of a folder and its subfolders in the order of their names, or of an array.
 
     Names that begin with a dot are ignored. A layout with T makes a video of each subfolder, whose images are its
     frames. An array is an .npy or .npz file; an .npz holds one array, or the one to read is ``arr_0``.
     """
-    path = as_path("path", path)
-    if path.is_file() and path.suffix.lower() in (".npy", ".npz"):
-        is_fitted = reading.size is not None or reading.channels is not None  # which needs all of them in memory
-        data = open_array(path, replace(reading, memory_limit=None) if is_fitted else reading)
-        return replace(data, values=fit_pixels(data.values, reading))
-    if not path.is_dir():
-        problem = "is not a folder or an array" if path.exists() else "does not exist"
-        raise InputError(f"path={str(path)!r} {problem}: give a folder of images, or an .npy or .npz file.")
+    if path.is_file() and path.suffix.lower() in ARRAYS:
+        is_fitted = spec.size is not None or spec.channels is not None  # which needs all of them in memory
+        data = open_array(path, spec, limits._replace(memory_limit=None) if is_fitted else limits)
+        return replace(data, values=fit_pixels(data.values, spec))
     files = files_of(path, SUFFIXES)
     if not files:
-        raise InputError(f"path={str(path)!r} has no images: put {', '.join(SUFFIXES)} files in it.")
-    layout = Layout("NHWC" if reading.layout is None else reading.layout)
+        problem = "has no images" if path.is_dir() else "is not a folder or an array"
+        raise FileError("data", str(path), problem, f"give a folder of {', '.join(SUFFIXES)}, or .npy or .npz")
+    layout = Layout("NHWC" if spec.layout is None else spec.layout)
     if {*layout.event} == {"T", "H", "W"}:
-        return _open_clips(path, files, reading)
+        return _open_clips(path, files, spec, limits)
     if {*layout.event} != {"H", "W"}:
-        problem = f"layout={layout.letters!r} does not fit the images of path={str(path)!r}"
-        raise InputError(f"{problem}: leave it out, or give NTHWC if each subfolder has the frames of a video.")
-    pixels, rows, skipped = read_encoded([Encoded(str(file), file) for file in files], reading)
+        remedy = "leave it out, or give NTHWC if each subfolder has the frames of a video"
+        raise InputError("layout", layout.letters, f"does not fit the images of {str(path)!r}", remedy)
+    pixels, rows, skipped = read_encoded([Encoded(str(file), file) for file in files], spec, limits)
     labels, names = _subfolders(path, [files[row] for row in rows])
     return Dataset(pixels, labels, skipped=skipped, class_names=names)
 
 
 def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
     """The files of a folder and its subfolders with one of the suffixes, in the order of their names."""
-    try:
-        found = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
-    except OSError as error:
-        raise InputError(f"path={str(folder)!r} cannot be read ({error.strerror}): give another folder.") from error
-    return sorted(f for f in found if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+    files = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
+    return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
 
 
 def _subfolders(path: Path, files: Sequence[Path]) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -72,7 +65,7 @@ def _subfolders(path: Path, files: Sequence[Path]) -> tuple[Tensor | None, tuple
 
 
 class Clips:
-    """Videos [N, C, T, H, W] of frames [N · T, C, H, W] that are decoded when they are asked for."""
+    """A source of videos [N, C, T, H, W] made of frames [N · T, C, H, W]."""
 
     def __init__(self, frames: Source, count: int) -> None:
         total, channels, *pixels = frames.shape
@@ -88,50 +81,42 @@ class Clips:
         return frames.unflatten(0, (-1, self._count)).transpose(1, 2).contiguous()
 
 
-def _open_clips(path: Path, files: list[Path], reading: Reading) -> Dataset:
+def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -> Dataset:
     """Each folder that holds frames is one video."""
-    if reading.skip_corrupt:
-        raise InputError("skip_corrupt=True has no meaning with videos, which need all of their frames: leave it out.")
+    spec.refuse("skip_corrupt")  # videos need all of their frames
     clips: dict[Path, list[Path]] = {}
     for file in files:
         clips.setdefault(file.parent, []).append(file)
-    if path in clips:
-        raise InputError(
-            f"{str(clips[path][0])!r} is in no subfolder: put the frames of each video in a folder of its own."
-        )
-    first, count = next((folder, len(frames)) for folder, frames in clips.items())
+    count = len(next(iter(clips.values())))
     for folder, frames in clips.items():
-        if len(frames) != count:
-            problem = f"{str(folder)!r} has {len(frames)} frames, but {str(first)!r} has {count}"
-            raise InputError(f"{problem}: give all videos the same number.")
+        if folder == path or len(frames) != count:
+            problem = "is in no subfolder" if folder == path else f"is one of {len(frames)} frames, not {count}"
+            remedy = "give all videos as many frames, each in a folder of its own"
+            raise FileError("data", str(frames[0]), problem, remedy)
     ordered = [Encoded(str(file), file) for frames in clips.values() for file in frames]
-    pixels, _, _ = read_encoded(ordered, reading)
-    whole = isinstance(pixels, Tensor)
-    values = settled(Clips(pixels, count), f"path={str(path)!r}", None if whole else reading.memory_limit)
+    pixels, _, _ = read_encoded(ordered, spec, limits)
+    if isinstance(pixels, Tensor):
+        limits = limits._replace(memory_limit=None)
+    values = load_or_stream(Clips(pixels, count), str(path), limits)
     dtype = str(pixels.dtype).removeprefix("torch.")
     return Dataset(values, grid=Grid(("time", "height", "width"), dtype=dtype))
 
 
-def fit_pixels(pixels: Tensor | Source, reading: Reading) -> Tensor | Source:
+def fit_pixels(pixels: Tensor | Source, spec: DataSpec) -> Tensor | Source:
     """`fit` of each image of ``pixels`` [N, C, H, W]."""
-    reading.check_pixels()
-    shape = (reading.channels or pixels.shape[1], *(reading.pair or pixels.shape[2:]))
+    spec.check_pixels()
+    shape = (spec.channels or pixels.shape[1], *(spec.image_size or pixels.shape[2:]))
     if shape == tuple(pixels.shape[1:]):
         return pixels
-    if (
-        not isinstance(pixels, Tensor)
-        or pixels.dtype != torch.uint8
-        or pixels.ndim != 4
-        or pixels.shape[1] not in COLOURS
-    ):
+    is_image = pixels.dtype == torch.uint8 and len(pixels.shape) == 4 and pixels.shape[1] <= 4
+    if not (isinstance(pixels, Tensor) and is_image):
         kind = f"{str(pixels.dtype).removeprefix('torch.')} {tuple(pixels.shape[1:])}"
-        remedy = "leave them out, or store the images as uint8 with 1 to 4 channels"
-        raise InputError(f"size or channels ask for {shape} of {kind}: {remedy}.")
-    require_memory(
-        f"size={reading.size!r} of {len(pixels)} images", len(pixels) * math.prod(shape), "give a smaller one"
-    )
+        remedy = "leave it out, or store the images as uint8 with 1 to 4 channels"
+        argument = "channels" if spec.size is None else "size"
+        raise InputError(argument, getattr(spec, argument), f"cannot be made from {kind}", remedy)
+    require_memory("size", spec.size, len(pixels) * math.prod(shape), "give a smaller one")
     fitted = torch.empty((len(pixels), *shape), dtype=torch.uint8)
     for old, new in zip(pixels.numpy(), fitted.numpy(), strict=True):
         image = Image.fromarray(old[0] if len(old) == 1 else np.ascontiguousarray(np.moveaxis(old, 0, -1)))
-        new[:] = fit(image, reading)
+        new[:] = fit(image, spec)
     return fitted

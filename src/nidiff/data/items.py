@@ -3,22 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.data.arrays import open_array, stored_array
-from nidiff.data.encoded import CHANNELS, Encoded, Reading, read_encoded
+from nidiff.data.arrays import as_stored_numbers, stored_array, stored_type
+from nidiff.data.dataset import Source
+from nidiff.data.encoded import Encoded, read_encoded
 from nidiff.data.images import SUFFIXES as PICTURES
-from nidiff.data.images import files_of, open_images
-from nidiff.data.science import is_science, open_science
-from nidiff.data.sounds import SUFFIXES as SOUNDS
-from nidiff.data.sounds import open_sounds
-from nidiff.errors import InputError
+from nidiff.data.load import open_path
+from nidiff.data.science import is_science
+from nidiff.data.sources import Limits
+from nidiff.data.spec import ARRAYS, CHANNELS, DataSpec
+from nidiff.errors import FileError, InputError
 from nidiff.files import as_path
-
-AS_STORED = {2: "NL", 3: "NHW", 4: "NCHW", 5: "NCDHW"}  # layouts that leave the axes of an array where they are
 
 
 def load_items(
@@ -37,59 +35,54 @@ def load_items(
     """
     path, shape = as_path(argument, path), tuple(shape)
     if not path.exists():
-        raise InputError(f"{argument}={str(path)!r} does not exist: give a picture, an array or a folder of pictures.")
-    reading = Reading(layout=layout, variables=tuple(variables), sample_axis=sample_axis, memory_limit=None)
-    coloured = replace(reading, channels=shape[0]) if shape[0] in CHANNELS and len(shape) == 3 else reading
-    values: Any
-    if path.suffix.lower() in PICTURES and path.is_file():
-        values = read_encoded([Encoded(str(path), path)], coloured)[0]
-    elif path.suffix.lower() in (".npy", ".npz") and path.is_file():
-        values = _of_array(path, shape, reading)
-    elif is_science(path):
-        values = open_science(path, reading).values
-    elif path.is_dir() and (sounds := files_of(path, SOUNDS)):
-        values = open_sounds(path, sounds, reading).values
-    else:
-        values = open_images(path, coloured).values
+        raise FileError(argument, str(path), "does not exist", "give a picture, an array or a folder of pictures")
+    spec = DataSpec(str(path), layout=layout, variables=tuple(variables), sample_axis=sample_axis)
+    limits, suffix = Limits(memory_limit=None), path.suffix.lower()
+    if len(shape) == 3 and not is_science(path) and suffix not in ARRAYS:
+        spec = replace(spec, channels=shape[0] if shape[0] in CHANNELS else None)
+    try:
+        if suffix in PICTURES and path.is_file():
+            values: Tensor | Source = read_encoded([Encoded(str(path), path)], spec, limits)[0]
+        elif suffix in ARRAYS and path.is_file() and layout is None:
+            values = _of_array(path, shape, spec)
+        else:
+            values = open_path(path, spec, limits).values
+    except InputError as error:
+        if error.argument != "data":
+            raise
+        raise type(error)(argument, error.value, error.problem, error.remedy) from error
     items = values if isinstance(values, Tensor) else values.index_select(0, torch.arange(len(values)))
     if tuple(items.shape[1:]) != shape:
-        raise InputError(f"{argument}={str(path)!r} has items {tuple(items.shape[1:])}, not {shape}: {_remedy(shape)}.")
+        raise FileError(argument, str(path), f"has items {tuple(items.shape[1:])}, not {shape}", _remedy(shape))
     return items
 
 
-def _of_array(path: Path, shape: tuple[int, ...], reading: Reading) -> Tensor:
+def _of_array(path: Path, shape: tuple[int, ...], spec: DataSpec) -> Tensor:
     """The array [N, *shape] of a file that may have its axes in another order, or lack some."""
-    axes = stored_array(path, "file", reading.variables).ndim
-    letters = reading.layout or AS_STORED.get(axes)
-    if letters is None:
-        raise InputError(f"file={str(path)!r} has too few or too many axes for items {shape}: give [N, …] of them.")
-    found = open_array(path, replace(reading, layout=letters)).values
-    assert isinstance(found, Tensor)  # without a limit of memory
-    if reading.layout:
-        return found
-    array = found if "C" in letters else found.squeeze(1)  # as it is stored
+    stored = stored_array(path, "data", spec.variables)
+    array = torch.from_numpy(as_stored_numbers(stored, stored_type(str(path), stored.dtype)))
     arranged = _arranged(array, shape)
-    if arranged is None:
-        problem = f"file={str(path)!r} has shape {tuple(array.shape)}, and items must be {shape}"
-        raise InputError(f"{problem}: {_remedy(shape)}, or say with layout= what its axes are.")
+    if arranged is None or not len(arranged):
+        problem = f"has shape {tuple(array.shape)}, and items must be {shape}"
+        raise FileError("data", str(path), problem, f"{_remedy(shape)}, or say with `layout` what its axes are")
     return arranged
 
 
 def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor | None:
     """An array of any of the usual orders as [N, *shape]; None if it is none of them."""
     channels, *event = shape
-    axes, found = len(event), tuple(array.shape)
-    if channels == 1 and found == (*event,):
+    sizes = tuple(array.shape)
+    if channels == 1 and sizes == (*event,):
         return array[None, None]
-    if channels == 1 and found[1:] == (*event,):
+    if channels == 1 and sizes[1:] == (*event,):
         return array[:, None]
-    if found == (*event, channels):
+    if sizes == (*event, channels):
         return array.movedim(-1, 0)[None]
-    if found == shape:
+    if sizes == shape:
         return array[None]
-    if len(found) == axes + 2 and found[1:] == (*event, channels):
+    if len(sizes) == len(event) + 2 and sizes[1:] == (*event, channels):
         return array.movedim(-1, 1)
-    return array if found[1:] == shape else None
+    return array if sizes[1:] == shape else None
 
 
 def _remedy(shape: tuple[int, ...]) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +9,7 @@ from torch import Tensor
 from nidiff.data.dataset import Along, Source
 from nidiff.data.grid import Grid
 from nidiff.data.sources import blocks
-from nidiff.errors import InputError, shown
-from nidiff.recipe import is_number, plain
+from nidiff.errors import FileError, InputError
 
 REFUSE, MEAN = "refuse", "mean"
 
@@ -35,9 +33,10 @@ class Cleaning:
             item, channel, *place = bad.nonzero()[0].tolist()
             what = "NaN" if values[item, channel][tuple(place)].isnan() else "an infinite value"
             row = int(rows[item])
-            known = "" if self.along is None else f" ({self.along[0]} {self.along[1][row]})"
-            where = f"{self.grid.channel(channel)} of item {row}{known} at {tuple(place)}"
-            raise InputError(f"{self.name} has {what} in {where}: repair or remove it, or fill it with missing=.")
+            place_along = "" if self.along is None else f" ({self.along[0]} {self.along[1][row]})"
+            where = f"{self.grid.channel(channel)} of item {row}{place_along} at {tuple(place)}"
+            remedy = "repair or remove it, or fill it with `missing`"
+            raise FileError("data", self.name, f"has {what} in {where}", remedy)
         fills = torch.tensor(self.fills, dtype=values.dtype).reshape(-1, *[1] * (values.ndim - 2))
         return torch.where(bad, fills, values, out=values)
 
@@ -67,15 +66,11 @@ def cleaned(values: Tensor | Source, cleaning: Cleaning) -> Tensor | Source:
     return values
 
 
-def as_missing(missing: Any) -> str | float:
+def as_missing(missing: str) -> str | float:
     """ "refuse", "mean", or the number to fill with."""
-    if isinstance(missing, str):
-        if missing in (REFUSE, MEAN):
-            return missing
-        with contextlib.suppress(ValueError):
-            missing = float(missing)
-    if not is_number(missing := plain(missing)):
-        raise InputError(f"missing={shown(missing)} must be refuse, mean or a number.")
-    if abs(missing) > torch.finfo(torch.float32).max:
-        raise InputError(f"missing={shown(missing)} is more than float32 can hold: give a smaller number.")
-    return float(missing)
+    if missing in (REFUSE, MEAN):
+        return missing
+    with contextlib.suppress(ValueError):
+        if abs(number := float(missing)) <= torch.finfo(torch.float32).max:
+            return number
+    raise InputError("missing", missing, "is unknown", "give refuse, mean or a number that float32 can hold")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nidiff.data.download import Remote, cache_folder, official_file
 from nidiff.data.turbulence import load_turbulence
-from nidiff.errors import InputError, first_line, one_of
+from nidiff.errors import FileError, InputError, first_line, one_of
 
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # the package dataset-fashion-mnist
 FASHION_MNIST = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
@@ -50,7 +50,7 @@ def load_digits(split: str, data_dir: Path | None = None, progress: bool = True)
     """
     one_of("split", split, ("train", "test"))
     if data_dir is not None:
-        raise InputError(f"data_dir={str(data_dir)!r} has no meaning with 'digits', which are built in: leave it out.")
+        raise InputError("data_dir", str(data_dir), "has no meaning with 'digits', which are built in", "leave it out")
     with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as stored:
         images, labels = stored["images"], stored["labels"].astype(np.int64)
     pixels = np.rint(images * (255 / 16)).astype(np.uint8)
@@ -70,8 +70,8 @@ def load_fashion_mnist(split: str, data_dir: Path | None = None, progress: bool 
     files = [official_file(remote, data_dir, folders, progress) for remote in remotes]
     images, labels = map(read_idx, files)
     if images.ndim != 3 or labels.shape != images.shape[:1]:
-        found = f"images {tuple(images.shape)}, which do not match the labels {tuple(labels.shape)}"
-        raise InputError(f"{str(files[0])!r} has {found}: {REPLACE}.")
+        problem = f"has images {tuple(images.shape)}, which do not match the labels {tuple(labels.shape)}"
+        raise FileError("data_dir", str(files[0]), problem, REPLACE)
     return images[:, None], labels.long()
 
 
@@ -80,15 +80,13 @@ def read_idx(file: Path) -> Tensor:
     try:
         with gzip.open(file) as stream:
             content = bytearray(stream.read(LARGEST_IDX + 1))
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{str(file)!r} cannot be unzipped ({first_line(error)}): {REPLACE}.") from error
-    if len(content) > LARGEST_IDX:
-        raise InputError(f"{str(file)!r} holds more than {LARGEST_IDX >> 20} MiB: {REPLACE}.")
-    if content[:3] != b"\0\0\x08" or len(content) < (start := 4 + 4 * content[3]):
-        raise InputError(f"{str(file)!r} does not begin like an IDX file of bytes: {REPLACE}.")
-    shape = struct.unpack_from(f">{content[3]}I", content, 4)
-    if not 0 < math.prod(shape) == len(content) - start:
-        raise InputError(f"{str(file)!r} has {len(content) - start} values for the shape {shape}: {REPLACE}.")
+        shape = struct.unpack_from(f">{content[3]}I", content, 4)
+        start = 4 + 4 * content[3]
+        if content[:3] != b"\0\0\x08" or not 0 < math.prod(shape) == len(content) - start <= LARGEST_IDX:
+            raise ValueError(f"it has {len(content) - start} bytes for the shape {shape}")
+    except (OSError, EOFError, ValueError, IndexError, struct.error, zlib.error) as error:
+        problem = f"cannot be read as an IDX file of bytes ({first_line(error)})"
+        raise FileError("data_dir", str(file), problem, REPLACE) from error
     return torch.frombuffer(content, dtype=torch.uint8, offset=start).reshape(shape)
 
 
@@ -109,23 +107,19 @@ def load_cifar10(split: str, data_dir: Path | None = None, progress: bool = True
         place = official_file(CIFAR10, data_dir, [folder], progress)
         contents = _unpack(place, names)
     for name in names:
-        if name not in contents:
-            raise InputError(f"{str(place)!r} lacks {name!r}: {REPLACE}.")
-        numbers = np.frombuffer(contents[name], dtype=np.uint8)
+        numbers = np.frombuffer(contents.get(name, b""), dtype=np.uint8)
         if numbers.size != IMAGES * RECORD or numbers[::RECORD].max() > 9:
-            raise InputError(f"{name!r} of {str(place)!r} is not {IMAGES} records of {RECORD} bytes: {REPLACE}.")
+            problem = f"does not hold {name!r} with {IMAGES} records of {RECORD} bytes"
+            raise FileError("data_dir", str(place), problem, REPLACE)
     together = bytearray().join(contents[name] for name in names)
     records = torch.frombuffer(together, dtype=torch.uint8).reshape(-1, RECORD)
     return records[:, 1:].reshape(-1, 3, 32, 32), records[:, 0].long()
 
 
 def _beginning(file: Path) -> bytes:
-    """The content of a file of CIFAR-10, and of a longer one only a byte more."""
-    try:
-        with file.open("rb") as stream:
-            return stream.read(IMAGES * RECORD + 1)
-    except OSError as error:
-        raise InputError(f"{str(file)!r} cannot be read ({error.strerror}): {REPLACE}.") from error
+    """The content of a file of CIFAR-10; of a longer file, one byte more than that."""
+    with file.open("rb") as stream:
+        return stream.read(IMAGES * RECORD + 1)
 
 
 def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
@@ -141,7 +135,8 @@ def _unpack(archive: Path, names: list[str]) -> dict[str, bytes]:
                 if stream is not None:
                     contents[name] = stream.read(IMAGES * RECORD + 1)
     except (OSError, EOFError, ValueError, tarfile.TarError, zlib.error) as error:
-        raise InputError(f"{str(archive)!r} cannot be read as an archive ({first_line(error)}): {REPLACE}.") from error
+        problem = f"cannot be read as an archive ({first_line(error)})"
+        raise FileError("data_dir", str(archive), problem, REPLACE) from error
     return contents
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from nidiff.data.arrays import as_stored_numbers, stored_type
 from nidiff.data.dataset import Along, Dataset
-from nidiff.data.encoded import Reading
 from nidiff.data.grid import MOST_COORDINATES, USUAL, Grid
 from nidiff.data.layout import Layout
-from nidiff.data.sources import Watched, gather, runs, settled
-from nidiff.errors import InputError, first_line, one_of, shown
+from nidiff.data.sources import Limits, WatchedFile, gather, load_or_stream, slices_of
+from nidiff.data.spec import DataSpec
+from nidiff.errors import FileError, InputError, first_line, one_of
 from nidiff.extras import require
 from nidiff.files import read_json
 from nidiff.memory import require_memory
@@ -52,39 +52,35 @@ def is_science(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def open_science(path: Path, reading: Reading) -> Dataset:
+def open_science(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
     """The variables of a file as channels [N, C, *event].
 
     Without ``variables``, all that hold uint8, uint16 or floats, which must share their axes. The axis of the items is
     ``sample_axis``, by default the first one. A ``layout`` gives the axes of one variable by letters instead; its C
     makes channels of one axis.
     """
-    argument = f"path={str(path)!r}"
-    table = _opened(path, argument)
-    names = _variables(table, argument, reading.variables, reading.beside)
-    dims, sample, channel = _axes(table[names[0]], argument, reading)
-    if channel is not None and len(names) > 1:
-        raise InputError(f"layout={reading.layout!r} has C, and so has one variable: name one with variables=.")
+    table, file = _open_table(path), str(path)
+    names = _variables(table, file, spec)
+    dims, sample, channel = _axes(table[names[0]], file, spec)
     for name in names:
         others = tuple(map(str, table[name].dims))
         # Nameless axes are known by their sizes alone, so that their order is what tells them apart.
-        if others != dims if _is_nameless(dims) else {*others} != {*dims}:
-            found = f"{names[0]!r} over {table[names[0]].dims}, {name!r} over {table[name].dims}"
-            raise InputError(
-                f"{argument} has variables over different axes ({found}): choose some that are alike with variables=."
-            )
+        is_other = others != dims if _is_nameless(dims) else {*others} != {*dims}
+        if is_other or (channel is not None and len(names) > 1):
+            problem = f"has {names[0]!r} over {table[names[0]].dims} and {name!r} over {table[name].dims}"
+            remedy = "choose one of them with `variables`, or several that have the same axes and no axis of channels"
+            raise FileError("data", file, problem, remedy)
     event = tuple(dim for dim in dims if dim not in (sample, channel))
-    for dim in dims:
-        if table.sizes[dim] == 0:
-            raise InputError(f"{argument} has no values along {dim!r}: give at least one item.")
+    if empty := [dim for dim in dims if table.sizes[dim] == 0]:
+        raise FileError("data", file, f"has no values along {empty[0]!r}", "give at least one item")
     source = Fields(path, table, names, sample, channel, event)
     with source.watched.reading():
         grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
         if _is_nameless(event):
-            axes = USUAL[len(event)] if reading.layout is None else Layout(reading.layout).axes
+            axes = USUAL[len(event)] if spec.layout is None else Layout(spec.layout).axes
             grid = replace(grid, axes=axes, coordinates={}, axis_units={})
         along = _along(table, sample)
-    values = settled(source, argument, reading.memory_limit, progress=reading.progress)
+    values = load_or_stream(source, file, limits)
     if values is not source:
         table.close()
     return Dataset(values, grid=grid, along=along)
@@ -95,27 +91,24 @@ def read_variables(
 ) -> "list[NDArray[Any]]":
     """Variables that belong to the items along the axis ``sample``, which comes first; then the axes in the order of
     ``event``, or as in the file if they are others."""
-    table = _opened(path, f"path={str(path)!r}")
-    found = []
-    with table:
+    arrays = []
+    with _open_table(path) as table:
         for name in names:
-            one = table[one_of(argument, name, map(str, table.variables))]
-            dims = [str(dim) for dim in one.dims if dim != sample]
-            if len(dims) == len(one.dims):
-                raise InputError(
-                    f"{argument}={name!r} is not over {sample!r}, the axis of the items: choose one that is."
-                )
+            variable = table[one_of(argument, name, map(str, table.variables))]
+            dims = [str(dim) for dim in variable.dims if dim != sample]
+            if len(dims) == len(variable.dims):
+                problem = f"is not over {sample!r}, the axis of the items"
+                raise InputError(argument, name, problem, "choose a variable that is")
             if {*dims} == {*event}:
                 dims = [*event]
-            size = prod(one.shape) * one.dtype.itemsize
-            require_memory(f"{argument}={name!r} of shape {one.shape}", 2.0 * size, "give fewer items")
-            with Watched.now(_watched_file(path)).reading():
-                found.append(np.asarray(one.transpose(sample, *dims).values))
-    return found
+            require_memory(argument, name, 2.0 * prod(variable.shape) * variable.dtype.itemsize, "give fewer items")
+            with WatchedFile.now(_watched_file(path)).reading():
+                arrays.append(np.asarray(variable.transpose(sample, *dims).values))
+    return arrays
 
 
 class Fields:
-    """Variables of an open file, of which items are read when they are asked for."""
+    """A source of variables of an open file."""
 
     def __init__(
         self, path: Path, table: Any, names: Sequence[str], sample: str, channel: str | None, event: tuple[str, ...]
@@ -123,8 +116,8 @@ class Fields:
         self._table, self._names, self._sample = table, names, sample
         self._order = (sample, *([] if channel is None else [channel]), *event)
         self._has_channels = channel is not None
-        self.watched = Watched.now(_watched_file(path))
-        types = {stored_type(f"the variable {name!r}", table[name].dtype) for name in names}
+        self.watched = WatchedFile.now(_watched_file(path))
+        types = {stored_type(f"{name} of {path}", table[name].dtype) for name in names}
         self._stored = types.pop() if len(types) == 1 else np.dtype(np.float32)
         self.dtype: torch.dtype = getattr(torch, self._stored.name)
         channels = len(names) if channel is None else table.sizes[channel]
@@ -138,48 +131,44 @@ class Fields:
             return gather(index, len(self), self._read)
 
     def _read(self, rows: "NDArray[Any]") -> "NDArray[Any]":
-        together = runs(rows)
-        part = {self._sample: together[0] if len(together) == 1 else rows}
+        parts = slices_of(rows)
+        part = {self._sample: parts[0] if len(parts) == 1 else rows}
         arrays = [self._table[name].isel(part).transpose(*self._order).values for name in self._names]
         return as_stored_numbers(arrays[0] if self._has_channels else np.stack(arrays, 1), self._stored)
 
 
-def _opened(path: Path, argument: str) -> Any:
+def _open_table(path: Path) -> Any:
     """The table of variables, of which nothing is read yet."""
     xarray, is_zarr = require("xarray"), path.is_dir()
     options: dict[str, Any] = {"engine": "zarr"} if is_zarr else {"engine": "h5netcdf", "phony_dims": "sort"}
     require(options["engine"])
     try:
-        _check_claims(argument, *(_look_at_zarr if is_zarr else _look_at_hdf5)(path, argument))
+        _check_claims(path, *(_look_at_zarr if is_zarr else _look_at_hdf5)(path))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metadata that is in several places
-            table = xarray.open_dataset(path, decode_times=False, decode_coords="all", cache=False, **options)
+            return xarray.open_dataset(path, decode_times=False, decode_coords="all", cache=False, **options)
     except (InputError, MemoryError):
         raise
     except Exception as error:  # each library has many of its own
-        kind = "Zarr" if is_zarr else "NetCDF or HDF5"
-        raise InputError(f"{argument} cannot be read as {kind} ({first_line(error)}): write it with xarray.") from error
-    return table
+        problem = f"cannot be read as {'Zarr' if is_zarr else 'NetCDF or HDF5'} ({first_line(error)})"
+        raise FileError(
+            "data", str(path), problem, "write it with xarray, or convert classic NetCDF by nccopy -k nc4"
+        ) from error
 
 
-def _check_claims(argument: str, stored: int, arrays: Sequence[Claim]) -> None:
+def _check_claims(path: Path, stored: int, arrays: Sequence[Claim]) -> None:
     """Refuse what claims far more than the ``stored`` bytes can hold; xarray reads coordinates when it opens a file."""
-    claimed = sum(float(prod(one.shape)) for one in arrays)
+    claimed = sum(float(prod(array.shape)) for array in arrays)
     if claimed > max(EMPTY_CLAIM, RATIO * stored):
-        raise InputError(
-            f"{argument} claims {claimed:.3g} numbers and holds {stored:,} bytes: give one that is complete."
-        )
-    for one in arrays:
-        chunk = f"{argument} with chunks {tuple(one.chunks)}"
-        require_memory(chunk, 16.0 * prod(one.chunks), "write it with smaller chunks")
+        problem = f"claims {claimed:.3g} numbers and holds {stored:,} bytes"
+        raise FileError("data", str(path), problem, "give one that is complete")
+    for array in arrays:
+        require_memory("data", str(path), 16.0 * prod(array.chunks), "write it with smaller chunks")
 
 
-def _look_at_hdf5(path: Path, argument: str) -> tuple[int, list[Claim]]:
+def _look_at_hdf5(path: Path) -> tuple[int, list[Claim]]:
     """The bytes of a file and its arrays; refuse one that would have us read other files."""
     h5py, arrays = require("h5py"), []
-    with path.open("rb") as stream:
-        if stream.read(3) == b"CDF":
-            raise InputError(f"{argument} is of the classic NetCDF format: convert it by nccopy -k nc4.")
     with h5py.File(path, "r") as file:
 
         def refers(name: str, link: Any) -> str | None:
@@ -191,13 +180,13 @@ def _look_at_hdf5(path: Path, argument: str) -> tuple[int, list[Claim]]:
             arrays.append(Claim(entry.shape or (), entry.chunks or ()))
             return name if entry.is_virtual or entry.external else None
 
-        found = file.visititems_links(refers)
-    if found is not None:
-        raise InputError(f"{argument} refers to another file for {shown(found)}: copy the values into it.")
+        elsewhere = file.visititems_links(refers)
+    if elsewhere is not None:
+        raise FileError("data", str(path), f"refers to another file for {elsewhere!r}", "copy the values into it")
     return path.stat().st_size, arrays
 
 
-def _look_at_zarr(path: Path, argument: str) -> tuple[int, list[Claim]]:
+def _look_at_zarr(path: Path) -> tuple[int, list[Claim]]:
     """The bytes of a folder and its arrays; refuse codecs that we do not know."""
     size, arrays = 0, []
     for file in path.rglob("*"):
@@ -207,7 +196,7 @@ def _look_at_zarr(path: Path, argument: str) -> tuple[int, list[Claim]]:
             arrays += _claims(metadata)
             for codec in _codecs(metadata):
                 if codec.removeprefix("numcodecs.") not in CODECS:
-                    raise InputError(f"{argument} has the codec {shown(codec)}: write it with zstd, gzip or blosc.")
+                    raise FileError("data", str(path), f"has the codec {codec!r}", "write it with zstd, gzip or blosc")
     return size, arrays
 
 
@@ -218,11 +207,11 @@ def _claims(values: Any) -> list[Claim]:
     shape = values.get("shape")
     grid = values.get("chunk_grid", {})
     chunks = grid.get("configuration", {}).get("chunk_shape") if isinstance(grid, Mapping) else None
-    sizes = [
-        tuple(one) if isinstance(one, list) and all(fits(size, int) for size in one) else ()
-        for one in (shape, chunks or values.get("chunks"))
+    claims = [
+        tuple(sizes) if isinstance(sizes, list) and all(fits(size, int) for size in sizes) else ()
+        for sizes in (shape, chunks or values.get("chunks"))
     ]
-    return [Claim(*sizes), *(claim for value in values.values() for claim in _claims(value))]
+    return [Claim(*claims), *(claim for value in values.values() for claim in _claims(value))]
 
 
 def _codecs(values: Any, *, inside: bool = False) -> list[str]:
@@ -233,11 +222,11 @@ def _codecs(values: Any, *, inside: bool = False) -> list[str]:
         return [values] if inside else []
     if not isinstance(values, Mapping):
         return []
-    found = [str(values[key]) for key in ("id", "name") if inside and key in values]
+    names = [str(values[key]) for key in ("id", "name") if inside and key in values]
     for key, value in values.items():
         is_codec = key in ("compressor", "filters", "codecs", "index_codecs")
-        found += _codecs(value, inside=is_codec) if is_codec or isinstance(value, Mapping) else []
-    return found
+        names += _codecs(value, inside=is_codec) if is_codec or isinstance(value, Mapping) else []
+    return names
 
 
 def _watched_file(path: Path) -> Path:
@@ -248,44 +237,37 @@ def _is_numbers(dtype: Any) -> bool:
     return dtype.kind == "f" or (dtype.kind == "u" and dtype.itemsize <= 2)
 
 
-def _variables(table: Any, argument: str, asked: tuple[str, ...], beside: tuple[str, ...]) -> list[str]:
-    if asked:
-        if len({*asked}) < len(asked):
-            raise InputError(f"variables={asked} names one twice: leave one out.")
-        return [one_of("variables", name, map(str, table.data_vars)) for name in asked]
-    known = {str(name): one for name, one in table.data_vars.items() if name not in beside}
-    found = [name for name, one in known.items() if _is_numbers(one.dtype) and one.ndim >= 2]
-    if not found:
-        held = {str(name): f"{one.dtype} {one.shape}" for name, one in table.data_vars.items()}
-        raise InputError(
-            f"{argument} has no variable of floats, uint8 or uint16 with two axes or more: it has {shown(held)}."
-        )
-    return found
+def _variables(table: Any, file: str, spec: DataSpec) -> list[str]:
+    if spec.variables:
+        return [one_of("variables", name, map(str, table.data_vars)) for name in spec.variables]
+    held = {str(name): variable for name, variable in table.data_vars.items()}
+    names = [name for name, variable in held.items() if _is_numbers(variable.dtype) and variable.ndim >= 2]
+    if not (names := [name for name in names if name not in spec.annotation_variables]):
+        kinds = ", ".join(f"{name} {variable.dtype} {variable.shape}" for name, variable in held.items())
+        remedy = "give floats, uint8 or uint16 with two axes or more"
+        raise FileError("data", file, f"has no variable to read among {kinds or 'none'}", remedy)
+    return names
 
 
-def _axes(variable: Any, argument: str, reading: Reading) -> tuple[tuple[str, ...], str, str | None]:
+def _axes(variable: Any, file: str, spec: DataSpec) -> tuple[tuple[str, ...], str, str | None]:
     """The axes of a variable, that of the items, and that of the channels if it has one."""
     dims = tuple(map(str, variable.dims))
-    if reading.layout is not None:
-        letters = Layout(reading.layout).letters
-        Layout(letters).order(f"{variable.name!r} of {argument}", variable.shape)
+    if spec.layout is not None:
+        letters = Layout(spec.layout).letters
+        Layout(letters).order(f"{variable.name} of {file}", variable.shape)
         sample = dims[letters.index("N")]
-        if reading.sample_axis not in (None, sample):
-            raise InputError(f"sample_axis={reading.sample_axis!r} is not N of layout={letters!r}: give one of them.")
+        if spec.sample_axis not in (None, sample):
+            raise InputError("sample_axis", spec.sample_axis, f"is not N of {letters}", "leave out it or `layout`")
         return dims, sample, dims[letters.index("C")] if "C" in letters else None
+    problem = f"has {variable.name!r} over {dims}"
     if not 2 <= len(dims) <= 4:
-        given = f"{variable.name!r} over {dims}"
-        raise InputError(f"{argument} has {given}: give variables with one axis of items and one to three others.")
-    if reading.sample_axis is not None:
-        sample = one_of("sample_axis", reading.sample_axis, dims)
-    elif dims[0].lower() in INSIDE:
-        raise InputError(
-            f"{argument} has {variable.name!r} over {dims}, which seem to be axes of one item: give sample_axis=, the "
-            "axis of the items."
-        )
-    else:
-        sample = dims[0]
-    return dims, sample, None
+        raise FileError("data", file, problem, "give variables with one axis of items and one to three others")
+    if spec.sample_axis is not None:
+        return dims, one_of("sample_axis", spec.sample_axis, dims), None
+    if dims[0].lower() in INSIDE:
+        problem += ", which seem to be axes of one item"
+        raise FileError("data", file, problem, "say with `sample_axis` which is the axis of the items")
+    return dims, dims[0], None
 
 
 def _grid(table: Any, names: Sequence[str], event: tuple[str, ...], channel: str | None, dtype: str) -> Grid:

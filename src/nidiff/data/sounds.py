@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from nidiff.data.dataset import Dataset
-from nidiff.data.encoded import Reading
 from nidiff.data.grid import Grid
-from nidiff.data.sources import Watched, settled
-from nidiff.errors import InputError, first_line
+from nidiff.data.sources import Limits, WatchedFile, load_or_stream
+from nidiff.data.spec import DataSpec
+from nidiff.errors import FileError, InputError, first_line
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,46 +37,33 @@ class Header(NamedTuple):
     """Of each channel."""
 
 
-def open_sounds(path: Path, files: Sequence[Path], reading: Reading) -> Dataset:
+def open_sounds(files: Sequence[Path], spec: DataSpec, limits: Limits) -> Dataset:
     """The WAV files of a folder, all of one rate, length and number of channels; with a size, the middle ``size``
     numbers of each. Whole numbers of b bits are divided by 2^(b−1)."""
-    if reading.layout not in (None, "NCL", "NLC") or reading.channels is not None or isinstance(reading.size, tuple):
-        raise InputError(
-            f"layout, channels and two sizes have no meaning with the sounds of {str(path)!r}: leave them out."
-        )
-    if reading.skip_corrupt:
-        raise InputError(
-            "skip_corrupt=True has no meaning with sounds: leave it out, and remove those that are corrupt."
-        )
-    headers = [_header_of(file) for file in files]
-    first, length = headers[0], headers[0].length if reading.size is None else reading.size
+    spec.refuse("channels", "skip_corrupt", *([] if spec.layout in ("NCL", "NLC") else ["layout"]))
+    headers = [_read_header(file) for file in files]
+    first, length = headers[0], headers[0].length if spec.size is None else spec.size
+    if isinstance(length, tuple):
+        raise InputError("size", spec.size, "has two numbers, and sounds have one axis", "give one number")
     for file, header in zip(files, headers, strict=True):
-        for what, mine, its in (
-            ("channels", header.channels, first.channels),
-            ("samples per second", header.rate, first.rate),
-        ):
-            if mine != its:
-                raise InputError(
-                    f"{str(file)!r} has {mine} {what}, but {str(files[0])!r} has {its}: make all sounds alike."
-                )
-        if header.length < length or (reading.size is None and header.length != length):
-            wanted = f"{str(files[0])!r} has" if reading.size is None else "size asks for"
-            problem = f"{str(file)!r} has {header.length} samples, but {wanted} {length}"
-            raise InputError(f"{problem}: make all sounds alike, or give a smaller size=.")
-    sounds = Sounds(files, headers, length)
-    values = settled(sounds, f"path={str(path)!r}", reading.memory_limit, progress=reading.progress)
-    names = np.array([str(file.relative_to(path)) for file in files])
+        is_like = (header.channels, header.rate) == (first.channels, first.rate) and header.length >= length
+        if not is_like or (spec.size is None and header.length != length):
+            mine, other = (f"{h.channels} channels of {h.length} samples at {h.rate}" for h in (header, first))
+            problem = f"has {mine} per second, but {length} samples like {str(files[0])!r} with {other} are needed"
+            raise FileError("data", str(file), problem, "make all sounds alike, or give a smaller `size`")
+    values = load_or_stream(Sounds(files, headers, length), spec.source, limits)
+    names = np.array([str(file.relative_to(spec.source)) for file in files])
     return Dataset(values, grid=Grid(("time",), rate=first.rate), along=("file", names))
 
 
 class Sounds:
-    """WAV files that are read when they are asked for."""
+    """A source of WAV files."""
 
     dtype = torch.float32
 
     def __init__(self, files: Sequence[Path], headers: Sequence[Header], length: int) -> None:
         self.shape = (len(files), headers[0].channels, length)
-        self._files, self._headers = [Watched.now(file) for file in files], headers
+        self._files, self._headers = [WatchedFile.now(file) for file in files], headers
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -84,8 +71,6 @@ class Sounds:
     def index_select(self, dim: int, index: Tensor) -> Tensor:
         values = torch.empty(len(index), *self.shape[1:])
         for row, out in zip(index.tolist(), values.numpy(), strict=True):
-            if not 0 <= row < len(self):
-                raise IndexError(f"index has rows out of 0 to {len(self) - 1}")
             with self._files[row].reading():
                 out[:] = _numbers(self._files[row].path, self._headers[row], self.shape[2])
         return values
@@ -114,47 +99,34 @@ def _numbers(file: Path, header: Header, length: int) -> "NDArray[Any]":
         return numbers.astype(np.float32).reshape(length, header.channels).T
 
 
-def _header_of(file: Path) -> Header:
+def _read_header(file: Path) -> Header:
     try:
         return _header(file)
-    except InputError:
-        raise
     except (OSError, ValueError, struct.error) as error:
-        raise InputError(
-            f"{str(file)!r} cannot be read as a WAV file ({first_line(error)}): repair or remove it."
-        ) from error
+        problem = f"cannot be read as a WAV file ({first_line(error)})"
+        raise FileError("data", str(file), problem, "repair or remove it, or convert it to PCM or floats") from error
 
 
 def _header(file: Path) -> Header:
     """Go through the parts of a RIFF file: ``fmt `` says what the numbers are, ``data`` holds them."""
-    size, form = file.stat().st_size, None
+    size, form = file.stat().st_size, b""
     with file.open("rb") as stream:
         if stream.read(4) != b"RIFF" or stream.read(8)[4:] != b"WAVE":
             raise ValueError("it does not begin as one")
-        while len(head := stream.read(8)) == 8:
-            name, length = head[:4], int.from_bytes(head[4:], "little")
-            if name == b"fmt ":
+        while len(head := stream.read(8)) == 8 and head[:4] != b"data":
+            length = int.from_bytes(head[4:], "little")
+            if head[:4] == b"fmt ":
                 form = stream.read(length if length <= 4096 else 0)
                 stream.seek(length % 2, 1)
-            elif name == b"data":
-                return _checked(file, form, stream.tell(), min(length, size - stream.tell()), length)
             else:
                 stream.seek(length + length % 2, 1)
-    raise ValueError("it has no sound")
-
-
-def _checked(file: Path, form: bytes | None, start: int, held: int, claimed: int) -> Header:
-    if form is None:
-        raise ValueError("it does not say what its numbers are")
+        start = stream.tell()
     kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
     if kind == EXTENSIBLE:
         (kind,) = struct.unpack("<H", form[24:26])
-    if bits not in BITS.get(kind, ()):
-        given = f"{str(file)!r} has numbers of {bits} bits in the format {kind}"
-        raise InputError(f"{given}: convert it to PCM of 8, 16, 24 or 32 bits, or to floats.")
-    frame = channels * bits // 8
-    if not 1 <= channels <= MOST_CHANNELS or rate == 0:
-        raise ValueError(f"it has {channels} channels and {rate} samples per second")
-    if held != claimed or held < frame:
-        raise ValueError(f"it promises {claimed} bytes of sound and has {held}")
-    return Header(kind, bits, channels, rate, start, held // frame)
+    if bits not in BITS.get(kind, ()) or not 1 <= channels <= MOST_CHANNELS or rate == 0:
+        raise ValueError(f"it has {channels} channels of {bits} bits in the format {kind} at {rate} samples per second")
+    frame, claimed = channels * bits // 8, int.from_bytes(head[4:], "little")
+    if len(head) < 8 or claimed > size - start or claimed < frame:
+        raise ValueError(f"it promises {claimed} bytes of sound and has {size - start}")
+    return Header(kind, bits, channels, rate, start, claimed // frame)

@@ -1,4 +1,4 @@
-"""Values that are read when they are asked for: some rows of them, and files that must not change meanwhile."""
+"""Sources: values that are read when they are needed, and files that must not change meanwhile."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,13 +14,23 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nidiff.data.dataset import Dataset, Source
-from nidiff.errors import InputError, first_line
+from nidiff.data.spec import MEMORY_LIMIT
+from nidiff.errors import FileError, InputError, first_line
 from nidiff.memory import require_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK = 2**21  # numbers that are read at once
+
+
+class Limits(NamedTuple):
+    """How data are read, which does not change what is read."""
+
+    memory_limit: int | None = MEMORY_LIMIT
+    """Data of more bytes are read batch by batch. None: no limit."""
+    progress: bool = False
+    """Whether bars are shown on a terminal."""
 
 
 class Rows:
@@ -39,10 +49,10 @@ class Rows:
 
 def take(data: Dataset, rows: Tensor) -> Dataset:
     """The data set of some rows."""
-    values = data.values[rows] if isinstance(data.values, Tensor) else Rows(data.values, rows)
+    chosen = data.values[rows] if isinstance(data.values, Tensor) else Rows(data.values, rows)
     along = None if data.along is None else (data.along[0], data.along[1][rows.numpy()])
-    labels, conditions = (None if one is None else one[rows] for one in (data.labels, data.conditions))
-    return replace(data, values=values, labels=labels, conditions=conditions, along=along)
+    labels, conditions = (None if values is None else values[rows] for values in (data.labels, data.conditions))
+    return replace(data, values=chosen, labels=labels, conditions=conditions, along=along)
 
 
 def blocks(rows: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
@@ -50,15 +60,15 @@ def blocks(rows: Tensor, shape: tuple[int, ...]) -> Iterator[Tensor]:
     yield from rows.split(max(1, BLOCK // max(1, prod(shape))))
 
 
-def settled(source: Source, argument: str, limit: int | None, *, progress: bool = False) -> Tensor | Source:
-    """All values of a source, in memory if they take at most ``limit`` bytes (None: no limit); else the source."""
+def load_or_stream(source: Source, name: str, limits: Limits) -> Tensor | Source:
+    """All values of a source in memory, if they are within the limit; else the source itself."""
     size = prod(source.shape) * source.dtype.itemsize
-    if limit is not None and size > limit:
-        require_memory(f"{argument} with items {source.shape[1:]}", 4.0 * size / len(source), "give smaller items")
+    if limits.memory_limit is not None and size > limits.memory_limit:
+        require_memory("data", name, 4.0 * size / len(source), f"give items smaller than {source.shape[1:]}")
         return source
-    require_memory(f"{argument} of shape {source.shape}", 1.1 * size, "give fewer items, or a memory_limit")
+    require_memory("data", name, 1.1 * size, "give fewer items, or a memory_limit")
     values = torch.empty(source.shape, dtype=source.dtype)
-    bar = tqdm(total=len(source), desc="reading", delay=1, leave=False, disable=None if progress else True)
+    bar = tqdm(total=len(source), desc="reading", delay=1, leave=False, disable=None if limits.progress else True)
     with bar:
         for rows in blocks(torch.arange(len(source)), source.shape[1:]):
             values[rows[0] : rows[-1] + 1] = source.index_select(0, rows)
@@ -71,48 +81,46 @@ def gather(index: Tensor, total: int, read: "Callable[[NDArray[Any]], NDArray[An
     rows, back = np.unique(index.numpy(), return_inverse=True)
     if len(rows) == 0 or rows[0] < 0 or rows[-1] >= total:
         raise IndexError(f"index has rows out of 0 to {total - 1}")
-    found = read(rows)
-    return torch.from_numpy(found if np.array_equal(back, np.arange(len(index))) else found[back])
+    values = read(rows)
+    return torch.from_numpy(values if np.array_equal(back, np.arange(len(index))) else values[back])
 
 
-def runs(rows: "NDArray[Any]") -> "list[slice]":
+def slices_of(rows: "NDArray[Any]") -> "list[slice]":
     """Rising rows as slices of neighbours."""
     parts = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
     return [slice(int(part[0]), int(part[-1]) + 1) for part in parts]
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedFile:
     """A file as it was when it was opened."""
 
     path: Path
     state: tuple[int, int, int]
 
     @classmethod
-    def now(cls, path: Path) -> "Watched":
+    def now(cls, path: Path) -> "WatchedFile":
         return cls(path, _state(path))
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Refuse, in one sentence, what cannot be read, and what has changed by the time it has been read."""
+        """Refuse, in one sentence, a file that cannot be read, or that has changed by the time it has been read."""
         try:
             yield
+            problem, cause = None if _state(self.path) == self.state else "has changed since it was opened", None
         except (InputError, MemoryError, IndexError):
             raise
         except Exception as error:  # each format has many of its own
-            problem = f"{str(self.path)!r} cannot be read any more ({first_line(error)})"
-            raise InputError(
-                f"{problem}: leave it as it is until the end, and copy it again if it is damaged."
-            ) from error
-        if _state(self.path) != self.state:
-            raise InputError(
-                f"{str(self.path)!r} has changed since it was opened: leave it as it is until the end, and start again."
-            )
+            problem, cause = f"cannot be read any more ({first_line(error)})", error
+        if problem is not None:
+            raise FileError(
+                "data", str(self.path), problem, "leave it as it is until the end, and start again"
+            ) from cause
 
 
 def _state(path: Path) -> tuple[int, int, int]:
     try:
-        found = os.stat(path)
+        now = os.stat(path)
     except OSError:
         return (0, 0, 0)
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return now.st_size, now.st_mtime_ns, now.st_ino

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from nidiff.data.dataset import Dataset
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError
 from nidiff.randomness import permutation
-from nidiff.recipe import is_number, plain
 
 ITEM = "item"  # the name of the sample axis where the file gives none
 EXAMPLE = "give a fraction such as 0.1, or a range such as time=2010-01-01:2010-12-31"
 
 
-def held_out_rows(data: Dataset, held_out: Any) -> Tensor:
+def held_out_rows(data: Dataset, held_out: str) -> Tensor:
     """Which items are held out, as [N] of bools."""
-    if isinstance(held_out, str) and "=" in held_out:
+    if "=" in held_out:
         chosen = torch.from_numpy(_in_range(data, held_out))
     else:
         chosen = torch.zeros(len(data), dtype=torch.bool)
@@ -28,32 +27,25 @@ def held_out_rows(data: Dataset, held_out: Any) -> Tensor:
         chosen[order[: round(_fraction(held_out) * len(data))]] = True
     count = int(chosen.sum())
     if not 0 < count < len(data):
-        raise InputError(
-            f"held_out={shown(held_out)} holds out {count} of {len(data)} items: leave some on both sides."
-        )
+        problem = f"holds out {count} of {len(data)} items"
+        raise InputError("held_out", held_out, problem, "leave some on both sides")
     return chosen
 
 
-def _fraction(held_out: Any) -> float:
-    number = plain(held_out)
-    if isinstance(number, str):
-        with contextlib.suppress(ValueError):
-            number = float(number)
-    if not is_number(number) or not 0 < number < 1:
-        raise InputError(f"held_out={shown(held_out)} is not a part of the data: {EXAMPLE}.")
-    return float(number)
+def _fraction(held_out: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(held_out) < 1:
+            return float(held_out)
+    raise InputError("held_out", held_out, "is not a part of the data", EXAMPLE)
 
 
 def _in_range(data: Dataset, text: str) -> Any:
     """NAME=first:last, both included, where either may be left out; NAME is that of the sample axis, or item."""
     name, _, ends = text.partition("=")
-    own, values = (ITEM, np.arange(len(data))) if data.along is None or name == ITEM else data.along
-    if name != own:
-        problem = f"held_out={shown(text)} names {name!r}, but the items lie along {own!r}"
-        raise InputError(f"{problem}: give {own}=first:last.")
-    for colon in re.finditer(":", ends):  # a time of day has colons too
+    axis, values = (ITEM, np.arange(len(data))) if data.along is None or name == ITEM else data.along
+    for colon in re.finditer(":", ends if name == axis else ""):  # a time of day has colons too
         try:
-            low, high = (_end(one, values.dtype.kind) for one in (ends[: colon.start()], ends[colon.end() :]))
+            low, high = (_end(end, values.dtype.kind) for end in (ends[: colon.start()], ends[colon.end() :]))
         except ValueError:
             continue
         # An end that is a day stands for all of that day.
@@ -61,7 +53,8 @@ def _in_range(data: Dataset, text: str) -> Any:
         before = np.ones(len(values), bool) if high is None else _like(values, high) <= high
         return after & before
     kind = {"M": "times such as 2010-01-31", "U": "words"}.get(values.dtype.kind, "numbers")
-    raise InputError(f"held_out={shown(text)} is not a range of {kind}: give {own}=first:last, either of them or both.")
+    problem = f"is not a range of {axis!r}, along which the items lie"
+    raise InputError("held_out", text, problem, f"give {axis}=first:last, either of them or both, in {kind}")
 
 
 def _end(text: str, kind: str) -> Any:

@@ -3,6 +3,7 @@ steep."""
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nidiff.data.download import cache_folder
-from nidiff.errors import InputError, one_of
+from nidiff.errors import FileError, one_of
 from nidiff.files import read_npz, replacing, writing
+from nidiff.randomness import random_index, white_noise
 
 SIZE, MEMBERS, SNAPSHOTS, EVERY, COPIES = 64, {"train": 16, "test": 4}, 50, 0.5, 8
 SEEDS = {"train": 0, "test": 1}
@@ -42,9 +44,9 @@ def turbulent_vorticity(
     frequency = torch.fft.fftfreq(points, 1 / points)
     kx, ky = frequency[: points // 2 + 1].abs()[None, :], frequency[:, None]
     squared = kx**2 + ky**2
-    kept = (kx.expand_as(squared) < size / 2) & (ky.abs().expand_as(squared) < size / 2) & (squared > 0)
-    inverse = torch.where(kept, 1 / squared.clamp(min=1), 0.0)
-    damping = torch.exp(-STEP * (DRAG + 2.0 * (squared / (size / 2) ** 2) ** 2)) * kept
+    resolved = (kx.expand_as(squared) < size / 2) & (ky.abs().expand_as(squared) < size / 2) & (squared > 0)
+    inverse = torch.where(resolved, 1 / squared.clamp(min=1), 0.0)
+    damping = torch.exp(-STEP * (DRAG + 2.0 * (squared / (size / 2) ** 2) ** 2)) * resolved
     ring = ((squared >= 4) & (squared <= 16)).float()
     amplitude = FORCE * math.sqrt(STEP) * ring / ring.sum().sqrt() * points  # of the noise after a transform "ortho"
     generator = torch.Generator().manual_seed(seed)
@@ -61,31 +63,31 @@ def turbulent_vorticity(
         rate = advection(omega)
         guess = damping * (omega + STEP * rate)
         omega = damping * (omega + STEP / 2 * rate) + STEP / 2 * advection(guess)
-        force = torch.fft.rfft2(torch.randn(members, points, points, generator=generator), norm="ortho")
-        return (omega + amplitude * force) * kept
+        force = torch.fft.rfft2(white_noise((members, points, points), generator), norm="ortho")
+        return (omega + amplitude * force) * resolved
 
     def pixels(omega: Tensor) -> Tensor:
-        """The kept modes on a grid of ``size`` points, each member under random symmetries."""
+        """The resolved modes on a grid of ``size`` points, each member under random symmetries."""
         half = size // 2
         modes = torch.cat([omega[:, :half, : half + 1], omega[:, -half:, : half + 1]], dim=1)
         fields = torch.fft.irfft2(modes, s=(size, size)) * (size / points) ** 2
-        found = fields.repeat_interleave(copies, 0)
-        choices = torch.randint(0, size, (len(found), 4), generator=generator).tolist()
-        for field, (turns, mirror, *shift) in zip(found, choices, strict=True):
+        turned = fields.repeat_interleave(copies, 0)
+        choices = random_index(size, 4 * len(turned), generator).reshape(-1, 4).tolist()
+        for field, (turns, mirror, *shift) in zip(turned, choices, strict=True):
             changed = torch.rot90(field, turns % 4).roll(shift, (0, 1))
             field.copy_(-changed.flip(0) if mirror % 2 else changed.clone())
-        found = found + 0.01 * fields.std() * torch.randn(found.shape, generator=generator)
-        return found.unflatten(0, (members, copies))
+        turned += 0.01 * fields.std() * white_noise(turned.shape, generator)
+        return turned.unflatten(0, (members, copies))
 
     before, between = round(spin_up / STEP), round(every / STEP)
     total = before + (snapshots - 1) * between
-    omega = torch.fft.rfft2(torch.randn(members, points, points, generator=generator)) * (squared < 36) * kept
-    found = []
+    omega = torch.fft.rfft2(white_noise((members, points, points), generator)) * (squared < 36) * resolved
+    snapshots_seen = []
     for number in tqdm(range(total + 1), desc="turbulence", delay=1, leave=False, disable=None if progress else True):
         if number >= before and (number - before) % between == 0:
-            found.append(pixels(omega))
+            snapshots_seen.append(pixels(omega))
         omega = advance(omega)
-    return torch.cat(found, 1)
+    return torch.cat(snapshots_seen, 1)
 
 
 def load_turbulence(split: str, data_dir: Path | None = None, progress: bool = True) -> tuple[Tensor, None]:
@@ -100,19 +102,11 @@ def load_turbulence(split: str, data_dir: Path | None = None, progress: bool = T
     if not file.is_file():
         with writing("data_dir", folder):
             folder.mkdir(parents=True, exist_ok=True)  # a place that cannot be is refused before they are computed
-        made = turbulent_vorticity(
-            MEMBERS[split],
-            SNAPSHOTS,
-            SEEDS[split],
-            size=SIZE,
-            every=EVERY,
-            copies=COPIES,
-            spin_up=SPIN_UP,
-            progress=progress,
-        )
+        options: Any = {"size": SIZE, "every": EVERY, "copies": COPIES, "spin_up": SPIN_UP, "progress": progress}
+        made = turbulent_vorticity(MEMBERS[split], SNAPSHOTS, SEEDS[split], **options)
         with writing("data_dir", file), replacing(file) as out:
             np.savez(out, vorticity=made.flatten(0, 1).numpy())
     values = torch.from_numpy(read_npz(file, ["vorticity"], REPLACE)["vorticity"])
     if tuple(values.shape) != (MEMBERS[split] * SNAPSHOTS * COPIES, SIZE, SIZE) or values.dtype != torch.float32:
-        raise InputError(f"{str(file)!r} is not the turbulence of this version: {REPLACE}.")
+        raise FileError("data_dir", str(file), "is not the turbulence of this version", REPLACE)
     return values[:, None], None

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -12,7 +12,7 @@ from nidiff.data.dataset import WHOLE, Dataset, Source
 from nidiff.data.grid import Grid
 from nidiff.data.sources import blocks
 from nidiff.diffusion.scaling import Scaling
-from nidiff.errors import InputError, one_of, shown
+from nidiff.errors import InputError, one_of
 from nidiff.notation import call, parse_call
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ FITTED = (STANDARD, RANGE, LOG)
 
 
 @dataclass
-class Moments:
+class RunningMoments:
     """Count, mean and spread of the finite numbers of each channel, and their smallest and largest, in float64.
 
     Blocks are joined by Chan's formula: M2 = M2a + M2b + (mean_b − mean_a)² n_a n_b / n, which never subtracts two
@@ -41,7 +41,7 @@ class Moments:
         self.low, self.high = np.full_like(self.count, np.inf), np.full_like(self.count, -np.inf)
 
     def add(self, block: "NDArray[np.float64]") -> None:
-        """Of a block [C, M]."""
+        """Join a block [C, M]."""
         known = np.isfinite(block)
         low = high = block
         count = np.full(len(block), float(block.shape[1]))
@@ -63,42 +63,39 @@ class Moments:
         return np.sqrt(self.squares / np.maximum(self.count, 1))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one pass over the data finds out: about its values, and about the logarithm of some channels."""
+class Statistics(NamedTuple):
+    """What one pass over the data measures: their values, and the logarithm of some channels."""
 
-    values: Moments
-    logs: Moments
+    values: RunningMoments
+    logs: RunningMoments
 
     def means(self, grid: Grid) -> tuple[float, ...]:
         """The mean of each channel."""
         for channel in np.flatnonzero(self.values.count == 0):
-            raise InputError(
-                f"missing='mean' of {grid.channel(int(channel))} is unknown: it has no finite value at all."
-            )
+            problem = f"is unknown for {grid.channel(int(channel))}, which has no finite value"
+            raise InputError("missing", "mean", problem, "leave the channel out, or give a number")
         return tuple(self.values.mean.tolist())
 
 
-def measure(values: Tensor | Source, rows: Tensor, logs: Sequence[bool], *, progress: bool = False) -> Measured:
+def measure(values: Tensor | Source, rows: Tensor, logs: Sequence[bool], *, progress: bool = False) -> Statistics:
     """The moments of the finite values of some rows, a block at a time. ``logs`` says of which channels the logarithm
     is to be measured too; where it has none, the moments of the logarithm are infinite."""
     channels = values.shape[1]
-    found = Measured(Moments(np.zeros(channels)), Moments(np.zeros(channels)))
+    statistics = Statistics(RunningMoments(np.zeros(channels)), RunningMoments(np.zeros(channels)))
     bar = tqdm(total=len(rows), desc="measuring", delay=1, leave=False, disable=None if progress else True)
     with bar:
         for part in blocks(rows, tuple(values.shape[1:])):
             block = values.index_select(0, part).numpy().astype(np.float64)
             block = np.moveaxis(block, 1, 0).reshape(channels, -1)
-            found.values.add(block)
+            statistics.values.add(block)
             if any(logs):
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    found.logs.add(np.log(np.where(np.asarray(logs)[:, None], block, 1.0)))
+                    statistics.logs.add(np.log(np.where(np.asarray(logs)[:, None], block, 1.0)))
             bar.update(len(part))
-    return found
+    return statistics
 
 
-@dataclass(frozen=True)
-class Rule:
+class ScalingRule(NamedTuple):
     """How one channel is scaled."""
 
     kind: str
@@ -106,75 +103,66 @@ class Rule:
     shift: float = 0.0
 
 
-def as_rules(scaling: object, data: Dataset) -> list[Rule]:
+def as_rules(texts: Sequence[str], data: Dataset) -> list[ScalingRule]:
     """The rule of each channel, from one text for all of them or one for each."""
-    texts = [scaling] if isinstance(scaling, str) else scaling
     channels = data.shape[0]
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise InputError(f"scaling={shown(scaling)} must be a text such as standard, one per channel, or a Scaling.")
     if len(texts) not in (1, channels):
-        raise InputError(f"scaling has {len(texts)} texts for {channels} channels: give one, or one per channel.")
+        problem = f"has {len(texts)} texts for {channels} channels"
+        raise InputError("scaling", tuple(texts), problem, "give one, or one per channel")
     rules = [_rule(text, data) for text in texts]
     return rules if len(rules) == channels else rules * channels
 
 
-def _rule(text: str, data: Dataset) -> Rule:
+def _rule(text: str, data: Dataset) -> ScalingRule:
     name, arguments = parse_call("scaling", text)
-    one_of("scaling", name, (AUTO, STANDARD, RANGE, NONE, LOG, LINEAR))
-    if name == LINEAR:
-        made: Scaling = call("scaling", name, arguments, {LINEAR: _linear})
-        assert isinstance(made.scale, int | float)
-        assert isinstance(made.shift, int | float)
-        return Rule(LINEAR, float(made.scale), float(made.shift))
+    if one_of("scaling", name, (AUTO, NONE, LINEAR, *FITTED)) == LINEAR:
+        rule: ScalingRule = call("scaling", name, arguments, {LINEAR: _linear})
+        return rule
     if arguments:
-        raise InputError(f"scaling={shown(text)} takes no numbers: give {name}, or linear:scale=…,shift=….")
-    return Rule(STANDARD if data.values.dtype.is_floating_point else NONE) if name == AUTO else Rule(name)
+        raise InputError("scaling", text, "takes no numbers", f"give {name}, or linear:scale=…,shift=…")
+    return ScalingRule(STANDARD if data.values.dtype.is_floating_point else NONE) if name == AUTO else ScalingRule(name)
 
 
-def _linear(scale: float, shift: float = 0.0) -> Scaling:
+def _linear(scale: float, shift: float = 0.0) -> ScalingRule:
     """data = scale · x + shift."""
-    if isinstance(scale, tuple) or isinstance(shift, tuple):
-        raise InputError("scaling=linear has one scale and one shift: give a text for each channel.")
-    return Scaling(scale, shift)
+    Scaling(scale, shift)  # which refuses what is not a number, and 0
+    return ScalingRule(LINEAR, float(scale), float(shift))
 
 
-def fit_scaling(rules: Sequence[Rule], data: Dataset, found: Measured | None) -> Scaling:
-    """The scaling by ``rules`` of the data that were measured: ``standard`` has mean 0 and standard deviation 1 in the
-    model, ``range`` the least value at −1 and the largest at 1, ``log`` is ``standard`` of the logarithm. ``none``
-    leaves floats as they are, and takes whole numbers from the range of their type to [−1, 1]."""
+def fit_scaling(rules: Sequence[ScalingRule], data: Dataset, statistics: Statistics | None) -> Scaling:
+    """The scaling by ``rules``: ``standard`` has mean 0 and standard deviation 1 in the model, ``range`` the least
+    value at −1 and the largest at 1, ``log`` is ``standard`` of the logarithm. ``none`` leaves floats as they are, and
+    takes whole numbers from the range of their type to [−1, 1]."""
     whole = WHOLE.get(str(data.values.dtype).removeprefix("torch."), Scaling(1.0))
     if all(rule.kind == NONE for rule in rules):
         return whole
-    assert isinstance(whole.scale, float)
-    assert isinstance(whole.shift, float)
-    usual = (whole.scale, whole.shift)
-    pairs = [
-        usual
-        if rule.kind == NONE
-        else (rule.scale, rule.shift)
-        if rule.kind == LINEAR
-        else _fitted(rule, i, data.grid, found)
-        for i, rule in enumerate(rules)
-    ]
+    pairs: list[Any] = []
+    for channel, rule in enumerate(rules):
+        if rule.kind in FITTED:
+            assert statistics is not None
+            pairs.append(_fitted(rule.kind, channel, data.grid, statistics))
+        else:
+            pairs.append((whole.scale, whole.shift) if rule.kind == NONE else (rule.scale, rule.shift))
     scales, shifts = zip(*pairs, strict=True)
     logs = tuple(rule.kind == LOG for rule in rules)
     return Scaling(scales, shifts, logs if any(logs) else False)
 
 
-def _fitted(rule: Rule, channel: int, grid: Grid, found: Measured | None) -> tuple[float, float]:
+def _fitted(kind: str, channel: int, grid: Grid, statistics: Statistics) -> tuple[float, float]:
     """Scale and shift."""
-    assert found is not None
-    name, low, high = grid.channel(channel), float(found.values.low[channel]), float(found.values.high[channel])
-    problem = f"scaling={rule.kind!r} of {name} is impossible"
-    if found.values.count[channel] == 0:
-        raise InputError(f"{problem}, which has no finite value: leave the channel out.")
-    if low == high:
-        raise InputError(
-            f"{problem}, which is {low:g} everywhere: leave the channel out, or use linear:scale=…,shift=…."
+    values, name = statistics.values, grid.channel(channel)
+    low, high = float(values.low[channel]), float(values.high[channel])
+    if not low < high or (kind == LOG and low <= 0):
+        kinds = (
+            "has no finite value"
+            if low > high
+            else f"is {low:g} everywhere"
+            if low == high
+            else f"goes down to {low:g}"
         )
-    if rule.kind == LOG and low <= 0:
-        raise InputError(f"{problem}, which has values down to {low:g}: choose another scaling.")
-    if rule.kind == RANGE:
+        remedy = "leave the channel out, or choose another scaling, such as linear:scale=…,shift=…"
+        raise InputError("scaling", kind, f"is impossible for {name}, which {kinds}", remedy)
+    if kind == RANGE:
         return (high - low) / 2, (high + low) / 2
-    moments = found.logs if rule.kind == LOG else found.values
+    moments = statistics.logs if kind == LOG else values
     return float(moments.deviation[channel]), float(moments.mean[channel])

@@ -1,10 +1,11 @@
-"""What a network may be told beside x and the level: a class, a text's embedding, parameters, other fields.
+"""Conditions: what a network takes beside x and the level, such as a class, a text embedding, numbers or fields.
 
-A denoiser binds conditions (`Denoiser.given`), so that nothing that calls one has to know them.
+A denoiser binds their values (`Denoiser.given`), so that samplers and losses need not know about them.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
@@ -12,58 +13,113 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, known_names, one_of, shown
-from nidiff.recipe import fits, is_number
+from nidiff.diffusion.scaling import Scaling
+from nidiff.errors import InputError, known_names, shown
+from nidiff.recipe import is_number
 
 CLASSES = "class_labels"  # what diffusers' networks and ours call the class
-FORM = "return_dict"  # of diffusers' networks: how they answer, which is no condition
 PARAMETERS, FIELDS = "parameters", "fields"  # what our networks call numbers, and fields on the grid of x
+RETURN_FORM = "return_dict"  # an argument of diffusers' networks that is no condition
+MOST_NAMES = 20  # classes that a model card lists
 
 
 class Condition(NamedTuple):
-    """One that a network was trained with. Rows without it were given ``null``."""
+    """A condition that a network was trained with."""
 
     classes: int | None = None
-    """How many classes there are, 0 … classes − 1; None: it is not a class, but numbers."""
+    """The number of classes, 0 … classes − 1; None: the condition is not a class, but numbers."""
     shape: tuple[int, ...] = ()
-    """Of one row."""
+    """The shape of one row."""
     null: int | None = None
-    """What says that it is not given; None: NaN."""
+    """The value that stands for no condition; None: NaN."""
     dropout: float = 0.0
-    """The share of rows that it was left out of in training: without any, the network does not know null."""
-    scale: tuple[float, ...] = ()
-    """Of numbers, one per channel: in the units of the data they are scale · value + shift; empty: 1."""
-    shift: tuple[float, ...] = ()
-    """See ``scale``; empty: 0."""
+    """The share of training items without the condition. At 0 the network has never seen ``null``."""
+    scaling: Scaling | None = None
+    """The units of numbers, per channel; None: the network is given them as they are."""
 
     @property
     def absent(self) -> float | Tensor:
-        """null, as the network is given it: numbers of this ``shape``, NaN alone, or a class."""
+        """``null`` as the network is given it: numbers of this ``shape``, NaN alone, or a class."""
         if self.null is None:
             return math.nan
         return torch.full((1, *self.shape), float(self.null)) if self.shape else self.null
 
+    def to_json(self) -> dict[str, Any]:
+        values = self._asdict()
+        return values | {"scaling": None if self.scaling is None else asdict(self.scaling)}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Condition":
+        """The inverse of `to_json`. Version 0.2 stored ``scale`` and ``shift``, empty where there was no scaling."""
+        values = dict(values)
+        scale, shift = values.pop("scale", ()), values.pop("shift", ())
+        if isinstance(scaling := values.get("scaling"), Mapping):
+            values["scaling"] = Scaling(**scaling)
+        elif scale:
+            values["scaling"] = Scaling(scale, shift)
+        return cls(**{**values, "shape": tuple(values.get("shape", ()))})
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether its numbers are those of a condition; a damaged file may hold others."""
+        whole = all(number is None or isinstance(number, int) for number in (self.classes, self.null, *self.shape))
+        share = is_number(self.dropout) and 0 <= self.dropout <= 1
+        return whole and share and (self.classes is None or self.classes > 0)
+
+
+def as_conditions(conditions: Mapping[str, Condition | Mapping[str, Any]] | None) -> dict[str, Condition]:
+    """The conditions of a denoiser by name, from `Condition`s or their stored JSON."""
+    result = {}
+    for name, condition in (conditions or {}).items():
+        try:
+            result[str(name)] = condition if isinstance(condition, Condition) else Condition.from_json(condition)
+            sound = result[str(name)].is_sound
+        except (TypeError, ValueError):
+            sound = False
+        if not sound:
+            raise InputError("conditions", None, f"has {shown(condition)} as {name!r}", "give a nidiff.Condition")
+    return result
+
+
+def describe_conditions(conditions: Mapping[str, Condition], class_names: Sequence[str] = ()) -> str:
+    """The conditions in words, for a model card."""
+    words = []
+    for name, condition in conditions.items():
+        what = " × ".join(map(str, condition.shape)) if condition.classes is None else f"{condition.classes} classes"
+        if condition.classes is not None and 0 < len(class_names) <= MOST_NAMES:
+            what += f" ({', '.join(f'{number} {known}' for number, known in enumerate(class_names))})"
+        dropped = f", left out of {condition.dropout:.3g} of the images" if condition.dropout else ""
+        words.append(f"{name}: {what}{dropped}")
+    return "; ".join(words)
+
+
+# What a network takes -----------------------------------------------------------------------------------------------
+
 
 def known_conditions(net: Callable[..., Any]) -> list[str] | None:
-    """The names of what ``net(x, label, …)`` takes beside x and the label; None if it takes any."""
+    """The names of the arguments of ``net(x, label, …)`` after the label; None if it takes any."""
     parameters = _parameters(net)
-    if parameters is None or any(one.kind is Parameter.VAR_KEYWORD for one in parameters):
+    if parameters is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return [one.name for one in parameters if one.kind is not Parameter.POSITIONAL_ONLY]
+    return [parameter.name for parameter in parameters if parameter.kind is not Parameter.POSITIONAL_ONLY]
 
 
 def needed_conditions(net: Callable[..., Any]) -> list[str]:
-    """The names of those that ``net`` cannot be called without."""
+    """The names of the conditions without which ``net`` cannot be called."""
     named = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-    names = [one.name for one in _parameters(net) or () if one.default is Parameter.empty and one.kind in named]
-    config = getattr(net, "config", None)
-    if isinstance(config, Mapping) and any(config.get(key) for key in ("num_class_embeds", "class_embed_type")):
+    needed = [p for p in _parameters(net) or () if p.default is Parameter.empty and p.kind in named]
+    names = [parameter.name for parameter in needed]
+    if any(_config(net).get(key) for key in ("num_class_embeds", "class_embed_type")):
         names.append(CLASSES)  # by default None, which diffusers' networks of classes refuse
     return names
 
 
+def null_class(net: Any, classes: int) -> int:
+    """The class that stands for "no class": diffusers' networks have one more for it; for others it is −1."""
+    return -1 if _config(net).get("num_class_embeds") is None else classes
+
+
 def _parameters(net: Callable[..., Any]) -> list[Parameter] | None:
-    """Those of ``net(x, label, …)`` after the label; None if they are not known."""
     function = net.forward if isinstance(net, torch.nn.Module) else net
     try:
         return [*signature(function).parameters.values()][2:]
@@ -71,122 +127,93 @@ def _parameters(net: Callable[..., Any]) -> list[Parameter] | None:
         return None
 
 
-def check_told(conditions: Mapping[str, Condition], bound: Collection[str]) -> None:
-    """Refuse to leave out what the network was never trained without."""
-    for name, one in conditions.items():
-        if name not in bound and not one.dropout:
-            raise InputError(
-                f"{name} is missing: the network was trained with it in every image, and knows nothing of images "
-                f"without: give it, as in denoiser.given({name}=…)."
-            )
+def _config(net: Any) -> Mapping[str, Any]:
+    config = getattr(net, "config", None)
+    return config if isinstance(config, Mapping) else {}
+
+
+# Values of conditions -----------------------------------------------------------------------------------------------
+
+
+def check_not_missing(conditions: Mapping[str, Condition], names: Collection[str]) -> None:
+    """Refuse to leave out a condition that the network was never trained without; ``names`` have a value."""
+    for name, condition in conditions.items():
+        if name not in names and not condition.dropout:
+            problem = "is missing, and the network was trained with it in every item"
+            raise InputError(name, None, problem, f"give it, as in denoiser.given({name}=…)")
 
 
 def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition], values: Mapping[str, Any]) -> None:
-    """Refuse values that the network does not take, or that are not what it was trained with."""
+    """Refuse values that the network does not take, or that differ from those it was trained with."""
     names = [*conditions] or known_conditions(net)
     for name, value in values.items():
         if names is not None and name not in names:
-            names = [one for one in names if one != FORM]
-            takes = known_names(name, names) if names else "it takes none"
-            raise InputError(f"{name} is not a condition of the network: {takes}.")
-        if value is None:
-            raise InputError(f"{name} is None: leave it out, or give one row per image.")
+            others = {*names} - {RETURN_FORM}
+            remedy = known_names(name, others) if others else "it takes none"
+            raise InputError(name, None, "is not a condition of the network", remedy)
         if name == CLASSES:
             _check_classes(value, *_class_range(net, conditions.get(name)))
         elif isinstance(value, Tensor) and name in conditions and value.ndim:
             shape = conditions[name].shape
             if tuple(value.shape[1:]) != shape:
                 rows = f"[B, {', '.join(map(str, shape))}]" if shape else "[B]"
-                raise InputError(f"{name} has shape {tuple(value.shape)}: the network was trained with {rows}.")
+                raise InputError(name, None, f"has shape {tuple(value.shape)}", f"the network was trained with {rows}")
 
 
 def _class_range(net: Any, condition: Condition | None) -> tuple[int | None, int | None]:
-    """(how many classes, null), as far as they are known."""
+    """(the number of classes, null), as far as they are known."""
     if condition is not None:
         return condition.classes, condition.null
-    config = getattr(net, "config", None)
-    config = config if isinstance(config, Mapping) else {}
+    config = _config(net)
     return config.get("num_classes", config.get("num_class_embeds")), -1 if "num_classes" in config else None
 
 
 def _check_classes(labels: Any, classes: int | None, null: int | None) -> None:
-    """Whole numbers from 0 to classes − 1, or null; diffusers' networks also take floats, of which nothing is known."""
-    try:
-        values = torch.as_tensor(labels)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"{CLASSES}={shown(labels)} must be whole numbers, one per image or one for all.") from error
+    """Refuse all but whole numbers from 0 to classes − 1, or null. Where the number of classes is not known, anything
+    goes: diffusers' networks also take floats."""
     if classes is None:
         return
-    if values.ndim > 1:
-        raise InputError(f"{CLASSES} has shape {tuple(values.shape)}: give one number per image, or one for all.")
-    if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
-        raise InputError(f"{CLASSES}={shown(labels)} must be whole numbers from 0 to {classes - 1}.")
+    values = torch.as_tensor(labels)
+    if values.ndim > 1 or values.is_floating_point() or values.dtype == torch.bool:
+        problem = f"has shape {tuple(values.shape)} and dtype {values.dtype}"
+        raise InputError(CLASSES, None, problem, "give one whole number per image, or one for all")
     beyond = (values < 0) | (values >= classes)
     if null is not None:
         beyond &= values != null
     if bool(beyond.any()):
-        first = values[beyond].flatten()[0].item()
-        none = "" if null is None else f", or {null} for none"
-        raise InputError(f"{CLASSES} has {first}, and the classes are 0 … {classes - 1}: give one of these{none}.")
+        remedy = f"give classes from 0 to {classes - 1}" + ("" if null is None else f", or {null} for none")
+        raise InputError(CLASSES, values[beyond].flatten()[0].item(), "is not a class of the model", remedy)
 
 
 def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torch.dtype) -> Any:
-    """A condition as the network is given it for ``count`` images; what is neither numbers nor a tensor stays as it is.
-
-    Floats have the dtype of the network.
-    """
-    value = _numbers(value)
+    """The value of a condition as the network is given it for ``count`` images, floats in its ``dtype``; a value that
+    is neither numbers nor a tensor stays as it is."""
+    value = _as_tensor(value)
     if not isinstance(value, Tensor):
         return value
     value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
     if not value.ndim:
         return value.expand(count)
     if len(value) not in (1, count):
-        raise InputError(f"{name} has {len(value)} rows for {count} images: give one per image, or one for all.")
+        problem = f"has {len(value)} rows for {count} images"
+        raise InputError(name, None, problem, "give one per image, or one for all")
     return value.expand(count, *value.shape[1:])
 
 
-def _numbers(value: Any) -> Any:
-    """Numbers as a tensor; anything else as it is."""
-    several = isinstance(value, list | tuple | range) and value and all(map(is_number, value))
-    one = is_number(value) or (isinstance(value, float) and math.isnan(value))
-    return torch.as_tensor(value) if several or one or isinstance(value, np.ndarray) else value
-
-
 def count_rows(value: Any) -> int:
-    """For how many images a condition is: 1 where it is for all."""
-    value = _numbers(value)
+    """The number of images that a value is for; 1 for all."""
+    value = _as_tensor(value)
     return len(value) if isinstance(value, Tensor) and value.ndim else 1
 
 
 def take_rows(value: Any, index: Tensor) -> Any:
-    """The rows of some of the images; what has one row for all stays."""
-    value = _numbers(value)
+    """The rows of some of the images; a value with one row for all stays as it is."""
+    value = _as_tensor(value)
     return value[index.to(value.device)] if isinstance(value, Tensor) and value.ndim and len(value) > 1 else value
 
 
-def as_conditions(conditions: Any) -> dict[str, Condition]:
-    """The conditions of a denoiser by name, from `Condition`s or what a model stored of them."""
-    if conditions is None:
-        return {}
-    if not isinstance(conditions, Mapping):
-        raise InputError(f"conditions={shown(conditions)} must be a dict of nidiff.Condition by name.")
-    found = {}
-    for name, one in conditions.items():
-        if isinstance(one, Mapping):
-            for key in one:
-                one_of(f"a key of conditions[{name!r}]", key, Condition._fields)
-            lists = {key: tuple(value) for key, value in one.items() if isinstance(value, list)}
-            one = Condition(**{**one, **lists})
-        if not isinstance(one, Condition) or not _is_sound(one):
-            raise InputError(f"conditions[{name!r}]={shown(one)} is not a nidiff.Condition: give one.")
-        found[str(name)] = one
-    return found
-
-
-def _is_sound(one: Condition) -> bool:
-    numbers = (one.classes, one.null)
-    if not (all(n is None or fits(n, int) for n in numbers) and fits(one.shape, tuple[int, ...])):
-        return False
-    units = all(fits(each, tuple[float, ...]) and all(map(is_number, each)) for each in (one.scale, one.shift))
-    return units and (one.classes is None or one.classes > 0) and is_number(one.dropout) and 0 <= one.dropout <= 1
+def _as_tensor(value: Any) -> Any:
+    """Numbers as a tensor; anything else as it is."""
+    several = isinstance(value, list | tuple | range) and value and all(map(is_number, value))
+    single = isinstance(value, int | float | np.ndarray | np.generic) and not isinstance(value, bool)
+    return torch.as_tensor(value) if several or single else value

@@ -7,23 +7,23 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from nidiff.covariance.matrix import Identity
-from nidiff.covariance.modes import elementwise
-from nidiff.covariance.modes import largest as magnitude
+from nidiff.covariance.families import Identity
+from nidiff.covariance.modes import Modes
 from nidiff.diffusion.condition import FIELDS, Condition, as_conditions, as_rows, check_conditions, take_rows
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
-from nidiff.diffusion.guidance import guided
+from nidiff.diffusion.guidance import make_guidance
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
-from nidiff.diffusion.schedule import Level, Schedule, broadcast
+from nidiff.diffusion.schedule import Level
 from nidiff.diffusion.target import EPS, TARGETS, Target
-from nidiff.errors import InputError, choose, expect, one_of, shown
-from nidiff.recipe import is_number, plain
+from nidiff.errors import InputError, choose, expect, one_of
+from nidiff.recipe import check_number
 
 MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 ONE = Identity((1,))
 FEW = 33  # rows that are looked at where each is a table
 MOST_EXPLAINED = 0.9
+NEEDS_GAUSSIAN = "give the denoiser gaussian=nidiff.fit_gaussian(data)"
 Estimate = Callable[[Tensor, Level], Tensor]  # (x, level) -> x̂0
 
 
@@ -45,10 +45,11 @@ class Denoiser(torch.nn.Module):
     ``gaussian`` is a Gaussian model of the data, which target "residual" and the `angle` samplers need: then x̂0 is
     that of the model plus what the network adds. ``sees`` is what the network is given: "x"; "z", x centred and scaled
     to variance 1 in every mode (the default of "residual"); or "both", in this order along the axis of channels.
-    ``kappa`` is what `nidiff.measure_kappa` found.
+    ``kappa`` is what `nidiff.design.measure_kappa` found.
 
-    ``conditions`` are those that the network was trained with, by name; what is not `given` is null. ``bound`` are the
-    values given, and ``corrections`` what x̂0 went through, in this order: see `given`, `guided` and `corrected`.
+    ``conditions`` are those that the network was trained with, by name; what is not `given` is null.
+    ``condition_values`` are the values given, and ``corrections`` what x̂0 goes through, in this order: see `given`,
+    `guided` and `corrected`.
     """
 
     def __init__(
@@ -63,40 +64,36 @@ class Denoiser(torch.nn.Module):
         sees: str | None = None,
         kappa: Kappa | None = None,
         conditions: Mapping[str, Condition] | None = None,
-        bound: Mapping[str, Any] | None = None,
+        condition_values: Mapping[str, Any] | None = None,
         corrections: Sequence[Correction] = (),
     ) -> None:
         super().__init__()
-        if not (callable(net) and isinstance(process, Process)):
-            raise InputError("Denoiser takes a network and a nidiff.Process: give both, in this order.")
         self.net = net
+        self.training = net.training if isinstance(net, torch.nn.Module) else self.training
         self.process = process
         self.gaussian, self.kappa = gaussian, kappa
         if gaussian is not None:
-            expect("gaussian", gaussian, GaussianModel, "fit one by nidiff.fit_gaussian(data)")
-            gaussian.at(process.schedule.level(0), process.covariance)  # which refuses another basis
+            gaussian.check_basis(process.covariance)
+            gaussian.at(process.schedule.level(len(process.schedule) // 2), process.covariance)  # in one basis
         if kappa is not None:
-            expect("kappa", kappa, Kappa, "measure it by nidiff.measure_kappa(denoiser, data)")
             if gaussian is None:
-                raise InputError("kappa belongs to the modes of the data's Gaussian: give gaussian= too.")
+                raise InputError("kappa", None, "belongs to the modes of the data's Gaussian", "give `gaussian` too")
             kappa.check(gaussian, len(process.schedule))
         self._chosen = choose("target", target, TARGETS)
-        self.target: Target = self._bound(target)
+        self.target: Target = self._resolved_target()
         self.sees = one_of("sees", self._sees_by_default if sees is None else sees, ("x", "z", "both"))
         if self.sees != "x" and gaussian is None:
-            raise InputError(f"sees={self.sees!r} needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data).")
+            raise InputError("sees", self.sees, "needs the data's Gaussian", NEEDS_GAUSSIAN)
         if self.sees == "both" and gaussian is not None and len(gaussian.shape) == len(gaussian.spatial.event_shape):
-            raise InputError("sees='both' puts x and z side by side as channels: give data an axis of channels.")
-        clip = plain(clip)
-        if clip is not None and not (is_number(clip) and clip > 0):
-            raise InputError(f"clip={shown(clip)} must be a positive number, or None for no clipping.")
-        if scaling is not None and not isinstance(scaling, Scaling):
-            raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or None.")
+            remedy = "give the data an axis of channels"
+            raise InputError("sees", self.sees, "puts x and z side by side as channels", remedy)
+        if clip is not None and not clip > 0:
+            raise InputError("clip", clip, "is not positive", "give a positive number, or None for no clipping")
         self.clip = clip
         self.scaling = scaling
         self._trainable: set[torch.dtype] = set()  # in which its levels were checked
         self.conditions = as_conditions(conditions)
-        self.bound: dict[str, Any] = dict(bound or {})
+        self.condition_values: dict[str, Any] = dict(condition_values or {})
         self.corrections = tuple(corrections)
         self._corrected: Estimate | None = None
         if self.corrections:
@@ -104,25 +101,22 @@ class Denoiser(torch.nn.Module):
 
     def forward(self, x: Tensor, level: Level) -> Tensor:
         """x̂0, the expected clean image given x: the expected denoised sample (eq. 23, corrected by E10)."""
-        if self._corrected is None:
-            x0 = self.target.decode(self.output(x, level), x, level, self.process.covariance)
-        else:
-            x0 = self._corrected(x, level)
+        x0 = self.unclipped(x, level)
         return x0 if self.clip is None else x0.clamp(-self.clip, self.clip)
 
-    def _bound(self, target: object) -> Target:
+    def unclipped(self, x: Tensor, level: Level) -> Tensor:
+        """x̂0 before it is clipped."""
+        if self._corrected is None:
+            return self.target.decode(self.output(x, level), x, level, self.process.covariance)
+        return self._corrected(x, level)
+
+    def _resolved_target(self) -> Target:
         """The target itself, or that of the data's Gaussian."""
-        chosen = self._chosen
-        if isinstance(chosen, Target):
-            return chosen
-        if not callable(chosen):
-            raise InputError(f"target={shown(target)} must be a name in TARGETS or a Target.")
+        if isinstance(self._chosen, Target):
+            return self._chosen
         if self.gaussian is None:
-            raise InputError(
-                f"target={(self.target_name or target)!r} needs the data's Gaussian: give "
-                "gaussian=nidiff.fit_gaussian(data)."
-            )
-        return chosen(self.gaussian, self.process.covariance)
+            raise InputError("target", self.target_name, "needs the data's Gaussian", NEEDS_GAUSSIAN)
+        return self._chosen(self.gaussian, self.process.covariance)
 
     @property
     def _sees_by_default(self) -> str:
@@ -158,7 +152,7 @@ class Denoiser(torch.nn.Module):
         """The same on a grid of another ``shape`` of the event: the noise has the same law at the modes that both grids
         have (`Covariance.at`), and so has the data's Gaussian. The network must take such x; κ is left out."""
         if self.process.schedule.event_shape:
-            raise InputError("schedule has levels of its own for every mode, which another grid has not: train there.")
+            raise InputError("schedule", None, "has levels per mode, which another grid does not have", "train there")
         process = Process(self.process.schedule, self.process.covariance.at(shape))
         gaussian = None if self.gaussian is None else self.gaussian.on_grid(shape)
         conditions = {
@@ -168,13 +162,13 @@ class Denoiser(torch.nn.Module):
         return self._with(process=process, gaussian=gaussian, kappa=None, conditions=conditions)
 
     def given(self, **conditions: Any) -> "Denoiser":
-        """The same, told ``conditions``: one row per image, or one for all. They reach the network as keyword arguments
-        (class_labels, encoder_hidden_states, …), tensors on x's device and floats in the network's dtype.
+        """The same with values of ``conditions``: one row per image, or one for all. They reach the network as keyword
+        arguments (class_labels, encoder_hidden_states, …), tensors on x's device and floats in the network's dtype.
 
-        Of a condition that is not given the network is told null, where the denoiser knows it.
+        A condition that is not given has its null value, where the denoiser knows it.
         """
         check_conditions(self.net, self.conditions, conditions)
-        return self._told({**self.bound, **conditions})
+        return self._with_values({**self.condition_values, **conditions})
 
     def guided(
         self,
@@ -193,7 +187,9 @@ class Denoiser(torch.nn.Module):
                 network was trained with.
             interval: two rows of the schedule; outside of them x̂0(conditions) is left as it is.
         """
-        return self.corrected(guided(self, scale, null, interval))
+        names, scale, rows = self.condition_values, check_number("scale", scale), len(self.process.schedule)
+        guidance = make_guidance(self.conditions, names, scale, null=null, interval=interval, num_rows=rows)
+        return self.corrected(guidance)
 
     def corrected(self, correction: Correction) -> "Denoiser":
         """The same with ``correction`` of its x̂0: that of `guided`, of `nidiff.posterior`, or one of your own."""
@@ -202,24 +198,38 @@ class Denoiser(torch.nn.Module):
     def for_images(self, index: Tensor) -> "Denoiser":
         """The same for some of the images [B] that its conditions and observations are for."""
         corrections = [one.for_images(index) if hasattr(one, "for_images") else one for one in self.corrections]
-        bound = {name: take_rows(value, index) for name, value in self.bound.items()}
-        return self._with(bound=bound, corrections=corrections)
+        values = {name: take_rows(value, index) for name, value in self.condition_values.items()}
+        return self._with(condition_values=values, corrections=corrections)
 
-    def silenced(self) -> "Denoiser":
-        """The same with a network that says 0."""
-        return self._with(net=silent, sees="x", conditions={})
+    def with_zero_net(self) -> "Denoiser":
+        """The same with a network that returns 0."""
+        return self._with(net=zero_net, sees="x", conditions={})
 
-    def _told(self, bound: Mapping[str, Any]) -> "Denoiser":
+    def _with_values(self, values: Mapping[str, Any]) -> "Denoiser":
         """The same with other conditions. All else is shared and was checked: a training step does this too."""
         if self.corrections:  # which are bound to the conditions
-            return self._with(bound=bound)
+            return self._with(condition_values=values)
         other = copy(self)
-        other.bound = dict(bound)
+        other._modules = dict(self._modules)  # else another network of the copy would be one of the original
+        other.condition_values = dict(values)
         return other
 
     def _with(self, **changes: Any) -> "Denoiser":
-        own = {name: getattr(self, name) for name in OWN}
-        return Denoiser(**{**own, "target": self._chosen, **changes})
+        """The same with other arguments of the constructor."""
+        arguments: dict[str, Any] = {
+            "net": self.net,
+            "process": self.process,
+            "target": self._chosen,
+            "clip": self.clip,
+            "scaling": self.scaling,
+            "gaussian": self.gaussian,
+            "sees": self.sees,
+            "kappa": self.kappa,
+            "conditions": self.conditions,
+            "condition_values": self.condition_values,
+            "corrections": self.corrections,
+        }
+        return Denoiser(**{**arguments, **changes})
 
     def network_input(self, x: Tensor, level: Level) -> Tensor:
         """What the network is given at x: see ``sees``."""
@@ -229,30 +239,25 @@ class Denoiser(torch.nn.Module):
         return z if self.sees == "z" else torch.cat([x, z], dim=1)
 
     def output(self, x: Tensor, level: Level) -> Tensor:
-        """What the network says at x, in its own terms."""
-        if not (isinstance(x, Tensor) and x.ndim and x.is_floating_point() and isinstance(level, Level)):
-            raise InputError("x must be a batch of floats [B, ...], and level a level of the schedule: give both.")
+        """The output of the network at x."""
         if self.gaussian is not None and tuple(x.shape[1:]) != self.gaussian.shape:
-            raise InputError(
-                f"x has items {tuple(x.shape[1:])}, and gaussian was fitted to {self.gaussian.shape}: give x of that "
-                "shape, or a Gaussian of these data."
-            )
+            problem = f"has items {tuple(x.shape[1:])}, and the Gaussian is over {self.gaussian.shape}"
+            raise InputError("x", None, problem, "give x of that shape, or a Gaussian of these data")
         label = torch.as_tensor(level.label, device=x.device)
         if label.ndim and len(label) not in (1, len(x)):
-            raise InputError(f"level is for {len(label)} images, but x has {len(x)}: give one per image.")
+            raise InputError("level", None, f"is for {len(label)} images, but `x` has {len(x)}", "give one per image")
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
-        own = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
-        told = {name: one.absent for name, one in self.conditions.items()} | self.bound
-        told = {name: as_rows(name, value, len(x), x.device, own) for name, value in told.items()}
-        output = as_tensor(self.net(self.network_input(x, level).to(own), label.expand(len(x)), **told)).to(x.dtype)
+        dtype = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
+        values = {name: one.absent for name, one in self.conditions.items()} | self.condition_values
+        values = {name: as_rows(name, value, len(x), x.device, dtype) for name, value in values.items()}
+        output = as_tensor(self.net(self.network_input(x, level).to(dtype), label.expand(len(x)), **values)).to(x.dtype)
         if output.shape != x.shape:
-            raise InputError(
-                f"net returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}: make them equal."
-            )
+            problem = f"returned shape {tuple(output.shape)} for x of shape {tuple(x.shape)}"
+            raise InputError("net", None, problem, "make them equal")
         return output
 
-    def check_levels(self, dtype: torch.dtype, rows: Sequence[int] | None = None) -> None:
+    def check_levels(self, dtype: torch.dtype, rows: Sequence[float] | None = None) -> None:
         """Refuse ``rows`` of the schedule at which sampling overflows in ``dtype``; without any, at which the loss may.
 
         x, x̂0 and, for the loss, what the network is to learn and the weight of its error must be finite.
@@ -266,19 +271,17 @@ class Denoiser(torch.nn.Module):
         numbers = [level.sigma, a, b, a * level.sigma]
         if rows is None:
             numbers.append(self.target.eps_error(level)[0])
-            if isinstance(level.signal, Tensor) and self.target.mean is None:
+            if level.signal.basis is None and self.target.mean is None:
                 one = torch.ones(len(wanted), 1, dtype=torch.float64)
-                numbers.append(self.target.encode(one, one, level.like(one), ONE)[:, 0])
-        largest = torch.stack([magnitude(each).expand(len(wanted)) for each in numbers]).amax(0)
+                numbers.append(Modes(self.target.encode(one, one, level, ONE)[:, 0]))
+        largest = torch.stack([each.largest.expand(len(wanted)) for each in numbers]).amax(0)
         beyond = ~(largest < torch.finfo(dtype).max / MARGIN)
         if bool(beyond.any()):
             worst = int(beyond.nonzero()[-1])
-            signal, sigma = (magnitude(each)[worst].item() for each in (level.signal, level.sigma))
-            raise InputError(
-                f"schedule={schedule!r} has a level of signal {signal:.2g} and sigma {sigma:.2g}, at which "
-                f"target={self.target_name!r} overflows {str(dtype).removeprefix('torch.')}: use a schedule of a "
-                "narrower range, or target 'x0' or 'v'."
-            )
+            signal, sigma = (modes.largest[worst].item() for modes in (level.signal, level.sigma))
+            problem = f"overflows {dtype} at a level of signal {signal:.2g} and sigma {sigma:.2g}"
+            remedy = "use a schedule of a narrower range, or `target` 'x0' or 'v'"
+            raise InputError("schedule", schedule, problem, remedy)
 
     def check_trainable(self, dtype: torch.dtype) -> None:
         """Refuse a schedule that has levels at which the loss may overflow; looked at once per dtype."""
@@ -290,21 +293,19 @@ class Denoiser(torch.nn.Module):
         """Var[x0 | x] of every mode, or that ``over_noise``, divided by Σ: what the data's Gaussian says, times 1 − κ,
         the share that the network leaves of it, if κ is known and asked for.
 
-        κ counts at most as 0.9: it is measured, and a mode of which nothing is left could hear of nothing else.
+        κ is capped at 0.9; otherwise a mode with zero variance would ignore the observation.
         """
         gaussian, covariance = self.gaussian, self.process.covariance
         if gaussian is None:
-            raise InputError(
-                "Var[x0 | x] needs the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data)."
-            )
+            raise InputError("denoiser", None, "does not know the data's Gaussian", NEEDS_GAUSSIAN)
         variance = gaussian.at(level, covariance).spread ** 2
         if kappa and self.kappa is not None:
             share, _ = self.kappa.at(level, gaussian)
-            variance = variance * (1.0 - elementwise(lambda values: values.clamp(max=MOST_EXPLAINED), share))
-        return variance / gaussian.noise(covariance) if over_noise else variance
+            variance = variance * (1.0 - share.map(lambda values: values.clamp(max=MOST_EXPLAINED)))
+        return variance / covariance if over_noise else variance
 
     def eps(self, x: Tensor, level: Level) -> Tensor:
-        """The white eps behind x: Σ^-½ (x − signal · x̂0) / sigma."""
+        """The white eps in x: Σ^-½ (x − signal · x̂0) / sigma."""
         return EPS.invert(self(x, level), x, level, self.process.covariance)
 
     def score(self, x: Tensor, level: Level) -> Tensor:
@@ -312,13 +313,7 @@ class Denoiser(torch.nn.Module):
         return self.process.conditional_score(x, self(x, level), level)
 
 
-OWN = (
-    *("net", "process", "clip", "scaling", "gaussian", "sees", "kappa"),
-    *("conditions", "bound", "corrections"),
-)  # its arguments, but for the target
-
-
-def silent(x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
+def zero_net(x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
     """A network that says 0."""
     return torch.zeros_like(x)
 
@@ -327,36 +322,10 @@ def as_tensor(result: Any) -> Tensor:
     """What a network returned: a tensor, or an object that has it in ``.sample``, as diffusers' models do."""
     tensor = result if isinstance(result, Tensor) else getattr(result, "sample", None)
     if not isinstance(tensor, Tensor):
-        raise InputError(f"net returned a {type(result).__name__}: let it return a tensor, or one in .sample.")
+        raise InputError("net", None, f"returned a {type(result).__name__}", "return a tensor, or one in .sample")
     return tensor
 
 
 def check_denoiser(denoiser: object) -> None:
     """Refuse a bare network, or anything else, where a denoiser is meant."""
     expect("denoiser", denoiser, Denoiser, "wrap the network as nidiff.Denoiser(net, process)")
-
-
-def unconditional(net: Callable[[Tensor], Any], harmonic: Schedule | None = None) -> torch.nn.Module:
-    """A network of x alone, as one that is told the level and does not listen: s(x, σ) = −Σ^-½ ε(x) / σ (eq. 87, 99).
-
-    Given the training schedule as ``harmonic``, ε is multiplied by σ_H / σ, σ_H the harmonic mean of its sigmas: the
-    paper's correction (eq. 108), here to be compared with. Leave it out. The network's optimum averages 1/σ over
-    p(σ | x), not over the training levels; at the dimension of images that is 1/σ within a percent, and the correction
-    is wrong by the factor σ_H / σ: 0.0017 to 8.4 for the paper's own 232 levels (E32).
-    """
-    if not callable(net) or not (harmonic is None or isinstance(harmonic, Schedule)):
-        raise InputError("unconditional takes a network, and as harmonic a nidiff.Schedule or None.")
-    return _Unconditional(net, harmonic)
-
-
-class _Unconditional(torch.nn.Module):
-    def __init__(self, net: Callable[[Tensor], Any], harmonic: Schedule | None) -> None:
-        super().__init__()
-        self.net, self.harmonic = net, harmonic
-
-    def forward(self, x: Tensor, label: Tensor) -> Tensor:
-        output = as_tensor(self.net(x))
-        if self.harmonic is None:
-            return output
-        factor = 1 / (1 / self.harmonic.sigma).mean() / self.harmonic.level(label).sigma
-        return broadcast(factor, output) * output

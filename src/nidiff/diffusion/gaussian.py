@@ -16,17 +16,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nidiff.covariance.basis import Basis, PerMode
+from nidiff.covariance.checks import as_numbers, check_between, check_finite, check_sizes
 from nidiff.covariance.config import Config, build, describe
-from nidiff.covariance.cross import CrossSpectral
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.eigen import symmetric_eigen
+from nidiff.covariance.families import CrossSpectral
 from nidiff.covariance.grids import resampled
-from nidiff.covariance.matrix import Channels
-from nidiff.covariance.modes import Coefficient, Modes, elementwise
-from nidiff.covariance.operator import Covariance, as_numbers, check_shape, check_sizes
-from nidiff.covariance.spectral import Boundary, Fourier, Spectral, check_boundary, radial_mean, white_in
-from nidiff.diffusion.schedule import Level, broadcast, interpolate
+from nidiff.covariance.modes import Modes
+from nidiff.covariance.waves import Boundary, Waves, radial_mean
+from nidiff.diffusion.schedule import Level, interpolate
 from nidiff.errors import TENSOR, InputError, expect, one_of
 from nidiff.randomness import Generators
-from nidiff.recipe import check_number, check_whole, plain
+from nidiff.recipe import check_number, check_whole
 
 if TYPE_CHECKING:
     from nidiff.diffusion.denoiser import Denoiser
@@ -39,35 +41,35 @@ class Wiener(NamedTuple):
     """What the Gaussian model says of one level, per mode."""
 
     mean: Tensor  # μ
-    signal: Any
-    total: Any  # the variance of x
-    gain: Any  # E[x0 | x] = μ + gain (x − signal μ)
-    spread: Any  # the standard deviation of x0 given x
-    angle: Any  # θ, from 0 (noise) to π/2 (data)
+    signal: Modes
+    total: Modes  # the variance of x
+    gain: Modes  # E[x0 | x] = μ + gain (x − signal μ)
+    spread: Modes  # the standard deviation of x0 given x
+    angle: Modes  # θ, from 0 (noise) to π/2 (data)
 
     def to_z(self, x: Tensor) -> Tensor:
         """z = total^-½ (x − signal μ): variance 1 in every mode."""
-        return broadcast(self.total**-0.5, x) * (x - self._centre(x))
+        return self.total**-0.5 * (x - self._centre(x))
 
     def from_z(self, z: Tensor) -> Tensor:
         """The inverse: x = signal μ + total^½ z."""
-        return self._centre(z) + broadcast(self.total**0.5, z) * z
+        return self._centre(z) + self.total**0.5 * z
 
     def residual(self, x: Tensor, x0: Tensor) -> Tensor:
         """F at x, for any x̂0: (x̂0 − E[x0 | x]) / spread."""
-        return (x0 - self.mean.to(x) - broadcast(self.gain, x) * (x - self._centre(x))) / broadcast(self.spread, x)
+        return (x0 - self.mean.to(x) - self.gain * (x - self._centre(x))) / self.spread
 
     @property
-    def sin(self) -> Any:
+    def sin(self) -> Modes:
         """√(signal² C / total): the share of the signal in x, as an amplitude."""
-        return elementwise(torch.sin, self.angle)
+        return self.angle.map(torch.sin)
 
     @property
-    def cos(self) -> Any:
-        return elementwise(torch.cos, self.angle)
+    def cos(self) -> Modes:
+        return self.angle.map(torch.cos)
 
     def _centre(self, like: Tensor) -> Tensor:
-        return broadcast(self.signal, like) * self.mean.to(like).expand_as(like)
+        return self.signal * self.mean.to(like).expand_as(like)
 
 
 class GaussianModel:
@@ -78,8 +80,7 @@ class GaussianModel:
         expect("covariance", covariance, Covariance)
         covariance.require_invertible("a Gaussian model with this C")
         self.mean = as_numbers(mean, "mean").detach()
-        if not bool(torch.isfinite(self.mean).all()):
-            raise InputError("mean has NaN or infinite entries: give finite numbers.")
+        check_finite("mean", self.mean)
         covariance.check_trailing(tuple(self.mean.shape), "mean")
         self.covariance = covariance
 
@@ -89,47 +90,30 @@ class GaussianModel:
         return tuple(self.mean.shape)
 
     @property
-    def variance(self) -> Coefficient:
-        """C, per mode; a number if it is the same for all, which is so in every basis."""
-        values = self.covariance.eigenvalues
-        return values.flatten()[0].item() if self.covariance.is_constant else Modes(values, self.covariance)
+    def spatial(self) -> Basis:
+        """The basis over the event alone, without channels."""
+        return self.covariance.basis.spatial
 
-    @property
-    def spatial(self) -> Covariance:
-        """What gives the basis over the axes that Σ is over."""
-        return self.covariance.spatial
+    def check_basis(self, covariance: Covariance) -> Modes:
+        """C/Σ per mode; a Σ that is diagonal in another basis than C, or over other axes, is refused."""
+        covariance.check_trailing(self.shape, "gaussian")
+        try:
+            return Modes(self.covariance.values, self.covariance.basis) / covariance
+        except InputError as error:
+            over_channels = covariance.basis.spatial is not covariance.basis
+            remedy = "use a Σ over the event alone" if over_channels else "fit it by fit_gaussian(data, basis=Σ)"
+            problem = f"has the modes of {self.covariance!r}, which are not those of Σ = {covariance!r}"
+            raise InputError("gaussian", None, problem, remedy) from error
 
     def spectrum(self, covariance: Covariance) -> Tensor:
         """C per mode of Σ, float64 of Σ's shape: the mean over the channels where they differ."""
-        self.noise(covariance)
-        values = self.covariance.eigenvalues
-        return values.reshape(-1, *covariance.event_shape).mean(0)
-
-    def noise(self, covariance: Covariance) -> Coefficient:
-        """The eigenvalues of Σ for the modes of C. A Σ that is diagonal in another basis is refused."""
-        event = covariance.event_shape
-        if covariance.is_constant and self.shape[len(self.shape) - len(event) :] == event:
-            return covariance.eigenvalues.flatten()[0].item()
-        if event not in (self.spatial.event_shape, self.covariance.event_shape):
-            raise InputError(
-                f"gaussian is over {self.spatial.event_shape}, and Σ over {event}: fit it to data of that shape."
-            )
-        for own in (self.covariance, self.spatial):
-            if self.covariance.is_constant or own.shares_basis(covariance):
-                return Modes(covariance.eigenvalues, covariance)
-        over_channels = covariance.spatial is not covariance
-        remedy = (
-            "use a Σ over the event alone" if over_channels else "fit it in Σ's basis by fit_gaussian(data, basis=Σ)"
-        )
-        raise InputError(
-            f"gaussian has the modes of {self.covariance!r}, which are not those of Σ = {covariance!r}: {remedy}."
-        )
+        self.check_basis(covariance)
+        return self.covariance.values.reshape(-1, *covariance.event_shape).mean(0)
 
     def at(self, level: Level, covariance: Covariance) -> Wiener:
         """The model at a level of a process with this Σ."""
-        variance: Any = self.variance
-        data = level.signal**2 * variance
-        noise = level.sigma**2 * self.noise(covariance)
+        variance = Modes(self.covariance.values, self.covariance.basis)
+        data, noise = level.signal**2 * variance, level.sigma**2 * covariance
         total = data + noise
         return Wiener(
             mean=self.mean,
@@ -137,7 +121,7 @@ class GaussianModel:
             total=total,
             gain=level.signal * variance / total,
             spread=(variance * noise / total) ** 0.5,
-            angle=elementwise(torch.atan2, data**0.5, noise**0.5),
+            angle=(data**0.5).map(torch.atan2, noise**0.5),
         )
 
     def whiten(self, x0: Tensor) -> Tensor:
@@ -150,9 +134,9 @@ class GaussianModel:
 
     def denoiser(self, process: "Process") -> "Denoiser":
         """E[x0 | x] of data from this model, which needs no network."""
-        from nidiff.diffusion.denoiser import Denoiser, silent
+        from nidiff.diffusion.denoiser import Denoiser, zero_net
 
-        return Denoiser(silent, process, "residual", gaussian=self)
+        return Denoiser(zero_net, process, "residual", gaussian=self)
 
     def sample(
         self,
@@ -167,16 +151,18 @@ class GaussianModel:
         """Draws of ``shape`` [B, *item]; with a ``level`` and Σ = ``noise``, of x at that level."""
         shape = check_sizes(shape)
         if (level is None) != (noise is None):
-            raise InputError("level and noise=Σ say together which noisy data to draw: give both, or neither.")
+            raise InputError("level", None, "says with `noise` which noisy data to draw", "give both, or neither")
         if len(shape) <= len(self.shape) or shape[-len(self.shape) :] != self.shape:
-            raise InputError(f"shape={shape} must end in {self.shape}, with the number of draws in front.")
+            raise InputError("shape", shape, f"must end in {self.shape}", "put the number of draws in front")
         white = self.covariance.with_eigenvalues(torch.ones_like(self.covariance.eigenvalues))
         z = white.sample(shape, generator, dtype=dtype, device=device)
         return self.colour(z) if level is None or noise is None else self.at(level, noise).from_z(z)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """log N(x; μ, C) in nats per item of x [B, *item]."""
-        self._check_items("x", x)
+        expect("x", x, Tensor, TENSOR)
+        if tuple(x.shape[1:]) != self.shape or not x.is_floating_point():
+            raise InputError("x", None, f"has shape {tuple(x.shape)}", f"give floats [B, *{self.shape}]")
         return self.covariance.log_prob(x - self.mean.to(x))
 
     def bits_per_dim(self, x: Tensor, *, bin_width: float = 2 / 255) -> Tensor:
@@ -189,20 +175,13 @@ class GaussianModel:
 
         Where channels differ, C is their mean.
         """
-        spectrum = self.spectrum(self.spatial) ** check_number("exponent", exponent)
-        return self.spatial.with_eigenvalues(spectrum / spectrum.mean())
+        values = self.covariance.values.reshape(-1, *self.spatial.event_shape).mean(0)
+        return Covariance(values ** check_number("exponent", exponent), self.spatial, normalize=True)
 
     def on_grid(self, shape: Sequence[int]) -> "GaussianModel":
         """The model of the same data on a grid of another ``shape`` of the event: see `Covariance.at`."""
         covariance = self.covariance.at(shape)
         return GaussianModel(resampled(self.mean, self.spatial, covariance.spatial.event_shape), covariance)
-
-    def _check_items(self, argument: str, x: Tensor) -> None:
-        expect(argument, x, Tensor, TENSOR)
-        if tuple(x.shape[1:]) != self.shape or not x.is_floating_point():
-            raise InputError(
-                f"{argument} has shape {tuple(x.shape)}: give floats [B, {', '.join(map(str, self.shape))}]."
-            )
 
     def to_config(self) -> Config:
         """What rebuilds the model: its configuration, with the arrays in ``.tensors``."""
@@ -213,9 +192,8 @@ class GaussianModel:
     def from_config(config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None = None) -> "GaussianModel":
         """The inverse of `to_config`."""
         tensors = getattr(config, "tensors", {}) if tensors is None else tensors
-        known = isinstance(config, Mapping) and isinstance(tensors, Mapping)
-        if not (known and "covariance" in config and "mean" in tensors):
-            raise InputError("gaussian must be what GaussianModel.to_config() returned, with its arrays.")
+        if not (isinstance(config, Mapping) and "covariance" in config and "mean" in tensors):
+            raise InputError("gaussian", None, "lacks its covariance or its mean", "give what to_config() returned")
         return GaussianModel(tensors["mean"], build(config["covariance"], tensors))
 
     def __repr__(self) -> str:
@@ -225,7 +203,7 @@ class GaussianModel:
 def check_bins(bin_width: float) -> None:
     """Refuse a width of bins that is not a positive number."""
     if not check_number("bin_width", bin_width) > 0:
-        raise InputError(f"bin_width={bin_width} must be positive.")
+        raise InputError("bin_width", bin_width, "is not positive", "give the distance of two grey levels, 2/255")
 
 
 def as_bits(log_density: Tensor, dimensions: int, bin_width: float) -> Tensor:
@@ -234,7 +212,7 @@ def as_bits(log_density: Tensor, dimensions: int, bin_width: float) -> Tensor:
 
 
 class Kappa(NamedTuple):
-    """What `nidiff.measure_kappa` found of a network, at some rows of the schedule and for every mode.
+    """What `nidiff.design.measure_kappa` found of a network, at some rows of the schedule and for every mode.
 
     κ = E (βF)² is the share of the residual that it explains: 0 for Gaussian data, where nothing is left to explain; 1
     where x0 is known. β is how far F can be trusted: the factor that brings βF nearest to what F should be.
@@ -249,32 +227,28 @@ class Kappa(NamedTuple):
         position = torch.tensor(float(level.label), dtype=torch.float64, device="cpu")
         position = position.clamp(self.rows[0], self.rows[-1])
         tables = (interpolate(position, self.rows, table.double()) for table in (self.values, self.trust))
-        kappa, trust = (Modes(table, gaussian.covariance) for table in tables)
+        kappa, trust = (Modes(table, gaussian.covariance.basis) for table in tables)
         return kappa, trust
 
     def check(self, gaussian: GaussianModel, num_levels: int | None = None) -> None:
         """Refuse tables that are not of this Gaussian's modes, of another schedule's rows, or not from 0 to 1."""
         rows, modes = self.rows, gaussian.covariance.event_shape
-        sound = isinstance(rows, Tensor) and rows.ndim == 1 and len(rows) > 1 and bool((rows.diff() > 0).all())
+        remedy = "measure it again by nidiff.design.measure_kappa(denoiser, data)"
+        sound = rows.ndim == 1 and len(rows) > 1 and bool((rows.diff() > 0).all())
         for table in (self.values, self.trust):
-            sound = sound and isinstance(table, Tensor) and table.is_floating_point()
             sound = sound and tuple(table.shape) == (len(rows), *modes) and bool(((table >= 0) & (table <= 1)).all())
         if not sound:
-            raise InputError(
-                f"kappa must have 2 or more rising rows, and for each two numbers from 0 to 1 per mode {modes} of the "
-                "gaussian: measure it by nidiff.measure_kappa(denoiser, data)."
-            )
+            problem = f"must have 2 or more rising rows, and for each two numbers from 0 to 1 per mode {modes}"
+            raise InputError("kappa", None, problem, remedy)
         if num_levels is not None and rows[-1].item() != num_levels - 1:
-            raise InputError(
-                f"kappa was measured on a schedule of {rows[-1].item() + 1:.0f} levels, and this one has {num_levels}: "
-                "measure it again by nidiff.measure_kappa(denoiser, data)."
-            )
+            problem = f"is of a schedule of {rows[-1].item() + 1:.0f} levels, and this one has {num_levels}"
+            raise InputError("kappa", None, problem, remedy)
 
 
 def fit_gaussian(
     data: Tensor | Iterable[Tensor],
     *,
-    basis: Boundary | Covariance = "periodic",
+    basis: Boundary | Covariance | Basis = "periodic",
     event_axes: int | None = None,
     channels: str = "each",
     average: str = "modes",
@@ -299,49 +273,38 @@ def fit_gaussian(
     """
     one_of("channels", channels, ("each", "shared", "joint", "cross"))
     one_of("average", average, ("modes", "radial"))
-    shrinkage = check_number("shrinkage", shrinkage)
-    if not 0 <= shrinkage <= 1:
-        raise InputError(f"shrinkage={shrinkage} must be from 0 (the data's own spectrum) to 1 (a smooth one).")
-    if not 0 <= check_number("floor", floor) < 1:
-        raise InputError(f"floor={floor} must be from 0 to below 1.")
-    moments = _moments(data, basis, event_axes)
-    spatial, mean, cross, lag = moments
-    axes = len(spatial.event_shape)
+    check_between("shrinkage", shrinkage, 0.0, 1.0)
+    check_between("floor", floor, 0.0, 1.0)
+    spatial, mean, cross, lag = _moments(data, basis, event_axes)
     if average == "radial" and spatial.wavenumbers is None:
-        raise InputError("average='radial' needs wavenumbers: use basis 'periodic', 'reflecting' or 'fixed'.")
+        raise InputError("average", average, "needs wavenumbers", "use `basis` 'periodic', 'reflecting' or 'fixed'")
     share = 1.0 if average == "radial" else shrinkage
     cross = (1 - share) * cross + share * _smooth(cross, spatial)
     lag = (1 - share) * lag  # odd in k: its mean over all of the same |k| is 0
-    own = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
-    if channels == "shared" or mean.ndim == axes:
-        values, covariance = own.mean(0), spatial
+    powers = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
+    modes = spatial
+    if channels == "shared" or mean.ndim == len(spatial.event_shape):
+        values = powers.mean(0)
     elif channels == "each":
-        # Any diagonal matrix has the channels as its axes, if its entries differ: those of I are not determined.
-        numbers = torch.arange(1, len(own) + 1, dtype=torch.float64, device="cpu")
-        values, covariance = own, Channels(numbers.diag(), spatial)
+        values, modes = powers, PerMode(torch.eye(len(powers), dtype=torch.float64, device="cpu"), spatial)
     elif channels == "joint":
         matrix = cross.flatten(2).mean(2)
-        matrix = (matrix + matrix.T) / 2
-        # Channels that are copies of each other have axes, too.
-        matrix = matrix + 1e-6 * matrix.diagonal().mean() * torch.eye(len(matrix), dtype=torch.float64, device="cpu")
-        joint = Channels(matrix, spatial)
-        values, covariance = torch.einsum("ci,cd...,di->i...", joint.rotation, cross, joint.rotation), joint
+        _, axes = symmetric_eigen((matrix + matrix.T) / 2, "data")
+        values, modes = torch.einsum("ci,cd...,di->i...", axes, cross, axes), PerMode(axes, spatial)
     else:
         covariance = _cross_spectral(cross, lag, spatial)
-        values = covariance.eigenvalues
+        values, modes = covariance.values, covariance.basis
     mean_variance = values.mean()
     values = values.clamp(min=(floor * mean_variance).item())
     if not bool((values > 1e-30 * mean_variance).all()):
-        mode = (values <= 1e-30 * mean_variance).nonzero()[0].tolist()
-        raise InputError(
-            f"data has no variance in mode {tuple(mode)}, so C has no inverse: raise shrinkage or floor, or remove "
-            "what is constant."
-        )
-    return GaussianModel(mean, covariance.with_eigenvalues(values))
+        mode = tuple((values <= 1e-30 * mean_variance).nonzero()[0].tolist())
+        problem = f"has no variance in mode {mode}, so C has no inverse"
+        raise InputError("data", None, problem, "raise `shrinkage` or `floor`, or remove what is constant")
+    return GaussianModel(mean, Covariance(values, modes))
 
 
-def _cross_spectral(cross: Tensor, lag: Tensor, spatial: Covariance) -> CrossSpectral:
-    """One matrix per mode; what rounding left below 0 of those of copies, or of fewer items than channels, is 0."""
+def _cross_spectral(cross: Tensor, lag: Tensor, spatial: Basis) -> Covariance:
+    """One matrix per mode. What rounding left below 0, with copied channels or fewer items than channels, is 0."""
     spectrum = torch.complex(spatial.evened(cross), lag).movedim((0, 1), (-2, -1))
     values, vectors = torch.linalg.eigh((spectrum + spectrum.mH) / 2)
     spectrum = (vectors * values.clamp(min=0.0).unsqueeze(-2)) @ vectors.mH
@@ -350,7 +313,7 @@ def _cross_spectral(cross: Tensor, lag: Tensor, spatial: Covariance) -> CrossSpe
     return CrossSpectral(spectrum.real, spatial, quadrature=quadrature, normalize=False, allow_singular=True)
 
 
-def _smooth(cross: Tensor, spatial: Covariance) -> Tensor:
+def _smooth(cross: Tensor, spatial: Basis) -> Tensor:
     """The mean over the modes of the same rounded |k|; over all, where there is no |k|."""
     if spatial.wavenumbers is None:
         return cross.flatten(2).mean(2).reshape(*cross.shape[:2], *[1] * len(spatial.event_shape)).expand_as(cross)
@@ -359,67 +322,52 @@ def _smooth(cross: Tensor, spatial: Covariance) -> Tensor:
 
 
 class _Moments(NamedTuple):
-    spatial: Covariance
+    spatial: Basis
     mean: Tensor  # [channels, *event], or [*event]
     cross: Tensor  # [channels, channels, *event]: covariances between channels of every mode
     lag: Tensor  # the imaginary part of the same, of waves
 
 
-def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance, event_axes: int | None) -> _Moments:
+def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance | Basis, event_axes: int | None) -> _Moments:
     """Mean and covariance per mode, in one pass."""
-    if not isinstance(data, Tensor) and hasattr(
-        data, "__array__"
-    ):  # of numpy: else its items would be taken for batches
-        data = as_numbers(data, "data")
-    batches: Any = data
-    if isinstance(data, Tensor):
-        batches = data.split(BATCH) if data.ndim else None
-    if isinstance(data, str | bytes) or not isinstance(batches, Iterable):
-        raise InputError(f"data is a {type(data).__name__}: give a tensor [N, channels, *event], or batches of one.")
-    spatial, total, cross, lag, count, item = None, None, None, None, 0, None
-    for batch in batches:
+    if hasattr(data, "__array__"):  # of numpy too: else its items would be taken for batches
+        data = (data if isinstance(data, Tensor) else as_numbers(data, "data")).split(BATCH)
+    spatial: Basis | None = None
+    sums: tuple[Tensor, ...] | None = None
+    item: tuple[int, ...] = ()
+    count = 0
+    for batch in data:
         batch = batch if isinstance(batch, Tensor) else as_numbers(batch, "data")
-        if (
-            batch.ndim < 2
-            or not batch.numel()
-            or batch.is_complex()
-            or (item is not None and tuple(batch.shape[1:]) != item)
-        ):
-            raise InputError(f"data has a batch of shape {tuple(batch.shape)}: give [N, channels, *event], all alike.")
+        if batch.ndim < 2 or not batch.numel() or (spatial is not None and tuple(batch.shape[1:]) != item):
+            problem = f"has a batch of shape {tuple(batch.shape)}"
+            raise InputError("data", None, problem, "give [N, channels, *event], all alike")
         if spatial is None:
             item = tuple(batch.shape[1:])
             spatial = _basis(basis, item, event_axes)
         channels = math.prod(batch.shape[1 : batch.ndim - len(spatial.event_shape)])
         x = batch.detach().double().cpu().reshape(len(batch), channels, *spatial.event_shape)
-        own_total, (own_cross, own_lag) = x.sum(0), _cross_spectrum(x, spatial)
-        total = own_total if total is None else total + own_total
-        cross = own_cross if cross is None else cross + own_cross
-        lag = own_lag if lag is None else lag + own_lag
+        new = (x.sum(0), *_cross_spectrum(x, spatial))
+        sums = new if sums is None else tuple(total + more for total, more in zip(sums, new, strict=True))
         count += len(x)
-    if spatial is None or total is None or cross is None or lag is None or item is None or count < 2:
-        raise InputError(f"data has {count} item{'s' * (count != 1)}: the covariance needs at least two.")
-    mean = total / count
+    if spatial is None or sums is None or count < 2:
+        raise InputError("data", None, f"has {count} item{'s' * (count != 1)}", "the covariance needs at least two")
+    mean, cross, lag = (total / count for total in sums)
     # The mean is removed afterwards: E|x̂|² − |mean̂|², of which rounding may leave a little below 0.
     of_mean, lag_of_mean = _cross_spectrum(mean.unsqueeze(0), spatial)
-    cross, lag = cross / count - of_mean, lag / count - lag_of_mean
-    if not bool(torch.isfinite(cross).all()):
-        raise InputError("data has NaN or infinite values: remove them first.")
-    own = cross.diagonal(dim1=0, dim2=1)
-    own.clamp_(min=0.0)
-    if bool(own.mean() <= 1e-13 * mean.square().mean()):
-        raise InputError("data has the same values in every item, so C has no inverse: give items that differ.")
+    cross, lag = cross - of_mean, lag - lag_of_mean
+    check_finite("data", cross)
+    powers = cross.diagonal(dim1=0, dim2=1)
+    powers.clamp_(min=0.0)
+    if bool(powers.mean() <= 1e-13 * mean.square().mean()):
+        raise InputError("data", None, "has the same values in every item", "give items that differ")
     return _Moments(spatial, mean.reshape(item), cross, lag)
 
 
-def _cross_spectrum(x: Tensor, spatial: Covariance) -> tuple[Tensor, Tensor]:
+def _cross_spectrum(x: Tensor, spatial: Basis) -> tuple[Tensor, Tensor]:
     """Σ over items of x̂_c x̂_d* per mode: the real and the imaginary part, [channels, channels, *event] each."""
-    if isinstance(spatial, Fourier):
-        waves = torch.fft.fftn(x, dim=tuple(range(2, x.ndim)), norm="ortho")
-        both = _products(waves, waves.conj())
-        return both.real.contiguous(), both.imag.contiguous()
-    coefficients = spatial.in_real_basis().to_basis(x)
+    coefficients = spatial.analyse(x)
     cross = spatial.evened(_products(coefficients, coefficients))
-    if not isinstance(spatial, Spectral):
+    if not isinstance(spatial, Waves):
         return cross, torch.zeros_like(cross)
     # Of real coefficients x(k) = Re x̂ − Im x̂.
     across = _products(coefficients, spatial.mirrored(coefficients))
@@ -429,16 +377,17 @@ def _cross_spectrum(x: Tensor, spatial: Covariance) -> tuple[Tensor, Tensor]:
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """Σ over items of a_c b_d: [channels, channels, *event]. An einsum would make a small matrix product of each mode,
     which is ten times slower."""
-    return torch.stack([torch.stack([(one * other).sum(0) for other in b.unbind(1)]) for one in a.unbind(1)])
+    return torch.stack([torch.stack([(left * right).sum(0) for right in b.unbind(1)]) for left in a.unbind(1)])
 
 
-def _basis(basis: Boundary | Covariance, item: tuple[int, ...], event_axes: int | None) -> Covariance:
-    if isinstance(basis, Covariance):
-        if basis.spatial is not basis:
-            raise InputError("basis is over channels too: give the covariance over the event alone.")
-        if event_axes not in (None, len(basis.event_shape)) or item[-len(basis.event_shape) :] != basis.event_shape:
-            raise InputError(f"basis is over {basis.event_shape}, and data has items {item}: build it for their shape.")
-        return basis
-    check_boundary(basis, "basis")
-    axes = max(len(item) - 1, 1) if event_axes is None else check_whole("event_axes", plain(event_axes), 1, len(item))
-    return white_in(basis, check_shape(item[-axes:]), "basis")
+def _basis(basis: Boundary | Covariance | Basis, item: tuple[int, ...], event_axes: int | None) -> Basis:
+    basis = basis.basis if isinstance(basis, Covariance) else basis
+    if not isinstance(basis, Basis):
+        axes = max(len(item) - 1, 1) if event_axes is None else check_whole("event_axes", event_axes, 1, len(item))
+        return Waves(item[-axes:], basis, "basis")
+    if basis.spatial is not basis:
+        raise InputError("basis", None, "is over channels too", "give the covariance over the event alone")
+    if event_axes not in (None, len(basis.event_shape)) or item[-len(basis.event_shape) :] != basis.event_shape:
+        problem = f"is over {basis.event_shape}, and data has items {item}"
+        raise InputError("basis", None, problem, "build it for their shape")
+    return basis

@@ -7,17 +7,17 @@ with and without the condition c, so Σ, x and the level fall out of the differe
 """
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from nidiff.diffusion.condition import take_rows
+from nidiff.diffusion.condition import Condition, take_rows
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, shown
-from nidiff.recipe import check_number, is_number
+from nidiff.errors import InputError
+from nidiff.recipe import is_number
 
 if TYPE_CHECKING:
     from nidiff.diffusion.denoiser import Denoiser, Estimate
@@ -25,64 +25,67 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Guidance:
-    """``null`` are the conditions of a network that is told nothing; ``interval`` the rows of the schedule between
-    which it is guided, both included, and outside of which it is only told the condition."""
+    """``null`` are the values of the conditions that stand for "none". ``interval`` has two rows of the schedule;
+    outside of them, x̂0 is that of the condition, unguided."""
 
     scale: float
     null: Mapping[str, Any]
     interval: tuple[float, float] | None = None
 
     def bind(self, denoiser: "Denoiser") -> "Estimate":
-        told = denoiser.clipped(None)  # the sum is clipped, not its parts
-        return partial(self._estimate, told, told.given(**self.null))
+        return partial(self._estimate, denoiser, denoiser.given(**self.null))
 
     def for_images(self, index: Tensor) -> "Guidance":
         return replace(self, null={name: take_rows(value, index) for name, value in self.null.items()})
 
-    def _estimate(self, told: "Denoiser", free: "Denoiser", x: Tensor, level: Level) -> Tensor:
+    def _estimate(self, conditional: "Denoiser", unconditional: "Denoiser", x: Tensor, level: Level) -> Tensor:
         if self.scale == 1 or not self._includes(level):
-            return told(x, level)
+            return conditional.unclipped(x, level)
         if self.scale == 0:
-            return free(x, level)
-        return free(x, level).lerp(told(x, level), self.scale)
+            return unconditional.unclipped(x, level)
+        # The sum is clipped, not its parts.
+        return unconditional.unclipped(x, level).lerp(conditional.unclipped(x, level), self.scale)
 
     def _includes(self, level: Level) -> bool:
         if self.interval is None:
             return True
         if isinstance(level.label, Tensor) and level.label.numel() > 1:
-            raise InputError("interval is for one level at a time: leave it out where every image has its own.")
+            raise InputError("interval", None, "is for one level at a time", "leave it out where images have their own")
         return self.interval[0] <= float(level.label) <= self.interval[1]
 
 
-def guided(denoiser: "Denoiser", scale: float, null: Mapping[str, Any] | None, interval: Any) -> Guidance:
-    """The guidance of a denoiser, if all of this can be asked for."""
-    if not denoiser.bound:
-        raise InputError("guided needs a condition: bind it first, as in denoiser.given(class_labels=y).guided(2.0).")
-    scale = check_number("scale", scale)
-    if null is not None and not (isinstance(null, Mapping) and null):
-        raise InputError(
-            f"null={shown(null)} must be a dict of what says no condition, such as {{'class_labels': 10}}."
-        )
-    if interval is not None:
-        rows = tuple(interval) if isinstance(interval, list | tuple) else ()
-        last = len(denoiser.process.schedule) - 1
-        if len(rows) != 2 or not all(map(is_number, rows)) or not 0 <= rows[0] <= rows[1] <= last:
-            raise InputError(
-                f"interval={shown(interval)} must be two rows of the schedule, from 0 to {last}, the lower one first."
-            )
-        interval = rows
-    known = denoiser.conditions
+def make_guidance(
+    conditions: Mapping[str, Condition],
+    names: Iterable[str],
+    scale: float,
+    *,
+    null: Mapping[str, Any] | None = None,
+    interval: Sequence[float] | None = None,
+    num_rows: int,
+    argument: str = "interval",
+) -> Guidance:
+    """The guidance by the conditions ``names``, of a model that was trained with ``conditions`` on a schedule of
+    ``num_rows``; ``argument`` is what the caller calls ``interval``. Warns where the network does not know "none"."""
     if null is None:
-        null = {name: known[name].absent for name in denoiser.bound if name in known}
-        if not null:
-            name = next(iter(denoiser.bound))
-            raise InputError(
-                f"null is missing, and the denoiser does not know what says no {name}: give null={{{name!r}: …}}."
-            )
-    if never := [name for name in null if name in known and not known[name].dropout]:
+        null = {name: conditions[name].absent for name in names if name in conditions}
+    if not null:
+        known = [*names]
+        remedy = f"give null={{{known[0]!r}: …}}" if known else "give a class or a condition first"
+        raise InputError("guidance", scale, "needs a condition, and the value that stands for none", remedy)
+    if never := [name for name in null if name in conditions and not conditions[name].dropout]:
         warnings.warn(
-            f"the network was trained without dropout of {never[0]}, so that what it says without is arbitrary: train "
+            f"the network was trained without dropout of {never[0]}, so its estimate without it is arbitrary: train "
             "with condition_dropout 0.1 for guidance.",
-            stacklevel=3,
+            stacklevel=4,
         )
-    return Guidance(scale, null, interval)
+    return Guidance(scale, null, _checked_interval(argument, interval, num_rows))
+
+
+def _checked_interval(argument: str, interval: Sequence[float] | None, num_rows: int) -> tuple[float, float] | None:
+    if interval is None:
+        return None
+    rows = tuple(interval)
+    if len(rows) != 2 or not all(map(is_number, rows)) or not 0 <= rows[0] <= rows[1] <= num_rows - 1:
+        remedy = f"give two rows of the schedule from 0 to {num_rows - 1}, the lower one first"
+        raise InputError(argument, interval, "is not an interval of the schedule", remedy)
+    return rows[0], rows[1]

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from nidiff.covariance.modes import Coefficient
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.diffusion.schedule import Level, broadcast
+from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, choose
-from nidiff.randomness import Generators, white_noise
+from nidiff.randomness import Generators, as_generator, white_noise
 from nidiff.recipe import check_number
 
 
@@ -37,23 +37,27 @@ def denoising_loss(
     ``level`` and ``eps`` default to draws from ``generator``.
     """
     check_denoiser(denoiser)
+    if denoiser.corrections:
+        remedy = "train the plain denoiser, without guidance and observations"
+        raise InputError("denoiser", None, "has guidance or an observation, which the loss cannot train", remedy)
+    generator = as_generator(generator, len(x0))
     weight = choose("weighting", weighting, WEIGHTINGS)
     if weight is not None and not callable(weight):
         weight = partial(_eps, check_number("weighting", weight))
     process, target = denoiser.process, denoiser.target
     process.check_batch("x0", x0)
     if not len(x0):
-        raise InputError("x0 is an empty batch: give one image or more.")
+        raise InputError("x0", None, "is an empty batch", "give one image or more")
     if level is None:
         if not torch.compiler.is_compiling():
             denoiser.check_trainable(x0.dtype)
         level = process.schedule.draw(len(x0), generator)
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)
-    error = denoiser.output(x, level) - target.encode(x0, eps, level.like(x0), process.covariance)
+    error = denoiser.output(x, level) - target.encode(x0, eps, level, process.covariance)
     if weight is not None:
         (scale, power), (own_scale, own_power) = weight(level), target.eps_error(level)
-        error = broadcast(scale * own_scale, x0) * error
+        error = (scale * own_scale) * error
         if power + own_power:
             error = process.covariance.power(error, power + own_power)
     return error.square().flatten(1).mean(1)

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.config import as_covariance
-from nidiff.covariance.modes import Modes, elementwise, ratio
-from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.family import check_forgotten, schedule_facts
-from nidiff.diffusion.schedule import Level, Schedule, as_schedule, broadcast
-from nidiff.errors import TENSOR, InputError, expect
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.modes import Modes, as_modes
+from nidiff.diffusion.schedule import Level, Schedule, check_forgotten
+from nidiff.diffusion.schedules import as_schedule, schedule_facts
+from nidiff.errors import InputError
 from nidiff.randomness import Generators
-from nidiff.recipe import check_number
 
 
 class Process:
@@ -36,22 +35,20 @@ class Process:
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
         self.check_batch("x0", x0)
-        if not (isinstance(level, Level) and isinstance(eps, Tensor)):
-            raise InputError("perturb takes x0, a level of the schedule and a tensor eps: give them in this order.")
         if eps.shape != x0.shape:
-            raise InputError(f"eps has shape {tuple(eps.shape)}, but x0 has {tuple(x0.shape)}: make them equal.")
-        numbers = level.sigma.values if isinstance(level.sigma, Modes) and level.sigma.per_image else level.sigma
-        if isinstance(numbers, Tensor) and numbers.ndim and len(numbers) != len(x0):
-            raise InputError(f"level is for {len(numbers)} images, but x0 has {len(x0)}: give one per image.")
-        return broadcast(level.signal, x0) * x0 + broadcast(level.sigma, x0) * self.covariance.sqrt(eps)
+            problem = f"has shape {tuple(eps.shape)}, but `x0` has {tuple(x0.shape)}"
+            raise InputError("eps", None, problem, "make them equal")
+        if level.sigma.per_image and len(level.sigma.values) != len(x0):
+            problem = f"is for {len(level.sigma.values)} images, but `x0` has {len(x0)}"
+            raise InputError("level", None, problem, "give one per image")
+        return level.signal * x0 + level.sigma * self.covariance.sqrt(eps)
 
     def check_batch(self, argument: str, x: Tensor) -> None:
         """Refuse what is not a batch [B, ..., *event] of floating-point images."""
-        expect(argument, x, Tensor, TENSOR)
         if x.ndim <= len(self.covariance.event_shape):
-            raise InputError(f"{argument} has shape {tuple(x.shape)}: give a batch [B, ..., *event].")
+            raise InputError(argument, None, f"has shape {tuple(x.shape)}", "give a batch [B, ..., *event]")
         if not x.is_floating_point():
-            raise InputError(f"{argument} has dtype {x.dtype}: convert the images to floats, such as 2·v/255 − 1.")
+            raise InputError(argument, None, f"has dtype {x.dtype}", "convert it to floats, such as 2·v/255 − 1")
         self.covariance.check_trailing(x.shape, argument)
 
     def noise(
@@ -81,9 +78,8 @@ class Process:
         """log density of the prior per image: log N(x / c; 0, Σ) − D log c (R6)."""
         scale = self.schedule.prior_scale
         self.check_batch("x", x)
-        logarithm = elementwise(torch.log, scale)
-        each = logarithm.values.mean().item() if isinstance(logarithm, Modes) else logarithm
-        return self.covariance.log_prob(x / scale) - math.prod(x.shape[1:]) * each
+        mean_log = scale.values.log().mean().item()
+        return self.covariance.log_prob(x / scale) - math.prod(x.shape[1:]) * mean_log
 
     def conditional_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """∇ log q(x | x0) = −Σ⁻¹ (x − signal · x0) / sigma² (eq. 11)."""
@@ -91,30 +87,58 @@ class Process:
 
     def preconditioned_score(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """Σ ∇ log q = (signal · x0 − x) / sigma²; with x0 = E[x0 | x] it is Σ ∇ log p (Tweedie, E10)."""
-        return (broadcast(level.signal, x) * x0 - x) / broadcast(level.sigma**2, x)
+        return (level.signal * x0 - x) / level.sigma**2
+
+    # The clock of the differential equations rises from noise to data: it is log-SNR, or −row where modes differ.
+
+    @property
+    def clock(self) -> Tensor:
+        """The clock at the least and the most noise."""
+        schedule = self.schedule
+        rows = torch.tensor([0.0, 1.0 - len(schedule)], dtype=torch.float64, device="cpu")
+        return rows if schedule.event_shape else schedule.logsnr[[0, -1]]
+
+    def level_on_clock(self, clock: float) -> Level:
+        """The level at a value of the clock."""
+        return self.schedule.level(-clock) if self.schedule.event_shape else self.schedule.level_at(clock)
+
+    def rates(self, level: Level) -> tuple[Modes, Modes]:
+        """The derivatives of log signal and of log-SNR by the clock."""
+        schedule = self.schedule
+        if not (schedule.event_shape or schedule.has_own_signal):
+            return schedule.rule.slope(level.sigma), as_modes(1.0)
+        below = torch.as_tensor(level.label, dtype=torch.float64, device="cpu").floor().long()
+        below = below.clamp(0, max(len(schedule) - 2, 0))
+        above = (below + 1).clamp(max=len(schedule) - 1)
+        logsnr = schedule.as_modes(schedule.logsnr[below] - schedule.logsnr[above])  # over one row
+        if schedule.has_own_signal:
+            signal = schedule.as_modes(schedule.log_signal[below] - schedule.log_signal[above])
+        else:
+            signal = schedule.rule.slope(level.sigma) * logsnr
+        return (signal, logsnr) if schedule.event_shape else (signal / logsnr, as_modes(1.0))
 
     def flow(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """Probability-flow ODE by the clock of the schedule, ℓ = log-SNR: dx/dℓ = slope · x + ½ sigma² Σ s (R6)."""
-        slope, speed = self.schedule.rates(level)
-        return broadcast(slope - 0.5 * speed, x) * x + broadcast(0.5 * speed * level.signal, x) * x0
+        slope, speed = self.rates(level)
+        return (slope - 0.5 * speed) * x + (0.5 * speed * level.signal) * x0
 
     def reverse_drift(self, x: Tensor, x0: Tensor, level: Level) -> Tensor:
         """Reverse SDE with rising ℓ: dx = (slope · x + sigma² Σ s) dℓ + sigma Σ^½ dw̄; this is the bracket (R6)."""
-        slope = ratio(*self.schedule.rates(level))
-        return broadcast(slope - 1.0, x) * x + broadcast(level.signal, x) * x0
+        slope, speed = self.rates(level)
+        return (slope.ratio(speed) - 1.0) * x + level.signal * x0
 
-    def coefficients(self, time: float) -> tuple[Any, Any]:
+    def coefficients(self, time: float) -> tuple[Modes, Modes]:
         """(f, g²) of dx = f x dt + g Σ^½ dw at ``time``: −½β, β for VP (eq. 24); 0, dσ²/dt for VE (eq. 92).
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """
-        if not 0 < check_number("time", time) <= 1:
-            raise InputError(f"time={time} must be above 0 and at most 1.")
+        if not 0 < time <= 1:
+            raise InputError("time", time, "is out of range", "choose 0 < time <= 1")
         schedule = self.schedule
         with torch.enable_grad():
             clock = torch.tensor(float(time), dtype=torch.float64, device="cpu", requires_grad=True)
             now = -schedule.row_at(clock) if schedule.event_shape else schedule.logsnr_at(clock)
             (rate,) = torch.autograd.grad(now, clock)
-        level = schedule.level_on_clock(now.item())
-        slope, speed = (each * rate.item() for each in schedule.rates(level))
-        return slope, -(level.sigma**2) * speed
+        level = self.level_on_clock(now.item())
+        slope, speed = self.rates(level)
+        return slope * rate.item(), -(level.sigma**2) * speed * rate.item()

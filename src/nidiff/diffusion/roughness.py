@@ -1,24 +1,24 @@
-"""Is the noise at least as rough as the data? Where it is smoother, fine detail is covered last and made last."""
+"""Whether the noise is at least as rough as the data: smoother noise covers fine detail last and restores it last."""
 
 from typing import NamedTuple
 
 import torch
 
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.gaussian import GaussianModel
 
 LIMIT = 10.0  # how much more of the data's variance than of the noise's a fine mode may have
 
 
 class Roughness(NamedTuple):
-    """The fine mode of which the noise has too little the most, and (C/λ of it) / (mean C / mean λ)."""
+    """The fine mode with the largest (C/λ) / (mean C / mean λ), and that ratio."""
 
     mode: tuple[int, ...]
     ratio: float
 
     @property
     def warning(self) -> str | None:
-        """What to say of noise that is smoother than the data; None where it is not."""
+        """A warning if the noise is smoother than the data, else None."""
         if self.ratio <= LIMIT:
             return None
         return (
@@ -39,5 +39,5 @@ def roughness(gaussian: GaussianModel, covariance: Covariance) -> Roughness:
     finer = coarse_first.argsort(stable=True)[data.numel() // 2 :]
     ratios = ((data / noise) / (data.mean() / noise.mean())).flatten()[finer]
     worst = int(finer[ratios.argmax()])
-    mode = tuple(int(one) for one in torch.unravel_index(torch.tensor(worst), data.shape))
+    mode = tuple(int(index) for index in torch.unravel_index(torch.tensor(worst), data.shape))
     return Roughness(mode, ratios.max().item())

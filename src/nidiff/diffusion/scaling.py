@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError
 from nidiff.recipe import is_number
 
 SMALLEST = 1e-37  # float32 can divide by it
@@ -29,19 +29,14 @@ class Scaling:
             value = value.tolist() if hasattr(value, "tolist") else value  # of numpy or torch
             value = tuple(value) if isinstance(value, list) else value  # as JSON has it
             object.__setattr__(self, name, value)
-            each = value if isinstance(value, tuple) else (value,)
-            if name == "log":
-                if not each or not all(isinstance(one, bool) for one in each):
-                    raise InputError(f"log={shown(value)} of the scaling must be true or false, or one per channel.")
-            elif not each or not all(map(is_number, each)):
-                raise InputError(f"{name}={shown(value)} of the scaling must be a finite number, or one per channel.")
-            if name == "scale" and not all(SMALLEST < abs(v) < 1 / SMALLEST for v in each):
-                raise InputError(
-                    f"scale={shown(value)} of the scaling must not be 0, or too small or large to divide by."
-                )
-
+            entries = value if isinstance(value, tuple) else (value,)
+            if not entries or not all(isinstance(v, bool) if name == "log" else is_number(v) for v in entries):
+                kind = "true or false" if name == "log" else "a finite number"
+                raise InputError(name, value, f"of the scaling is not {kind}", "give one, or one per channel")
+            if name == "scale" and not all(SMALLEST < abs(v) < 1 / SMALLEST for v in entries):
+                raise InputError("scale", value, "is too small or too large to divide by", "use other units")
         if len({len(value) for value in (self.scale, self.shift, self.log) if isinstance(value, tuple)}) > 1:
-            raise InputError("scale, shift and log of the scaling are for different numbers of channels: give as many.")
+            raise InputError("scale", self.scale, "has as many channels as `shift` and `log` do not", "give as many")
 
     def to_model(self, data: Tensor) -> Tensor:
         """x = data / scale − shift / scale, as floats; of log data where ``log`` is true."""
@@ -75,28 +70,27 @@ class Scaling:
         """The data, with the logarithm of the channels that have one, in float64."""
         logs, data = self._logs(data), data.double()
         if bool(((data <= 0) & logs).any()):
-            raise InputError("the data have values of 0 or below, which have no logarithm: choose another scaling.")
+            raise InputError("data", None, "has values of 0 or below, which have no logarithm", "use another scaling")
         return torch.where(logs, data.log(), data)
 
     def _logs(self, x: Tensor) -> Tensor:
-        logs = torch.tensor(self.log, device=x.device)
-        if logs.ndim and (x.ndim < 2 or x.shape[1] != len(logs)):
-            raise InputError(f"the scaling has {len(logs)} channels, but the data have shape {tuple(x.shape)}.")
-        return logs.reshape(-1, *[1] * (x.ndim - 2)) if logs.ndim else logs
+        return _per_channel(torch.tensor(self.log, device=x.device), x)
 
     def _like(self, x: Tensor) -> tuple[float | Tensor, float | Tensor]:
-        if not isinstance(x, Tensor) or x.is_complex():
-            raise InputError(f"the data are a {type(x).__name__}: give a tensor of real numbers.")
-        dtype = _floats(x)
-
-        def per_channel(values: Numbers) -> float | Tensor:
+        def like(values: Numbers) -> float | Tensor:
             if not isinstance(values, tuple):
                 return values
-            if x.ndim < 2 or x.shape[1] != len(values):
-                raise InputError(f"the scaling has {len(values)} channels, but the data have shape {tuple(x.shape)}.")
-            return torch.tensor(values, dtype=dtype, device=x.device).reshape(-1, *[1] * (x.ndim - 2))
+            return _per_channel(torch.tensor(values, dtype=_floats(x), device=x.device), x)
 
-        return per_channel(self.scale), per_channel(self.shift)
+        return like(self.scale), like(self.shift)
+
+
+def _per_channel(values: Tensor, x: Tensor) -> Tensor:
+    """One value per channel of x [N, C, ...], as something that multiplies x; a single value as it is."""
+    if values.ndim and (x.ndim < 2 or x.shape[1] != len(values)):
+        problem = f"has shape {tuple(x.shape)}, and the scaling is for {len(values)} channels"
+        raise InputError("data", None, problem, "give [N, channels, *event]")
+    return values.reshape(-1, *[1] * (x.ndim - 2)) if values.ndim else values
 
 
 def _floats(x: Tensor) -> torch.dtype:

@@ -11,23 +11,23 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from nidiff.covariance.modes import Coefficient
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.modes import Modes
 from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.diffusion.schedule import Level, broadcast
+from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
 
-Coefficients = Callable[[Coefficient, Coefficient], tuple[Coefficient, Coefficient]]
+Modess = Callable[[Modes, Modes], tuple[Modes, Modes]]
 
 
 class Target(NamedTuple):
     """``encode`` gives what the network should output; ``coefficients`` and ``power`` turn an output into x̂0.
 
-    The loss calls ``encode(x0, eps, level, covariance)`` with a level whose signal and sigma multiply x0 as they are.
+    The loss calls ``encode(x0, eps, level, covariance)``.
     """
 
     encode: Callable[[Tensor, Tensor, Level, Covariance], Tensor]
-    coefficients: Coefficients
+    coefficients: Modess
     power: float
     mean: Tensor | None = None
 
@@ -36,22 +36,20 @@ class Target(NamedTuple):
         a, b = self.coefficients(level.signal, level.sigma)
         coloured = covariance.power(output, self.power) if self.power else output
         if self.mean is None:
-            return broadcast(a, x) * x + broadcast(b, x) * coloured
+            return a * x + b * coloured
         mean = self.mean.to(x)
-        return (
-            mean + broadcast(a, x) * (x - broadcast(level.signal, x) * mean.expand_as(x)) + broadcast(b, x) * coloured
-        )
+        return mean + a * (x - level.signal * mean.expand_as(x)) + b * coloured
 
     def invert(self, x0: Tensor, x: Tensor, level: Level, covariance: Covariance) -> Tensor:
         """The output that decodes to x0 at x: Σ^-power (x0 − a x) / b, without the mean."""
         a, b = self.coefficients(level.signal, level.sigma)
         if self.mean is not None:
             mean = self.mean.to(x).expand_as(x)
-            x0, x = x0 - mean, x - broadcast(level.signal, x) * mean
-        coloured = (x0 - broadcast(a, x) * x) / broadcast(b, x)
+            x0, x = x0 - mean, x - level.signal * mean
+        coloured = (x0 - a * x) / b
         return covariance.power(coloured, -self.power) if self.power else coloured
 
-    def eps_error(self, level: Level) -> tuple[Coefficient, float]:
+    def eps_error(self, level: Level) -> tuple[Modes, float]:
         """(c, p): an error δ of the output is an error c · Σ^p δ of eps = Σ^-½ (x − signal · x̂0) / sigma."""
         _, b = self.coefficients(level.signal, level.sigma)
         return -b * level.signal / level.sigma, self.power - 0.5
@@ -71,7 +69,7 @@ def _x0(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor
 
 
 def _v(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return broadcast(level.signal, x0) * covariance.sqrt(eps) - broadcast(level.sigma, x0) * x0
+    return level.signal * covariance.sqrt(eps) - level.sigma * x0
 
 
 def _velocity(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
@@ -79,41 +77,37 @@ def _velocity(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> 
 
 
 def _score(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return -covariance.inv_sqrt(eps) / broadcast(level.sigma, eps)
+    return -covariance.inv_sqrt(eps) / level.sigma
 
 
-def _from_noise(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+def _from_noise(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     return 1 / signal, -sigma / signal
 
 
-def _from_x0(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+def _from_x0(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     return 0.0 * signal, 1.0 + 0.0 * signal
 
 
-def _from_v(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+def _from_v(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     return signal / (signal**2 + sigma**2), -sigma / (signal**2 + sigma**2)
 
 
-def _from_velocity(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+def _from_velocity(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     return 1 / (signal + sigma), -sigma / (signal + sigma)
 
 
-def _from_score(signal: Coefficient, sigma: Coefficient) -> tuple[Coefficient, Coefficient]:
+def _from_score(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     return 1 / signal, sigma**2 / signal
 
 
-def _from_residual(
-    gaussian: GaussianModel, covariance: Covariance, signal: Coefficient, sigma: Coefficient
-) -> tuple[Coefficient, Coefficient]:
+def _from_residual(gaussian: GaussianModel, covariance: Covariance, signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     wiener = gaussian.at(Level(signal, sigma, -1), covariance)
     return wiener.gain, wiener.spread
 
 
 def _residual(gaussian: GaussianModel, x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    # One number per image, as the modes take it.
-    signal, sigma = (each.flatten() if isinstance(each, Tensor) else each for each in (level.signal, level.sigma))
-    wiener = gaussian.at(Level(signal, sigma, level.label), covariance)
-    return broadcast(wiener.cos, x0) * gaussian.whiten(x0) - broadcast(wiener.sin, x0) * eps
+    wiener = gaussian.at(level, covariance)
+    return wiener.cos * gaussian.whiten(x0) - wiener.sin * eps
 
 
 def residual(gaussian: GaussianModel, covariance: Covariance) -> Target:
@@ -141,5 +135,5 @@ def target_on_its_own(name: str) -> Target:
     """The target of a name that needs no Gaussian model of the data; another is refused."""
     target = TARGETS[one_of("target", name, TARGETS)]
     if not isinstance(target, Target):
-        raise InputError(f"target={name!r} needs the data's Gaussian, and there is none here: use another target.")
+        raise InputError("target", name, "needs the data's Gaussian, and there is none here", "use another target")
     return target

@@ -1,8 +1,9 @@
-"""Reference features, computed once and kept: an npz with the ``mu`` and ``sigma`` that other FID tools read."""
+"""Features of pictures, computed once and kept: an npz with the ``mu`` and ``sigma`` that other FID tools read."""
 
 import hashlib
 import re
 import sys
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,12 +13,13 @@ from torch import Tensor
 
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.download import cache_folder
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
+from nidiff.evaluation.arrays import as_features
 from nidiff.evaluation.features import FeatureNetwork, Pixels, compute_features
 from nidiff.evaluation.frechet import statistics
-from nidiff.evaluation.points import as_features, as_tensor
 from nidiff.files import as_path, read_npz, replace_npz, writing
 from nidiff.progress import progress_bar
+from nidiff.sealed import tensors_sha256
 
 CHUNK = 256  # images at a time
 
@@ -37,7 +39,7 @@ def reference_features(images: Pixels, network: FeatureNetwork, *, name: str, ca
     folder. A damaged file is computed again. A `Stream` is decoded for the checksum and once more for the features.
     """
     identity = {
-        "data_sha256": pixels_sha256(images),
+        "data_sha256": pixels_digest(images),
         "network": network.name,
         "network_sha256": network.sha256,
         "preprocessing": network.preprocessing,
@@ -62,27 +64,18 @@ def reference_features(images: Pixels, network: FeatureNetwork, *, name: str, ca
     return Reference(features, file)
 
 
-def load_statistics(path: Path) -> tuple[Tensor, Tensor]:
-    """``mu`` [D] and ``sigma`` [D, D] of an npz that any FID tool wrote, for `frechet_from_statistics`."""
-    found = read_npz(as_path("path", path), ["mu", "sigma"], "give a whole npz with both")
-    return as_tensor(found["mu"], "mu").double(), as_tensor(found["sigma"], "sigma").double()
-
-
-def pixels_sha256(images: Pixels) -> str:
+def pixels_digest(images: Pixels) -> str:
     """The checksum of the shape and of all pixels as uint8, whatever they are stored as."""
     pixels = images.values if isinstance(images, Dataset) else images
-    digest = hashlib.sha256(repr(tuple(pixels.shape)).encode())
-    for rows in torch.arange(len(pixels)).split(CHUNK):
-        digest.update(quantise(pixels.index_select(0, rows)).cpu().numpy().tobytes())
-    return digest.hexdigest()
+    chunks = (quantise(pixels.index_select(0, rows)) for rows in torch.arange(len(pixels)).split(CHUNK))
+    return tensors_sha256(chain([str(tuple(pixels.shape))], chunks))
 
 
 def _read(file: Path, identity: dict[str, str], count: int) -> Tensor:
-    found = read_npz(file, ["features", "mu", "sigma", *identity], "remove it")
-    if any(str(found[key]) != text for key, text in identity.items()):
-        raise InputError(f"{str(file)!r} holds other features: remove it.")
-    features, mu, sigma = found["features"], found["mu"], found["sigma"]
-    sizes = (features.shape, mu.shape, sigma.shape) == ((count, mu.size), (mu.size,), (mu.size, mu.size))
-    if not sizes or [one.dtype.name for one in (features, mu, sigma)] != ["float32", "float64", "float64"]:
-        raise InputError(f"{str(file)!r} holds arrays of another size or kind: remove it.")
+    arrays = read_npz(file, ["features", "mu", "sigma", *identity], "remove it")
+    features, mu, sigma = arrays["features"], arrays["mu"], arrays["sigma"]
+    shapes = (features.shape, mu.shape, sigma.shape) == ((count, mu.size), (mu.size,), (mu.size, mu.size))
+    types = [array.dtype.name for array in (features, mu, sigma)] == ["float32", "float64", "float64"]
+    if not (shapes and types) or any(str(arrays[key]) != text for key, text in identity.items()):
+        raise FileError("cache", str(file), "holds other features", "remove it")
     return as_features(torch.from_numpy(features), "features")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from safetensors.torch import load
@@ -17,7 +17,7 @@ from torch import Tensor
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.download import Remote, cache_folder, download
 from nidiff.data.encoded import Stream
-from nidiff.errors import TENSOR, InputError, expect, first_line, shown
+from nidiff.errors import FileError, InputError, first_line
 from nidiff.extras import require
 from nidiff.files import as_path, file_sha256
 from nidiff.progress import Progress
@@ -40,7 +40,7 @@ Pixels: TypeAlias = Dataset | Stream | Tensor
 
 @dataclass(frozen=True, eq=False)
 class FeatureNetwork:
-    """A map from uint8 images to features, with all that its numbers depend on."""
+    """A map from items to features, with all that its numbers depend on."""
 
     name: str
     sha256: str  # of the file of weights
@@ -51,34 +51,27 @@ class FeatureNetwork:
     floats: bool = False  # whether ``forward`` takes floats [N, C, *event] in the units of the model instead
 
     @torch.inference_mode()
-    def __call__(self, pixels: Tensor) -> Tensor:
-        """The features of uint8 images [N, C, H, W], C = 1 or 3, as float32 [N, D] on the CPU."""
-        expect("pixels", pixels, Tensor, TENSOR)
-        if self.floats:
-            return self._checked(self.forward(pixels.to(self.device)), len(pixels))
-        if pixels.ndim != 4 or pixels.numel() == 0:
-            raise InputError(f"pixels of shape {tuple(pixels.shape)} are no images: give images [N, C, H, W].")
-        if pixels.dtype != torch.uint8:
-            raise InputError(f"pixels has dtype {pixels.dtype}: round images to uint8 with quantise first.")
-        if (channels := pixels.shape[1]) not in (1, 3):
-            raise InputError(f"pixels has {channels} channels: give grey or RGB images, such as with channels=3.")
-        on_device = pixels.to(self.device)
-        features = self.forward(on_device if channels == 3 or self.grey else on_device.expand(-1, 3, -1, -1))
-        return self._checked(features, len(pixels))
-
-    def _checked(self, features: Any, count: int) -> Tensor:
-        """What ``forward`` gave, if it is features of so many items."""
-        shape = tuple(features.shape) if isinstance(features, Tensor) else ()
-        if len(shape) != 2 or shape[0] != count:
-            found = f"{shape or type(features).__name__} for {count} images"
-            raise InputError(f"features {self.name!r} gave {found}: give a module that returns [N, D].")
-        if not bool(torch.isfinite(features).all()):
-            raise InputError(f"features {self.name!r} gave NaN or infinite numbers: give another feature network.")
+    def __call__(self, items: Tensor) -> Tensor:
+        """The features of uint8 images [N, C, H, W], C = 1 or 3, or of floats, as float32 [N, D] on the CPU."""
+        if not self.floats and (items.dtype != torch.uint8 or items.ndim != 4 or items.shape[1] not in (1, 3)):
+            problem = f"are {str(items.dtype).removeprefix('torch.')} {list(items.shape)}"
+            raise InputError("images", None, problem, "give uint8 [N, C, H, W] of 1 or 3 channels")
+        on_device = items.to(self.device)
+        is_grey = not (self.floats or self.grey) and items.shape[1] == 1
+        features = self.forward(on_device.expand(-1, 3, -1, -1) if is_grey else on_device)
+        if getattr(features, "ndim", 0) != 2 or len(features) != len(items) or not bool(features.isfinite().all()):
+            problem = f"does not give finite numbers [{len(items)}, D] for {len(items)} items"
+            raise InputError("features", self.name, problem, "give another feature network")
         return torch.as_tensor(features).float().cpu()
 
 
 def load_features(
-    name: str | Path, *, file: Path | None = None, device: torch.device | str | None = None, trust: bool = False
+    name: str | Path,
+    *,
+    shape: tuple[int, ...] | None = None,
+    file: Path | None = None,
+    device: torch.device | str | None = None,
+    trust: bool = False,
 ) -> FeatureNetwork:
     """The feature network ``name``, one of `FEATURES` or the path of a file of your own.
 
@@ -89,52 +82,31 @@ def load_features(
     images of 32×32 when it is loaded. ``file`` has the weights of "inception", which are else downloaded to the cache
     folder once, or of "efficientnet-lite0", which are else those of its Python package; both are pinned by their
     checksums. The network runs on ``device``, by default a GPU if there is one.
+
+    With the ``shape`` [C, *event] of data that are not 8-bit pictures, it is a program that maps floats
+    [N, C, *event] in the units of the model to [N, D], or "pixels", the numbers themselves.
     """
-    place = _device(device)
-    path = as_path("features", name)
-    if str(name) in FEATURES:
+    place, path = _device(device), as_path("features", name)
+    is_named, suffix = str(name) in FEATURES, path.suffix.lower()
+    if file is not None and (not is_named or str(name) == "pixels"):
+        raise InputError("features_file", str(file), f"is not used by features {str(name)!r}", "leave it out")
+    if shape is not None and str(name) == "pixels":
+        text = "in the units of the model, flattened"
+        return FeatureNetwork("pixels", "none", text, place, lambda x: x.flatten(1), floats=True)
+    if shape is None and is_named:
         return FEATURES[str(name)](None if file is None else as_path("features_file", file), place)
-    suffix = path.suffix.lower()
-    if suffix not in (WEIGHTS, *PROGRAMS):
-        known = f"one of {', '.join(map(repr, FEATURES))}, or the path of a file ({', '.join((WEIGHTS, *PROGRAMS))})"
-        raise InputError(f"features={str(name)!r} is unknown: use {known}.")
-    _refuse_file(file, name)
-    if path.stem in FEATURES:
-        raise InputError(f"features={str(path)!r} has the name of a built-in network: rename the file.")
+    usable = PROGRAMS if shape else (WEIGHTS, *PROGRAMS)
+    if suffix not in usable or path.stem in FEATURES:
+        names = "'pixels'" if shape else f"one of {', '.join(map(repr, FEATURES))}"
+        remedy = f"use {names}, or the path of a file ({', '.join(usable)}) of another name"
+        raise InputError("features", str(name), "is not a feature network for these data", remedy)
     if suffix == WEIGHTS:
         return _weights(path, place)
-    _check_trust(path, trust)
-    return _module(path, place)
-
-
-def load_field_features(
-    name: str | Path, shape: tuple[int, ...], *, device: torch.device | str | None = None, trust: bool = False
-) -> FeatureNetwork:
-    """Features of data that are no pictures: a module of your own, or "pixels", the numbers themselves.
-
-    It maps floats [N, C, *event] in the units of the model to [N, D] for any N, where [C, *event] is ``shape``. It is a
-    program, see `load_features`.
-    """
-    place = _device(device)
-    path, about = as_path("features", name), "in the units of the model"
-    if str(name) == "pixels":
-        return FeatureNetwork("pixels", "none", f"{about}, flattened", place, lambda x: x.flatten(1), floats=True)
-    if path.suffix.lower() not in PROGRAMS:
-        raise InputError(
-            f"features={str(name)!r} are of pictures, and these data are none: give 'pixels' or a program "
-            f"({', '.join(PROGRAMS)}) for floats {list(shape)}."
-        )
-    _check_trust(path, trust)
-    network = FeatureNetwork(
-        path.stem,
-        file_sha256(path),
-        f"{about}; the rest is inside {path.name}",
-        place,
-        _program(path, place),
-        floats=True,
-    )
-    network(torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape))
-    return network
+    if not trust:
+        what = "is a program, which can do anything on this computer when it is opened"
+        remedy = f"give a file of weights ({WEIGHTS}), or `trust_features` if you trust who wrote it"
+        raise InputError("features", str(path), what, remedy)
+    return _program(path, place, shape)
 
 
 def compute_features(
@@ -143,31 +115,30 @@ def compute_features(
     """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
 
     The default is 64, but 16 on a CPU, whose caches are small. A `Dataset` of floats are rounded to uint8 first, as if
-    saved. ``progress`` is told how many images are done, and of how many.
+    saved. ``progress`` is called with the number of images done, and of all.
     """
     if batch is None:
         batch = 16 if network.device.type == "cpu" else 64
-    batch = check_whole("batch", batch)
     stored = pixels.values if isinstance(pixels, Dataset) else pixels
-    found: list[Tensor] = []
-    for rows in torch.arange(len(stored)).split(batch):
+    if len(stored) == 0:
+        raise InputError("pixels", None, "has no images", "give one or more")
+    parts: list[Tensor] = []
+    for rows in torch.arange(len(stored)).split(check_whole("batch", batch)):
         part = stored.index_select(0, rows)
-        found.append(network(quantise(part) if isinstance(pixels, Dataset) else part))
-        if (size := found[0].shape[1]) > LARGEST:
-            have = f"features {network.name!r} have {size} dimensions, more than {LARGEST}"
-            raise InputError(f"{have}: give smaller images or another feature network.")
+        parts.append(network(quantise(part) if isinstance(pixels, Dataset) else part))
+        if (size := parts[0].shape[1]) > LARGEST:
+            problem = f"have {size} dimensions, more than {LARGEST}"
+            raise InputError("features", network.name, problem, "give smaller images or another feature network")
         if progress is not None:
             progress(int(rows[-1]) + 1, len(stored))
-    if not found:
-        raise InputError("pixels has no images: give one or more.")
-    return torch.cat(found)
+    return torch.cat(parts)
 
 
 def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTION) -> FeatureNetwork:
     """The 2048 features before the last layer."""
     path = file or cache_folder() / remote.url.rpartition("/")[2]
     if file is None and not path.exists():
-        download(remote, path, remedy="give file (--features-file), where that network is")
+        download(remote, path, remedy="give `features_file`, where that network is")
     _check_sha256(path, remote.sha256)
     network = _load(path, device)
     text = f"{GREY}; then inside the network: bilinear to 299×299 without antialias, (value − 128) / 128"
@@ -184,14 +155,14 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
 
 def _weights(path: Path, device: torch.device) -> FeatureNetwork:
     """EfficientNet-lite0 with weights of your own."""
-    digest = file_sha256(path)
+    sha256 = file_sha256(path)
     try:
-        return _lite0(path.stem, digest, load(path.read_bytes()), device)
+        return _lite0(path.stem, sha256, load(path.read_bytes()), device)
     except InputError:
         raise
     except Exception as error:  # safetensors and torch each have their own
-        failed = f"features={str(path)!r} are not the weights of EfficientNet-lite0 ({first_line(error)})"
-        raise InputError(f"{failed}: save its state_dict with safetensors.") from error
+        problem = f"does not hold the weights of EfficientNet-lite0 ({first_line(error)})"
+        raise FileError("features", str(path), problem, "save its state_dict with safetensors") from error
 
 
 def _lite0(name: str, sha256: str, weights: dict[str, Tensor], device: torch.device) -> FeatureNetwork:
@@ -212,46 +183,39 @@ def _lite0(name: str, sha256: str, weights: dict[str, Tensor], device: torch.dev
 
 
 def _pixels(file: Path | None, device: torch.device) -> FeatureNetwork:
-    _refuse_file(file, "pixels")
     text = "value / 127.5 − 1, flattened"
     return FeatureNetwork("pixels", "none", text, device, lambda pixels: pixels.flatten(1) / 127.5 - 1, grey=True)
 
 
-def _module(path: Path, device: torch.device) -> FeatureNetwork:
-    text = f"{GREY}; the rest is inside {path.name}"
-    network = FeatureNetwork(path.stem, file_sha256(path), text, device, _program(path, device))
-    network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
-    return network
-
-
-def _program(path: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+def _program(path: Path, device: torch.device, shape: tuple[int, ...] | None) -> FeatureNetwork:
+    """A module of your own, tried on two items."""
     module = _load(path, device)
 
-    def forward(pixels: Tensor) -> Tensor:
+    def forward(items: Tensor) -> Tensor:
         try:
-            return module(pixels)
+            return module(items)
         except Exception as error:  # whatever a user's code raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            kind = str(pixels.dtype).removeprefix("torch.")
-            failed = f"features={str(path)!r} failed on {kind} {list(pixels.shape)} ({reason})"
-            sizes = "N, H and W" if kind == "uint8" else "N"
-            raise InputError(f"{failed}: give a module for any {sizes}.") from error
+            kind = str(items.dtype).removeprefix("torch.")
+            sizes = "N" if shape else "N, H and W"
+            problem = f"failed on {kind} {list(items.shape)} ({reason})"
+            raise InputError("features", str(path), problem, f"give a module for any {sizes}") from error
 
-    return forward
+    before = "in the units of the model" if shape else GREY
+    text = f"{before}; the rest is inside {path.name}"
+    network = FeatureNetwork(path.stem, file_sha256(path), text, device, forward, floats=shape is not None)
+    if shape:
+        network(torch.linspace(-1, 1, 2 * math.prod(shape)).reshape(2, *shape))
+    else:
+        network(torch.arange(2 * 3 * 32 * 32).remainder(256).to(torch.uint8).reshape(2, 3, 32, 32))
+    return network
 
 
 def _device(device: torch.device | str | None) -> torch.device:
     try:
         return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
     except (RuntimeError, TypeError) as error:
-        raise InputError(f"device={shown(device)} is not known to torch: give 'cpu' or 'cuda'.") from error
-
-
-def _check_trust(path: Path, trust: bool) -> None:
-    if not trust:
-        what = f"features={str(path)!r} is a program, which can do anything on this computer when it is opened"
-        remedy = f"give a file of weights ({WEIGHTS}), or trust_features if you trust who wrote it"
-        raise InputError(f"{what}: {remedy}.")
+        raise InputError("device", device, "is not known to torch", "give 'cpu' or 'cuda'") from error
 
 
 def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
@@ -264,8 +228,8 @@ def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(path, map_location=device).eval()
     except Exception as error:  # torch raises nearly anything when a file is broken
-        how = f"save it with torch.{'export' if exported else 'jit'}.save, without objects of Python in it"
-        raise InputError(f"file={str(path)!r} cannot be loaded as a module: {how}.") from error
+        remedy = f"save it with torch.{'export' if exported else 'jit'}.save, without objects of Python in it"
+        raise FileError("features", str(path), "cannot be loaded as a module", remedy) from error
 
 
 def _load_exported(path: Path) -> torch.nn.Module:
@@ -281,15 +245,10 @@ def _load_exported(path: Path) -> torch.nn.Module:
         os.environ[ONLY_TENSORS] = before
 
 
-def _refuse_file(file: Path | None, name: str | Path) -> None:
-    if file is not None:
-        raise InputError(f"file={str(file)!r} is not used by features {str(name)!r}: leave it out.")
-
-
 def _check_sha256(path: Path, expected: str) -> None:
-    if (found := file_sha256(path)) != expected:
-        other = f"has sha256 {found[:8]}… and not {expected[:8]}…"
-        raise InputError(f"file={str(path)!r} {other}, so it is another network or damaged: replace it.")
+    if (sha256 := file_sha256(path)) != expected:
+        problem = f"has sha256 {sha256[:8]}… and not {expected[:8]}…, so it is another network or damaged"
+        raise FileError("features_file", str(path), problem, "replace it")
 
 
 FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {

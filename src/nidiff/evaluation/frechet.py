@@ -5,12 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.evaluation.points import CHUNK, Array, as_features, as_pair, as_tensor, mean
+from nidiff.evaluation.arrays import CHUNK, Array, as_features, as_pair, mean
 
 
-class Moments(NamedTuple):
-    """A Gaussian in float64: its mean [D], and a factor F [R, D] of its covariance C = FᵀF."""
+class FeatureGaussian(NamedTuple):
+    """The Gaussian of features in float64: its mean [D], and a factor F [R, D] of its covariance C = FᵀF."""
 
     mean: Tensor
     factor: Tensor
@@ -24,19 +23,11 @@ def frechet_distance(a: Array, b: Array) -> float:
     eigenvalues of a covariance without full rank are not there to be rounded.
     """
     first, second = as_pair(a, b, "a", "b")
-    return moments_distance(moments(first), moments(second))
-
-
-def frechet_from_statistics(mu1: Array, sigma1: Array, mu2: Array, sigma2: Array) -> float:
-    """The same from the means [D] and covariances [D, D]."""
-    first, second = _from_statistics(mu1, sigma1, "1"), _from_statistics(mu2, sigma2, "2")
-    if (size := len(second.mean)) != len(first.mean):
-        raise InputError(f"mu2 has {size} dimensions and mu1 has {len(first.mean)}: use the same features for both.")
-    return moments_distance(first, second)
+    return gaussian_distance(feature_gaussian(first), feature_gaussian(second))
 
 
 @torch.no_grad()
-def moments_distance(a: Moments, b: Moments) -> float:
+def gaussian_distance(a: FeatureGaussian, b: FeatureGaussian) -> float:
     """The Fréchet distance between two Gaussians."""
     mean_b, factor_b = b.mean.to(a.mean.device), b.factor.to(a.mean.device)
     shift = (a.mean - mean_b).square().sum()
@@ -46,14 +37,14 @@ def moments_distance(a: Moments, b: Moments) -> float:
 
 
 @torch.no_grad()
-def moments(features: Tensor) -> Moments:
-    """The moments of features [N, D], with at most D rows in the factor."""
+def feature_gaussian(features: Tensor) -> FeatureGaussian:
+    """The Gaussian of features [N, D], with at most D rows in the factor."""
     count, size = features.shape
     if count <= size:
         centre = mean(features)
-        return Moments(centre, (features.double() - centre) / (count - 1) ** 0.5)
+        return FeatureGaussian(centre, (features.double() - centre) / (count - 1) ** 0.5)
     centre, covariance = statistics(features)
-    return Moments(centre, _root(covariance, "features"))
+    return FeatureGaussian(centre, factor_of(covariance))
 
 
 @torch.no_grad()
@@ -68,23 +59,8 @@ def statistics(features: Array) -> tuple[Tensor, Tensor]:
     return centre, total / (len(points) - 1)
 
 
-def _root(sigma: Tensor, name: str) -> Tensor:
-    """F with FᵀF = Σ, one row per eigenvalue above rounding: the root of 1e-16 would be 1e-8."""
-    values, vectors = torch.linalg.eigh(sigma)
-    largest = values[-1].clamp(min=0)
-    if values[0] < -1e-6 * largest or (largest == 0 and values[0] < 0):
-        raise InputError(f"{name} has a negative eigenvalue, {values[0].item():.3g}: give a covariance matrix.")
-    kept = values > largest * len(values) * torch.finfo(values.dtype).eps
-    return (vectors[:, kept] * values[kept].sqrt()).T
-
-
-def _from_statistics(mu: Array, sigma: Array, number: str) -> Moments:
-    centre = as_tensor(mu, f"mu{number}").double()
-    matrix = as_tensor(sigma, f"sigma{number}").to(centre.device, torch.float64)
-    if centre.ndim != 1 or len(centre) == 0:
-        raise InputError(f"mu{number} has shape {tuple(centre.shape)}: give the mean of shape [D].")
-    if matrix.shape != (len(centre), len(centre)):
-        raise InputError(f"sigma{number} has shape {tuple(matrix.shape)}: give [D, D], where mu{number} is [D].")
-    if not torch.allclose(matrix, matrix.T, rtol=1e-5, atol=1e-6 * matrix.abs().max().item()):
-        raise InputError(f"sigma{number} is not symmetric: give a covariance matrix.")
-    return Moments(centre, _root((matrix + matrix.T) / 2, f"sigma{number}"))
+def factor_of(covariance: Tensor) -> Tensor:
+    """F with FᵀF = C, one row per eigenvalue above rounding: the root of 1e-16 would be 1e-8."""
+    values, vectors = torch.linalg.eigh(covariance)
+    positive = values > values[-1].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
+    return (vectors[:, positive] * values[positive].sqrt()).T

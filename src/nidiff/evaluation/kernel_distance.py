@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, shown
-from nidiff.evaluation.points import Array, as_pair
+from nidiff.errors import InputError
+from nidiff.evaluation.arrays import Array, as_pair
 from nidiff.randomness import permutation
 from nidiff.recipe import check_whole
 
@@ -32,9 +32,7 @@ def kernel_distance(
     first, second = as_pair(a, b, "a", "b")
     subset_size, num_subsets = check_whole("subset_size", subset_size, 2), check_whole("num_subsets", num_subsets, 2)
     if subset_size > (fewest := min(len(first), len(second))):
-        raise InputError(f"subset_size={subset_size} is more than the {fewest} points of a set: use {fewest} or fewer.")
-    if not isinstance(generator, torch.Generator | None):
-        raise InputError(f"generator={shown(generator)} must be a torch.Generator, or None.")
+        raise InputError("subset_size", subset_size, "is more than a set has points", f"use at most {fewest}")
     estimates = []
     for _ in range(num_subsets):
         x, y = (p[permutation(len(p), generator)[:subset_size].to(p.device)].double() for p in (first, second))

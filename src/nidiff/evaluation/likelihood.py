@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nidiff.data.dataset import LARGEST, Dataset
 from nidiff.diffusion.condition import CLASSES
-from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.errors import InputError, expect
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.errors import InputError
 from nidiff.evaluation.results import Measured
 from nidiff.progress import Progress
 from nidiff.randomness import generators_from_seeds, white_noise
@@ -23,7 +23,7 @@ MOST_SEEDS = 2**31
 
 @dataclass(frozen=True)
 class Likelihood:
-    """What `measure_likelihood` found, for each of n items: float64 [n]."""
+    """The likelihood of n items: float64 [n]."""
 
     log_prob: Tensor
     """log p(x) in nats, x in the units of the model."""
@@ -36,7 +36,7 @@ class Likelihood:
     is_whole: bool
     """Whether the data are whole numbers, to which noise from −½ to ½ was added."""
     of_class: bool = False
-    """Whether the model was told the class of each item: log p(x | class). The Gaussian never is."""
+    """Whether the model was given the class of each item: log p(x | class). The Gaussian never is."""
 
     def cost(self, log_prob: Tensor, *, of_data: bool = True, unit: float = 1.0) -> Measured:
         """−log p per dimension and ``unit`` (nats), its mean over items and the standard error of that."""
@@ -46,15 +46,13 @@ class Likelihood:
 
     def summary(self) -> dict[str, dict[str, Measured]]:
         """Costs per dimension by name, of the model, the Gaussian, and of the one minus the other, item by item."""
-        rows = {"model": self.log_prob}
-        if self.gaussian is not None:
-            rows |= {"gaussian": self.gaussian}
-        found = {name: self._costs(row) for name, row in rows.items()}
+        costs = {"model": self._costs(self.log_prob)}
         if self.gaussian is not None:
             # The volume is the same for both, so the difference has none, and is the same in all units.
             nats, bits = (self.cost(self.log_prob - self.gaussian, of_data=False, unit=u) for u in (1.0, math.log(2)))
-            found["difference"] = {"nats_per_dim": nats, "bits_per_dim": bits, "nats_per_dim_of_model": nats}
-        return found
+            difference = {"nats_per_dim": nats, "bits_per_dim": bits, "nats_per_dim_of_model": nats}
+            costs |= {"gaussian": self._costs(self.gaussian), "difference": difference}
+        return costs
 
     def _costs(self, log_prob: Tensor) -> dict[str, Measured]:
         return {
@@ -78,26 +76,22 @@ def measure_likelihood(
 
     x̂0 is not clipped, or the flow would have kinks. To whole numbers v, noise uniform on [−½, ½] is added, so that
     −log₂ p bounds the bits that v costs. ``seed`` decides that noise and the probes; ``options`` are those of
-    `nidiff.log_likelihood`. A model that was trained with classes, and has none bound, is told the labels of the data
-    where they have them: then it is log p(x | class).
+    `nidiff.log_likelihood`. A model that was trained with classes, and has none bound, is conditioned on the labels of
+    the data where they have them: then it is log p(x | class).
     """
-    check_denoiser(denoiser)
-    expect("data", data, Dataset, "give what nidiff.load_dataset returns")
     num_images, batch = check_whole("num_images", num_images), check_whole("batch", batch)
     seed = check_whole("seed", seed, 0, MOST_SEEDS)
     schedule = denoiser.process.schedule
     if not schedule.forgets:
-        raise InputError(
-            f"schedule={schedule!r} keeps signal at its last level, where p must be known: use another one."
-        )
+        raise InputError("schedule", None, "keeps signal at its last level, where p must be known", "use another one")
     if len(data) == 0:
-        raise InputError("data has no items: give some.")
+        raise InputError("data", None, "has no items", "give some")
     scaling = data.scaling if denoiser.scaling is None else denoiser.scaling
     smooth, gaussian = denoiser.clipped(None), denoiser.gaussian
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
-    labels = data.labels if CLASSES in denoiser.conditions.keys() - denoiser.bound.keys() else None
-    found = []  # of each part: log p, log volume, and log N
+    labels = data.labels if CLASSES in denoiser.conditions.keys() - denoiser.condition_values.keys() else None
+    parts = []  # log p, log volume, and log N
     for part in rows.split(min(batch, len(rows))):
         values = data.stored(part).double()
         generators = generators_from_seeds([seed * MOST_SEEDS + row for row in part.tolist()])
@@ -105,11 +99,11 @@ def measure_likelihood(
             values = values + torch.special.ndtr(white_noise(values.shape, generators, dtype=torch.float64)) - 0.5
         x = scaling.to_model(values)
         normal = x.new_zeros(len(x)) if gaussian is None else gaussian.log_prob(x)
-        told = smooth if labels is None else smooth.given(**{CLASSES: labels[part]})
-        found.append((_log_prob(told, x, generators, options).double(), scaling.log_volume(values), normal))
+        conditioned = smooth if labels is None else smooth.given(**{CLASSES: labels[part]})
+        parts.append((_log_prob(conditioned, x, generators, options).double(), scaling.log_volume(values), normal))
         if progress is not None:
-            progress(min(len(found) * batch, len(rows)), len(rows))
-    model, volume, normal = (torch.cat(each) for each in zip(*found, strict=True))
+            progress(min(len(parts) * batch, len(rows)), len(rows))
+    model, volume, normal = (torch.cat(column) for column in zip(*parts, strict=True))
     size, of_class = math.prod(data.shape), labels is not None
     return Likelihood(model, volume, None if gaussian is None else normal, size, is_whole, of_class)
 

@@ -1,114 +1,130 @@
-"""The metrics: how far generated images are from real ones, each with its error."""
+"""The metrics: how far generated data are from real ones, each with its error. `METRICS` has them all."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from nidiff.covariance.waves import Boundary
+from nidiff.data.grid import Grid
 from nidiff.errors import InputError
-from nidiff.evaluation.frechet import Moments, moments, moments_distance
+from nidiff.evaluation.arrays import Array, as_pair_of_fields
+from nidiff.evaluation.distributions import distances, in_units, quantile_errors
+from nidiff.evaluation.frechet import gaussian_distance
 from nidiff.evaluation.kernel_distance import kernel_distance
-from nidiff.evaluation.precision_recall import PrecisionRecall, precision_recall
 from nidiff.evaluation.results import Measured
-from nidiff.evaluation.spectrum import powers_error, radial_powers
+from nidiff.evaluation.samples import SampleSet
+from nidiff.evaluation.spectrum import coherency, cross_bands, log_ratio, spectrum_bands
 from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
 from nidiff.recipe import check_whole
 
 MOST_RESAMPLES = 10_000
-SUBSET, SUBSETS = 1000, 100  # images in a subset of the kernel distance, at most, and how many subsets
+SUBSET, SUBSETS = 1000, 100  # items in a subset of the kernel distance, at most, and how many subsets
 Answer: TypeAlias = "float | tuple[float, float | None]"
-
-
-@dataclass(eq=False)
-class ImageSet:
-    """Images and their features; what several metrics need is computed when it is first asked for, and once."""
-
-    pixels: Tensor  # uint8 [N, C, H, W]
-    features: Tensor  # [N, D]
-    k: int = 3  # for precision and recall: the neighbour whose distance decides what is near an image
-    _near: "dict[ImageSet, PrecisionRecall]" = field(default_factory=dict, init=False, repr=False)
-
-    def __len__(self) -> int:
-        return len(self.features)
-
-    def resampled(self, rows: Tensor) -> "ImageSet":
-        """The images of ``rows``."""
-        drawn = ImageSet(self.pixels[rows], self.features[rows], self.k)
-        drawn.powers = self.powers[rows]
-        return drawn
-
-    @cached_property
-    def moments(self) -> Moments:
-        """Mean and covariance of the features."""
-        return moments(self.features)
-
-    @cached_property
-    def powers(self) -> Tensor:
-        """The radial power spectrum of each image, float64 [N, K]."""
-        return radial_powers(self.pixels)
-
-    def near(self, real: "ImageSet") -> PrecisionRecall:
-        """Precision and recall of these images against ``real`` ones: two metrics from one pass over the pairs."""
-        if real not in self._near:
-            with progress_bar("precision and recall", "pairs") as progress:
-                self._near[real] = precision_recall(real.features, self.features, self.k, progress=progress)
-        return self._near[real]
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number about generated images; an entry of `METRICS`.
+    """One number about generated data; an entry of `METRICS`.
 
-    ``function(real, generated)`` is given two `ImageSet` (in `FIELD_METRICS`, two `FieldSet`) and returns the number,
-    or the number and its error where that has a formula. A number alone gets the bootstrap error: its standard
-    deviation over resamples of what was generated. Return (number, None) where neither makes sense.
+    ``function(real, generated)`` takes two `SampleSet` and returns the number, or the number and its error where that
+    has a formula. A number alone gets the bootstrap error: its standard deviation over resamples of what was generated.
+    Return (number, None) where neither makes sense.
     """
 
-    function: Callable[[Any, Any], Answer]
+    function: Callable[[SampleSet, SampleSet], Answer]
     higher_is_better: bool = False
-    label: Callable[[str], str] | None = None  # its name, from that of the network; default: its key in `METRICS`
-    applies: Callable[[Any], bool] = lambda real: True  # whether it says anything about such data
+    label: Callable[[str], str] | None = None  # its name, from that of the feature network; default: its key
+    applies: Callable[[SampleSet], bool] = lambda real: True  # to which real data
 
 
-def by_label(features: str) -> dict[str, Metric]:
-    """The metrics by what they are called with the feature network of that name."""
-    return {metric.label(features) if metric.label else key: metric for key, metric in METRICS.items()}
+def metrics_for(real: SampleSet) -> dict[str, Metric]:
+    """The metrics that apply to such data, by their labels."""
+    return {
+        metric.label(real.features_name) if metric.label else key: metric
+        for key, metric in METRICS.items()
+        if metric.applies(real)
+    }
 
 
-def measure(real: ImageSet, generated: ImageSet, features: str, *, bootstrap: int = 20) -> dict[str, Measured]:
-    """Every metric by its label with the network ``features``; 0 resamples (``bootstrap``) give no bootstrap errors."""
-    return measure_each(by_label(features), real, generated, bootstrap=bootstrap)
+def measure(
+    real: SampleSet, generated: SampleSet, *, bootstrap: int = 20, keys: Iterable[str] | None = None
+) -> dict[str, Measured]:
+    """The metrics that apply, or those of them with these ``keys`` in `METRICS`, by their labels.
 
-
-def measure_each(metrics: dict[str, Metric], real: Any, generated: Any, *, bootstrap: int) -> dict[str, Measured]:
-    """The ``metrics`` of two `ImageSet`, or of what these metrics are of."""
+    With 0 resamples (``bootstrap``) there are no bootstrap errors.
+    """
+    chosen = [METRICS[key] for key in (METRICS if keys is None else keys)]
     measured = {}
-    for label, metric in metrics.items():
-        found: Any = metric.function(real, generated)
-        has_error = isinstance(found, tuple) and len(found) == 2
-        value, error = found if has_error else (found, None)
+    for label, metric in metrics_for(real).items():
+        if metric not in chosen:
+            continue
+        answer: Any = metric.function(real, generated)
+        has_error = isinstance(answer, tuple)
         try:
+            value, error = answer if has_error else (answer, None)
             value, error = float(value), None if error is None else float(error)
         except (TypeError, ValueError, RuntimeError) as wrong:
-            raise InputError(f"metric {label!r} returned {found!r}: return a number or (number, error).") from wrong
+            problem = f"has the metric {label!r}, which returned {answer!r}"
+            raise InputError("METRICS", None, problem, "return a number or (number, error)") from wrong
         if bootstrap and not has_error:
             error = _bootstrap_error(metric, real, generated, bootstrap)
         measured[label] = Measured(value, error, metric.higher_is_better)
     return measured
 
 
+def compare_fields(
+    real: Array,
+    generated: Array,
+    *,
+    grid: Grid | None = None,
+    boundary: Boundary = "periodic",
+    bootstrap: int = 20,
+) -> dict[str, Measured]:
+    """Every metric of `METRICS` that applies to fields [N, C, *event] in the units of the data, by its name.
+
+    Args:
+        grid: the names of the axes: where the first of three is "time" or "frame", it is a video. Default: it is none.
+        boundary: as in `nidiff.metrics.field_spectrum`.
+        bootstrap: resamples of the generated items for the errors; 0: no errors.
+    """
+    check_bootstrap(bootstrap)
+    pair = (x.double() if x.dtype == torch.uint8 else x for x in as_pair_of_fields(real, generated))
+    return measure(*(SampleSet(x, grid=grid, boundary=boundary) for x in pair), bootstrap=bootstrap)
+
+
 def check_bootstrap(bootstrap: int) -> None:
     """Refuse a number of resamples that gives no error."""
     if check_whole("bootstrap", bootstrap, 0, MOST_RESAMPLES) == 1:
-        raise InputError("bootstrap=1 gives no error: use 2 resamples or more, or 0 for none.")
+        raise InputError("bootstrap", 1, "gives no error", "use 2 resamples or more, or 0 for none")
 
 
-def _bootstrap_error(metric: Metric, real: Any, generated: Any, count: int) -> float:
-    """The standard deviation over sets of as many generated images, drawn with replacement."""
+def band_tables(real: SampleSet, generated: SampleSet) -> list[dict[str, Any]]:
+    """The bands of every spectrum: per channel over all axes, between channels, and per channel along each axis; of a
+    video, over its frames and along time."""
+    alone = [(0,)] if real.is_video else [(axis,) for axis in real.long_axes]
+    tables: list[dict[str, Any]] = []
+    for axes in dict.fromkeys(axes for axes in (real.main_axes, *alone) if axes):
+        shells, along = real.shells(axes), ", ".join(real.grid.axes[axis] for axis in axes)
+        powers = [samples.powers(axes) for samples in (real, generated)]
+        spectra = spectrum_bands(shells, *powers)
+        for channel in range(real.num_channels):
+            about = {"spectrum": along, "channel": real.grid.channel(channel)}
+            tables.append(about | {"bands": spectra.rows(channel)})
+        if axes == real.main_axes and real.num_channels > 1:
+            products = [samples.crosses(axes) for samples in (real, generated)]
+            crosses = cross_bands(shells, *zip(powers, products, strict=True))
+            for index, pair in enumerate(crosses.pairs):
+                names = " and ".join(real.grid.channel(channel) for channel in pair)
+                tables.append({"coherence": along, "channels": names, "bands": crosses.rows(index)})
+    return tables
+
+
+def _bootstrap_error(metric: Metric, real: SampleSet, generated: SampleSet, count: int) -> float:
+    """The standard deviation over sets of as many generated items, drawn with replacement."""
     generator, total, values = torch.Generator().manual_seed(0), len(generated), []
     with progress_bar("bootstrap", "resamples") as progress:
         for done in range(1, count + 1):
@@ -117,32 +133,136 @@ def _bootstrap_error(metric: Metric, real: Any, generated: Any, count: int) -> f
     return torch.tensor(values, dtype=torch.float64).std().item()
 
 
-def _kernel(real: ImageSet, generated: ImageSet) -> Answer:
-    """With the error of the jackknife: subsets of m of n images vary as √((n − m) / m) times the whole.
+# Of features
 
-    A resample has images twice, which ruins the pairs of the kernel, and distances to neighbours too.
+
+def _kernel(real: SampleSet, generated: SampleSet) -> Answer:
+    """With the error of the jackknife: subsets of m of n items vary as √((n − m) / m) times the whole.
+
+    A resample has items twice, which ruins the pairs of the kernel, and distances to neighbours too.
     """
     fewest = min(len(real), len(generated))
     subset, generator = min(SUBSET, fewest // 2), torch.Generator().manual_seed(0)
-    found = kernel_distance(real.features, generated.features, subset, SUBSETS, generator)
-    return found.value, found.standard_error * (SUBSETS * subset / (fewest - subset)) ** 0.5
+    distance = kernel_distance(real.features, generated.features, subset, SUBSETS, generator)
+    return distance.value, distance.standard_error * (SUBSETS * subset / (fewest - subset)) ** 0.5
 
 
-def _share(share: float, count: int) -> Answer:
-    """With its binomial error, which takes the neighbourhoods as they are."""
+def share_with_error(share: float, count: int) -> tuple[float, float]:
+    """A share of ``count`` items, with its binomial error."""
     return share, (share * (1 - share) / count) ** 0.5
+
+
+def _has_features(real: SampleSet) -> bool:
+    return real.features is not None
+
+
+# Of fields
+
+
+def _spectrum(real: SampleSet, generated: SampleSet, groups: Iterable[tuple[int, ...]]) -> float:
+    """`spectrum_error`, averaged over groups of axes."""
+    pairs = [(generated.powers(axes).mean(0), real.powers(axes).mean(0)) for axes in groups]
+    return sum(log_ratio(*pair).abs().mean().item() for pair in pairs) / len(pairs)
+
+
+def _coherence(real: SampleSet, generated: SampleSet) -> float:
+    axes = real.main_axes
+    expected, measured = (coherency(samples.powers(axes), samples.crosses(axes)) for samples in (real, generated))
+    return (measured - expected).abs().mean().item()
+
+
+def _increments(real: SampleSet, generated: SampleSet) -> float:
+    pairs = ((real.sorted_increments(axis), generated.sorted_increments(axis)) for axis in real.long_axes)
+    return _magnitude([distances(*pair) for pair in pairs])
+
+
+def _structure(order: int) -> Callable[[SampleSet, SampleSet], float]:
+    def error(real: SampleSet, generated: SampleSet) -> float:
+        sides = [[samples.structure(order, axis).mean(0) for axis in real.long_axes] for samples in (generated, real)]
+        return _magnitude([log_ratio(*pair) for pair in zip(*sides, strict=True)])
+
+    return error
+
+
+def _flatness(real: SampleSet, generated: SampleSet) -> float:
+    def flatness(samples: SampleSet, axis: int) -> Tensor:
+        second, fourth = (samples.structure(order, axis)[..., :1].mean(0) for order in (2, 4))
+        return in_units(fourth, second.square())
+
+    return _magnitude([log_ratio(flatness(generated, axis), flatness(real, axis)) for axis in real.long_axes])
+
+
+def _spread(real: SampleSet, generated: SampleSet) -> float:
+    return _magnitude([in_units(generated.spread() - real.spread(), real.spread())])
+
+
+def _flicker(real: SampleSet, generated: SampleSet) -> float:
+    expected, measured = (samples.structure(1, 0)[..., 0].mean(0) for samples in (real, generated))
+    return _magnitude([in_units(measured - expected, expected)])
+
+
+def _magnitude(errors: list[Tensor]) -> float:
+    """The mean magnitude of all of them."""
+    return torch.cat([error.flatten() for error in errors]).abs().mean().item()
+
+
+def _is_field(real: SampleSet) -> bool:
+    return not real.is_picture
+
+
+def _has_increments(real: SampleSet) -> bool:
+    return _is_field(real) and bool(real.long_axes)
 
 
 METRICS: dict[str, Metric] = {
     # Only the distances of Inception's features may be called FID and KID.
     "frechet": Metric(
-        lambda real, generated: moments_distance(real.moments, generated.moments),
+        lambda real, generated: gaussian_distance(real.gaussian(), generated.gaussian()),
         label=lambda features: "FID" if features == "inception" else f"FD-{features}",
+        applies=_has_features,
     ),
-    "kernel": Metric(_kernel, label=lambda features: "KID" if features == "inception" else f"KID-{features}"),
+    "kernel": Metric(
+        _kernel,
+        label=lambda features: "KID" if features == "inception" else f"KID-{features}",
+        applies=_has_features,
+    ),
     "precision": Metric(
-        lambda real, generated: _share(generated.near(real).precision, len(generated)), higher_is_better=True
+        lambda real, generated: share_with_error(generated.precision_recall(real).precision, len(generated)),
+        higher_is_better=True,
+        applies=_has_features,
     ),
-    "recall": Metric(lambda real, generated: _share(generated.near(real).recall, len(real)), higher_is_better=True),
-    "spectrum error": Metric(lambda real, generated: powers_error(real.powers, generated.powers)),
+    "recall": Metric(
+        lambda real, generated: share_with_error(generated.precision_recall(real).recall, len(real)),
+        higher_is_better=True,
+        applies=_has_features,
+    ),
+    "spectrum": Metric(
+        lambda real, generated: _spectrum(real, generated, [real.main_axes]), applies=lambda real: bool(real.main_axes)
+    ),
+    "axis spectra": Metric(
+        lambda real, generated: _spectrum(real, generated, [(axis,) for axis in real.long_axes]),
+        applies=lambda real: _is_field(real) and len(real.long_axes) > 1 and not real.is_video,
+    ),
+    "time spectrum": Metric(
+        lambda real, generated: _spectrum(real, generated, [(0,)]), applies=lambda real: real.is_video
+    ),
+    "coherence": Metric(
+        _coherence, applies=lambda real: _is_field(real) and real.num_channels > 1 and bool(real.main_axes)
+    ),
+    "values": Metric(
+        lambda real, generated: _magnitude([distances(real.sorted_values(), generated.sorted_values())]),
+        applies=_is_field,
+    ),
+    "tails": Metric(
+        lambda real, generated: _magnitude([quantile_errors(real.sorted_values(), generated.sorted_values())]),
+        applies=_is_field,
+    ),
+    "increments": Metric(_increments, applies=_has_increments),
+    "flatness": Metric(_flatness, applies=_has_increments),
+    "structure 2": Metric(_structure(2), applies=_has_increments),
+    "structure 4": Metric(_structure(4), applies=_has_increments),
+    "spread": Metric(_spread, applies=_is_field),
+    "flicker": Metric(_flicker, applies=lambda real: real.is_video),
 }
+"""What ``nidiff evaluate`` measures. A metric of features applies to whatever has features; the spectrum applies to all
+data; the others apply to data that are not 8-bit pictures, and are errors, of which 0 is best."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
-from nidiff.evaluation.points import CHUNK, Array, as_pair, mean
+from nidiff.evaluation.arrays import CHUNK, Array, as_pair, mean
 from nidiff.progress import Progress
 from nidiff.recipe import check_whole
 
@@ -33,7 +33,7 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     k = check_whole("k", k)
     real, generated = as_pair(real, generated, "real", "generated", least=k + 1)
     if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
-        raise InputError("real is constant, one point only, so its neighbourhoods are empty: give points that differ.")
+        raise InputError("real", None, "is one point, so its neighbourhoods are empty", "give points that differ")
     n, m = len(real), len(generated)
     done, total = 0, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nidiff.errors import FileError, InputError, shown
+from nidiff.errors import FileError, shown
 from nidiff.files import read_json, replace_json, writing
 from nidiff.locks import locked
 from nidiff.model.config import model_folder
@@ -69,13 +69,10 @@ def _finite(values: Any) -> Any:
 
 def _measured(name: str, values: Any) -> Measured:
     """A metric from JSON."""
-    if not isinstance(values, dict):
-        raise TypeError(f"the metric {shown(name)} is not an object")
-    upwards = values.get("higher_is_better", name in ("precision", "recall"))
-    numbers = (values["value"], values["error"])
-    if not all(number is None or fits(number, float) for number in numbers) or not isinstance(upwards, bool):
+    value, error, upwards = (values[key] for key in ("value", "error", "higher_is_better"))
+    if not all(number is None or fits(number, float) for number in (value, error)) or not isinstance(upwards, bool):
         raise TypeError(f"the metric {shown(name)} is not a number")
-    return Measured(*numbers, upwards)
+    return Measured(value, error, upwards)
 
 
 NOT_MEASURED = Measured(None, None)
@@ -103,8 +100,8 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """As JSON with its own checksum; a number that is not finite is null."""
         metrics = {
-            name: {"value": one.finite, "error": finite(one.error), "higher_is_better": one.higher_is_better}
-            for name, one in self.metrics.items()
+            name: {"value": metric.finite, "error": finite(metric.error), "higher_is_better": metric.higher_is_better}
+            for name, metric in self.metrics.items()
         }
         values = asdict(self) | {"metrics": metrics, "details": _finite(self.details)}
         if not self.details:
@@ -113,24 +110,16 @@ class Result:
 
     @classmethod
     def from_json(cls, values: Any) -> "Result":
-        """The inverse of `to_json`; KeyError, TypeError or FileError for what is not a result."""
-        if not isinstance(values, dict):
-            raise TypeError("one is not an object")
-        if SEAL in values:  # version 0.1 sealed nothing, wrote no direction, and called the number of steps "steps"
-            values = unseal(values, "one of them", "measure again")
-        given = {"num_steps": values.get("steps"), **values}
-        given.pop("steps", None)
-        for key in ("metrics", "provenance", "run", "sampler"):
-            _ = given[key]
-        for key, kinds in KINDS.items():
-            if (key in given and not isinstance(given[key], kinds)) or isinstance(given.get(key), bool):
-                raise TypeError(f"{key} is of another type")
-        if unknown := given.keys() - KINDS.keys():
-            raise TypeError(f"{shown(sorted(unknown)[0])} is not part of one")
-        given["metrics"] = {name: _measured(name, one) for name, one in given["metrics"].items()}
-        given["provenance"], given["options"] = dict(given["provenance"]), dict(given.get("options") or {})
-        given["details"] = dict(given.get("details") or {})
-        return cls(**given)
+        """The inverse of `to_json`; KeyError, TypeError, AttributeError or FileError for what is not a result."""
+        if SEAL not in values:
+            raise TypeError("without a checksum: nidiff 0.2 reads those of version 0.1")
+        values = unseal(values, "one of them", "measure again")
+        unknown = [key for key in values if key not in KINDS]
+        wrong = [key for key, kinds in KINDS.items() if not isinstance(values.get(key), kinds)]
+        if unknown or wrong or isinstance(values["num_steps"], bool):
+            raise TypeError(f"{shown(sorted(unknown + wrong)[:1])} are not as in one")
+        metrics = {name: _measured(name, metric) for name, metric in values["metrics"].items()}
+        return cls(**values | {"metrics": metrics, "details": values.get("details") or {}})
 
     @property
     def question(self) -> dict[str, Any]:
@@ -160,7 +149,7 @@ KINDS: dict[str, Any] = {
     "sampler": str,
     "num_steps": int,
     "spacing": str | None,
-    "options": dict | None,
+    "options": dict,
     "seeds": str | None,
     "clip": int | float | None,
     "metrics": dict,
@@ -175,19 +164,19 @@ def one_line(words: str) -> str:
 
 def read_results(path: Path) -> list[Result]:
     """The results in a JSON file such as RUN/metrics.json, or those of single runs in a table.json with groups."""
-    again = "delete it to measure again"
+    remedy = "delete it to measure again"
     if not path.exists():
-        raise InputError(f"there is no {path.name}: measure the run with nidiff evaluate.")
-    values = read_json(path, again)
+        raise FileError("run", None, f"has no {path.name}", "measure it with nidiff evaluate")
+    values = read_json(path, remedy)
     if isinstance(values, dict) and {"groups", "paired"} <= values.keys():
         values = values.get("results")
     try:
-        if not isinstance(values, list):
-            raise TypeError("it is not a list")
+        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+            raise TypeError("it is not a list of objects")
         return [Result.from_json(value) for value in values]
-    except (KeyError, TypeError, FileError) as error:
+    except (AttributeError, KeyError, TypeError, FileError) as error:
         reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-        raise FileError(f"{str(path)!r} is not a list of results ({reason}): {again}.") from error
+        raise FileError(None, None, f"{str(path)!r} is not a list of results ({reason})", remedy) from error
 
 
 def known_results(run: Path, sha256: str | None = None) -> list[Result]:
@@ -208,5 +197,5 @@ def remember(run: Path, result: Result) -> None:
     file = run / "metrics.json"
     with writing("metrics", file, "make room and run the command again"), locked(run):
         before = read_results(file) if file.exists() else []
-        kept = [*(one for one in before if one.question != result.question), result]
-        replace_json(file, [one.to_json() for one in kept])
+        results = [*(known for known in before if known.question != result.question), result]
+        replace_json(file, [known.to_json() for known in results])

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import torch
 
 from nidiff.covariance.fields import ALIASES, COVARIANCES, from_data
-from nidiff.diffusion.schedule import SCHEDULES
+from nidiff.diffusion.schedules import SCHEDULES
 from nidiff.errors import InputError
 from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, Trainings, finite
 from nidiff.files import read_object
 from nidiff.notation import parse_call
 from nidiff.training.experiment import EXPERIMENT, Experiment, read_experiment
+from nidiff.training.identity import as_identity
 
 CALLS = ("covariance", "schedule", "gaussian", "network")  # settings that are written as NAME:key=value,…
 Cell = tuple[str, int, str]  # sampler, number of steps and source of a result
@@ -41,17 +42,17 @@ def group_runs(runs: Mapping[str, Path]) -> list[Group]:
 
     A run without a readable experiment.json is in no group, and neither is the second run of one seed.
     """
-    found: list[tuple[dict[str, Any], dict[int, str]]] = []
+    by_settings: list[tuple[dict[str, Any], dict[int, str]]] = []
     for name, path in runs.items():
         if (training := _training(path)) is None:
             continue
         seed, settings = training
-        same = next((members for known, members in found if known == settings), None)
+        same = next((members for known, members in by_settings if known == settings), None)
         if same is None:
-            found.append((settings, {seed: name}))
+            by_settings.append((settings, {seed: name}))
         else:
             same.setdefault(seed, name)
-    groups = [dict(sorted(members.items())) for _, members in found if len(members) > 1]
+    groups = [dict(sorted(members.items())) for _, members in by_settings if len(members) > 1]
     names = [f"{shared_name([*members.values()])} ({len(members)} seeds)" for members in groups]
     return [
         Group(", ".join(members.values()) if names.count(name) > 1 or name in runs else name, members)
@@ -73,17 +74,11 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
 
 def _usual(setting: str, called: str) -> dict[str, Any]:
     """The values of the arguments that a text leaves out; without the boundary, which can be that of the run."""
-    known: dict[str, Mapping[str, Any]] = {
-        "covariance": {**COVARIANCES, "from_data": from_data},
-        "schedule": SCHEDULES,
-    }
+    known: dict[str, Any] = {"covariance": {**COVARIANCES, "from_data": from_data}, "schedule": SCHEDULES}
     function = known.get(setting, {}).get(called)
-    parameters: Mapping[str, Any] = {} if function is None else signature(function).parameters
-    return {
-        name: one.default
-        for name, one in parameters.items()
-        if name != "boundary" and isinstance(one.default, bool | int | float | str)
-    }
+    defaults = {} if function is None else {name: p.default for name, p in signature(function).parameters.items()}
+    plain = bool | int | float | str
+    return {name: value for name, value in defaults.items() if name != "boundary" and isinstance(value, plain)}
 
 
 def shared_name(names: Sequence[str]) -> str:
@@ -124,12 +119,9 @@ def over_seeds(values: Sequence[float | Measured]) -> Measured:
     The deviation is that of one training (its square is divided by n − 1), and None for a single one. The mean has no
     value if one of the trainings has none.
     """
-    if not len(values):
-        raise InputError("values is empty: give one number per training seed.")
-    measured = [one if isinstance(one, Measured) else Measured(float(one), None) for one in values]
-    numbers, errors = [one.finite for one in measured], [finite(one.error) for one in measured]
-    value, deviation = _moments(numbers)
-    error = _moments(errors)[0]
+    measured = [value if isinstance(value, Measured) else Measured(float(value), None) for value in values]
+    value, deviation = _mean_and_deviation([metric.finite for metric in measured])
+    error, _ = _mean_and_deviation([finite(metric.error) for metric in measured])
     return Measured(value, error, measured[0].higher_is_better, Trainings(deviation, len(measured)))
 
 
@@ -138,25 +130,20 @@ def groups_json(results: Sequence[Result], groups: Sequence[Group]) -> list[dict
     named = {group.name: group for group in groups}
     return [
         {
-            "group": one.run,
-            "runs": {str(seed): run for seed, run in named[one.run].runs.items()},
-            **{key: getattr(one, key) for key in ("sampler", "num_steps", "spacing", "options", "seeds", "clip")},
-            "metrics": {name: _as_json(measured) for name, measured in one.metrics.items()},
+            "group": line.run,
+            "runs": {str(seed): run for seed, run in named[line.run].runs.items()},
+            **{key: getattr(line, key) for key in ("sampler", "num_steps", "spacing", "options", "seeds", "clip")},
+            "metrics": {name: _as_json(metric) for name, metric in line.metrics.items()},
         }
-        for one in over_groups(results, groups)
-        if one.run in named
+        for line in over_groups(results, groups)
+        if line.run in named
     ]
 
 
-def _as_json(one: Measured) -> dict[str, Any]:
-    std, count = one.over or Trainings(None, 1)
-    return {
-        "mean": one.finite,
-        "std": std,
-        "error": one.error,
-        "n": count,
-        "higher_is_better": one.higher_is_better,
-    }
+def _as_json(metric: Measured) -> dict[str, Any]:
+    std, count = metric.over or Trainings(None, 1)
+    upwards = metric.higher_is_better
+    return {"mean": metric.finite, "std": std, "error": metric.error, "n": count, "higher_is_better": upwards}
 
 
 def _training(path: Path) -> tuple[int, dict[str, Any]] | None:
@@ -166,9 +153,7 @@ def _training(path: Path) -> tuple[int, dict[str, Any]] | None:
     except InputError:
         return None
     settings = settings_of(experiment)
-    for key, part in (("identity", "data"), ("resolved", "data_checksum")):  # of the data themselves
-        known = stored.get(key)
-        settings[f"{key} of the data"] = known.get(part) if isinstance(known, dict) else None
+    settings["digest of the data"] = as_identity(stored.get("identity"))["data"]
     return settings.pop("seed"), settings
 
 
@@ -179,25 +164,22 @@ def _cell(result: Result) -> Cell:
 def _cells(results: Sequence[Result], group: Group) -> dict[Cell, dict[int, Result]]:
     """The results of a group by cell and seed."""
     seeds = {run: seed for seed, run in group.runs.items()}
-    found: dict[Cell, dict[int, Result]] = {}
+    cells: dict[Cell, dict[int, Result]] = {}
     for result in results:
         if result.run in seeds:
-            found.setdefault(_cell(result), {})[seeds[result.run]] = result
-    return {cell: dict(sorted(by_seed.items())) for cell, by_seed in found.items()}
+            cells.setdefault(_cell(result), {})[seeds[result.run]] = result
+    return {cell: dict(sorted(by_seed.items())) for cell, by_seed in cells.items()}
 
 
 def _over(group: Group, results: Sequence[Result]) -> Result:
     first = results[0]
-    shared = {
-        key: value
-        for key, value in first.provenance.items()
-        if all(one.provenance.get(key) == value for one in results)
-    }
-    metrics = {name: over_seeds([one.metrics.get(name, NOT_MEASURED) for one in results]) for name in first.metrics}
+    provenances = [result.provenance for result in results]
+    shared = {key: value for key, value in first.provenance.items() if all(p.get(key) == value for p in provenances)}
+    metrics = {name: over_seeds([r.metrics.get(name, NOT_MEASURED) for r in results]) for name in first.metrics}
     return replace(first, run=group.name, metrics=metrics, provenance=shared, details={})
 
 
-def _moments(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+def _mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
     """Mean and standard deviation (n − 1) of one value per training; None where there is none."""
     if any(value is None for value in values):
         return None, None
@@ -239,7 +221,8 @@ def paired_test(first: Sequence[float], second: Sequence[float]) -> PairedTest:
     t = d̄ / (s / √n) with n − 1 degrees of freedom, where d̄ and s are mean and standard deviation of the differences.
     """
     if len(first) != len(second) or len(first) < 2:
-        raise InputError(f"first and second have {len(first)} and {len(second)} values: give two or more of each.")
+        problem = f"has {len(first)} values and `second` has {len(second)}"
+        raise InputError("first", None, problem, "give two or more of each")
     differences = torch.tensor([*first], dtype=torch.float64) - torch.tensor([*second], dtype=torch.float64)
     n = len(differences)
     mean, error = differences.mean().item(), differences.std().item() / math.sqrt(n)
@@ -266,35 +249,21 @@ def student_p(t: float, degrees: int) -> float:
 
 def compare_groups(results: Sequence[Result], groups: Sequence[Group]) -> list[Comparison]:
     """Each group against the first one before it with the same training seeds, where both were measured alike."""
-    found = []
+    comparisons = []
     for index, group in enumerate(groups):
-        baseline = next((one for one in groups[:index] if one.runs.keys() == group.runs.keys()), None)
+        baseline = next((before for before in groups[:index] if before.runs.keys() == group.runs.keys()), None)
         if baseline is None:
             continue
-        mine, theirs = _cells(results, group), _cells(results, baseline)
-        for cell in (cell for cell in mine if cell in theirs):
-            seeds = tuple(seed for seed in group.runs if seed in mine[cell] and seed in theirs[cell])
-            tests = (
-                {
-                    name: test
-                    for name in mine[cell][seeds[0]].metrics
-                    if (
-                        test := _test(
-                            name, [mine[cell][seed] for seed in seeds], [theirs[cell][seed] for seed in seeds]
-                        )
-                    )
-                }
-                if len(seeds) > 1
-                else {}
-            )
-            if tests:
-                found.append(Comparison(group.name, baseline.name, seeds, *cell, tests))
-    return found
+        first, second = _cells(results, group), _cells(results, baseline)
+        for cell in (cell for cell in first if cell in second):
+            seeds = tuple(seed for seed in group.runs if seed in first[cell] and seed in second[cell])
+            sides = [[side[cell][seed] for seed in seeds] for side in (first, second)]
+            names = sides[0][0].metrics if len(seeds) > 1 else ()
+            if tests := {name: test for name in names if (test := _test(name, *sides))}:
+                comparisons.append(Comparison(group.name, baseline.name, seeds, *cell, tests))
+    return comparisons
 
 
-def _test(name: str, mine: Sequence[Result], theirs: Sequence[Result]) -> PairedTest | None:
-    first, second = (
-        [value for one in side if (value := one.metrics.get(name, NOT_MEASURED).finite) is not None]
-        for side in (mine, theirs)
-    )
-    return paired_test(first, second) if len(first) == len(second) == len(mine) else None
+def _test(name: str, *groups: Sequence[Result]) -> PairedTest | None:
+    sides: list[list[Any]] = [[r.metrics.get(name, NOT_MEASURED).finite for r in group] for group in groups]
+    return None if any(None in side for side in sides) else paired_test(*sides)

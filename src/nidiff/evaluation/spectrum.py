@@ -1,64 +1,307 @@
-"""How far the power spectrum of generated images is from that of real ones."""
+"""Spectra: the power of fields [N, C, *event] by wavenumber and in bands, and how channels go together.
+
+Everything that shows or compares spectra uses `Shells`. The spectrum error of generated data, wherever it is printed,
+is that of `spectrum_error`.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from nidiff.calibration.distance import as_pixels
-from nidiff.covariance.spectral import radial_mean, wavenumber
+from nidiff.covariance.waves import Boundary, Waves, boundary_per_axis, frequencies, radial_mean, wavenumber
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
-from nidiff.evaluation.points import Array, as_tensor
+from nidiff.evaluation.arrays import Array, as_fields, as_pair_of_fields
 
-CHUNK = 256  # images at a time
+CHUNK = 2**22  # numbers at a time
+EMPTY = 1e-24  # what rounding leaves of the largest power
+Axes = Sequence[int] | None
 
 
-def spectrum_error(real_images: Array, generated_images: Array) -> float:
-    """The root mean square over the wavenumbers of log P_generated − log P_real, natural logarithms.
+class Spectrum(NamedTuple):
+    """The power of each item at each wavenumber that has modes."""
 
-    P is the mean of `radial_powers` over the images [N, C, H, W]. Every wavenumber counts the same, whatever its power,
-    up to the corner of the spectrum: 0.1 is about 10 % of power at each. No mean image is removed, since generated
-    images must have the right one; but wavenumber 0, the brightness of each channel, is left out.
+    wavenumber: Tensor  # [K], whole numbers from 0
+    modes: Tensor  # [K], how many there are of each
+    power: Tensor  # [N, C, K]
+
+
+def field_spectrum(fields: Array, *, axes: Axes = None, boundary: Boundary = "periodic") -> Spectrum:
+    """S(k) of each item and channel of ``fields`` [N, C, *event]: the mean of |x̂|² over the modes of each rounded |k|.
+
+    x̂ is the orthonormal transform along ``axes`` of the event (0, 1, 2; default: all of them), so white noise of
+    variance 1 has S = 1; along the other axes S is averaged. k = 0, 1, … is in units of the lowest frequency above 0:
+    cycles per longest side where the boundary is periodic, half cycles where it is not. No mean is removed.
+
+    Args:
+        boundary: the waves that fit an axis: "periodic" (Fourier), "reflecting" (cosines: nothing wraps around) or
+            "fixed" (sines: the field is 0 at the edge); one for all axes of the event, or one for each, such as
+            ("reflecting", "periodic") or "reflecting/periodic".
     """
-    real, generated = _as_images(real_images, "real_images"), _as_images(generated_images, "generated_images")
-    mine, other = tuple(real.shape[1:]), tuple(generated.shape[1:])
-    if other != mine:
-        raise InputError(f"generated_images are {other} and real_images {mine}: give images of one shape.")
-    return powers_error(radial_powers(real), radial_powers(generated))
+    x = as_fields(fields, "fields")
+    shells = Shells(tuple(x.shape[2:]), axes, boundary)
+    return Spectrum(shells.wavenumber, shells.modes, shells.powers(x))
 
 
-def powers_error(real: Tensor, generated: Tensor) -> float:
-    """`spectrum_error` from the `radial_powers` of the images."""
-    difference = _log_spectrum(generated, "generated_images") - _log_spectrum(real, "real_images")
-    return difference.square().mean().sqrt().item()
+def spectrum_error(real: Array, generated: Array, *, axes: Axes = None, boundary: Boundary = "periodic") -> float:
+    """The mean over bands and channels of |log10 S_generated − log10 S_real|: 0.1 is 26 % more or 21 % less power.
 
-
-@torch.no_grad()
-def radial_powers(images: Tensor) -> Tensor:
-    """|FFT|² of images [N, C, H, W], float64 [N, K]: the mean over channels and the modes of each rounded |k|.
-
-    |k| = 0, 1, … is in cycles per longer side, and NaN stands for one without modes. The FFT is orthonormal, so white
-    noise of variance 1 has power 1. uint8 becomes [-1, 1], floats stay.
+    S is the power spectrum of images or fields [N, C, *event] (`field_spectrum`, averaged over the items), in bands of
+    half an octave of |k|, up to the corner of the spectrum. k = 0 is left out, so brightness plays no part. Images of
+    uint8 are taken as [-1, 1]. The result is infinite where one of the sets has no power in a band.
     """
-    shell = wavenumber(tuple(images.shape[-2:])).round().long()
-    spectra = (torch.fft.fft2(as_pixels(chunk).double(), norm="ortho").abs().square() for chunk in images.split(CHUNK))
-    return torch.cat([radial_mean(spectrum.mean(1).cpu(), shell) for spectrum in spectra])
+    pair = (PIXELS.to_model(x) if x.dtype == torch.uint8 else x for x in as_pair_of_fields(real, generated))
+    return compare_spectra(*pair, axes=axes, boundary=boundary).error
 
 
-def _log_spectrum(powers: Tensor, name: str) -> Tensor:
-    """The logarithm of the mean power, of the wavenumbers above 0 that have modes."""
-    power = powers.mean(0)
-    has_modes = ~power.isnan()
-    has_modes[0] = False
-    # What the FFT leaves of a constant is 1e-32 of its power.
-    empty = (has_modes & (power <= 1e-24 * power.nan_to_num().max())).nonzero().flatten().tolist()
-    if empty:
-        raise InputError(f"{name} have no power at wavenumber {empty[0]}: give images that vary at that scale too.")
-    return power[has_modes].log()
+@dataclass(frozen=True)
+class SpectrumBands:
+    """Spectra of real and generated fields in bands low ≤ k ≤ high of half an octave. S and its errors are [C, B]."""
+
+    low: Tensor  # [B]
+    high: Tensor  # [B]
+    real: Tensor
+    real_error: Tensor  # the standard error of the mean over items
+    generated: Tensor
+    generated_error: Tensor
+
+    @property
+    def difference(self) -> Tensor:
+        """log10 S_generated − log10 S_real."""
+        return log_ratio(self.generated, self.real)
+
+    @property
+    def error(self) -> float:
+        """The spectrum error: the mean magnitude of the difference, over bands and channels."""
+        return self.difference.abs().mean().item()
+
+    @property
+    def z(self) -> Tensor:
+        """The difference over its standard error, of both sets together; about N(0, 1) for sets of one distribution."""
+        relative = (self.real_error / self.real).square() + (self.generated_error / self.generated).square()
+        return _over(self.difference * math.log(10), relative.sqrt())
+
+    @property
+    def within(self) -> float:
+        """The share of bands and channels where |z| ≤ 2: about 0.95 for sets of one distribution."""
+        return (self.z.abs() <= 2).double().mean().item()
+
+    def rows(self, channel: int = 0) -> list[dict[str, float]]:
+        """The table of a channel, a line per band."""
+        names = ("real", "real_error", "generated", "generated_error")
+        columns = {name: getattr(self, name)[channel] for name in names}
+        ratio = {"ratio": 10 ** self.difference[channel], "z": self.z[channel]}
+        return _rows({"low": self.low, "high": self.high, **columns, **ratio})
 
 
-def _as_images(images: Array, name: str) -> Tensor:
-    images = as_tensor(images, name)
-    if images.ndim != 4 or images.numel() == 0 or max(images.shape[-2:]) < 2:
-        raise InputError(f"{name} has shape {tuple(images.shape)}: give images [N, C, H, W] of 2 pixels or more.")
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise InputError(f"{name} has dtype {images.dtype}: give uint8 or floats.")
-    return images
+def compare_spectra(
+    real: Array, generated: Array, *, axes: Axes = None, boundary: Boundary = "periodic"
+) -> SpectrumBands:
+    """The spectra of two sets of fields [N, C, *event] in bands; the other arguments are those of `field_spectrum`.
+
+    ``.error`` is the mean over bands and channels of |log10 S_generated − log10 S_real|. k = 0 is left out.
+    """
+    first, second = as_pair_of_fields(real, generated)
+    shells = Shells(tuple(first.shape[2:]), axes, boundary)
+    return spectrum_bands(shells, *(shells.in_bands(shells.powers(x)) for x in (first, second)))
+
+
+@dataclass(frozen=True)
+class CrossBands:
+    """How channels go together in bands low ≤ k ≤ high. γ = S_ab / √(S_a S_b) and its errors are [P, B], complex."""
+
+    pairs: list[tuple[int, int]]  # P of them, a < b
+    low: Tensor  # [B]
+    high: Tensor  # [B]
+    real: Tensor
+    real_error: Tensor  # jackknife over items, of |γ − its mean|
+    generated: Tensor
+    generated_error: Tensor
+
+    @property
+    def error(self) -> float:
+        """The mean of |γ_generated − γ_real| over bands and pairs: from 0 to 2."""
+        return (self.generated - self.real).abs().mean().item()
+
+    @property
+    def z(self) -> Tensor:
+        """|γ_generated − γ_real| over its standard error, of both sets together."""
+        total = (self.real_error.square() + self.generated_error.square()).sqrt()
+        return _over((self.generated - self.real).abs(), total)
+
+    @property
+    def within(self) -> float:
+        """The share of bands and pairs where z ≤ 2."""
+        return (self.z <= 2).double().mean().item()
+
+    def rows(self, pair: int = 0) -> list[dict[str, float]]:
+        """The table of a pair, a line per band: coherence |γ| and phase arg γ in radians."""
+        columns = {"low": self.low, "high": self.high}
+        for name in ("real", "generated"):
+            gamma, error = getattr(self, name)[pair], getattr(self, f"{name}_error")[pair]
+            columns |= {name: gamma.abs(), f"{name}_phase": gamma.angle(), f"{name}_error": error}
+        return _rows({**columns, "z": self.z[pair]})
+
+
+def compare_cross_spectra(
+    real: Array, generated: Array, *, axes: Axes = None, boundary: Boundary = "periodic"
+) -> CrossBands:
+    """The coherency γ(k) = S_ab / √(S_a S_b) of every pair of channels of two sets of fields, in bands.
+
+    S_ab is the mean of x̂_a x̂_b* over items and modes, of which one of k and −k counts, that with a positive frequency
+    along the last periodic axis: so the phase of γ says by how much a channel leads another along that axis. |γ| is the
+    coherence: 1 where one channel is the other times one complex number throughout the band, such as a symmetric
+    filter, less where the phase turns within the band, and 0 where they have nothing in common.
+    """
+    first, second = as_pair_of_fields(real, generated)
+    if first.shape[1] < 2:
+        raise InputError("real", None, "has one channel", "give two or more")
+    shells = Shells(tuple(first.shape[2:]), axes, boundary)
+    return cross_bands(shells, *((shells.in_bands(shells.powers(x)), shells.crosses(x)) for x in (first, second)))
+
+
+class Shells:
+    """The modes along some axes of an event, in shells of equal rounded |k|."""
+
+    def __init__(self, event: tuple[int, ...], axes: Axes = None, boundary: Boundary = "periodic") -> None:
+        names, chosen = boundary_per_axis(boundary, len(event)), [*range(len(event))] if axes is None else sorted(axes)
+        if not chosen or not {*chosen} <= {*range(len(event))} or len({*chosen}) < len(chosen):
+            raise InputError("axes", axes, "are not axes of the event", f"choose from {[*range(len(event))]}")
+        self.axes, self.shape = tuple(chosen), tuple(event[axis] for axis in chosen)
+        if max(self.shape) < 2:
+            raise InputError("axes", axes, "have one pixel each", "choose longer ones")
+        self.boundary = tuple(names[axis] for axis in chosen)
+        self.basis = Waves(self.shape, self.boundary)
+        self._shell = wavenumber(self.shape, self.boundary).round().long()
+        counts = torch.bincount(self._shell.flatten())
+        self.wavenumber = counts.nonzero().flatten()
+        """Those that have modes, [K]."""
+        self.modes = counts[self.wavenumber]
+        """How many there are of each, [K]."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean over the modes of each shell, of [..., *shape]: [..., K]."""
+        return radial_mean(values, self._shell)[..., self.wavenumber]
+
+    def powers(self, x: Tensor) -> Tensor:
+        """The spectrum of each item [N, C, K] of fields [N, C, *event], float64."""
+        return self._each(x, lambda part: self.mean(self.basis.analyse(part).square()))
+
+    def crosses(self, x: Tensor) -> Tensor:
+        """x̂_a x̂_b* of each item and pair of channels a < b in bands, complex128 [N, P, B]."""
+        first, second = torch.triu_indices(x.shape[1], x.shape[1], 1)
+
+        def products(part: Tensor) -> Tensor:
+            # With c(k) = Re x̂ − Im x̂ and c(−k) = Re x̂ + Im x̂: the parts of x̂_a x̂_b*, of which the imaginary one
+            # changes its sign at −k.
+            coefficients = self.basis.analyse(part)
+            mirrored = self.basis.mirrored(coefficients)
+            a, b = coefficients[:, first], coefficients[:, second]
+            imaginary = self._sign * (mirrored[:, first] * b - a * mirrored[:, second]) / 2
+            return torch.complex(self.mean(a * b), self.mean(imaginary))
+
+        return self.in_bands(self._each(x, products))
+
+    @cached_property
+    def bands(self) -> list[tuple[int, int]]:
+        """The first and last wavenumber of each band: 1, 2, 3, 4, 5–6, 7–8, 9–11, …, half an octave each.
+
+        The last one goes up to the corner of the spectrum, and a band without modes is left out.
+        """
+        last, edges = int(self.wavenumber[-1]), [0]
+        while edges[-1] < last:
+            half_octaves = round(2 * math.log2(edges[-1])) + 1 if edges[-1] else 0
+            edges.append(max(round(2 ** (half_octaves / 2)), edges[-1] + 1))
+        if len(edges) > 2 and last - edges[-2] < (edges[-1] - edges[-2]) / 2:
+            del edges[-2]  # a corner of few modes
+        edges[-1] = last
+        known = set(self.wavenumber.tolist())
+        return [(low + 1, high) for low, high in pairwise(edges) if known & set(range(low + 1, high + 1))]
+
+    def in_bands(self, powers: Tensor) -> Tensor:
+        """The mean over the modes of each band, of [..., K]: [..., B]."""
+        means = []
+        for low, high in self.bands:
+            inside = (self.wavenumber >= low) & (self.wavenumber <= high)
+            means.append((powers[..., inside] * (self.modes[inside] / self.modes[inside].sum())).sum(-1))
+        return torch.stack(means, -1)
+
+    def _each(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """What is computed of [n, C, …, *shape], some items at a time, averaged over the axes not transformed."""
+        last, results = range(-len(self.axes), 0), []
+        for part in x.split(max(1, CHUNK // x[0].numel())):
+            result = compute(part.detach().cpu().double().movedim([axis + 2 for axis in self.axes], [*last]))
+            results.append(result.flatten(2, -2).mean(2) if result.ndim > 3 else result)
+        return torch.cat(results)
+
+    @cached_property
+    def _sign(self) -> Tensor:
+        """The sign of the frequency along the last periodic axis that has one."""
+        axis = next((axis for axis in reversed(self.basis.periodic) if self.shape[axis] > 1), None)
+        if axis is None:
+            return torch.zeros((), dtype=torch.float64)
+        sign = frequencies(self.shape, self.boundary)[axis].sign()
+        return sign.reshape([-1 if place - len(self.shape) == axis else 1 for place in range(len(self.shape))])
+
+
+def spectrum_bands(shells: Shells, real: Tensor, generated: Tensor) -> SpectrumBands:
+    """From the powers of each item in bands, [N, C, B]."""
+    low, high = torch.tensor(shells.bands).T
+    return SpectrumBands(low, high, real.mean(0), _mean_error(real), generated.mean(0), _mean_error(generated))
+
+
+def cross_bands(shells: Shells, real: tuple[Tensor, Tensor], generated: tuple[Tensor, Tensor]) -> CrossBands:
+    """From the powers [N, C, B] and their products between channels [N, P, B] of each item."""
+    channels = real[0].shape[1]
+    pairs = [(a, b) for a in range(channels) for b in range(a + 1, channels)]
+    low, high = torch.tensor(shells.bands).T
+    sides = (part(*side) for side in (real, generated) for part in (coherency, _jackknife))
+    return CrossBands(pairs, low, high, *sides)
+
+
+def coherency(powers: Tensor, crosses: Tensor) -> Tensor:
+    """γ = S_ab / √(S_a S_b) [P, B] of the means over items; 0 where a channel has no power."""
+    return _coherency(powers.mean(0), crosses.mean(0))
+
+
+def _coherency(powers: Tensor, crosses: Tensor) -> Tensor:
+    channels = powers.shape[-2]
+    first, second = torch.triu_indices(channels, channels, 1)
+    scale = (powers[..., first, :] * powers[..., second, :]).sqrt()
+    return torch.where(scale > 0, crosses / scale.clamp(min=1e-300), 0.0)
+
+
+def _jackknife(powers: Tensor, crosses: Tensor) -> Tensor:
+    """The standard error of γ: √((N − 1)/N Σ |γ₋ᵢ − mean|²) over the sets that each lack one item."""
+    count = len(powers)
+    others = [(values.sum(0) - values) / (count - 1) for values in (powers, crosses)]
+    without = _coherency(others[0], others[1])
+    return ((without - without.mean(0)).abs().square().sum(0) * (count - 1) / count).sqrt()
+
+
+def _mean_error(values: Tensor) -> Tensor:
+    """The standard error of the mean over items."""
+    return values.std(0) / len(values) ** 0.5
+
+
+def log_ratio(generated: Tensor, real: Tensor) -> Tensor:
+    """log10 generated − log10 real, of powers [C, B]; 0 where neither has any but rounding, ±∞ where one has none."""
+    rounding = EMPTY * torch.maximum(real, generated).amax(-1, keepdim=True)  # channels have units of their own
+    real, generated = (torch.where(power > rounding, power, 0.0) for power in (real, generated))
+    return torch.where((real == 0) & (generated == 0), 0.0, generated.log10() - real.log10())
+
+
+def _over(difference: Tensor, error: Tensor) -> Tensor:
+    """difference / error; 0 where there is no difference, and ∞ where it is that large."""
+    return torch.where((difference == 0) | difference.isinf(), difference, difference / error)
+
+
+def _rows(columns: dict[str, Tensor]) -> list[dict[str, Any]]:
+    numbers = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in numbers]

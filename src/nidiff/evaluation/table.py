@@ -5,9 +5,9 @@ import html
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nidiff.aligned import aligned
 from nidiff.evaluation.results import NOT_MEASURED, Measured, Result, one_line
@@ -17,7 +17,7 @@ from nidiff.recipe import fits
 
 HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
 PAIRED, BY_CLASS = "Paired over seeds", "By class"
-MOST_CLASSES = 20  # in a table
+MOST_CLASSES, MOST_TABLES = 20, 8  # columns of a table, and tables of spectra
 FEW = 10  # trainings
 OVER_SEEDS = (
     "a ± b (samples ± c): mean a and standard deviation b over trainings that differ only in the seed; c is the mean "
@@ -42,52 +42,89 @@ class Style(NamedTuple):
 
 def markdown(results: Sequence[Result], paired: Sequence[Comparison] = ()) -> str:
     """The table in Markdown: the best value of each metric and number of steps in bold."""
-    parts = [_markdown(cells(results, MARKDOWN)), *notes(results, MARKDOWN)]
-    for rows in class_cells(results, MARKDOWN):
-        parts += [f"## {BY_CLASS}: {rows[0][0]}", _markdown(rows[1:])]
-    if paired:
-        parts += [f"## {PAIRED}", _markdown(paired_cells(paired, MARKDOWN)), *paired_notes(paired, MARKDOWN)]
+    parts = []
+    for title, rows, remarks in _blocks(results, paired, MARKDOWN):
+        head, *body = rows
+        lines = [head, ["---", "---"] + ["---:"] * (len(head) - 2), *body]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        parts += [f"## {title}", table, *remarks] if title else [table, *remarks]
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    lines = [head, ["---", "---"] + ["---:"] * (len(head) - 2), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def latex(results: Sequence[Result], paired: Sequence[Comparison] = ()) -> str:
     """The table in LaTeX, which needs no packages: a float with its caption, the best values in bold."""
-    caption = f"Quality of samples by number of steps. {' '.join(notes(results, LATEX))}"
-    found = _latex(cells(results, LATEX), caption)
-    for rows in class_cells(results, LATEX):
-        found += _latex(rows[1:], f"{BY_CLASS}: {rows[0][0]}.")
-    if paired:
-        found += _latex(paired_cells(paired, LATEX), f"{PAIRED}. {' '.join(paired_notes(paired, LATEX))}")
-    return found
-
-
-def _latex(rows: Sequence[Sequence[str]], caption: str) -> str:
-    head, *body = rows
-    lines = [
-        r"\begin{table}\centering",
-        rf"\caption{{{caption}}}",
-        rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}\hline",
-        " & ".join(head) + r" \\",
-    ]
-    for line in body:
-        lines += [r"\hline"] * bool(line[0] or line[1]) + [" & ".join(line) + r" \\"]
-    return "\n".join([*lines, r"\hline", r"\end{tabular}", r"\end{table}", ""])
+    lines = []
+    for title, rows, remarks in _blocks(results, paired, LATEX):
+        head, *body = rows
+        caption = " ".join([f"{title or 'Quality of samples by number of steps'}.", *remarks])
+        lines += [r"\begin{table}\centering", rf"\caption{{{caption}}}"]
+        lines += [rf"\begin{{tabular}}{{ll{'r' * (len(head) - 2)}}}\hline", " & ".join(head) + r" \\"]
+        for line in body:
+            lines += [r"\hline"] * bool(line[0] or line[1]) + [" & ".join(line) + r" \\"]
+        lines += [r"\hline", r"\end{tabular}", r"\end{table}"]
+    return "\n".join([*lines, ""])
 
 
 def text(results: Sequence[Result], paired: Sequence[Comparison] = ()) -> str:
     """The table for a terminal, in ASCII."""
-    parts = [aligned(cells(results, PLAIN)), *notes(results, PLAIN)]
-    for rows in class_cells(results, PLAIN):
-        parts += ["", f"{BY_CLASS}: {rows[0][0]}", aligned(rows[1:])]
-    if paired:
-        parts += ["", PAIRED, aligned(paired_cells(paired, PLAIN)), *paired_notes(paired, PLAIN)]
+    parts = []
+    for title, rows, remarks in _blocks(results, paired, PLAIN):
+        parts += [*(["", title] if title else []), aligned(rows), *remarks]
     return "\n".join(parts)
+
+
+def detailed_text(result: Result) -> str:
+    """One result for a terminal: of fields, the metrics beside those of real data, and the tables of the spectra."""
+    floor, bands = result.details.get("floor", {}), result.details.get("bands")
+    if bands is None:
+        return text([result])
+    settings = "" if result.sampler == "-" else f", {result.sampler_text} {result.num_steps}"
+    rows = [[PLAIN.escape(f"{result.run}{settings}"), "generated", "real"]]
+    for name, metric in result.metrics.items():
+        rows.append([PLAIN.escape(name), number(metric, PLAIN), number(_measured(floor.get(name)), PLAIN)])
+    against = result.details.get("floor_of", "other real data")
+    best = "0 is best, but of precision and recall 1"
+    parts = [aligned(rows), f"{best}; real: the same of {against} in place of samples."]
+    parts += [_band_table(table) for table in bands[:MOST_TABLES]]
+    if len(bands) > MOST_TABLES:
+        parts.append(f"and {len(bands) - MOST_TABLES} more tables, which --json prints.")
+    if result.provenance.get("split") == "train":
+        parts.append("The real data are those that the model was trained on: hold a part out for an honest comparison.")
+    return "\n\n".join([*parts, *notes([result], PLAIN)])
+
+
+def _band_table(table: Mapping[str, Any]) -> str:
+    """A spectrum of one channel, or the coherence of two."""
+    if is_spectrum := "spectrum" in table:
+        title = f"Spectrum over {table['spectrum']} of {table['channel']}"
+    else:
+        title = f"Coherence over {table['coherence']} of {table['channels']}"
+    rows = [["k", "real", "generated", *(["ratio"] if is_spectrum else []), "z"]]
+    for band in table["bands"]:
+        low, high = int(band["low"]), int(band["high"])
+        sides = [number(Measured(band[side], band[f"{side}_error"]), PLAIN) for side in ("real", "generated")]
+        numbers = [(band["ratio"], ".3g")] if is_spectrum else []
+        shown = [PLAIN.missing if x is None else f"{x:{form}}" for x, form in [*numbers, (band["z"], ".1f")]]
+        rows.append([f"{low}" if low == high else f"{low}-{high}", *sides, *shown])
+    inside = sum(band["z"] is not None and abs(band["z"]) <= 2 for band in table["bands"])
+    share = f"{inside} of {len(table['bands'])} bands are within 2 standard errors of the real data"
+    return "\n".join([f"{PLAIN.escape(title)}: {share}", aligned(rows)])
+
+
+def _measured(values: Any) -> Measured:
+    """A metric in the details of a result."""
+    return Measured(values["value"], values["error"]) if isinstance(values, Mapping) else NOT_MEASURED
+
+
+def _blocks(
+    results: Sequence[Result], paired: Sequence[Comparison], style: Style
+) -> Iterator[tuple[str, list[list[str]], list[str]]]:
+    """The tables, each with its title, its head and rows, and the notes below it."""
+    yield "", cells(results, style), notes(results, style)
+    for title, rows in class_cells(results, style).items():
+        yield f"{BY_CLASS}: {title}", rows, []
+    if paired:
+        yield PAIRED, paired_cells(paired, style), paired_notes(paired, style)
 
 
 def csv_text(results: Sequence[Result]) -> str:
@@ -98,10 +135,10 @@ def csv_text(results: Sequence[Result]) -> str:
     rows = []
     for result in results:
         row = {key: getattr(result, key) for key in HEAD} | {"options": json.dumps(result.options)}
-        for name, one in result.metrics.items():
-            row |= {name: one.value, f"{name} (error)": one.error}
-            if one.over is not None:
-                row |= {"trainings": one.over.n, f"{name} (std over trainings)": one.over.deviation}
+        for name, metric in result.metrics.items():
+            row |= {name: metric.value, f"{name} (error)": metric.error}
+            if metric.over is not None:
+                row |= {"trainings": metric.over.n, f"{name} (std over trainings)": metric.over.deviation}
         rows.append({key: _no_formula(value) for key, value in (row | dict(result.provenance)).items()})
     out = io.StringIO()
     writer = csv.DictWriter(out, list(dict.fromkeys(chain.from_iterable(rows))), lineterminator="\n")
@@ -127,9 +164,10 @@ def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
         for result in line:
             row = [*names, str(result.num_steps)]
             for name in metrics:
-                one = result.metrics.get(name, NOT_MEASURED)
-                is_best = one.finite is not None and best.get((result.source, result.num_steps, name)) == one.value
-                row.append((style.best if is_best else "{}").format(number(one, style)))
+                metric = result.metrics.get(name, NOT_MEASURED)
+                leader = best.get((result.source, result.num_steps, name))
+                is_best = metric.finite is not None and leader == metric.value
+                row.append((style.best if is_best else "{}").format(number(metric, style)))
             rows.append(row)
             names = ["", ""]
         before = run
@@ -138,48 +176,48 @@ def cells(results: Sequence[Result], style: Style) -> list[list[str]]:
 
 def notes(results: Sequence[Result], style: Style) -> list[str]:
     """Where the numbers come from: one sentence if it is the same for all, else one for each mark in the table."""
-    found = [f"{mark} {source}".lstrip() for source, mark in _marks(results).items()]
-    grouped = any(one.over is not None for result in results for one in result.metrics.values())
-    known = {float(share) for share in (one.details.get("classifier", "") for one in results) if fits(share, float)}
-    named = [RIGHT_CLASS.format(", ".join(f"{share:.1%}" for share in sorted(known)))] if known else []
-    return [style.escape(note) for note in (*found, *named, *([OVER_SEEDS] if grouped else []))]
+    sources = [f"{mark} {source}".lstrip() for source, mark in _marks(results).items()]
+    accuracies: set[Any] = {share for result in results if fits(share := result.details.get("classifier"), float)}
+    if accuracies:
+        sources.append(RIGHT_CLASS.format(", ".join(f"{share:.1%}" for share in sorted(accuracies))))
+    if any(metric.over is not None for result in results for metric in result.metrics.values()):
+        sources.append(OVER_SEEDS)
+    return [style.escape(note) for note in sources]
 
 
-def class_cells(results: Sequence[Result], style: Style) -> list[list[list[str]]]:
-    """A table for each metric that was measured of each class, with a column for each: its title, head and rows."""
-    told = [result for result in results if isinstance(result.details.get("by_class"), Mapping)]
-    classes = sorted({one for result in told for one in result.details["by_class"]}, key=int)
-    metrics = dict.fromkeys(name for result in told for one in result.details["by_class"].values() for name in one)
-    if not told or len(classes) > MOST_CLASSES:  # more are in JSON
-        return []
-    tables = []
-    for metric in metrics:
-        rows = [[style.escape(metric)], ["run", "sampler", "steps", *classes]]
-        for result in told:
+def class_cells(results: Sequence[Result], style: Style) -> dict[str, list[list[str]]]:
+    """The tables of the metrics that were measured of each class, by their names: a column per class."""
+    by_class = [(result, metrics) for result in results if (metrics := result.details.get("by_class"))]
+    classes = sorted({label for _, metrics in by_class for label in metrics}, key=int)
+    names = dict.fromkeys(name for _, metrics in by_class for values in metrics.values() for name in values)
+    tables = {}
+    for name in names if len(classes) <= MOST_CLASSES else ():  # more are in JSON
+        tables[style.escape(name)] = [["run", "sampler", "steps", *classes]]
+        for result, metrics in by_class:
             row = [style.escape(result.run), style.escape(result.sampler_text), str(result.num_steps)]
-            found = [result.details["by_class"].get(one, {}).get(metric) for one in classes]
-            numbers = [NOT_MEASURED if one is None else Measured(one["value"], one["error"]) for one in found]
-            rows.append([*row, *(number(one, style) for one in numbers)])
-        tables.append(rows)
+            row += [number(_measured(metrics.get(label, {}).get(name)), style) for label in classes]
+            tables[style.escape(name)].append(row)
     return tables
 
 
 def paired_cells(paired: Sequence[Comparison], style: Style) -> list[list[str]]:
     """The head and the rows of the paired tests: mean difference ± standard error (p) by groups, sampler and steps."""
-    metrics, marks = list(dict.fromkeys(chain.from_iterable(one.tests for one in paired))), _marks(paired)
+    metrics, marks = list(dict.fromkeys(chain.from_iterable(pair.tests for pair in paired))), _marks(paired)
     rows, before = [["difference", "sampler", "steps", *map(style.escape, metrics)]], ("", "")
-    order = list(dict.fromkeys((one.group, one.source, one.sampler) for one in paired))
-    for one in sorted(paired, key=lambda one: (order.index((one.group, one.source, one.sampler)), -one.num_steps)):
-        names = (one_line(f"{one.group} − {one.baseline} {marks[one.source]}"), one.sampler)
+    order = list(dict.fromkeys((pair.group, pair.source, pair.sampler) for pair in paired))
+    for pair in sorted(
+        paired, key=lambda pair: (order.index((pair.group, pair.source, pair.sampler)), -pair.num_steps)
+    ):
+        names = (one_line(f"{pair.group} − {pair.baseline} {marks[pair.source]}"), pair.sampler)
         shown = [style.escape(name) if name != old else "" for name, old in zip(names, before, strict=True)]
-        rows.append([*shown, str(one.num_steps), *(_paired(one.tests.get(name), style) for name in metrics)])
+        rows.append([*shown, str(pair.num_steps), *(_paired(pair.tests.get(name), style) for name in metrics)])
         before = names
     return rows
 
 
 def paired_notes(paired: Sequence[Comparison], style: Style) -> list[str]:
     """What the numbers of the paired tests are, and how far to trust them."""
-    counts = sorted({len(one.seeds) for one in paired})
+    counts = sorted({len(pair.seeds) for pair in paired})
     trainings = " or ".join(map(str, counts))
     words = (
         "Mean ± standard error of the differences between two trainings of the same seed; p of the two-sided paired "
@@ -199,7 +237,7 @@ def _paired(test: PairedTest | None, style: Style) -> str:
 
 def find_metrics(results: Sequence[Result]) -> dict[str, bool]:
     """The metrics of all results in the order in which they first occur, and whether higher is better."""
-    return {name: one.higher_is_better for result in results for name, one in result.metrics.items()}
+    return {name: metric.higher_is_better for result in results for name, metric in result.metrics.items()}
 
 
 def group_lines(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
@@ -222,10 +260,10 @@ def _best_values(results: Iterable[Result], metrics: Mapping[str, bool]) -> dict
     """The best value of each source, number of steps and metric for which there are two or more."""
     values: dict[tuple[str, int, str], list[float]] = {}
     for result in results:
-        for name, one in result.metrics.items():
-            if one.finite is not None:
-                values.setdefault((result.source, result.num_steps, name), []).append(one.finite)
-    return {key: (max if metrics[key[2]] else min)(found) for key, found in values.items() if len(found) > 1}
+        for name, metric in result.metrics.items():
+            if metric.finite is not None:
+                values.setdefault((result.source, result.num_steps, name), []).append(metric.finite)
+    return {key: (max if metrics[key[2]] else min)(numbers) for key, numbers in values.items() if len(numbers) > 1}
 
 
 def number(measured: Measured, style: Style) -> str:

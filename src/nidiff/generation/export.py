@@ -24,7 +24,7 @@ from nidiff.files import replacing, replacing_folder
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-KEPT = "all of them are in samples.npz"
+ALL_SAMPLES = "all of them are in samples.npz"
 LOUDEST, FEW = 2**15, 0.01  # of 16 bits; the share of a sound that may be cut
 SMALLEST_FRAME, FRAME_TIME = 128, 100  # pixels, milliseconds
 
@@ -41,19 +41,14 @@ class Samples:
 
 def check_export(kind: str, grid: Grid) -> None:
     """Refuse a format that cannot hold what ``grid`` describes, or whose packages are missing."""
-    other = "use --format npy, or netcdf"
-    if kind == "wav" and grid.kind != "signal":
-        raise InputError(f"format='wav' is for signals, and these samples are {_plural(grid)}: {other}.")
+    needed = {"wav": "signal", "gif": "video"}.get(kind, grid.kind)
+    if grid.kind != needed:
+        problem = f"is for items of the kind {needed}, and these are of the kind {grid.kind}"
+        raise InputError("format", kind, problem, "use `format` npy, or netcdf")
     if kind == "wav" and grid.rate is None:
-        raise InputError("format='wav' needs the samples per second, which the model does not know: give --rate.")
-    if kind == "gif" and grid.kind != "video":
-        raise InputError(f"format='gif' is for video, and these samples are {_plural(grid)}: {other}.")
+        raise InputError("format", kind, "needs the samples per second, which the model does not know", "give `rate`")
     for module in {"netcdf": ("xarray", "h5netcdf"), "zarr": ("xarray", "zarr")}.get(kind, ()):
         require(module)
-
-
-def _plural(grid: Grid) -> str:
-    return grid.kind if grid.kind == "video" else f"{grid.kind}s"
 
 
 def write_npy(samples: Samples, path: Path) -> None:
@@ -119,10 +114,13 @@ def write_wav(samples: Samples, folder: Path) -> None:
         data = WHOLE[dtype].to_model(torch.from_numpy(data).double()).numpy()
     beyond = np.abs(data) > 1
     if beyond.mean() > FEW:
-        span = f"{data.min():.3g} to {data.max():.3g}"
-        raise InputError(f"format='wav' holds -1 to 1, and the samples go from {span}: use --format npy; {KEPT}.")
+        problem = f"holds -1 to 1, and the samples go from {data.min():.3g} to {data.max():.3g}"
+        raise InputError("format", "wav", problem, f"use `format` npy; {ALL_SAMPLES}")
     if cut := int(beyond.any(axis=tuple(range(1, data.ndim))).sum()):
-        print(f"{cut} of the sounds go beyond [-1, 1] and are cut there in wav/; {KEPT} as they are", file=sys.stderr)
+        print(
+            f"{cut} of the sounds go beyond [-1, 1] and are cut there in wav/; {ALL_SAMPLES} as they are",
+            file=sys.stderr,
+        )
     pulses = (data * LOUDEST).round().clip(-LOUDEST, LOUDEST - 1).astype("<i2")
     for seed, sound in zip(samples.seeds, pulses, strict=True):
         with replacing(folder / f"{seed:06d}.wav") as file, wave.open(file, "wb") as out:

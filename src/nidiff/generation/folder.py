@@ -7,7 +7,8 @@ png/           SEED.png: pictures themselves (unless there are 1 or 3 channels, 
 grid.png       the first of them
 samples.npy, samples.nc, samples.zarr, wav/, gif/  the same in other formats (`nidiff.generation.export`)
 
-Every file that is read again carries the digest of its job, and only whole files of this job count as drawn.
+Every file that is read again carries the digest of its job, and only whole files of this job count as drawn. So the
+files are the same on any number of processes, however often the job is killed.
 """
 
 import contextlib
@@ -27,35 +28,85 @@ from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.figures import samples_figure, save_drawn, save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, save_png
-from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.errors import FileError, InputError, Interrupted, one_of, shown
 from nidiff.extras import require
-from nidiff.files import (
-    ASIDE,
-    as_path,
-    read_npz,
-    read_object,
-    recover_folder,
-    replace_json,
-    replace_npz,
-    writing,
-)
+from nidiff.files import ASIDE, as_path, read_npz, read_object, recover_folder, replace_json, replace_npz, writing
 from nidiff.generation.export import BY_SEED, WHOLE_FILES, Samples, check_export
+from nidiff.generation.job import Job, as_saved, draw_seeds
 from nidiff.locks import LOCK, claimed
-from nidiff.sealed import SEAL, digest, seal, unseal
+from nidiff.progress import progress_bar
+from nidiff.recipe import check_whole
+from nidiff.sampling.sampler import rehearse
+from nidiff.sampling.step import Visit
+from nidiff.sealed import digest, seal, unseal
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
     from numpy.typing import NDArray
 
-    from nidiff.generation.job import Job
+    from nidiff.generation.loaded_model import SingleProcess
 
 FORMATS = {"npz": {"npz"}, "png": {"png"}, "both": {"npz", "png"}} | {
     kind: {"npz", kind} for kind in (*WHOLE_FILES, *BY_SEED)
 }
 JOB, ARCHIVE, GRID = "job.json", "samples.npz", "grid.png"
-SHOWN = 64  # in grid.png
-MOST_COLUMNS = 16  # there
-OPTIONAL = ("shape", "classes", "guidance", "interval", "condition")  # of a job: stored only where they are set
-REMEDY = "delete it, so that its images are drawn again"
+SHOWN, MOST_COLUMNS = 64, 16  # samples and columns of grid.png
+REDRAW = "delete it, so that its images are drawn again"
+OTHER_DIRECTORY = "choose another directory, or delete that one"
+
+
+def run_job(
+    denoiser: Denoiser,
+    folder: "SampleFolder",
+    seeds: Sequence[int],
+    *,
+    batch: int,
+    state: "PartialState | SingleProcess",
+    title: str = "sampling",
+) -> None:
+    """Draw the images of ``seeds`` that the folder lacks, ``batch`` at a time on each process.
+
+    No other job may write to the folder meanwhile.
+    """
+    batch = check_whole("batch", batch)
+    rehearse(denoiser.clipped(folder.job.clip), folder.shape, **folder.job.arguments)
+    with folder.claimed() if state.is_main_process else contextlib.nullcontext():
+        folder.check()
+        missing = folder.missing(seeds)
+        state.wait_for_everyone()  # all have looked before one writes
+        if state.is_main_process:
+            folder.begin()
+        _draw(denoiser, folder, missing, batch, state, title)
+        state.wait_for_everyone()
+        if state.is_main_process:
+            folder.finish(seeds)
+        state.wait_for_everyone()
+
+
+def _draw(
+    denoiser: Denoiser,
+    folder: "SampleFolder",
+    missing: Sequence[int],
+    batch: int,
+    state: "PartialState | SingleProcess",
+    title: str,
+) -> None:
+    """This process' share of the images."""
+    job = folder.job
+    blocks = [missing[i : i + batch] for i in range(0, len(missing), batch)]
+    with progress_bar(title, "images", shown=state.is_main_process) as progress:
+        try:
+            for number, block in enumerate(blocks[state.process_index :: state.num_processes]):
+
+                def advance(visit: Visit, before: int = number * batch, size: int = len(block)) -> None:
+                    done = state.num_processes * (before + size * visit.step / visit.num_steps)  # of all processes
+                    progress(min(done, len(missing)), len(missing))
+
+                images = draw_seeds(denoiser, job, block, folder.shape, advance)
+                folder.add(block, as_saved(images, denoiser.scaling, folder.grid.dtype, job.floats))
+        except KeyboardInterrupt:
+            raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
 
 
 class SampleFolder:
@@ -64,9 +115,7 @@ class SampleFolder:
     ``grid`` says what the numbers are; by default they are 8-bit images. The processes of one launch may `add` at once.
     """
 
-    def __init__(
-        self, path: Path, job: "Job", shape: Sequence[int], kind: str = "npz", grid: Grid | None = None
-    ) -> None:
+    def __init__(self, path: Path, job: Job, shape: Sequence[int], kind: str = "npz", grid: Grid | None = None) -> None:
         self.path, self.job, self.shape = as_path("out", path), job, tuple(shape)
         self.grid = Grid.usual(shape, "uint8") if grid is None else grid
         self.kinds = FORMATS[one_of("format", kind, FORMATS)]
@@ -77,38 +126,36 @@ class SampleFolder:
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Keep the folder for this job; another job is told who has it."""
+        """Lock the folder for this job; another job is refused, with the process that has it."""
         self.check()  # a folder that is not ours is not even locked
         with claimed(self.path):
             yield
 
     def check(self) -> None:
         """Refuse a folder that holds anything but samples of this job; nothing is written."""
-        out, again = f"out={str(self.path)!r}", "choose another directory, or delete that one"
         if self.job.floats and "npz" not in self.kinds:
-            raise InputError("floats cannot be kept as png: use the format npz or both.")
+            raise InputError("floats", None, "cannot be written as png", "use the `format` npz or both")
         for kind in self.kinds:
             check_export(kind, self.grid)
         if "png" in self.kinds and self.grid.kind != "picture":
             require("matplotlib")
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{out} is a file: choose another directory.")
         for part in (self.parts, *self._folders()):
             if part.is_symlink():  # of a stranger's folder, it could lead to anybody's pictures
-                raise InputError(f"{out} has a link {part.name!r}, which could lead to other files: {again}.")
+                problem = f"has a link {part.name!r}, which could lead to other files"
+                raise InputError("out", self.path, problem, OTHER_DIRECTORY)
         # Listed before job.json is read: another job may be writing it now, which comes before its other files.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         if not (self.path / JOB).exists():
-            if any(name != LOCK and not name.startswith(ASIDE) for name in names):
-                raise InputError(f"{out} holds other files: choose an empty or new directory.")
+            is_file = self.path.exists() and not self.path.is_dir()
+            if is_file or any(name != LOCK and not name.startswith(ASIDE) for name in names):
+                raise InputError(
+                    "out", self.path, "is a file, or holds other files", "choose an empty or new directory"
+                )
             return
-        found, mine = read_job(self.path, again), self.job.to_json()
-        keys = [*mine, *(key for key in OPTIONAL if key in found.keys() - mine.keys())]
-        different = "; ".join(
-            f"{key}: {shown(found.get(key))}, not {mine.get(key)!r}" for key in keys if found.get(key) != mine.get(key)
-        )
-        if different:
-            raise InputError(f"{out} holds the samples of another job ({different}): {again}.")
+        stored, job = read_job(self.path, OTHER_DIRECTORY), self.job.to_json()
+        if different := [key for key in {**job, **stored} if stored.get(key) != job.get(key)]:
+            words = "; ".join(f"`{key}`: {shown(stored.get(key))}, not {job.get(key)!r}" for key in different)
+            raise InputError("out", self.path, f"holds the samples of another job ({words})", OTHER_DIRECTORY)
 
     def missing(self, seeds: Sequence[int]) -> list[int]:
         """The ``seeds`` that are still to be drawn, rising."""
@@ -149,8 +196,9 @@ class SampleFolder:
 
     @property
     def _columns(self) -> int | None:
-        """Of grid.png: one for each class, if they fit."""
-        return len(self.job.classes) if 1 < len(self.job.classes) <= MOST_COLUMNS else None
+        """The columns of grid.png: one for each class, if they fit."""
+        count = len(self.job.conditioning.classes)
+        return count if 1 < count <= MOST_COLUMNS else None
 
     @property
     def _shown(self) -> int:
@@ -183,7 +231,7 @@ class SampleFolder:
         stored = self._stored(self.archive)
         places = np.searchsorted(stored["seeds"], seeds).clip(max=len(stored["seeds"]) - 1)
         if not np.array_equal(stored["seeds"][places], seeds):
-            raise FileError(f"{str(self.archive)!r} lacks some of the images: {REMEDY}.")
+            raise FileError("file", self.archive, "lacks some of the images", REDRAW)
         return torch.from_numpy(stored["arr_0"][places]).movedim(-1, 1)
 
     def _merge(self) -> None:
@@ -201,49 +249,45 @@ class SampleFolder:
         return whole + sorted(self.parts.glob("[0-9]*.npz"))
 
     def _store(self, file: Path, images: "NDArray[Any]", seeds: "NDArray[Any]") -> None:
-        classes = np.array(self.job.classes, dtype=np.int64)
-        told = {"classes": classes[seeds % len(classes)]} if len(classes) else {}
-        replace_npz(file, {"arr_0": images, "seeds": seeds, **told, "job": np.array(self._digest)})
+        numbers = np.array(self.job.conditioning.classes, dtype=np.int64)
+        classes = {"classes": numbers[seeds % len(numbers)]} if len(numbers) else {}
+        replace_npz(file, {"arr_0": images, "seeds": seeds, **classes, "job": np.array(self._digest)})
 
     def _stored(self, file: Path) -> "dict[str, NDArray[Any]]":
-        """What a file holds, if it is of this job; version 0.1 wrote no digest."""
-        found = read_npz(file, ["arr_0", "seeds"], REMEDY, optional=["job"])
-        images, seeds = found["arr_0"], found["seeds"]
+        """The arrays of a file, if it is of this job."""
+        stored = read_archive(file, self._digest)
+        images, seeds = stored["arr_0"], stored["seeds"]
         expected = (len(seeds) if seeds.ndim else 0, *self.shape[1:], self.shape[0])
         kind = np.dtype(np.float32 if self.job.floats else self.grid.dtype)
-        if seeds.dtype != np.int64 or seeds.ndim != 1 or (np.diff(seeds) <= 0).any() or not len(seeds):
-            raise FileError(f"{str(file)!r} does not hold rising seeds: {REMEDY}.")
-        if images.dtype != kind or images.shape != expected:
-            wrong = f"images {images.dtype} {images.shape}, not {kind} {expected}"
-            raise FileError(f"{str(file)!r} holds {wrong}: {REMEDY}.")
-        if str(found.get("job", self._digest)) != self._digest:
-            raise FileError(f"{str(file)!r} holds the images of another job: {REMEDY}.")
-        return found
+        rising = seeds.dtype == np.int64 and seeds.ndim == 1 and len(seeds) and (np.diff(seeds) > 0).all()
+        if not rising or images.dtype != kind or images.shape != expected:
+            problem = f"holds images {images.dtype} {images.shape}, not {kind} {expected} of rising seeds"
+            raise FileError("file", file, problem, REDRAW)
+        return stored
 
-    def _picture_file(self, seed: int) -> Path:
+    def _png_file(self, seed: int) -> Path:
         return self.png / f"{seed:06d}.png"
+
+    def _is_png(self, seed: int) -> bool:
+        """Whether the PNG of a seed is there, whole and of this job."""
+        try:
+            with Image.open(self._png_file(seed), formats=["PNG"]) as picture:
+                picture.verify()  # the checksums
+                return self._about(seed).items() <= picture.info.items()
+        except Exception:  # Pillow raises nearly anything when a file is broken
+            return False
 
     def _picture(self, seed: int) -> Tensor | None:
         """The pixels [C, H, W] of a picture that is whole and of this job, else None."""
         dtype = getattr(torch, self.grid.dtype)
         like = as_grey_or_rgb(torch.empty(1, *self.shape, device="meta", dtype=dtype))[0]
         mode = "RGB" if len(like) == 3 else "I;16" if dtype == torch.uint16 else "L"
-        size = (like.shape[2], like.shape[1])
         try:
-            for step in (
-                Image.Image.verify,
-                Image.Image.load,
-            ):  # check the checksums, then decode: each needs the file anew
-                with Image.open(self._picture_file(seed), formats=["PNG"]) as picture:
-                    if (picture.mode, picture.size) != (mode, size):
-                        return None
-                    step(picture)
-                    if step is Image.Image.load:
-                        pixels, text = np.array(picture), dict(picture.info)
+            with Image.open(self._png_file(seed), formats=["PNG"]) as picture:
+                if (picture.mode, picture.size) != (mode, (like.shape[2], like.shape[1])) or not self._is_png(seed):
+                    return None
+                pixels = np.array(picture)
         except Exception:  # Pillow raises nearly anything when a file is broken
-            return None
-        mine = self._about(seed)
-        if any(text.get(key, words) != words for key, words in mine.items()):
             return None
         return torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).movedim(-1, 0)
 
@@ -256,21 +300,12 @@ class SampleFolder:
         for seed, image in zip(seeds, as_grey_or_rgb(pixels), strict=True):
             known = self._picture(seed)
             if known is None or not torch.equal(known, image):
-                save_png(image.movedim(0, -1), self._picture_file(seed), self._about(seed))
+                save_png(image.movedim(0, -1), self._png_file(seed), self._about(seed))
 
     def _save_figures(self, seeds: Sequence[int], images: Tensor) -> None:
         for seed, image in zip(seeds, images, strict=True):
-            if not self._is_figure(seed):
-                save_drawn(samples_figure(image[None], self.grid), self._picture_file(seed), self._about(seed))
-
-    def _is_figure(self, seed: int) -> bool:
-        """Whether the figure of a seed is there, whole and of this job."""
-        try:
-            with Image.open(self._picture_file(seed), formats=["PNG"]) as picture:
-                picture.verify()
-                return self._about(seed).items() <= picture.info.items()
-        except Exception:  # Pillow raises nearly anything when a file is broken
-            return False
+            if not self._is_png(seed):
+                save_drawn(samples_figure(image[None], self.grid), self._png_file(seed), self._about(seed))
 
     def _about(self, seed: int) -> dict[str, str]:
         return {"job": self._digest, "seed": str(seed)}
@@ -283,21 +318,23 @@ class SampleFolder:
 def read_job(folder: Path, remedy: str) -> Mapping[str, Any]:
     """The job whose samples are in a folder."""
     file = folder / JOB
-    values = read_object(file, remedy)
-    values = unseal(values, repr(str(file)), remedy) if SEAL in values else values  # version 0.1 sealed nothing
+    values = unseal(read_object(file, remedy), repr(str(file)), remedy)
     if not (values.keys() == {"job", "nidiff"} and isinstance(values["job"], dict)):
-        raise FileError(f"{str(file)!r} is damaged: {remedy}.")
-    job = dict(values["job"])
-    if "steps" in job:  # what version 0.1 called it
-        job["num_steps"] = job.pop("steps")
-    return job
+        raise FileError("file", file, "is damaged", remedy)
+    return dict(values["job"])
+
+
+def read_archive(file: Path, job: str) -> "dict[str, NDArray[Any]]":
+    """The arrays of an npz of samples, if it is of the job with the digest ``job``."""
+    stored = read_npz(file, ["arr_0", "seeds", "job"], REDRAW)
+    if str(stored["job"]) != job:
+        raise FileError("file", file, "holds the images of another job", REDRAW)
+    return stored
 
 
 def check_samples(folder: Path) -> None:
     """Refuse a folder of samples whose files are damaged or of another job."""
-    job = read_job(folder, "delete the folder, and draw its images again")
+    job = digest(read_job(folder, "delete the folder, and draw its images again"))
     for file in [folder / ARCHIVE, *sorted((folder / "parts").glob("[0-9]*.npz"))]:
         if file.exists():
-            found = read_npz(file, ["arr_0", "seeds"], REMEDY, optional=["job"])
-            if str(found.get("job", digest(job))) != digest(job):
-                raise FileError(f"{str(file)!r} holds the images of another job: {REMEDY}.")
+            read_archive(file, job)

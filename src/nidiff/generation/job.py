@@ -1,29 +1,31 @@
-"""Many images by their seeds: the same files on any number of processes, however often the job is killed."""
+"""A sampling job: from a loaded model and a sampler to the images of seeds."""
 
-import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
-from nidiff.errors import InputError, Interrupted
-from nidiff.generation.folder import OPTIONAL, SampleFolder
-from nidiff.generation.told import classes_text, tell
-from nidiff.progress import progress_bar
+from nidiff.diffusion.spacing import ANGLE, SPACINGS
+from nidiff.errors import InputError
+from nidiff.generation.conditioning import Conditioning, plan_conditions
+from nidiff.generation.loaded_model import Model
+from nidiff.notation import parse_call
 from nidiff.recipe import check_whole
-from nidiff.sampling.sampler import Visit, rehearse, sample
-from nidiff.sampling.spacing import FROM_DATA, SPACINGS
+from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps, sample
+from nidiff.sampling.step import Visit
+from nidiff.sampling.tile import tile_size
+from nidiff.sealed import digest
 
 if TYPE_CHECKING:
-    from accelerate import PartialState
     from torch import Tensor
 
-    from nidiff.generation.opened import Alone
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """All that decides the pixels of a seed."""
 
@@ -31,120 +33,104 @@ class Job:
     sampler: str
     num_steps: int
     spacing: str
-    options: dict[str, Any] = field(default_factory=dict)  # the sampler's own, such as eta
+    options: dict[str, Any] = field(default_factory=dict)  # of the sampler, such as eta
     clip: float | None = 1.0  # x̂0 is clipped to [−clip, clip]; None: it is not
     tile: int = 0  # images in one call of the network, whatever the batch; 0: the batch
-    floats: bool = False  # keep float32 in [−1, 1] instead of whole numbers
-    shape: tuple[int, ...] = ()  # of the event, if it is not the model's own
-    classes: tuple[int, ...] = ()  # the class of a seed is classes[seed % len(classes)]; without any, there is none
-    guidance: float | None = None  # its scale, if it is not 1
-    interval: tuple[float, float] | None = None  # the rows of the schedule between which it is guided; None: all
-    condition: str = ""  # the digest of the rows
-    rows: Mapping[str, "Tensor"] = field(default_factory=dict, compare=False, repr=False)
-    """Conditions [N, …] by name, of which a seed is told row seed % N; not stored."""
+    floats: bool = False  # write float32 in [−1, 1] instead of whole numbers
+    shape: tuple[int, ...] = ()  # of the event, if it is not that of the model
+    conditioning: Conditioning = field(default_factory=Conditioning)
 
     def to_json(self) -> dict[str, Any]:
-        """The job as it is stored, and as its digest is made of; what is `OPTIONAL` only if it is there."""
-        values = asdict(replace(self, rows={}))
-        del values["rows"]
-        found = {name: values.pop(name) for name in OPTIONAL}
-        given = {name: value for name, value in found.items() if value not in ((), None, "")}
-        return values | {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+        """The job as it is stored, and as its digest is made from; shape and conditions only where they are set."""
+        values = asdict(replace(self, conditioning=None))  # type: ignore[arg-type]
+        shape, _ = values.pop("shape"), values.pop("conditioning")
+        return values | ({"shape": list(shape)} if shape else {}) | self.conditioning.to_json()
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the images are told, as a name and a table say it."""
-        found = {
-            "classes": classes_text(self.classes),
-            "guidance": self.guidance,
-            "guidance_interval": "/".join(f"{row:g}" for row in self.interval or ()),
-            "condition": self.condition[:8],
-        }
-        return {key: value for key, value in found.items() if value not in ("", None)}
+    def name(self) -> str:
+        """A name for the folder of the job: readable, and different for different jobs."""
+        usual = self.spacing == SAMPLERS[self.sampler].spacing
+        options = ({} if usual else {"spacing": self.spacing}) | self.options | self.conditioning.labels
+        words = [self.sampler, *(f"{key}={value}" for key, value in options.items()), str(self.num_steps)]
+        readable = re.sub(r"[^\w.=+-]", "_", "-".join(words))[:100]  # a name that every file system takes
+        return f"{readable}-{digest(self.to_json())[:8]}"
 
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of `nidiff.sample`."""
-        spacing = (
-            {"spacing": self.spacing} if self.spacing in (*SPACINGS, *FROM_DATA) else {}
-        )  # else it is the sampler's own function
+        named = self.spacing in (*SPACINGS, ANGLE)  # else it is the function of the sampler
         drawing = {"sampler": self.sampler, "num_steps": self.num_steps, "tile": self.tile or None}
-        return {**drawing, **spacing, **self.options}
+        return {**drawing, **({"spacing": self.spacing} if named else {}), **self.options}
+
+    def denoiser(self, denoiser: Denoiser, seeds: Sequence[int]) -> Denoiser:
+        """The model's denoiser, clipped and with the conditions of ``seeds``."""
+        return self.conditioning.bind(denoiser.clipped(self.clip), seeds)
 
 
-def run_job(
-    denoiser: Denoiser,
-    folder: SampleFolder,
-    seeds: Sequence[int],
+def plan_job(
+    model: Model,
+    sampler: str | None = None,
+    num_steps: int | None = None,
     *,
-    batch: int,
-    state: "PartialState | Alone",
-    title: str = "sampling",
-) -> None:
-    """Draw the images of ``seeds`` that the folder lacks, ``batch`` at a time on each process.
+    clip: float | None = None,
+    tile: int | None = None,
+    floats: bool = False,
+    classes: Sequence[int] | None = None,
+    guidance: float | None = None,
+    guidance_interval: Sequence[float] | None = None,
+    condition: Path | None = None,
+) -> Job:
+    """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
-    No other job may write to the folder meanwhile.
+    The default sampler is dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None
+    for that of the model, or 0 for no clipping. ``classes`` are those of the seeds in turn: by default all of the
+    model's, and empty for none. ``condition`` is an .npy or .npz file of conditions, a row per seed in turn.
     """
-    job, shape = folder.job, folder.shape
-    batch = check_whole("batch", batch)
-    ready = denoiser.clipped(job.clip)
-    rehearse(ready, shape, **job.arguments)
-    with folder.claimed() if state.is_main_process else contextlib.nullcontext():
-        folder.check()
-        missing = folder.missing(seeds)
-        state.wait_for_everyone()  # all have looked before one writes
-        if state.is_main_process:
-            folder.begin()
-        _draw(ready, folder, missing, batch, state, title)
-        state.wait_for_everyone()
-        if state.is_main_process:
-            folder.finish(seeds)
-        state.wait_for_everyone()
-
-
-def _draw(
-    denoiser: Denoiser,
-    folder: SampleFolder,
-    missing: Sequence[int],
-    batch: int,
-    state: "PartialState | Alone",
-    title: str,
-) -> None:
-    """This process' share of the images."""
-    job = folder.job
-    blocks = [missing[i : i + batch] for i in range(0, len(missing), batch)]
-    with progress_bar(title, "images", shown=state.is_main_process) as progress:
-        try:
-            for number, block in enumerate(blocks[state.process_index :: state.num_processes]):
-
-                def advance(at: Visit, before: int = number * batch, size: int = len(block)) -> None:
-                    done = state.num_processes * (before + size * at.step / at.num_steps)  # the others are as far
-                    progress(min(done, len(missing)), len(missing))
-
-                images = draw_seeds(denoiser, job, block, folder.shape, advance)
-                folder.add(block, kept(images, denoiser.scaling, folder.grid.dtype, job.floats))
-        except KeyboardInterrupt:
-            raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
+    if sampler is None:
+        usual = (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
+        sampler, num_steps = usual[0], usual[1] if num_steps is None else num_steps
+    if clip is not None and not 0 <= clip < math.inf:
+        raise InputError("clip", clip, "is not a range", "give a positive number, or 0 for no clipping")
+    chosen, options = as_sampler(sampler)
+    function = f"own-{getattr(chosen.spacing, '__name__', 'function')}"  # a spacing that has no name in SPACINGS
+    if chosen.start != "prior":
+        options |= {"start": chosen.start} | ({} if chosen.max_loss is None else {"max_loss": chosen.max_loss})
+    steps = default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps
+    return Job(
+        model=model.sha256,
+        sampler=parse_call("sampler", sampler)[0],
+        num_steps=check_whole("num_steps", steps),
+        spacing=chosen.spacing if isinstance(chosen.spacing, str) else function,
+        options=options,
+        clip=model.denoiser.clip if clip is None else clip or None,
+        tile=tile_size(*model.shape[1:]) if tile is None else check_whole("tile", tile, 0),
+        floats=floats and model.grid.dtype in WHOLE,
+        shape=model.event,
+        conditioning=plan_conditions(model.denoiser, classes, guidance, guidance_interval, condition),
+    )
 
 
 def draw_seeds(
     denoiser: Denoiser, job: Job, seeds: Sequence[int], shape: Sequence[int], callback: Callable[[Visit], None]
 ) -> "Tensor":
-    """The images [N, C, *event] of ``seeds`` in the units of the model, all of them finite; ``denoiser`` clips as the
-    job says."""
-    told = tell(denoiser, job, seeds)
-    images = sample(told, (len(seeds), *shape), seeds=seeds, callback=callback, **job.arguments).cpu()
-    data = kept(images, denoiser.scaling, "float32")  # an exponential can overflow too
-    for seed, *both in zip(seeds, images, data, strict=True):
-        if not all(bool(each.isfinite().all()) for each in both):
+    """The images [N, C, *event] of ``seeds`` in the units of the model."""
+    return draw_finite(job.denoiser(denoiser, seeds), seeds, shape, callback=callback, **job.arguments)
+
+
+def draw_finite(denoiser: Denoiser, seeds: Sequence[int], shape: Sequence[int], **arguments: Any) -> "Tensor":
+    """The images of `nidiff.sample` [N, C, *event], if all of them are finite."""
+    images = sample(denoiser, (len(seeds), *shape), generator=seeds, **arguments).cpu()
+    finite = images.isfinite() & as_stored(images, denoiser.scaling, "float32").isfinite()  # which may overflow
+    for seed, is_finite in zip(seeds, finite.flatten(1).all(1), strict=True):
+        if not is_finite:
             problem = f"the image of seed {seed} has NaN or infinite pixels"
-            raise InputError(f"{problem}: use more steps, or train the model again.")
+            raise InputError(None, None, problem, "use more steps, or train the model again")
     return images
 
 
-def kept(x: "Tensor", scaling: Scaling | None, dtype: str, floats: bool = False) -> "Tensor":
-    """What the model made as it is kept: in the units of the data and the type of its files. With ``floats``, whole
-    numbers are not rounded, and their range is [−1, 1]."""
+def as_saved(x: "Tensor", scaling: Scaling | None, dtype: str, floats: bool) -> "Tensor":
+    """Images in the units of the data and the type of its files. With ``floats``, whole numbers are not rounded, and
+    their range is [−1, 1]."""
     if not (floats and dtype in WHOLE):
         return as_stored(x, scaling, dtype)
     if scaling in (None, WHOLE[dtype]):

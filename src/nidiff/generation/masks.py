@@ -1,97 +1,90 @@
-"""Which points of an item are observed, in words or from a file."""
+"""The points of an item that are observed, by a word or from a file."""
 
+import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import as_numbers
+from nidiff.covariance.checks import as_numbers
 from nidiff.data.arrays import read_array
 from nidiff.data.dataset import LARGEST
 from nidiff.data.images import SUFFIXES
 from nidiff.data.items import load_items
-from nidiff.errors import InputError, known_names, shown
+from nidiff.errors import InputError, known_names
 from nidiff.files import as_path
-from nidiff.recipe import is_number
+from nidiff.randomness import permutation
 
 NOT, RANDOM = "not-", "random:"
+TRUE = "make it true, 1 or white where items are observed, and false, 0 or black elsewhere"
 
 
-def _half(axis: int, *, first: bool) -> Callable[[tuple[int, ...]], Tensor]:
-    def half(event: tuple[int, ...]) -> Tensor:
+def _part(axis: int, low: Callable[[int], int], high: Callable[[int], int]) -> Callable[[tuple[int, ...]], Tensor]:
+    """The points from ``low`` to ``high`` along an axis, as functions of its size."""
+
+    def part(event: tuple[int, ...]) -> Tensor:
         if len(event) < -axis:
-            raise InputError("mask: top and bottom need items of two axes or more: use left, right or a file.")
-        size = event[axis]
-        seen = torch.arange(size) < (size + 1) // 2
-        return (seen if first else ~seen).reshape(-1, *[1] * (-axis - 1)).expand(event)
+            raise InputError("mask", None, "needs items of two axes or more", "use left, right or a file")
+        along = torch.arange(size := event[axis])
+        inside = (along >= low(size)) & (along < high(size))
+        return inside.reshape(-1, *[1] * (-axis - 1)).expand(event)
 
-    return half
+    return part
 
 
 def _centre(event: tuple[int, ...]) -> Tensor:
     """The middle half of the last two axes, or of an only one."""
-    seen = torch.ones(event, dtype=torch.bool)
-    for axis in range(-min(2, len(event)), 0):
-        size = event[axis]
-        along = torch.arange(size)
-        inside = (along >= size // 4) & (along < size - size // 4)
-        seen = seen & inside.reshape(-1, *[1] * (-axis - 1))
-    return seen
+    axes = range(-min(2, len(event)), 0)
+    middle = [_part(axis, lambda n: n // 4, lambda n: n - n // 4)(event) for axis in axes]
+    return torch.stack(middle).all(0)
 
 
 WORDS: dict[str, Callable[[tuple[int, ...]], Tensor]] = {
-    "left": _half(-1, first=True),
-    "right": _half(-1, first=False),
-    "top": _half(-2, first=True),
-    "bottom": _half(-2, first=False),
+    "left": _part(-1, lambda n: 0, lambda n: (n + 1) // 2),
+    "right": _part(-1, lambda n: (n + 1) // 2, lambda n: n),
+    "top": _part(-2, lambda n: 0, lambda n: (n + 1) // 2),
+    "bottom": _part(-2, lambda n: (n + 1) // 2, lambda n: n),
     "center": _centre,
 }
 
 
 def as_mask(text: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Where items [C, *event] = ``shape`` are observed, as [*event] or ``shape``: true at the left, right, top or
-    bottom half or at the center, of random:0.03 at so many of the points, or where a file has ones or is white. With
-    not- before it, everywhere else."""
-    event = shape[1:]
-    word = text.removeprefix(NOT)
+    """Where items [C, *event] = ``shape`` are observed, as [*event] or ``shape``: the left, right, top or bottom half,
+    the center, random:0.03 for that share of the points, or where a file has ones or is white. With not- before it,
+    everywhere else."""
+    event, word = shape[1:], text.removeprefix(NOT)
     if word in WORDS:
-        seen = WORDS[word](event)
+        observed = WORDS[word](event)
     elif word.startswith(RANDOM):
-        seen = _random(text, word.removeprefix(RANDOM), event, generator)
+        count = max(1, round(_share(text, word.removeprefix(RANDOM)) * math.prod(event)))
+        observed = (permutation(math.prod(event), generator) < count).reshape(event)
     else:
-        seen = _from_file(word, shape)
-    seen = seen if word == text else ~seen
-    if not bool(seen.any()):
-        raise InputError(f"mask={shown(text)} sees nothing: make it true, or white, where items are observed.")
-    return seen.contiguous()
+        observed = _from_file(word, shape)
+    observed = observed if word == text else ~observed
+    if not bool(observed.any()):
+        raise InputError("mask", text, "observes nothing", TRUE)
+    return observed.contiguous()
 
 
-def _random(text: str, share: str, event: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """That share of the points, rounded, and one at least."""
+def _share(text: str, number: str) -> float:
     try:
-        value = float(share)
+        share = float(number)
     except ValueError:
-        value = float("nan")
-    if not (is_number(value) and 0 < value <= 1):
-        raise InputError(f"mask={shown(text)} must say which share is observed, such as random:0.03.")
-    size = int(np.prod(event))
-    order = torch.randperm(size, generator=generator)
-    return (order < max(1, round(value * size))).reshape(event)
+        share = math.nan
+    if not 0 < share <= 1:
+        raise InputError("mask", text, "has no share of the points", "give one above 0 and up to 1, as random:0.03")
+    return share
 
 
 def _from_file(text: str, shape: tuple[int, ...]) -> Tensor:
     file, event = as_path("mask", text), shape[1:]
     if not file.is_file():
-        words = known_names(text, [*WORDS, f"{RANDOM}0.03"])
-        raise InputError(f"mask={shown(text)} is neither a file nor a known word: {words}.")
+        raise InputError("mask", text, "is neither a file nor a known word", known_names(text, [*WORDS, "random:0.03"]))
     if file.suffix.lower() in SUFFIXES:
         picture = load_items(file, (1, *event), argument="mask")[0, 0]
         return picture.long() > LARGEST[str(picture.dtype).removeprefix("torch.")] // 2
-    seen = as_numbers(read_array(file, "mask"), "mask")
-    if tuple(seen.shape) not in (event, (1, *event), shape):
-        wanted = " or ".join(str(one) for one in dict.fromkeys((event, shape)))
-        raise InputError(f"mask={shown(text)} has shape {tuple(seen.shape)}, not {wanted}: make one for these items.")
-    if not bool(((seen == 0) | (seen == 1)).all()):
-        raise InputError(f"mask={shown(text)} must be true or 1 where items are observed, and false or 0 elsewhere.")
-    return seen.bool().reshape(shape if tuple(seen.shape) == shape else event)
+    values = as_numbers(read_array(file, "mask"), "mask")
+    if tuple(values.shape) not in (event, (1, *event), shape) or not bool(((values == 0) | (values == 1)).all()):
+        problem = f"has shape {tuple(values.shape)}, or numbers other than 0 and 1"
+        raise InputError("mask", file, problem, f"give zeros and ones of shape {event}")
+    return values.bool().reshape(shape if tuple(values.shape) == shape else event)

@@ -1,7 +1,6 @@
-"""Flow matching of diffusers: its networks are told 1000 · sigma, ours the row of the schedule."""
+"""Flow matching of diffusers: its networks see 1000 · sigma, ours the row of the schedule."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,11 +8,12 @@ from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchE
 from torch import Tensor
 
 from nidiff.covariance.config import as_covariance
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import as_tensor
-from nidiff.diffusion.family import flow
-from nidiff.diffusion.schedule import Schedule, from_diffusers
-from nidiff.errors import InputError, expect, shown
+from nidiff.diffusion.schedule import Schedule
+from nidiff.diffusion.schedules import flow
+from nidiff.errors import InputError
+from nidiff.interop.config import from_diffusers
 
 
 class FlowNetwork(torch.nn.Module):
@@ -27,20 +27,15 @@ class FlowNetwork(torch.nn.Module):
     def __init__(self, unet: torch.nn.Module, scheduler: Any, covariance: Covariance | None = None) -> None:
         super().__init__()
         self.unet = unet
-        if not (isinstance(scheduler, Schedule | Mapping) or hasattr(scheduler, "config")):
-            raise InputError(
-                f"scheduler={shown(scheduler)} must be what the network was trained with: give a "
-                "FlowMatchEulerDiscreteScheduler, its config, or a nidiff.flow."
-            )
         self.schedule = scheduler if isinstance(scheduler, Schedule) else from_diffusers(scheduler)
         _time_shift("scheduler", self.schedule)
         self.covariance = None if covariance is None else as_covariance(covariance)
 
     def forward(self, x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
-        """What the network says at 1000 · sigma of the row ``label``, told ``conditions``."""
+        """The network's output at 1000 · sigma of the row ``label``, with ``conditions``."""
         label, count = label.double().cpu(), len(self.schedule)
         # Theirs ends at 1, of which our last row is a hair short.
-        sigma = torch.where(label == count - 1, 1.0, self.schedule.level(label).sigma)
+        sigma = torch.where(label == count - 1, 1.0, self.schedule.level(label).sigma.values)
         timestep = (count * sigma).to(x.device, torch.float32)
         if self.covariance is None:
             return as_tensor(self.unet(x, timestep, **conditions))
@@ -48,15 +43,14 @@ class FlowNetwork(torch.nn.Module):
 
 
 def flow_scheduler(schedule: Schedule) -> FlowMatchEulerDiscreteScheduler:
-    """The diffusers scheduler with the levels of a `nidiff.flow`: drive `nidiff.Whitened` by it."""
-    expect("schedule", schedule, Schedule)
+    """The diffusers scheduler with the levels of a `nidiff.schedules.flow`: drive `nidiff.interop.Whitened` by it."""
     return FlowMatchEulerDiscreteScheduler(len(schedule), _time_shift("schedule", schedule))
 
 
 def _time_shift(argument: str, schedule: Schedule) -> float:
-    """The s of `nidiff.flow`; another schedule is refused."""
+    """The s of `nidiff.schedules.flow`; another schedule is refused."""
     if schedule.keeps == "sum" and not schedule.event_shape and len(schedule) > 1:
         shift = (len(schedule) - 1) * math.exp(-schedule.logsnr[0].item() / 2)
         if torch.allclose(flow(len(schedule), shift).logsnr, schedule.logsnr, rtol=1e-9, atol=1e-9):
             return round(shift, 12)
-    raise InputError(f"{argument}={schedule!r} is not that of flow matching, t = (row + 1)/L: use nidiff.flow.")
+    raise InputError(argument, schedule, "is not that of flow matching, t = (row + 1)/L", "use nidiff.schedules.flow")

@@ -2,17 +2,18 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers.pipelines.pipeline_loading_utils import LOADABLE_CLASSES
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
 from safetensors import SafetensorError
 
-from nidiff.covariance.matrix import Identity
-from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.condition import CLASSES, check_told, count_rows, needed_conditions
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.families import Identity
+from nidiff.diffusion.condition import CLASSES, check_not_missing, count_rows, needed_conditions
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, first_line, one_of, shown
@@ -25,11 +26,12 @@ from nidiff.model.card import FRONT, METRICS, model_card, model_facts, python_te
 from nidiff.model.config import ALGORITHMS, model_folder
 from nidiff.model.folder import check_same_covariance, image_shape, whole_model
 from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
-from nidiff.model.network import NETWORKS, OWN, load_network
+from nidiff.model.network import NETWORKS, OTHER, load_network
 from nidiff.model.zoo import find_model, zoo_models
 from nidiff.randomness import Generators, generators_from_seeds
-from nidiff.recipe import check_number, check_whole
 from nidiff.sampling.sampler import SAMPLERS, default_steps
+
+LOADABLE_CLASSES["nidiff.model.unet"] = {"FieldUNet": ["save_pretrained", "from_pretrained"]}  # how diffusers saves it
 
 # What is fetched from the Hub: never a program.
 FILES = (INDEX, MANIFEST, "README.md", *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "safetensors")))
@@ -51,7 +53,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         _check_scheduler(scheduler)
         self._covariance, self._image_shape = scheduler.covariance, image_shape(unet, scheduler.covariance)
         if len(self._image_shape) != 3 or scheduler.scaling not in (None, PIXELS):
-            raise InputError("NonIsotropicPipeline is for 8-bit images: use nidiff.load_model and nidiff.sample.")
+            remedy = "use nidiff.load_model and nidiff.sample"
+            raise InputError("unet", None, "does not make 8-bit images, which this pipeline is for", remedy)
         self.register_modules(unet=unet, scheduler=scheduler)
 
     @torch.no_grad()
@@ -88,18 +91,16 @@ class NonIsotropicPipeline(DiffusionPipeline):
                 none. The formula of diffusers' pipelines; ``null`` and ``interval`` are those of `Denoiser.guided`.
         """
         one_of("output_type", output_type, ("pil", "np", "pt", "latent"))
-        self._check_own()
+        self._check_scheduler()
         if class_labels is not None:
             conditions[CLASSES] = class_labels
-        denoiser = self._told(conditions, guidance_scale, null, interval)
-        if seeds is not None:
-            seeds = list(seeds) if isinstance(seeds, Iterable) else []
+        denoiser = self._conditioned(conditions, guidance_scale, null, interval)
         if batch_size is None:
             batch_size = len(seeds or ()) or max(map(count_rows, conditions.values()), default=1)
-        batch_size = check_whole("batch_size", batch_size)
         if seeds is not None:
             if generator is not None or len(seeds) != batch_size:
-                raise InputError(f"seeds has {len(seeds)} entries: give batch_size={batch_size}, and no generator.")
+                remedy = "give `batch_size` as many, and no `generator`"
+                raise InputError("seeds", None, f"has {len(seeds)} entries", remedy)
             generator = generators_from_seeds(seeds)
         if num_inference_steps is None:
             sampler = SAMPLERS[ALGORITHMS[self.scheduler.config["algorithm"]]]
@@ -117,20 +118,18 @@ class NonIsotropicPipeline(DiffusionPipeline):
         self.maybe_free_model_hooks()
         return ImagePipelineOutput(images=result) if return_dict else (result,)
 
-    def _told(self, conditions: Mapping[str, Any], scale: float, null: Any, interval: Any) -> Denoiser:
-        """The model as a denoiser, told the conditions and guided."""
+    def _conditioned(self, conditions: Mapping[str, Any], scale: float, null: Any, interval: Any) -> Denoiser:
+        """The model as a denoiser with conditions and guidance."""
         denoiser = self.scheduler.denoiser(self.unet).given(**conditions)
-        check_told(denoiser.conditions, conditions)
-        if missing := [
-            name for name in needed_conditions(self.unet) if name not in {**denoiser.conditions, **conditions}
-        ]:
-            raise InputError(
-                f"{missing[0]} is missing, which the network needs: give one row per image, or one for all."
-            )
-        if check_number("guidance_scale", scale) == 1:
+        check_not_missing(denoiser.conditions, conditions)
+        known = {**denoiser.conditions, **conditions}
+        if missing := [name for name in needed_conditions(self.unet) if name not in known]:
+            remedy = "give one row per image, or one for all"
+            raise InputError(missing[0], None, "is missing, which the network needs", remedy)
+        if scale == 1:
             return denoiser
         if not conditions:
-            raise InputError(f"guidance_scale={scale} needs a condition: give class_labels, or what the network takes.")
+            raise InputError("guidance_scale", scale, "needs a condition", "give `class_labels`, or another")
         return denoiser.guided(scale, null=null, interval=interval)
 
     @classmethod
@@ -150,10 +149,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
         only code of diffusers and nidiff is run.
         """
         if other := [key for key in kwargs if key not in (*DOWNLOAD, "torch_dtype", "use_safetensors")]:
-            only = "which loads the classes that nidiff knows, from safetensors and JSON"
-            raise InputError(f"{other[0]} is not an option of this from_pretrained, {only}: leave it out.")
-        if not isinstance(dtype := kwargs.get("torch_dtype"), torch.dtype | None):
-            raise InputError(f"torch_dtype={dtype!r} must be a torch.dtype, such as torch.float16.")
+            problem = "is not an option here, where known classes are loaded from safetensors and JSON"
+            raise InputError(other[0], None, problem, "leave it out")
         folder = model_folder(as_path("pretrained_model_name_or_path", pretrained_model_name_or_path))
         if not folder.exists() and str(folder) in zoo_models():
             folder = model_folder(find_model(folder))
@@ -161,15 +158,15 @@ class NonIsotropicPipeline(DiffusionPipeline):
         white = _is_white(folder)
         if scheduler is None:
             if white:
-                remedy = "give a NonIsotropicScheduler whose Σ is Identity as scheduler="
-                raise InputError(f"{str(folder)!r} was trained with white noise: {remedy}.")
+                remedy = "give a NonIsotropicScheduler whose Σ is Identity, for it was trained with white noise"
+                raise InputError("scheduler", None, f"is missing, which {shown(folder)} needs", remedy)
             scheduler = NonIsotropicScheduler.from_pretrained(folder / "scheduler")
         else:
             _check_scheduler(scheduler)
-            own = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
-            check_same_covariance(own, scheduler.covariance)
+            stored = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
+            check_same_covariance(stored, scheduler.covariance)
         check_same_covariance(scheduler.covariance, covariance)
-        pipeline = cls(load_network(folder).to(dtype), scheduler)
+        pipeline = cls(load_network(folder).to(kwargs.get("torch_dtype")), scheduler)
         pipeline._origin = folder
         return pipeline
 
@@ -181,21 +178,19 @@ class NonIsotropicPipeline(DiffusionPipeline):
     def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Write the network, its scheduler with Σ, a model card and a manifest. A README.md is kept, unless it is the
         card of another model."""
-        self._check_own()
+        self._check_scheduler()
         folder = as_path("save_directory", save_directory)
-        for name, usual in (("safe_serialization", True), ("variant", None)):
-            if kwargs.get(name, usual) is not usual or args:
-                raise InputError(
-                    f"{name} is not an option of this save_pretrained, which writes safetensors: leave it out."
-                )
-        if folder.is_file() or (folder / OWN).exists():
-            raise InputError(f"save_directory={str(folder)!r} holds something else: choose a new folder.")
+        if args or kwargs.get("safe_serialization", True) is not True or kwargs.get("variant") is not None:
+            problem = "is given options, but it writes safetensors of one kind"
+            raise InputError("save_pretrained", None, problem, "leave out safe_serialization and variant")
+        if folder.is_file() or (folder / OTHER).exists():
+            raise InputError("save_directory", folder, "holds something else", "choose a new folder")
         with writing("save_directory", folder):
             try:
                 super().save_pretrained(folder, **kwargs)
             except (UnicodeError, SafetensorError) as error:  # a name that is not UTF-8, or a full disk
-                name = f"save_directory={str(folder)!r} cannot be written ({first_line(error)})"
-                raise InputError(f"{name}: make room or choose another name.") from error
+                problem = f"cannot be written ({first_line(error)})"
+                raise InputError("save_directory", folder, problem, "make room or choose another name") from error
             if self._kept_card(folder) is None:
                 self._write_card(folder, folder.resolve().name)
             write_manifest(folder)
@@ -206,7 +201,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         write_manifest(Path(working_dir))
         return super()._upload_folder(working_dir, repo_id, *args, **kwargs)
 
-    def _check_own(self) -> None:
+    def _check_scheduler(self) -> None:
         """The scheduler is an attribute: it may have been replaced."""
         _check_scheduler(self.scheduler)
         check_same_covariance(self._covariance, self.scheduler.covariance)
@@ -236,22 +231,16 @@ def _is_white(folder: Path) -> bool:
     is refused, for diffusers would import it."""
     index = read_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     kind, network, scheduler = (index.get(key) for key in ("_class_name", "unet", "scheduler"))
-    if isinstance(kind, list):  # a file in the folder that diffusers would run
-        raise InputError(f"{str(folder)!r} names code to run ({shown(kind)}), and none is run: use nidiff.load_model.")
     ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
     white = isinstance(scheduler, list) and len(scheduler) == 2 and scheduler[0] == "diffusers"
     known = [[place if isinstance(place, str) else "diffusers", name] for name, place in NETWORKS.items()]
-    if network not in known or not (white or scheduler == ours):
-        raise InputError(
-            f"{str(folder)!r} has no {INDEX} that names a network and a scheduler of diffusers or nidiff, but "
-            f"{shown([network, scheduler])}: use nidiff.load_model and nidiff.sample for a network of your own."
-        )
+    if isinstance(kind, list) or network not in known or not (white or scheduler == ours):
+        problem = f"does not name a pipeline, network and scheduler of ours but {shown([kind, network, scheduler])}"
+        raise InputError("file", folder / INDEX, problem, "use nidiff.load_model; no code of a model is run")
     return white
 
 
 def _check_scheduler(scheduler: Any) -> None:
     if not isinstance(scheduler, NonIsotropicScheduler):
-        raise InputError(
-            f"scheduler is a {type(scheduler).__name__}, which knows no Σ: give a NonIsotropicScheduler, or run it in "
-            "whitened coordinates (nidiff.interop.whitened)."
-        )
+        remedy = "give a NonIsotropicScheduler, or whiten the network (nidiff.interop.whitened)"
+        raise InputError("scheduler", None, f"is a {type(scheduler).__name__}, which knows no Σ", remedy)

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
 from nidiff.covariance.config import SCHEDULER, Config, as_covariance, save_arrays
-from nidiff.covariance.operator import Covariance
-from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.covariance.covariance import Covariance
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule, is_flow
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.spacing import check_rows
 from nidiff.diffusion.target import Target, V
-from nidiff.errors import FileError, InputError, first_line, shown
-from nidiff.files import as_path, read_object, writing
-from nidiff.interop.config import DOWNLOAD, downloaded, translated
+from nidiff.errors import InputError
+from nidiff.files import as_path, blaming, read_object, writing
+from nidiff.interop.config import DOWNLOAD, downloaded, is_flow, translated
 from nidiff.model.config import (
     ALGORITHMS,
     FIELDS,
@@ -39,14 +41,15 @@ from nidiff.model.config import (
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
 from nidiff.randomness import Generators
-from nidiff.recipe import check_whole, fits
+from nidiff.recipe import check_whole
 from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.sampling.spacing import checked_rows
 from nidiff.sampling.step import Chain, Past
 
+NEEDS_GAUSSIAN = "give `gaussian`, as nidiff.fit_gaussian(data) returns it"
 
-class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
+
+class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     """DDPM, DDIM, DPM-Solver++(2M), Euler and the angle samplers for x = signal · x0 + sigma · Σ^½ · eps.
 
     Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
@@ -70,7 +73,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         scaling: the units of the data, recorded for the model that is saved with this scheduler.
         gaussian: the `nidiff.GaussianModel` of the data, or what its ``to_config()`` returned.
         sees: what the network is given: "x", "z" or "both", as in `nidiff.Denoiser`. `scale_model_input` makes it.
-        kappa: of `nidiff.measure_kappa`, for the angle samplers; it is saved with the gaussian.
+        kappa: of `nidiff.design.measure_kappa`, for the angle samplers; it is saved with the gaussian.
         conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
     """
 
@@ -99,16 +102,15 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self.process, self.covariance = self._model.process, self._model.process.covariance
         self.scaling = self._model.scaling
         if ALGORITHMS[algorithm].startswith("angle") and self._model.gaussian is None:
-            needed = f"algorithm={algorithm!r} needs the data's Gaussian"
-            raise InputError(f"{needed}: give gaussian=nidiff.fit_gaussian(data), or use algorithm='dpmsolver++'.")
+            raise InputError("algorithm", algorithm, "needs the data's Gaussian", NEEDS_GAUSSIAN)
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
         plain = scheduler_config(self._model) | {"kappa": None}  # it is with the Gaussian now
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
         if timestep_spacing is None:
-            own = SAMPLERS[ALGORITHMS[algorithm]].spacing
-            plain["timestep_spacing"] = own if own == "angle" else "trailing"
+            spacing = SAMPLERS[ALGORITHMS[algorithm]].spacing
+            plain["timestep_spacing"] = spacing if spacing == "angle" else "trailing"
         self.register_to_config(**plain, _use_default_values=[])
         self.init_noise_sigma = self.process.schedule.prior_scale
         self.alphas_cumprod = torch.sigmoid(self.process.schedule.mean_logsnr).float()  # signal² / (signal² + sigma²)
@@ -126,8 +128,6 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
         Unlike in diffusers, a field that has no meaning here is refused."""
-        if not isinstance(config, Mapping):
-            raise InputError(f"config={shown(config)} must be a configuration, such as scheduler.config.")
         theirs = ("beta_schedule" in config or is_flow(config)) and "schedule" not in config
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
@@ -144,7 +144,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     @classmethod
-    def from_pretrained(  # type: ignore[override]
+    def from_pretrained(
         cls,
         pretrained_model_name_or_path: str | os.PathLike[str],
         subfolder: str | None = None,
@@ -156,16 +156,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """The scheduler in a folder or on the Hub, with the fields in ``kwargs`` changed."""
         fetching = {key: kwargs.pop(key) for key in DOWNLOAD if key in kwargs}
         config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, covariance=covariance, **fetching)
-        try:
+        with nullcontext() if kwargs else blaming(Path(pretrained_model_name_or_path)):
             return cls.from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
-        except InputError:
-            raise
-        except Exception as error:  # whatever a family or schedule says to values that are not its own
-            place = f"{str(pretrained_model_name_or_path)!r} cannot be used"
-            raise FileError(f"{place}: it is damaged ({first_line(error)}); copy it again.") from error
 
     @classmethod
-    def load_config(  # type: ignore[override]
+    def load_config(
         cls,
         pretrained_model_name_or_path: str | os.PathLike[str],
         *,
@@ -218,21 +213,15 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image.
 
-        With a schedule that keeps signal to the end, as `nidiff.heat` does, it is the data's Gaussian at the first of
+        With a schedule that keeps signal to the end, as `heat` does, it is the data's Gaussian at the first of
         ``timesteps``: ``start="gaussian"`` of `nidiff.sample`.
         """
-        _check_generator(generator)
-        if isinstance(shape, str) or not isinstance(shape, Sequence):
-            raise InputError(f"shape={shown(shape)} must be a list of sizes, such as (4, 3, 32, 32).")
-        shape = [check_whole("shape", size) for size in shape]
         if self.process.schedule.forgets:
             return self.process.prior(shape, generator, dtype=dtype, device=device)
         if self._model.gaussian is None:
-            raise InputError(
-                f"schedule={self.process.schedule!r} keeps signal in some modes at its last level, which noise does "
-                "not have: give the scheduler gaussian=nidiff.fit_gaussian(data), or begin with add_noise of images."
-            )
-        work, first = torch.promote_types(dtype, torch.float32), self._levels[0]
+            problem = "keeps signal in some modes at its last level"
+            raise InputError("schedule", self.process.schedule, problem, f"{NEEDS_GAUSSIAN}, or begin with add_noise")
+        work, first = torch.promote_types(dtype, torch.float32), self.process.schedule.level(self._rows[0])
         start = self._model.gaussian.sample(
             shape, generator, level=first, noise=self.covariance, dtype=work, device=device
         )
@@ -249,16 +238,17 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves, which
         may begin below the noisiest one (image to image)."""
         if (num_inference_steps is None) == (timesteps is None):
-            raise InputError("set_timesteps takes num_inference_steps or timesteps: give one of the two.")
+            problem = "or `timesteps` must be given, and not both"
+            raise InputError("num_inference_steps", None, problem, "give one of the two")
         table = self.process.schedule
         rows = (
             self._spaced(num_inference_steps)
             if timesteps is None
-            else checked_rows(table, timesteps, "timesteps", whole=True)
+            else check_rows("timesteps", [int(row) for row in timesteps], len(table))
         )
         self.num_inference_steps = len(rows)
         self.timesteps = torch.tensor(rows, device=device)
-        self._levels = [table.level(row) for row in rows]
+        self._rows = rows
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
         self._past: tuple[int, Past, Tensor] | None = None  # index of the last step, what it saw, and its result
 
@@ -269,10 +259,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         count = check_whole("num_inference_steps", count, 1, levels)
         if spacing == "angle":
             if self._model.gaussian is None:
-                raise InputError(
-                    "timestep_spacing='angle' needs the data's Gaussian: give gaussian=nidiff.fit_gaussian(data), or "
-                    "use timestep_spacing='trailing'."
-                )
+                raise InputError("timestep_spacing", "angle", "needs the data's Gaussian", NEEDS_GAUSSIAN)
             return angle_rows(self.process, self._model.gaussian, count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
@@ -296,7 +283,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         if isinstance(timestep, Tensor) and timestep.numel() > 1:
             level = self._level(timestep, sample)
         else:
-            level = self._levels[self._index(timestep)]
+            level = self.process.schedule.level(self._rows[self._index(timestep)])
         work = torch.promote_types(sample.dtype, torch.float32)
         return self._model.network_input(sample.to(work), level).to(sample.dtype)
 
@@ -323,7 +310,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         self._check("sample", sample)
         self._check("model_output", model_output, sample)
         output = model_output.to(torch.promote_types(sample.dtype, torch.float32))
-        answered = self._model.silenced().with_net(lambda x, label, **told: output)
+        answered = self._model.with_zero_net().with_net(lambda x, label, **conditions: output)
         result = self._step(answered, timestep, sample, generator, variance_noise, eta)
         return DDPMSchedulerOutput(*result) if return_dict else result
 
@@ -338,9 +325,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
     ) -> DDPMSchedulerOutput:
         """The same, by what a ``denoiser`` says at ``sample``: `denoiser` of this scheduler, with conditions, guidance
         or an observation (`nidiff.Denoiser.given`, `guided`, `nidiff.posterior`)."""
-        check_denoiser(denoiser)
         if denoiser.process is not self.process:
-            raise InputError("denoiser has another process: make it of the network by scheduler.denoiser(net).")
+            raise InputError("denoiser", None, "has another process", "make it by scheduler.denoiser(net)")
         self._check("sample", sample)
         return DDPMSchedulerOutput(*self._step(denoiser, timestep, sample, generator, None, eta))
 
@@ -354,18 +340,17 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         eta: float,
     ) -> tuple[Tensor, Tensor]:
         index = self._index(timestep)
-        _check_generator(generator)
+        if isinstance(generator, int | float):  # the fourth argument of `DDIMScheduler.step` is eta
+            raise InputError("generator", generator, "is a number", "give `eta` by its name")
         if variance_noise is not None:
             self._check("variance_noise", variance_noise, sample)
             if generator is not None:
-                raise InputError("step takes a generator or variance_noise: give one of the two.")
+                raise InputError("variance_noise", None, "excludes `generator`", "give one of the two")
         algorithm = self.config["algorithm"]
-        if not (fits(eta, float) and 0 <= eta <= 1):
-            raise InputError(f"eta={shown(eta)} must be from 0 to 1.")
-        if eta and algorithm != "ddim":
-            raise InputError(f"eta={eta} is an option of algorithm='ddim', not of {algorithm!r}: leave it out.")
+        if not 0 <= eta <= (algorithm == "ddim"):
+            raise InputError("eta", eta, f"cannot be used with algorithm={algorithm!r}", "0 to 1 is for ddim")
         work = torch.promote_types(sample.dtype, torch.float32)
-        here, x = self._levels[index], sample.to(work)
+        here, x = self.process.schedule.level(self._rows[index]), sample.to(work)
         if index == 0 and self._from_prior and self.process.schedule.forgets:
             _warn_if_white(self.process, x)
 
@@ -375,13 +360,13 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
             return self.process.noise(x.shape, generator, dtype=work, device=x.device)
 
         x0 = denoiser(x, here)
-        sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._levels), Past(here, x0, x)
+        sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._rows), Past(here, x0, x)
         if last and not sampler.finishes:
             x = x0
         else:
             chain = Chain(denoiser, noise, self._previous(index, x))
             options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
-            there = CLEAN if last else self._levels[index + 1]
+            there = CLEAN if last else self.process.schedule.level(self._rows[index + 1])
             x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
         self._past = index, seen, x.detach()
         return x.to(sample.dtype), x0.to(sample.dtype)
@@ -394,28 +379,22 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):  # type: ignore[misc] 
         follows = place == index - 1 and result.shape == x.shape
         return seen if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
 
-    def _index(self, timestep: int | Tensor | None) -> int:
-        try:
-            return [level.label for level in self._levels].index(float(timestep))  # type: ignore[arg-type]
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(f"timestep={timestep!r} must be one number of scheduler.timesteps.") from error
+    def _index(self, timestep: Any) -> int:
+        if timestep not in self._rows:
+            raise InputError("timestep", timestep, "is not among them", "give a number of scheduler.timesteps")
+        return self._rows.index(timestep)
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
-        try:
-            rows = torch.as_tensor(timesteps).reshape(-1).cpu()
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise InputError(
-                f"timesteps={shown(timesteps)} must be rows of the schedule: give one per image."
-            ) from error
+        rows = torch.as_tensor(timesteps).reshape(-1).cpu()
         if len(rows) not in (1, len(like)):
-            raise InputError(f"timesteps has {len(rows)} entries for {len(like)} images: give one per image.")
+            raise InputError("timesteps", None, f"has {len(rows)} entries for {len(like)} images", "give one per image")
         return self.process.schedule.level(rows.expand(len(like)))
 
     def _check(self, argument: str, x: Tensor, like: Tensor | None = None) -> None:
         self.process.check_batch(argument, x)
         self.covariance.check_trailing(tuple(x.shape), argument)
         if like is not None and x.shape != like.shape:
-            raise InputError(f"{argument} has shape {tuple(x.shape)}, the images {tuple(like.shape)}: make them equal.")
+            raise InputError(argument, None, f"has shape {tuple(x.shape)}", f"give {tuple(like.shape)}, as the images")
 
 
 def _warn_if_white(process: Process, x: Tensor) -> None:
@@ -433,10 +412,3 @@ def _warn_if_white(process: Process, x: Tensor) -> None:
             "model's: draw it by scheduler.init_noise(shape), or use nidiff.interop.NonIsotropicPipeline.",
             stacklevel=4,
         )
-
-
-def _check_generator(generator: object) -> None:
-    """Refuse what is no generator: the fourth argument of `DDIMScheduler.step` is eta."""
-    each = generator if isinstance(generator, Sequence) else (generator,)
-    if generator is not None and not all(isinstance(one, torch.Generator) for one in each):
-        raise InputError(f"generator={generator!r} is no torch.Generator or list of one per image; give eta by name.")

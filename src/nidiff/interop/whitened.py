@@ -12,13 +12,14 @@ from diffusers.models.unets.unet_2d import UNet2DOutput
 from torch import Tensor
 
 from nidiff.covariance.config import as_covariance
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import as_tensor
-from nidiff.diffusion.schedule import Schedule, from_alphas_cumprod, from_diffusers, is_flow
+from nidiff.diffusion.schedule import Schedule
+from nidiff.diffusion.schedules import from_alphas_cumprod
 from nidiff.diffusion.target import target_on_its_own
 from nidiff.errors import InputError, one_of
+from nidiff.interop.config import from_diffusers, is_flow
 from nidiff.model.config import predictions
-from nidiff.recipe import fits
 
 # What a network predicts on x, and the word for what the scheduler is then told on y.
 ON_Y = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v_prediction", "noise": "epsilon"}
@@ -54,23 +55,25 @@ class Whitened(torch.nn.Module):
         self.covariance = as_covariance(covariance)
         self.covariance.require_invertible("a whitened network")
         if prediction_type == "score":
-            raise InputError("prediction_type='score' has no scheduler in diffusers: use NonIsotropicScheduler for it.")
+            raise InputError("prediction_type", "score", "has no scheduler in diffusers", "use NonIsotropicScheduler")
         self.prediction_type = one_of("prediction_type", prediction_type, ON_Y)
         on_y, config = ON_Y[prediction_type], getattr(scheduler, "config", {})
         for option in ("clip_sample", "thresholding"):
             if config.get(option):
-                raise InputError(f"scheduler has {option}=True, which acts on y: turn it off and pass clip= here.")
+                raise InputError("scheduler", None, f"has {option}=True, which acts on y", "turn it off, pass `clip`")
         if config.get("prediction_type", on_y) != on_y:
-            raise InputError(f"on y this network says {on_y!r}: give the scheduler prediction_type={on_y!r}.")
-        if clip is not None and not (fits(clip, float) and clip > 0):
-            raise InputError(f"clip={clip!r} must be a positive number, or None for no clipping.")
+            problem = f"has another prediction_type than the network on y, {on_y!r}"
+            raise InputError("scheduler", None, problem, f"give it prediction_type={on_y!r}")
+        if clip is not None and not clip > 0:
+            raise InputError("clip", clip, "is not positive", "leave it out for no clipping")
         self.clip = clip
         # A scheduler of flow matching says this number times sigma.
         self._count = len(scheduler) if isinstance(scheduler, Schedule) else config.get("num_train_timesteps", 1000)
         needed = clip is not None or prediction_type == "velocity" or isinstance(scheduler, Schedule)
         self.schedule = _levels(scheduler) if needed else None
         if prediction_type == "velocity" and self.schedule is not None and self.schedule.keeps != "sum":
-            raise InputError(f"scheduler has the levels of {self.schedule!r}, not of flow matching: use nidiff.flow.")
+            problem = f"has the levels of {self.schedule!r}, not of flow matching"
+            raise InputError("scheduler", None, problem, "use nidiff.schedules.flow")
 
     def forward(self, sample: Tensor, timestep: Any, *args: Any, return_dict: bool = True, **kwargs: Any) -> Any:
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
@@ -122,16 +125,11 @@ def _levels(scheduler: Any) -> Schedule:
     """The noise levels of a scheduler, which may be a `Schedule` itself."""
     if isinstance(scheduler, Schedule):
         if scheduler.event_shape:
-            raise InputError(
-                f"scheduler={scheduler!r} differs from mode to mode, and on y a scheduler of diffusers has one number "
-                "for all: use NonIsotropicScheduler."
-            )
+            raise InputError("scheduler", scheduler, "differs from mode to mode", "use NonIsotropicScheduler")
         return scheduler
     if is_flow(getattr(scheduler, "config", {})):
         return from_diffusers(scheduler)
     if not hasattr(scheduler, "alphas_cumprod"):
-        raise InputError(
-            'clip and prediction_type="velocity" need noise levels: pass scheduler=, one with alphas_cumprod, one of '
-            "flow matching, or a nidiff.Schedule."
-        )
+        remedy = "pass one with alphas_cumprod, one of flow matching, or a nidiff.Schedule"
+        raise InputError("scheduler", None, "has no noise levels, which `clip` and velocity need", remedy)
     return from_alphas_cumprod(scheduler.alphas_cumprod.double())

@@ -1,7 +1,7 @@
-"""What is seen of an image: operators y = A(x) on x [B, C, *event].
+"""Operators y = A(x) on images x [B, C, *event]: what is observed of them.
 
-``a @ b`` is a after b: ``mask(m) @ pool(4)`` sees some of the blocks. An operator needs no transpose of its own:
-autograd has it, and always the right one.
+``a @ b`` is a after b: ``mask(m) @ pool(4)`` observes some of the blocks. An operator needs no transpose of its own:
+autograd computes it.
 """
 
 import math
@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance, as_numbers
-from nidiff.covariance.spectral import Boundary, check_boundary, frequencies, wavenumber, white_in
-from nidiff.errors import InputError, shown
-from nidiff.recipe import check_number, check_whole, is_number, plain
+from nidiff.covariance.checks import as_numbers
+from nidiff.covariance.modes import Modes
+from nidiff.covariance.waves import Boundary, Waves, check_boundary, frequencies, wavenumber
+from nidiff.errors import InputError
+from nidiff.randomness import white_noise
+from nidiff.recipe import check_number, check_whole
 
 Function = Callable[[Tensor], Tensor]
 
@@ -28,17 +30,17 @@ class Part(NamedTuple):
     is_linear: bool = True
     transpose: Function | None = None
     observed: Tensor | None = None
-    """Of a mask: which entries it sees; the others come out as 0."""
-    own_dtype: bool = True
+    """Of a mask: the entries that are observed; the others come out as 0."""
+    takes_float64: bool = True
     """Whether it takes floats of every dtype; else it is called in that of the images."""
 
 
-class Tangent(NamedTuple):
-    """An operator near one x: its value, its derivative A (``push``) and the transpose of that (``pull``)."""
+class Linearisation(NamedTuple):
+    """An operator near one x, in float64 where possible: its value, its derivative A and the transpose Aᵀ."""
 
     value: Tensor
-    push: Function
-    pull: Function
+    forward: Function
+    transpose: Function
 
 
 class Operator:
@@ -62,7 +64,7 @@ class Operator:
 
     @property
     def observed(self) -> Tensor | None:
-        """Which entries of y are seen, where it ends with a mask; None: all of them."""
+        """The entries of y that are observed, if the operator ends with a mask; None: all of them."""
         return self.parts[0].observed
 
     @property
@@ -70,50 +72,36 @@ class Operator:
         """Whether it is a mask and nothing else."""
         return all(part.observed is not None for part in self.parts)
 
-    @property
-    def own_dtype(self) -> bool:
-        """Whether it takes floats of every dtype, not only those of the images."""
-        return all(part.own_dtype for part in self.parts)
-
-    def at(self, x: Tensor) -> Tangent:
-        """The operator and its derivative at x; of a linear one that is the operator itself."""
-        pushes, pulls = [], []
+    def linearise(self, x: Tensor) -> Linearisation:
+        """The operator and its derivative at x; that of a linear operator is the operator itself."""
+        wide = torch.float32 if x.device.type == "mps" else torch.float64
+        if all(part.takes_float64 for part in self.parts):
+            x = x.to(wide)
+        forwards: list[Function] = []
+        transposes: list[Function] = []
+        value = x
         for part in reversed(self.parts):
-            tangent = _tangent(part, x)
-            x = tangent.value
-            pushes.append(tangent.push)
-            pulls.append(tangent.pull)
-        return Tangent(x, _chained(pushes), _chained(pulls[::-1]))
+            value, forward, transpose = _linearised(part, value)
+            forwards.append(forward)
+            transposes.insert(0, transpose)
+        return Linearisation(value.to(wide), _chained(forwards, x.dtype, wide), _chained(transposes, value.dtype, wide))
 
     def transpose(self, y: Tensor, x: Tensor) -> Tensor:
-        """Aᵀ y, for images like x; of one that is not linear, that of its derivative at x."""
-        return self.at(x).pull(y)
+        """Aᵀ y, for images like x; of an operator that is not linear, that of its derivative at x."""
+        return self.linearise(x).transpose(y).to(x)
 
     def check_transposes(self, x: Tensor) -> None:
-        """Refuse a function that is not linear though it was said to be, and a transpose that is not that of A."""
+        """Refuse a function of `linear` that is not linear, and a transpose that is not that of A."""
         generator = torch.Generator("cpu").manual_seed(0)
         for part in reversed(self.parts):
             y = part.apply(x)
-            if part.is_linear and not part.own_dtype:
-                u, w = (torch.randn(x.shape, generator=generator).to(x) for _ in range(2))
-                seen = part.apply(u)
-                if not _near(part.apply(u + w), seen + part.apply(w)):
-                    raise InputError("linear got a function that is not linear: use operators.function for it.")
-                v = torch.randn(y.shape, generator=generator).to(y)
+            if part.is_linear and not part.takes_float64:
+                u, w = (white_noise(x.shape, generator, device="cpu").to(x) for _ in range(2))
+                image = part.apply(u)
+                if not _near(part.apply(u + w), image + part.apply(w)):
+                    raise InputError("function", None, "is not linear", "use operators.function for it")
                 if part.transpose is not None:
-                    back = part.transpose(v)
-                    if not isinstance(back, Tensor) or back.shape != x.shape:
-                        raise InputError(
-                            f"transpose makes {_shape(back)} of y's {_shape(v)}, and x has {_shape(x)}: correct it, or "
-                            "leave it out, and autograd finds it."
-                        )
-                    one, other = (seen * v).sum(), (u * back).sum()
-                    size = seen.norm() * v.norm() + u.norm() * back.norm()
-                    if not bool((one - other).abs() <= 1e-4 * size):
-                        raise InputError(
-                            f"transpose is not that of the function, ⟨A u, v⟩ = {one.item():.4g} and ⟨u, Aᵀ v⟩ = "
-                            f"{other.item():.4g}: correct it, or leave it out, and autograd finds it."
-                        )
+                    _check_transpose(u, image, white_noise(y.shape, generator, device="cpu").to(y), part.transpose)
             x = y
 
     def __repr__(self) -> str:
@@ -123,34 +111,33 @@ class Operator:
 def mask(mask: Tensor | Sequence[Any]) -> Operator:
     """The entries where ``mask`` is true: [*event], [C, *event], or [B, C, *event] with one per image.
 
-    y is of x's shape. What it has outside of the mask is not looked at, and may be NaN.
+    y has the shape of x. Its entries outside of the mask are ignored, and may be NaN.
     """
     numbers = as_numbers(mask, "mask")
-    if not bool(((numbers == 0) | (numbers == 1)).all()):
-        raise InputError("mask must be true or 1 where the image is seen, and false or 0 elsewhere: give such.")
-    seen = numbers.bool()
-    if not seen.ndim or not bool(seen.any()):
-        raise InputError("mask sees nothing: make it true where the image is seen.")
+    observed = numbers.bool()
+    if not bool(((numbers == 0) | (numbers == 1)).all()) or not observed.ndim or not bool(observed.any()):
+        remedy = "give true or 1 where the image is observed, and false or 0 elsewhere"
+        raise InputError("mask", None, "observes nothing, or has numbers that are not 0 or 1", remedy)
 
     def apply(x: Tensor) -> Tensor:
         try:
-            fits = torch.broadcast_shapes(seen.shape, x.shape) == x.shape
+            fits = torch.broadcast_shapes(observed.shape, x.shape) == x.shape
         except RuntimeError:
             fits = False
         if not fits:
-            raise InputError(f"mask has shape {tuple(seen.shape)}, and it is to see {_shape(x)}: make one for that.")
-        return torch.where(seen.to(x.device), x, 0.0)
+            raise InputError("mask", None, f"has shape {tuple(observed.shape)}", f"make one for {tuple(x.shape)}")
+        return torch.where(observed.to(x.device), x, 0.0)
 
-    return Operator(Part(f"mask({', '.join(map(str, seen.shape))})", apply, observed=seen))
+    return Operator(Part(f"mask({', '.join(map(str, observed.shape))})", apply, observed=observed))
 
 
 def subsample(step: int | Sequence[int]) -> Operator:
     """Every ``step``-th pixel along all axes of the event, from the first on; or one step per axis."""
-    steps = _per_axis("step", step)
+    steps = [check_whole("step", number) for number in _as_list(step)]
 
     def apply(x: Tensor) -> Tensor:
-        for axis, each in enumerate(reversed(_over(x, steps, "step")), 1):
-            x = x[(slice(None),) * (x.ndim - axis) + (slice(None, None, each),)]
+        for axis, stride in enumerate(reversed(_per_axis(x, steps, "step")), 1):
+            x = x[(slice(None),) * (x.ndim - axis) + (slice(None, None, stride),)]
         return x
 
     return Operator(Part(f"subsample({step})", apply))
@@ -158,15 +145,16 @@ def subsample(step: int | Sequence[int]) -> Operator:
 
 def pool(factor: int | Sequence[int]) -> Operator:
     """Means over blocks of ``factor`` pixels along all axes of the event, or of one factor per axis."""
-    factors = _per_axis("factor", factor)
+    factors = [check_whole("factor", number) for number in _as_list(factor)]
 
     def apply(x: Tensor) -> Tensor:
-        own = _over(x, factors, "factor")
-        event = x.shape[x.ndim - len(own) :]
-        if any(n % each for n, each in zip(event, own, strict=True)):
-            raise InputError(f"factor={factor} does not divide the event {tuple(event)}: give one that does.")
-        blocks = [size for n, each in zip(event, own, strict=True) for size in (n // each, each)]
-        return x.reshape(*x.shape[: x.ndim - len(own)], *blocks).mean(tuple(range(-2 * len(own) + 1, 0, 2)))
+        sizes = _per_axis(x, factors, "factor")
+        axes = len(sizes)
+        event = x.shape[x.ndim - axes :]
+        if any(n % size for n, size in zip(event, sizes, strict=True)):
+            raise InputError("factor", factor, f"does not divide the event {tuple(event)}", "give one that does")
+        blocks = [count for n, size in zip(event, sizes, strict=True) for count in (n // size, size)]
+        return x.reshape(*x.shape[: x.ndim - axes], *blocks).mean(tuple(range(-2 * axes + 1, 0, 2)))
 
     return Operator(Part(f"pool({factor})", apply))
 
@@ -174,15 +162,15 @@ def pool(factor: int | Sequence[int]) -> Operator:
 def blur(width: float | Sequence[float], boundary: Boundary = "reflecting") -> Operator:
     """The mean with Gaussian weights of standard deviation ``width`` pixels (or one per axis), in the modes of
     ``boundary``: a wave of ω = 2π · frequency is multiplied by exp(−½ ω² width²)."""
-    widths = [check_number("width", each) for each in (width if isinstance(width, list | tuple) else [width])]
-    if not widths or min(widths) < 0:
-        raise InputError(f"width={shown(width)} must be the pixels that a blur is wide, 0 or more.")
+    widths = [check_number("width", number) for number in _as_list(width)]
+    if min(widths) < 0:
+        raise InputError("width", width, "is negative", "give the standard deviation of the blur in pixels")
     check_boundary(boundary)
 
     def apply(x: Tensor) -> Tensor:
-        own = _over(x, widths, "width")
-        event = tuple(x.shape[x.ndim - len(own) :])
-        return _basis(boundary, event).scaled(x, _gaussian_response(tuple(own), check_boundary(boundary), event))
+        sizes = _per_axis(x, widths, "width")
+        event = tuple(x.shape[x.ndim - len(sizes) :])
+        return Modes(_gaussian_response(tuple(sizes), check_boundary(boundary), event), _basis(boundary, event)) @ x
 
     return Operator(Part(f"blur({width})", apply, transpose=apply))  # it is symmetric
 
@@ -191,129 +179,119 @@ def waves(keep: float | Tensor, boundary: Boundary = "periodic") -> Operator:
     """Some of the modes of ``boundary`` (waves, cosines, sines): y [B, C, K] are their real coefficients.
 
     ``keep`` is a number, for the modes |k| ≤ keep in units of the lowest frequency; or true for each mode [*event]
-    that is seen, in the order of `nidiff.Spectral`.
+    that is observed, in the order of `nidiff.Spectral`.
     """
     check_boundary(boundary)
-    chosen: Any = plain(keep)
-    if not is_number(chosen):
-        chosen = keep
-        if not isinstance(chosen, Tensor) or chosen.dtype != torch.bool or not chosen.ndim:
-            raise InputError(f"keep={shown(keep)} must be the largest |k|, or a tensor of true and false per mode.")
-    if not (bool(chosen.any()) if isinstance(chosen, Tensor) else chosen >= 0):
-        raise InputError("keep leaves no mode: give a number of 0 or more, or true for some of the modes.")
+    modes = keep if isinstance(keep, Tensor) and keep.ndim else None
+    largest = check_number("keep", keep) if modes is None else 0.0
 
     def apply(x: Tensor) -> Tensor:
-        event = tuple(x.shape[-chosen.ndim :]) if isinstance(chosen, Tensor) else tuple(x.shape[2:])
-        seen = chosen if isinstance(chosen, Tensor) else wavenumber(event, boundary) <= chosen
-        if tuple(seen.shape) != event or not bool(seen.any()):
-            raise InputError(f"keep is for modes {tuple(seen.shape)}, and the event is {event}: make one for that.")
-        return _basis(boundary, event).in_real_basis().to_basis(x)[..., seen.to(x.device)]
+        event = tuple(x.shape[2:] if modes is None else x.shape[-modes.ndim :])
+        observed = wavenumber(event, boundary) <= largest if modes is None else modes.bool()
+        if tuple(observed.shape) != event or not bool(observed.any()):
+            problem = f"leaves no mode, or is for modes {tuple(observed.shape)}"
+            raise InputError("keep", None, problem, f"make one for the event {event}")
+        return _basis(boundary, event).analyse(x)[..., observed.to(x.device)]
 
-    name = "…" if isinstance(chosen, Tensor) else chosen
-    return Operator(Part(f"waves({name})", apply))
+    return Operator(Part(f"waves({'…' if modes is not None else largest})", apply))
 
 
 def channels(indices: int | Sequence[int]) -> Operator:
     """Some of the channels, by their numbers."""
-    wanted = [check_whole("indices", each, 0) for each in (indices if isinstance(indices, list | tuple) else [indices])]
+    numbers = [check_whole("indices", number, 0) for number in _as_list(indices)]
 
     def apply(x: Tensor) -> Tensor:
-        if not wanted or max(wanted) >= x.shape[1]:
-            raise InputError(f"indices={shown(indices)} must be channels from 0 to {x.shape[1] - 1}.")
-        return x[:, wanted]
+        return x[:, numbers]
 
     return Operator(Part(f"channels({indices})", apply))
 
 
 def linear(function: Function, transpose: Function | None = None) -> Operator:
     """Any linear function of x [B, C, *event], differentiable by torch or with its ``transpose``, a function of y."""
-    _check_callable("function", function)
-    if transpose is not None:
-        _check_callable("transpose", transpose)
-    return Operator(Part("linear", function, True, transpose, own_dtype=False))
+    return Operator(Part("linear", function, True, transpose, takes_float64=False))
 
 
 def function(f: Function) -> Operator:
     """Any function of x [B, C, *event] that torch can differentiate. It is linearised at x̂0."""
-    _check_callable("f", f)
-    return Operator(Part("function", f, is_linear=False, own_dtype=False))
+    return Operator(Part("function", f, is_linear=False, takes_float64=False))
 
 
-def _tangent(part: Part, x: Tensor) -> Tangent:
-    push = part.apply if part.is_linear else lambda v: torch.func.jvp(part.apply, (x,), (v,))[1]
+def _linearised(part: Part, x: Tensor) -> Linearisation:
+    forward = part.apply if part.is_linear else lambda v: torch.func.jvp(part.apply, (x,), (v,))[1]
     if part.transpose is not None:
-        return Tangent(part.apply(x), push, part.transpose)
-    value, pull = derivative(part.apply, x)
-    return Tangent(value, push, pull)
+        return Linearisation(part.apply(x), forward, part.transpose)
+    value, transpose = derivative(part.apply, x)
+    return Linearisation(value, forward, transpose)
 
 
 def derivative(function: Function, x: Tensor) -> tuple[Tensor, Function]:
-    """function(x), and v -> Jᵀ v, its derivative's transpose, as often as you like; also where gradients are off."""
+    """function(x), and v -> Jᵀ v with its derivative J, as often as you like; also where gradients are off."""
     with torch.inference_mode(False), torch.enable_grad():
-        at = x.detach().clone().requires_grad_()
-        value = function(at)
+        start = x.detach().clone().requires_grad_()
+        value = function(start)
 
-    def pull(v: Tensor) -> Tensor:
+    def transpose(v: Tensor) -> Tensor:
         if not value.requires_grad:  # it does not depend on x
-            return torch.zeros_like(at)
-        found = torch.autograd.grad(value, at, v.to(value), retain_graph=True, allow_unused=True)[0]
-        return torch.zeros_like(at) if found is None else found
+            return torch.zeros_like(start)
+        gradient = torch.autograd.grad(value, start, v.to(value), retain_graph=True, allow_unused=True)[0]
+        return torch.zeros_like(start) if gradient is None else gradient
 
-    return value.detach(), pull
+    return value.detach(), transpose
 
 
-def _chained(functions: list[Function]) -> Function:
+def _chained(functions: list[Function], dtype: torch.dtype, wide: torch.dtype) -> Function:
+    """The functions one after the other, called in ``dtype``, as a function of numbers in ``wide``."""
+
     def chained(v: Tensor) -> Tensor:
-        for each in functions:
-            v = each(v)
-        return v
+        v = v.to(dtype)
+        for function in functions:
+            v = function(v)
+        return v.to(wide)
 
     return chained
 
 
-def _per_axis(argument: str, value: Any) -> list[int]:
-    values = value if isinstance(value, list | tuple) else [value]
-    if not values:
-        raise InputError(f"{argument}={shown(value)} must be a whole number, or one per axis.")
-    return [check_whole(argument, each) for each in values]
+def _check_transpose(u: Tensor, image: Tensor, v: Tensor, transpose: Function) -> None:
+    """Refuse a transpose for which ⟨A u, v⟩ = ⟨u, Aᵀ v⟩ does not hold; ``image`` is A u."""
+    back = transpose(v)
+    remedy = "correct it, or leave it out, and autograd computes it"
+    forward, backward = (image * v).sum(), (u * back).sum() if back.shape == u.shape else torch.tensor(torch.nan)
+    if not bool((forward - backward).abs() <= 1e-4 * (image.norm() * v.norm() + u.norm() * back.norm())):
+        products = f"⟨A u, v⟩ = {forward.item():.4g} and ⟨u, Aᵀ v⟩ = {backward.item():.4g}"
+        raise InputError("transpose", None, f"is not that of the function: {products}", remedy)
 
 
-def _over(x: Tensor, values: list[Any], argument: str) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) and value else [value]
+
+
+def _per_axis(x: Tensor, values: list[Any], argument: str) -> list[Any]:
     """One value for each axis of the event: those behind the channels, or as many as there are values."""
     axes = x.ndim - 2
     if len(values) == 1 and axes >= 1:
         return values * axes
     if len(values) > x.ndim - 1:
-        raise InputError(f"{argument} is for {len(values)} axes, and x has shape {_shape(x)}: give one per axis.")
+        raise InputError(argument, None, f"is for {len(values)} axes, and x has shape {tuple(x.shape)}")
     return values
 
 
 @lru_cache(maxsize=32)
-def _white(boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Covariance:
-    return white_in(boundary, event)
+def _waves(boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Waves:
+    return Waves(event, boundary)
 
 
-def _basis(boundary: Boundary, event: tuple[int, ...]) -> Covariance:
-    return _white(check_boundary(boundary), event)
+def _basis(boundary: Boundary, event: tuple[int, ...]) -> Waves:
+    return _waves(check_boundary(boundary), event)
 
 
 @lru_cache(maxsize=32)
 def _gaussian_response(widths: tuple[float, ...], boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Tensor:
-    each = [
+    factors = [
         (-0.5 * (2 * math.pi * width * frequency).square()).exp()
         for width, frequency in zip(widths, frequencies(event, boundary), strict=True)
     ]
-    return torch.stack(torch.meshgrid(*each, indexing="ij")).prod(0)
-
-
-def _check_callable(argument: str, value: object) -> None:
-    if not callable(value):
-        raise InputError(f"{argument}={shown(value)} must be a function of a tensor.")
+    return torch.stack(torch.meshgrid(*factors, indexing="ij")).prod(0)
 
 
 def _near(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and bool((a - b).norm() <= 1e-4 * (a.norm() + b.norm()))
-
-
-def _shape(x: object) -> str:
-    return str(tuple(x.shape)) if isinstance(x, Tensor) else f"a {type(x).__name__}"

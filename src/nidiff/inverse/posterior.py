@@ -15,27 +15,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import Modes
 from nidiff.diffusion.denoiser import Denoiser, Estimate, check_denoiser
-from nidiff.diffusion.schedule import Level, broadcast
-from nidiff.errors import InputError, choose, expect, shown
-from nidiff.inverse.observation import Observation, Seen, seen_at
-from nidiff.inverse.operators import Function, derivative
-from nidiff.inverse.solve import conjugate_gradients
-from nidiff.recipe import check_kinds, check_whole, is_number, plain
-
-
-class Told(NamedTuple):
-    """A denoiser and what was seen; ``free`` is the denoiser without its clipping."""
-
-    denoiser: Denoiser
-    free: Denoiser
-    observation: Observation
+from nidiff.diffusion.schedule import Level
+from nidiff.errors import InputError, choose, expect, one_of
+from nidiff.inverse.observation import Observation
+from nidiff.inverse.operators import Function, Linearisation, derivative
+from nidiff.recipe import check_kinds, check_whole, plain
 
 
 class Method(Protocol):
@@ -44,11 +34,11 @@ class Method(Protocol):
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
         """Refuse what this method cannot do."""
 
-    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor: ...
+    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor: ...
 
 
 @dataclass(frozen=True)
-class Moments:
+class GaussianMoments:
     """Moment matching with the Gaussian model of the data: V = spread² per mode, in closed form, times 1 − κ where the
     denoiser has a κ. No gradient goes through the network.
 
@@ -62,22 +52,20 @@ class Moments:
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
         if denoiser.gaussian is None:
-            raise InputError(
-                "method='gaussian' needs the data's Gaussian: give the denoiser one, "
-                "denoiser.with_gaussian(nidiff.fit_gaussian(data)), or use method='jacobian'."
-            )
+            remedy = "give the denoiser one, .with_gaussian(nidiff.fit_gaussian(data)), or use method='jacobian'"
+            raise InputError("method", "gaussian", "needs the data's Gaussian", remedy)
 
-    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
-        x0 = told.denoiser(x, level)
-        variance = told.denoiser.variance(level, self.kappa)
-        seen = seen_at(told.observation, x0)
-        weights = _solved(seen, lambda v: broadcast(variance, v) * v, self.tolerance, self.iterations)
-        back = seen.pull(weights)
-        return x0 + (broadcast(variance, back) * back).to(x0)
+    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
+        x0 = denoiser(x, level)
+        variance = denoiser.variance(level, self.kappa)
+        near = observation.operator.linearise(x0)
+        weights = _solved(observation, near, lambda v: variance * v, self.tolerance, self.iterations)
+        back = near.transpose(weights)
+        return x0 + (variance * back).to(x0)
 
 
 @dataclass(frozen=True)
-class Jacobian:
+class JacobianMoments:
     """Moment matching with V = (sigma²/signal) Σ Jᵀ of the network itself (MMPS, Rozet et al. 2024), for any denoiser:
     every iteration of the conjugate gradients is a pass back through the network.
 
@@ -90,10 +78,11 @@ class Jacobian:
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
         pass
 
-    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
-        x0, variance = _with_jacobian(told, x, level)
-        seen = seen_at(told.observation, x0)
-        return x0 + variance(seen.pull(_solved(seen, variance, self.tolerance, self.iterations))).to(x0)
+    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
+        x0, variance = _with_jacobian(denoiser, x, level)
+        near = observation.operator.linearise(x0)
+        weights = _solved(observation, near, variance, self.tolerance, self.iterations)
+        return x0 + variance(near.transpose(weights)).to(x0)
 
 
 @dataclass(frozen=True)
@@ -114,17 +103,16 @@ class Gradient:
     iterations: int = 500
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        if self.r is not None and not (is_number(self.r) and self.r >= 0):
-            raise InputError(f"r={shown(self.r)} must be a standard deviation of 0 or more.")
-        if self.r == 0 and observation.is_exact:
-            raise InputError("r=0 needs observation noise: give Observation a noise above 0, or leave r out.")
+        if self.r is not None and (self.r < 0 or (self.r == 0 and observation.is_exact)):
+            remedy = "give a standard deviation above 0, or 0 if all of y has noise, or leave it out"
+            raise InputError("r", self.r, "is negative, or 0 with an exact observation", remedy)
 
-    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
-        x0, variance = _with_jacobian(told, x, level)
-        seen = seen_at(told.observation, x0)
-        squared = self._squared(told.denoiser, level) if self.r is None else self.r**2
-        weights = _solved(seen, lambda v: squared * v, self.tolerance, self.iterations)
-        return x0 + self.scale * variance(seen.pull(weights)).to(x0)
+    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
+        x0, variance = _with_jacobian(denoiser, x, level)
+        near = observation.operator.linearise(x0)
+        squared = self._squared(denoiser, level) if self.r is None else self.r**2
+        weights = _solved(observation, near, lambda v: squared * v, self.tolerance, self.iterations)
+        return x0 + self.scale * variance(near.transpose(weights)).to(x0)
 
     def _squared(self, denoiser: Denoiser, level: Level) -> float:
         data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
@@ -134,53 +122,46 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Replacement:
-    """x̂0 with what a mask sees replaced by y (the samplers then add coloured noise to it). What was not seen hears of y
-    only through the next x: cheap, and not the posterior. The sampler "repaint" brings both together.
+    """x̂0 with the observed entries of a mask replaced by y (the samplers then add coloured noise to it). The other
+    entries depend on y only through the next x: cheap, and not the posterior. The sampler "repaint" mixes the two.
     """
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        if not observation.operator.is_mask:
-            raise InputError(
-                f"method='replacement' is for a mask, not operator={observation.operator!r}: use method='gaussian' or "
-                "'jacobian'."
-            )
-        if isinstance(observation.noise, float) and observation.noise == 0:
-            return
-        raise InputError(
-            "method='replacement' takes y for exact: leave noise out, or use method='gaussian' or 'jacobian'."
-        )
+        if not observation.operator.is_mask or not isinstance(observation.noise, float) or observation.noise:
+            remedy = "use method='gaussian' or 'jacobian'"
+            raise InputError("method", "replacement", "is for a mask without noise", remedy)
 
-    def __call__(self, told: Told, x: Tensor, level: Level) -> Tensor:
-        x0 = told.denoiser(x, level)
-        seen = told.observation.operator(torch.ones_like(x0)) > 0
-        return torch.where(seen, told.observation.rows(x0), x0)
+    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
+        x0 = denoiser(x, level)
+        observed = observation.operator(torch.ones_like(x0)) > 0
+        return torch.where(observed, observation.rows(x0), x0)
 
 
 METHODS: dict[str, Callable[..., Method]] = {
-    "gaussian": Moments,
-    "jacobian": Jacobian,
+    "gaussian": GaussianMoments,
+    "jacobian": JacobianMoments,
     "gradient": Gradient,
     "replacement": Replacement,
 }
 
 
 class Posterior:
-    """What an observation says, as a correction of a denoiser's x̂0."""
+    """The correction of a denoiser's x̂0 by an observation."""
 
-    is_differentiable = False  # systems are solved on the way
+    is_differentiable = False  # linear systems are solved on the way
 
     def __init__(self, observation: Observation, method: Method) -> None:
         self.observation, self.method = observation, method
-        self._fitted: set[tuple[int, ...]] = set()  # shapes of batches that were looked at
+        self._checked: set[tuple[int, ...]] = set()  # shapes of batches
 
     def bind(self, denoiser: Denoiser) -> Estimate:
-        return partial(self._estimate, Told(denoiser, denoiser.clipped(None), self.observation))
+        return partial(self._estimate, denoiser)
 
-    def _estimate(self, told: Told, x: Tensor, level: Level) -> Tensor:
-        if tuple(x.shape) not in self._fitted:
-            self.observation.fit(torch.zeros_like(x))
-            self._fitted.add(tuple(x.shape))
-        return self.method(told, x, level)
+    def _estimate(self, denoiser: Denoiser, x: Tensor, level: Level) -> Tensor:
+        if tuple(x.shape) not in self._checked:
+            self.observation.check_images(torch.zeros_like(x))
+            self._checked.add(tuple(x.shape))
+        return self.method(denoiser, self.observation, x, level)
 
     def for_images(self, index: Tensor) -> "Posterior":
         return Posterior(self.observation.for_images(index), self.method)
@@ -199,55 +180,85 @@ def posterior(
     """
     check_denoiser(denoiser)
     expect("observation", observation, Observation, "give nidiff.Observation(y, operator, noise)")
-    if any(isinstance(one, Posterior) for one in denoiser.corrections):
-        raise InputError("denoiser is given an observation already: see both by one operator, operators.linear.")
+    if any(isinstance(correction, Posterior) for correction in denoiser.corrections):
+        remedy = "combine both into one operator, operators.linear"
+        raise InputError("denoiser", None, "has an observation already", remedy)
     if method is None:
         method = "jacobian" if denoiser.gaussian is None else "gaussian"
     chosen: Any = choose("method", method, METHODS)
     if isinstance(method, str):
-        chosen = _with_options(method, chosen, options)
-    elif options or not callable(chosen):
-        raise InputError(f"method={shown(method)} must be a name in METHODS, or a method without options.")
+        chosen = _with_options(chosen, options)
     chosen.check(denoiser, observation)
-    found = denoiser.corrected(Posterior(observation, chosen))
+    corrected = denoiser.corrected(Posterior(observation, chosen))
     if denoiser.gaussian is not None:  # whose items are known
-        observation.fit(torch.zeros(len(observation.y), *denoiser.gaussian.shape, device=denoiser.device))
-    return found
+        observation.check_images(torch.zeros(len(observation.y), *denoiser.gaussian.shape, device=denoiser.device))
+    return corrected
 
 
-def _with_options(name: str, method: Callable[..., Method], options: dict[str, Any]) -> Method:
-    known = [*signature(method).parameters]
+def _with_options(method: Callable[..., Method], options: dict[str, Any]) -> Method:
     options = {key: plain(value) for key, value in options.items()}
     for key in options:
-        if key not in known:
-            raise InputError(f"{key} is not an option of method={name!r}: it takes {', '.join(known) or 'none'}.")
+        one_of("option", key, signature(method).parameters)
     check_kinds(method, options)
-    if not options.get("tolerance", 0.0) >= 0:
-        raise InputError(f"tolerance={shown(options['tolerance'])} must be 0 or more, as a share of the misfit.")
     if "iterations" in options:
         check_whole("iterations", options["iterations"])
     return method(**options)
 
 
-def _solved(seen: Seen, variance: Function, tolerance: float, iterations: int) -> Tensor:
+def _solved(
+    observation: Observation, near: Linearisation, variance: Function, tolerance: float, iterations: int
+) -> Tensor:
     """(A V Aᵀ + R)⁻¹ (y − A x̂0)."""
+    noise, misfit = observation.variance(near.value), observation.rows(near.value) - near.value
     return conjugate_gradients(
-        lambda v: seen.push(variance(seen.pull(v))) + seen.variance(v), seen.misfit, tolerance, iterations
+        lambda v: near.forward(variance(near.transpose(v))) + noise(v), misfit, tolerance, iterations
     )
 
 
-def _with_jacobian(told: Told, x: Tensor, level: Level) -> tuple[Tensor, Function]:
+def _with_jacobian(denoiser: Denoiser, x: Tensor, level: Level) -> tuple[Tensor, Function]:
     """x̂0, and V = (sigma²/signal) Σ Jᵀ; J is that of x̂0 before it is clipped."""
-    clip, covariance = told.denoiser.clip, told.denoiser.process.covariance
-    x0, pull = derivative(lambda at: told.free(at, level), x)
+    clip, covariance = denoiser.clip, denoiser.process.covariance
+    x0, transpose = derivative(lambda x: denoiser.unclipped(x, level), x)
     factor = level.sigma**2 / level.signal
 
     def variance(v: Tensor) -> Tensor:
-        back = pull(v.to(x0)).to(v)
-        return broadcast(factor, back) * covariance.matmul(back)
+        back = transpose(v.to(x0)).to(v)
+        return factor * covariance.matmul(back)
 
     return x0 if clip is None else x0.clamp(-clip, clip), variance
 
 
 def _mean_square(value: Any) -> float:
-    return float(torch.as_tensor(value.values if isinstance(value, Modes) else value).double().square().mean())
+    return float(value.values.square().mean())
+
+
+def _squared_norm(rows: Tensor) -> Tensor:
+    """‖row‖² of each row."""
+    return rows.square().sum(1)
+
+
+def conjugate_gradients(matrix: Callable[[Tensor], Tensor], right: Tensor, tolerance: float, iterations: int) -> Tensor:
+    """w with S w = ``right`` [B, …] for a symmetric S ≥ 0, which may be singular if ``right`` is in its range.
+
+    The rows are systems of their own. A row ends when its residual has fallen to ``tolerance`` times ‖right‖, or when
+    S returns only rounding errors.
+    """
+    shape, right = right.shape, right.flatten(1)
+    found, residual = torch.zeros_like(right), right
+    direction, size = residual, _squared_norm(residual)
+    goal, largest = tolerance**2 * size, torch.zeros_like(size)
+    for _ in range(iterations):
+        active = size > goal
+        if not bool(active.any()):
+            break
+        image = matrix(direction.reshape(shape)).flatten(1)
+        curvature = (direction * image).sum(1)
+        largest = torch.maximum(largest, curvature / torch.where(active, _squared_norm(direction), 1.0))
+        active &= curvature > torch.finfo(right.dtype).eps * largest * _squared_norm(direction)
+        step = torch.where(active, size / torch.where(active, curvature, 1.0), 0.0).unsqueeze(1)
+        found = found + step * direction
+        residual = residual - step * image
+        new = _squared_norm(residual)
+        direction = residual + torch.where(active, new / torch.where(active, size, 1.0), 0.0).unsqueeze(1) * direction
+        size = torch.where(active, new, 0.0)
+    return found.reshape(shape)

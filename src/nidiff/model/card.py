@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.summary import summary
 from nidiff.model.config import stored_schedule
 
@@ -34,11 +34,11 @@ images = pipeline(batch_size=4, seeds=range(4)).images"""
 OWN = """import nidiff
 
 denoiser = nidiff.load_model({name}, net=YOUR_NETWORK)  # only its weights are stored here
-samples = nidiff.sample(denoiser, SHAPE, seeds=range(SHAPE[0]))"""
+samples = nidiff.sample(denoiser, SHAPE, generator=range(SHAPE[0]))"""
 FIELDS = """import nidiff
 
 denoiser = nidiff.load_model({name})
-samples = nidiff.sample(denoiser, {shape}, seeds=range(4))
+samples = nidiff.sample(denoiser, {shape}, generator=range(4))
 fields = denoiser.scaling.to_data(samples)  # in the units of the data"""
 METRICS = "\n## Metrics\n\n"
 

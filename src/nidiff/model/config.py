@@ -13,14 +13,15 @@ from torch import Tensor
 
 from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, names_arrays, read_arrays
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.family import schedule_facts
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.diffusion.schedule import SCHEDULES, Schedule, as_schedule
+from nidiff.diffusion.scaling import Scaling
+from nidiff.diffusion.schedule import Schedule
+from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.errors import FileError, InputError, known_names, one_of, shown
 from nidiff.files import REPLACED, as_path
+from nidiff.model.manifest import OPENED_BY_0_2
 from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
@@ -40,14 +41,14 @@ SPACINGS = ("leading", "linspace", "trailing")  # of diffusers; ours is "angle"
 # refuses: "nidiff (needs …) is not implemented for DDIMScheduler".
 BETA_SCHEDULE = "nidiff (needs nidiff.interop.NonIsotropicScheduler)"
 
-# The fields that may be missing in a file. Version 0.1 wrote no scaling: it knew only 8-bit images.
+# The fields that may be missing, and their values.
 DEFAULTS: dict[str, Any] = {
     "algorithm": "dpmsolver++",
     "variance_type": "fixed_small",
     "timestep_spacing": None,  # the algorithm's own
     "clip_sample": True,
     "clip_sample_range": 1.0,
-    "scaling": PIXELS,
+    "scaling": None,
     "gaussian": None,
     "sees": None,
     "kappa": None,
@@ -61,6 +62,8 @@ FILES = {
     "schedule": ("schedule.safetensors", "the schedule"),
     "gaussian": ("gaussian.safetensors", "the data's Gaussian"),
 }
+CLASS = "NonIsotropicScheduler"
+SCALING = ("scale", "shift", "log")
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
 
 
@@ -83,17 +86,13 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
     """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample this denoiser as `nidiff.sample` does."""
     target, schedule = denoiser.target_name, _schedule_config(denoiser.process.schedule)
     if target is None:
-        raise InputError(
-            "target is not registered, so what is saved could not be loaded: give it a name by "
-            'nidiff.diffusion.target.TARGETS["my_target"] = ….'
-        )
+        remedy = 'register it by nidiff.diffusion.target.TARGETS["my_target"] = …'
+        raise InputError("target", None, "has no name, so what is saved could not be loaded", remedy)
     if (name := schedule["schedule"]) not in SCHEDULES:
-        raise InputError(
-            f"schedule {name!r} is not registered, so what is saved could not be loaded: add it by "
-            f'nidiff.diffusion.schedule.SCHEDULES["{name}"] = {name}.'
-        )
+        remedy = "register it in nidiff.diffusion.schedules.SCHEDULES"
+        raise InputError("schedule", name, "is not registered, so what is saved could not be loaded", remedy)
     config = {
-        "_class_name": "NonIsotropicScheduler",
+        "_class_name": CLASS,
         "covariance": describe(denoiser.process.covariance),
         "schedule": schedule,
         "prediction_type": WORDS.get(target, target),
@@ -105,14 +104,15 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         "num_train_timesteps": len(denoiser.process.schedule),
         "beta_schedule": BETA_SCHEDULE,
     }
-    if denoiser.gaussian is not None:  # else these are not there, as in folders of earlier versions
+    if denoiser.gaussian is not None:
         config |= {"gaussian": _gaussian_config(denoiser.gaussian, denoiser.kappa), "sees": denoiser.sees}
     if denoiser.conditions:
-        config["conditions"] = {name: one._asdict() for name, one in denoiser.conditions.items()}
+        config["conditions"] = {name: condition.to_json() for name, condition in denoiser.conditions.items()}
     try:
         json.dumps(config, allow_nan=False)
     except (TypeError, ValueError) as error:
-        raise InputError(f"denoiser cannot be saved as JSON ({error}): use plain finite numbers and words.") from error
+        problem = f"cannot be saved as JSON ({error})"
+        raise InputError("denoiser", None, problem, "use plain finite numbers and words") from error
     return config
 
 
@@ -132,25 +132,21 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     process, count = _stored_process(config["schedule"], covariance, gaussian), config["num_train_timesteps"]
     schedule = process.schedule
     if count not in (None, len(schedule)):
-        found = f"num_train_timesteps={shown(count)}"
-        raise InputError(f"{found} differs from {schedule!r}: write num_levels={shown(count)} there.")
+        raise InputError("num_train_timesteps", count, f"differs from {schedule!r}", "set its num_levels instead")
     clip, limit = config["clip_sample"], config["clip_sample_range"]
     if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
-        raise InputError(
-            f"clip_sample={shown(clip)} must be True or False, and clip_sample_range={shown(limit)} positive."
-        )
-    if isinstance(scaling, Mapping) and {"scale", "shift"} <= set(scaling) <= {"scale", "shift", "log"}:
+        remedy = "give True or False, and a positive `clip_sample_range`"
+        raise InputError("clip_sample", clip, f"cannot be used with clip_sample_range={shown(limit)}", remedy)
+    if isinstance(scaling, Mapping):
+        one_of("scaling", next((key for key in scaling if key not in SCALING), "scale"), SCALING)
         scaling = Scaling(**scaling)
-    if not isinstance(scaling, Scaling | None):
-        raise InputError(f"scaling={shown(scaling)} must be a nidiff.Scaling, or its scale and shift.")
     kappa = kappa if config["kappa"] is None else config["kappa"]
-    limit = limit if clip else None
-    known = {"gaussian": gaussian, "sees": config["sees"], "kappa": kappa, "conditions": config["conditions"]}
-    return Denoiser(net, process, target, limit, scaling, **known)
+    facts = {"gaussian": gaussian, "sees": config["sees"], "kappa": kappa, "conditions": config["conditions"]}
+    return Denoiser(net, process, target, limit if clip else None, scaling, **facts)
 
 
 def _scaling_config(scaling: Scaling) -> dict[str, Any]:
-    """As earlier versions wrote it, if no channel has a logarithm."""
+    """Scale and shift, and which channels have a logarithm if any has."""
     config = dataclasses.asdict(scaling)
     if scaling.is_linear:
         del config["log"]
@@ -185,12 +181,7 @@ def _stored_process(schedule: Any, covariance: Any, gaussian: GaussianModel | No
 
 def _array(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The array that a value names, or the value itself."""
-    if not (isinstance(value, Mapping) and "tensor" in value):
-        return value
-    name = value["tensor"]
-    if not isinstance(name, str) or name not in tensors:
-        raise InputError(f"the configuration names the array {shown(name)}, which is not there: save it again.")
-    return tensors[name]
+    return tensors[value["tensor"]] if isinstance(value, Mapping) and "tensor" in value else value
 
 
 def _gaussian_config(gaussian: GaussianModel, kappa: Kappa | None) -> Config:
@@ -207,8 +198,8 @@ def _gaussian_config(gaussian: GaussianModel, kappa: Kappa | None) -> Config:
 def without_kappa(gaussian: Config) -> Config:
     """The configuration of the data's Gaussian alone, which is the same before and after training."""
     config, tensors = (
-        {key: value for key, value in each.items() if key.partition(".")[0] != "kappa"}
-        for each in (gaussian, gaussian.tensors)
+        {key: value for key, value in values.items() if key.partition(".")[0] != "kappa"}
+        for values in (gaussian, gaussian.tensors)
     )
     return Config(config, tensors)
 
@@ -217,33 +208,26 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     """The inverse of `_gaussian_config`; a `GaussianModel` stays one."""
     if gaussian is None or isinstance(gaussian, GaussianModel):
         return gaussian, None
-    if not isinstance(gaussian, Mapping):
-        raise InputError(
-            f"gaussian={shown(gaussian)} must be a nidiff.GaussianModel, or what its to_config() returned."
-        )
     model, measured = GaussianModel.from_config(gaussian), gaussian.get("kappa")
     if measured is None:
         return model, None
-    rows = measured.get("rows") if isinstance(measured, Mapping) else None
-    if not (isinstance(rows, list | tuple) and all(fits(row, float) for row in rows)):
-        raise InputError("gaussian has a kappa without rows: save it again.")
-    tables = [_array(measured.get(name), getattr(gaussian, "tensors", {})) for name in ("values", "trust")]
-    return model, Kappa(torch.tensor(rows, dtype=torch.float64, device="cpu"), *tables)
+    tables = [_array(measured[name], getattr(gaussian, "tensors", {})) for name in ("values", "trust")]
+    return model, Kappa(torch.tensor(measured["rows"], dtype=torch.float64, device="cpu"), *tables)
 
 
 def check_fields(config: Mapping[str, Any]) -> None:
     """Refuse an unknown field; those that begin with _ are diffusers' own."""
     for field in config:
         if not field.startswith("_") and field not in FIELDS:
-            raise InputError(f"the configuration has the unknown field {shown(field)}: known are {', '.join(FIELDS)}.")
+            raise InputError("config", None, f"has the unknown field {shown(field)}", known_names(field, FIELDS))
     if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
-        raise InputError(
-            f"beta_schedule={shown(betas)} is not ours: pass schedule=, such as 'ddpm_linear:num_levels=1000'."
-        )
+        raise InputError("beta_schedule", betas, "is not ours", "pass `schedule`, such as 'ddpm_linear'")
 
 
 def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The configuration in a file, with the arrays that lie beside it at hand."""
+    if config.get("_class_name") == CLASS and "scaling" not in config:
+        raise FileError("file", file, "was written by version 0.1", OPENED_BY_0_2)
     result = dict(config)
     for field, (name, owner) in FILES.items():
         value = config.get(field)
@@ -251,8 +235,7 @@ def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
             needed = field == "gaussian" or names_arrays(value)  # a Gaussian has always a mean
             result[field] = Config(value, read_arrays(file.with_name(name), owner) if needed else {})
         elif field == "covariance" or not (value is None or (field == "schedule" and isinstance(value, str))):
-            found = f"{field}={shown(value)}"
-            raise FileError(f"{str(file)!r} has {found}, not what to_config() returned: save it again.")
+            raise FileError("file", file, f"has {field}={shown(value)}, which is no configuration", "save it again")
     return result
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from nidiff.covariance.config import SCHEDULER, save_arrays
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.data.grid import Grid
-from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.errors import FileError, InputError, first_line, shown
-from nidiff.files import as_path, read_object, replace_json, replace_text, replacing_folder, writing
+from nidiff.errors import FileError, InputError
+from nidiff.files import as_path, blaming, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.locks import locked
 from nidiff.model.card import model_card
 from nidiff.model.config import arrays, configured, model_folder, scheduler_config, with_arrays
@@ -26,16 +26,15 @@ from nidiff.model.manifest import (
     INDEX,
     MANIFEST,
     check_manifest,
-    is_identity,
     recorded_run,
     run_identity,
     write_manifest,
 )
-from nidiff.model.network import OWN, UNET, library, load_network, read_weights, save_network
+from nidiff.model.network import OTHER, UNET, library, load_network, read_weights, save_network
 from nidiff.model.zoo import AGAIN, entry_of, find_model
 
 CONFIG = f"scheduler/{SCHEDULER}"
-OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OWN}
+OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OTHER}
 
 
 def save_model(
@@ -53,16 +52,12 @@ def save_model(
     stays until the new one is whole. ``run`` is the identity of the run that trained it.
     """
     folder = as_path("folder", folder).resolve()  # a link stays, and what it leads to is replaced
-    check_denoiser(denoiser)
-    if denoiser.bound or denoiser.corrections:
-        raise InputError("denoiser has conditions, guidance or an observation bound: save the one without them.")
+    if denoiser.condition_values or denoiser.corrections:
+        problem = "has conditions, guidance or an observation bound"
+        raise InputError("denoiser", None, problem, "save the one without them")
     net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
     if not isinstance(net, torch.nn.Module):
-        raise InputError("denoiser.net is a function, which has no weights to save: make it a torch.nn.Module.")
-    if not isinstance(about, Mapping | None):
-        raise InputError(f'about={shown(about)} must be a mapping of words, such as {{"data": "CIFAR-10"}}.')
-    if run is not None and not is_identity(run):
-        raise InputError(f"run={shown(run)} must be the identity of a run, or None.")
+        raise InputError("denoiser.net", None, "has no weights to save", "make it a torch.nn.Module")
     scheduler = scheduler_config(denoiser)
     check_fits(net, denoiser)
     check_replaceable(folder)
@@ -70,12 +65,12 @@ def save_model(
     with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
         save_process(denoiser, aside, grid)
         save_network(net, aside)
-        if (known := library(net)) is not None:
+        if (module := library(net)) is not None:
             index = {
                 "_class_name": "NonIsotropicPipeline",
                 "_diffusers_version": version("diffusers"),
                 "scheduler": ["nidiff.interop.scheduler", "NonIsotropicScheduler"],
-                "unet": [known, type(net).__name__],
+                "unet": [module, type(net).__name__],
             }
             replace_json(aside / INDEX, index)
         card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
@@ -102,7 +97,7 @@ def load_model(
 
     A diffusers model is rebuilt from its own configuration. For any other network pass one that is built alike as
     ``net``: its weights are loaded into it. ``covariance`` only says what you expect: another Σ than the model's own is
-    refused. Folders of version 0.1 open too; their data are 8-bit images.
+    refused.
     """
     place = whole_model(find_model(folder))
     model = open_with(place, load_network(place, net))
@@ -113,17 +108,9 @@ def load_model(
 def open_with(place: Path, network: Any) -> Denoiser:
     """The denoiser that scheduler/ in a model's folder describes, around a network."""
     file = place / CONFIG
-    config = read_object(file)
-    own = "(a covariance, schedule or target of your own must be registered before the model is loaded)"
-    try:
-        model = configured(with_arrays(config, file), network)
+    with blaming(file, "copy it again, or register the covariance, schedule or target of your own that it names"):
+        model = configured(with_arrays(read_object(file), file), network)
         check_fits(network, model)
-    except FileError:
-        raise
-    except InputError as error:
-        raise FileError(f"{str(file)!r} cannot be used: {error!s:.600} {own}") from error
-    except Exception as error:  # whatever a family, schedule or target says to values that are not its own
-        raise FileError(f"{str(file)!r} cannot be used: it is damaged ({first_line(error)}) {own}.") from error
     return model
 
 
@@ -131,33 +118,34 @@ def whole_model(folder: Path) -> Path:
     """The model's folder in a run directory, or ``folder`` itself, if it has all that sampling needs, unchanged."""
     place = model_folder(folder)
     if not place.exists():
-        raise InputError(f"folder={str(folder)!r} does not exist: give a run directory or a model folder.")
-    recorded = (place / MANIFEST).exists()
-    if recorded:  # before anything else is read
-        check_manifest(place)
+        raise InputError("folder", folder, "does not exist", "give a run directory or a model folder")
     run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
-    if not (place / CONFIG).is_file() and run is None:
-        raise InputError(f"folder={str(folder)!r} is not a model or a run of nidiff: it has no {CONFIG}.")
-    if not (place / CONFIG).is_file() or not has_network(place):
-        unfinished = f"is of a run that has not ended: continue it with nidiff train --resume --out {run}"
-        missing = f"has no weights in {UNET}/ or {OWN}/: copy them again from where the model was saved"
-        raise FileError(f"folder={str(folder)!r} {missing if run is None else unfinished}.")
-    if not recorded:
-        check_manifest(place)  # the run may ask for one
-    return place
+    is_model, is_whole = (place / CONFIG).is_file(), has_network(place)
+    recorded = (place / MANIFEST).exists()
+    if recorded or (is_model and is_whole):
+        check_manifest(place)  # before anything else is read
+    if is_model and is_whole:
+        return place
+    if run is not None:
+        problem, remedy = "is of a run that has not ended", f"continue it with nidiff train --resume --out {run}"
+    elif is_model:
+        problem, remedy = f"has no weights in {UNET}/ or {OTHER}/", "copy them again from where the model was saved"
+    else:
+        problem, remedy = f"is not a model or a run of nidiff, for it has no {CONFIG}", "give one"
+    raise FileError("folder", folder, problem, remedy)
 
 
 def accept_model(folder: Path) -> None:
     """Write a new manifest for a model that was changed on purpose, if it can be opened."""
     place = model_folder(find_model(folder))
     if entry_of(place) is not None:
-        raise InputError(f"folder={str(folder)!r} is a model that ships, which stays as it was packed: {AGAIN}.")
+        raise InputError("folder", folder, "is a model that ships, which stays as it was packed", AGAIN)
     if not has_network(place):
-        raise InputError(f"folder={str(folder)!r} is not a model: give a run directory or a model folder.")
-    own = (place / OWN).is_dir()
-    if own:
-        read_weights(place / OWN)  # the network that they belong to is not stored
-    open_with(place, torch.nn.Identity() if own else load_network(place))
+        raise InputError("folder", folder, "is not a model", "give a run directory or a model folder")
+    other = (place / OTHER).is_dir()
+    if other:
+        read_weights(place / OTHER)  # the network that they belong to is not stored
+    open_with(place, torch.nn.Identity() if other else load_network(place))
     run = run_identity(place)
     with writing("folder", place):
         write_manifest(place, recorded_run(place) if run is None else run)
@@ -169,31 +157,23 @@ def read_grid(folder: Path, shape: Sequence[int], scaling: Scaling | None) -> Gr
     file = model_folder(folder) / DATA
     if not file.is_file():
         return Grid.usual(shape, "uint8" if scaling == PIXELS and len(shape) == 3 else "float32")
-    try:
+    with blaming(file):
         grid = Grid.from_json(read_object(file))
         grid.check(shape)
-    except FileError:
-        raise
-    except InputError as error:
-        raise FileError(
-            f"{str(file)!r} is damaged ({first_line(error)}): copy it again from where it was saved."
-        ) from error
     return grid
 
 
 def has_network(folder: Path) -> bool:
     """Whether a model's folder can be sampled from; that of a run holds Σ and the schedule from the beginning."""
-    return any(any((folder / part).glob("*.safetensors")) for part in (UNET, OWN))
+    return any(any((folder / part).glob("*.safetensors")) for part in (UNET, OTHER))
 
 
 def image_shape(net: Any, covariance: Covariance) -> tuple[int, ...]:
     """The shape [C, *axes] that a diffusers model makes; any other network is refused."""
     shape = known_shape(net, covariance)
     if shape is None:
-        raise InputError(
-            f"{type(net).__name__} is not a diffusers model that says what shape it makes: use nidiff.sample, "
-            "nidiff.save_model and nidiff.load_model for a network of your own."
-        )
+        problem = f"is a {type(net).__name__}, which does not say what shape it makes"
+        raise InputError("net", None, problem, "use nidiff.sample and nidiff.load_model with a network of your own")
     return shape
 
 
@@ -208,10 +188,10 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
         size = event[-1:]
     sizes = (size,) * axes if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
     channels = config["in_channels"], config.get("out_channels")
-    shape = (min(channels) if all(isinstance(one, int) for one in channels) else channels[0], *sizes)
+    shape = (min(channels) if all(isinstance(count, int) for count in channels) else channels[0], *sizes)
     if not sizes or shape[-len(event) :] != event:
-        makes = f"the network makes images {shape!s:.80}"
-        raise InputError(f"covariance is over {event}, but {makes}: build Σ for that shape.")
+        problem = f"is over {event}, but the network makes images {shape!s:.80}"
+        raise InputError("covariance", None, problem, "build Σ for that shape")
     return shape
 
 
@@ -221,25 +201,23 @@ def check_fits(net: Any, denoiser: Denoiser) -> None:
     if shape is None or gaussian is None:
         return
     if gaussian.shape != shape:
-        raise InputError(f"gaussian is of items {gaussian.shape}, and the network makes {shape}: fit it to such data.")
-    taken, given = net.config["in_channels"], shape[0] * (2 if denoiser.sees == "both" else 1)
-    if taken != given:
-        raise InputError(f"sees={denoiser.sees!r} gives the network {given} channels, and it takes {taken}.")
+        raise InputError("gaussian", None, f"is of items {gaussian.shape}", f"fit it to {shape}, as the network makes")
+    taken, needed = net.config["in_channels"], shape[0] * (2 if denoiser.sees == "both" else 1)
+    if taken != needed:
+        raise InputError("sees", denoiser.sees, f"needs {needed} channels", f"the network takes {taken}")
 
 
 def check_replaceable(folder: Path) -> None:
     """Only a model, or an empty folder, is replaced."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     if folder.is_file() or (names and not (names <= OURS and (folder / CONFIG).is_file())):
-        raise InputError(f"folder={str(folder)!r} is not a model, so it is not replaced by one: choose a new folder.")
+        raise InputError("folder", folder, "is not a model, so it is not replaced by one", "choose a new folder")
 
 
-def check_same_covariance(own: Covariance, other: Covariance | None) -> None:
+def check_same_covariance(model: Covariance, other: Covariance | None) -> None:
     """Refuse to sample a model under a Σ that is not its own."""
-    if not isinstance(other, Covariance | None):
-        raise InputError(f"covariance={shown(other)} must be a nidiff.Covariance, or None.")
-    if other is not None and not same_covariance(own, other):
-        raise InputError(f"covariance={other!r} is not the model's: it was trained with {own!r} and needs that.")
+    if other is not None and not same_covariance(model, other):
+        raise InputError("covariance", other, "is not the model's", f"it was trained with {model!r} and needs that")
 
 
 def same_covariance(a: Covariance, b: Covariance) -> bool:

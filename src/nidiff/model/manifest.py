@@ -5,7 +5,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nidiff import __version__
 from nidiff.errors import FileError, shown
@@ -18,6 +18,7 @@ MANIFEST, INDEX = "manifest.json", "model_index.json"
 PARTS = ("unet", "network", "scheduler")  # the folders of a model
 DATA = "data.json"  # names, units and coordinates of its data
 SHA256 = re.compile("[0-9a-f]{64}")
+OPENED_BY_0_2 = "open and save it with version 0.2, which reads it"
 
 
 def write_manifest(folder: Path, run: Mapping[str, str] | None = None) -> None:
@@ -29,29 +30,27 @@ def write_manifest(folder: Path, run: Mapping[str, str] | None = None) -> None:
 def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, DATA, *PARTS)) -> None:
     """Refuse a model of which a file has changed, was added or is missing, or that is of another run.
 
-    A folder without a manifest is accepted, for version 0.1 and diffusers write none, but not in a run that has one.
-    Only files that lie in the folder are opened, whatever a manifest names.
+    A folder without a manifest is accepted, for diffusers writes none, but not in a run. Only files that lie in the
+    folder are opened, whatever a manifest names.
     """
     identity = run_identity(folder)
-    if not (folder / MANIFEST).exists():
-        if identity is not None:
-            raise FileError(
-                f"{str(folder)!r} has no {MANIFEST}, which a model of this run must have: {_remedy(folder)}."
-            )
+    if identity is None and not (folder / MANIFEST).exists():
         return
     manifest = read_manifest(folder)
     if identity not in (None, manifest["run"]):
-        raise FileError(f"{str(folder)!r} is the model of another run: {_remedy(folder)}.")
+        raise FileError("folder", folder, "is the model of another run", _remedy(folder))
     recorded = {name: sha256 for name, sha256 in manifest["files"].items() if name.split("/")[0] in parts}
     present = _files(folder, parts)
     for name in sorted(present.keys() | recorded.keys()):
         if name not in recorded:
-            raise FileError(f"{str(folder / name)!r} was added to the model: delete it, or {_accept(folder)}.")
-        if name not in present:
-            raise FileError(f"{str(folder / name)!r} is missing: {_remedy(folder)}.")
-    for name, file in present.items():
-        if file_sha256(file) != recorded[name]:
-            raise FileError(f"{str(file)!r} has changed since the model was saved: {_remedy(folder)}.")
+            problem = "was added to the model"
+        elif name not in present:
+            problem = "is missing"
+        elif file_sha256(present[name]) != recorded[name]:
+            problem = "has changed since the model was saved"
+        else:
+            continue
+        raise FileError("file", folder / name, problem, _remedy(folder))
 
 
 def recorded_run(folder: Path) -> Mapping[str, str] | None:
@@ -63,15 +62,16 @@ def recorded_run(folder: Path) -> Mapping[str, str] | None:
 
 
 def run_identity(folder: Path) -> Mapping[str, str] | None:
-    """The identity of the run whose model ``folder`` is; None outside of a run, and in one of version 0.1."""
+    """The identity of the run whose model ``folder`` is; None outside of a run."""
     place = Path(os.path.abspath(folder))
     file = place.parent / "experiment.json"
     if place.name not in ("model", f"{REPLACED}model") or not file.is_file():
         return None
     identity = read_object(file, "restore it from a copy").get("identity")
-    if identity is not None and not is_identity(identity):
-        raise FileError(f"{str(file)!r} has a damaged identity: restore it from a copy.")
-    return identity
+    if not is_identity(identity):
+        problem = "is of a run of version 0.1" if identity is None else "has a damaged identity"
+        raise FileError("file", file, problem, OPENED_BY_0_2 if identity is None else "restore it from a copy")
+    return cast(Mapping[str, str], identity)
 
 
 def model_sha256(folder: Path, *, checked: bool = False) -> str:
@@ -108,30 +108,25 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     file, remedy = folder / MANIFEST, _remedy(folder)
     values = unseal(read_object(file, remedy), repr(str(file)), remedy)
     if values.get("format") != FORMAT:
-        found = f"format {shown(values.get('format'))}, written by nidiff {shown(values.get('nidiff'))}"
-        raise FileError(f"{str(file)!r} has {found}, and this version reads {FORMAT}: use that version of nidiff.")
+        problem = f"has format {shown(values.get('format'))}, and this version reads {FORMAT}"
+        raise FileError("file", file, problem, f"use nidiff {shown(values.get('nidiff'))}")
     files, run = values.get("files"), values.get("run")
-    if not (isinstance(files, dict) and all(isinstance(one, str) for one in files.values())):
-        raise FileError(f"{str(file)!r} does not list files: {remedy}.")
-    if run is not None and not is_identity(run):
-        raise FileError(f"{str(file)!r} does not name a run: {remedy}.")
+    if not (isinstance(files, dict) and all(isinstance(sha256, str) for sha256 in files.values())) or not (
+        run is None or is_identity(run)
+    ):
+        raise FileError("file", file, "is damaged", remedy)
     return values
 
 
 def is_identity(values: Any) -> bool:
     """Whether it is a mapping of words to digests."""
     return isinstance(values, Mapping) and all(
-        isinstance(one, str) and SHA256.fullmatch(one) for one in values.values()
+        isinstance(value, str) and SHA256.fullmatch(value) for value in values.values()
     )
 
 
 def _remedy(folder: Path) -> str:
     if entry_of(folder) is not None:
         return AGAIN
-    return f"copy it again from where it was saved, or {_accept(folder)}"
-
-
-def _accept(folder: Path) -> str:
-    if entry_of(folder) is not None:
-        return AGAIN
-    return f"if you changed it on purpose, run nidiff verify --accept {str(folder)!r}"
+    accept = f"run nidiff verify --accept {str(folder)!r}"
+    return f"copy the model again from where it was saved, or, if you changed it on purpose, {accept}"

@@ -1,12 +1,11 @@
 """Networks: those that have a name, and any other in a folder. A file decides the weights, never what code is run."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load
@@ -15,22 +14,16 @@ from torch import Tensor
 from torch.nn import Module
 
 from nidiff.errors import FileError, InputError, first_line, one_of, shown
-from nidiff.files import read_object, replacing
+from nidiff.files import COPY_AGAIN, blaming, read_object, replacing
 from nidiff.notation import call, parse_call
 from nidiff.recipe import check_whole, fits
 
-UNET, OWN = "unet", "network"  # the folder of a diffusers model, and that of any other module
-WEIGHTS = {UNET: "diffusion_pytorch_model.safetensors", OWN: "weights.safetensors"}
+UNET, OTHER = "unet", "network"  # the folder of a model with a configuration, as diffusers' have, and of any other
+WEIGHTS = {UNET: "diffusion_pytorch_model.safetensors", OTHER: "weights.safetensors"}
 PART = re.compile(r"diffusion_pytorch_model-(\d{5})-of-(\d{5})\.safetensors")  # of a large one
 FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
-AGAIN = "copy it again from where the model was saved"
-# What a builder is told by other settings than network=, and what helps if it does not take it.
-SAID = {"both": "sees", "num_classes": "labels", "num_parameters": "condition", "condition_channels": "condition"}
-REMEDIES = {
-    "num_classes": "let its builder take it, or use network='unet'",
-    "num_parameters": "use network='unet'",
-    "condition_channels": "use network='unet'",
-}
+# The arguments of a builder that follow from other settings than `network`.
+SETTINGS = {"both": "sees", "num_classes": "labels", "num_parameters": "condition", "condition_channels": "condition"}
 
 
 def build_network(
@@ -49,23 +42,20 @@ def build_network(
     key in ``text`` wins. With ``both`` the network must take twice the channels. It must also take what is given of
     num_classes, num_parameters and condition_channels.
     """
-    name, own = parse_call("network", text)
-    for key, said_by in SAID.items():
-        if key in own and (key == "both" or sizes.get(key)):
-            raise InputError(f"network={shown(text)}: {key} is said by {said_by}: leave it out there.")
+    name, options = parse_call("network", text)
     name = auto if name == "auto" else name
     parameters = signature(BUILDERS[one_of("network", name, BUILDERS)]).parameters
-    any_key = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    any_key = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     offered = {"boundary": boundary, "both": both or None, **sizes}
     taken = {key: value for key, value in offered.items() if value is not None and (any_key or key in parameters)}
-    if both and "both" not in taken:
-        raise InputError(f"network={name!r} does not take twice the channels, which sees='both' needs: use x or z.")
-    for key, use in REMEDIES.items():
-        if sizes.get(key) and key not in taken:
-            raise InputError(f"network={name!r} takes no {key}, which {SAID[key]} needs: {use}.")
-    net = call("network", name, taken | own, BUILDERS, tuple(shape))
+    for key, setting in SETTINGS.items():
+        if key in options and (key == "both" or sizes.get(key)):
+            raise InputError("network", text, f"sets {key}, which follows from `{setting}`", "leave it out")
+        if offered.get(key) and key not in taken:
+            raise InputError("network", name, f"takes no {key}, which `{setting}` needs", "use 'unet'")
+    net = call("network", name, taken | options, BUILDERS, tuple(shape))
     if not isinstance(net, Module):
-        raise InputError(f"network={name!r} made a {type(net).__name__}: let it return a torch.nn.Module.")
+        raise InputError("network", name, f"made a {type(net).__name__}", "let it return a torch.nn.Module")
     return net
 
 
@@ -127,18 +117,14 @@ def unet2d(
     """
     from diffusers import UNet2DModel
 
-    from nidiff.model.unet import MOST_LAYERS, check_widths, norm_groups
+    from nidiff.model.unet import MOST_LAYERS, check_divided, check_widths, norm_groups
 
     if len(shape) != 3:
-        raise InputError(f"network='unet2d' is for images [C, H, W], not {tuple(shape)}: use network='unet'.")
+        raise InputError("network", "unet2d", "is for images [C, H, W]", "use 'unet'")
     channels, height, width = shape
     widths, attention = check_widths(widths, attention)
     check_whole("layers", layers, most=MOST_LAYERS)
-    halvings = len(widths) - 1
-    factor = 2**halvings
-    if height % factor or width % factor:
-        fits = " × ".join(f"{max(1, n // factor) * factor} or {-(-n // factor) * factor}" for n in (height, width))
-        raise InputError(f"size={height}×{width} cannot be halved {halvings} times: use fewer widths, or {fits}.")
+    check_divided("size", (height, width), (2 ** (len(widths) - 1),) * 2)
     down = tuple("AttnDownBlock2D" if i in attention else "DownBlock2D" for i in range(len(widths)))
     up = tuple("AttnUpBlock2D" if i in attention else "UpBlock2D" for i in reversed(range(len(widths))))
     network: Any = UNet2DModel(
@@ -157,25 +143,22 @@ def unet2d(
     return network
 
 
-def null_class(net: Module, classes: int) -> int:
-    """What says "no class" to a network of so many classes: diffusers' have one more for it; to others it is −1."""
-    config = getattr(net, "config", None)
-    return classes if isinstance(config, Mapping) and config.get("num_class_embeds") is not None else -1
-
-
 def save_network(net: Module, folder: Path) -> None:
-    """Write a diffusers model to unet/ as diffusers does, and the weights of any other module to network/."""
-    from diffusers.models.modeling_utils import ModelMixin
+    """Write a network that has a configuration to unet/ as diffusers does, and the weights of any other to network/."""
+    save_weights(net, folder / (UNET if hasattr(net, "save_config") else OTHER))
 
-    part = UNET if isinstance(net, ModelMixin) else OWN
+
+def save_weights(net: Module, folder: Path) -> None:
+    """Write the weights to a folder, and the configuration where the network has one."""
+    has_config, described = hasattr(net, "save_config"), cast(Any, net)
     try:
         content = to_bytes(_weights(net), metadata={"format": "pt"})
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-        reason = first_line(error)
-        raise InputError(f"the weights of denoiser.net cannot be saved ({reason}): make them plain tensors.") from error
-    if isinstance(net, ModelMixin):
-        net.save_config(folder / UNET)
-    with replacing(folder / part / WEIGHTS[part]) as file:
+        problem = f"has weights that cannot be saved ({first_line(error)})"
+        raise InputError("denoiser.net", None, problem, "make them plain tensors") from error
+    if has_config:
+        described.save_config(folder)
+    with replacing(folder / WEIGHTS[UNET if has_config else OTHER]) as file:
         file.write(content)
 
 
@@ -193,46 +176,43 @@ def _weights(net: Module) -> dict[str, Tensor]:
 
 
 def load_network(folder: Path, net: Module | None = None) -> Module:
-    """The network in a model's folder: rebuilt from its own configuration, or its weights loaded into ``net``."""
-    own = folder / OWN
+    """The network in a model's folder: rebuilt from its configuration, or its weights loaded into ``net``."""
+    other = (folder / OTHER).is_dir()
     if net is not None:
-        if not isinstance(net, Module):
-            raise InputError(f"net={net!r} must be a torch.nn.Module that is built: give Net(), not Net.")
-        place = own if own.is_dir() else folder / UNET
+        place = folder / (OTHER if other else UNET)
         _fill(net, read_weights(place), place)
         return net.eval()
-    if own.is_dir():
-        raise InputError(f"folder={str(folder)!r} holds only the weights: pass the network itself as net=.")
-    return _rebuild(folder / UNET).eval()
+    if other:
+        raise InputError("folder", str(folder), "holds only the weights", "pass the network itself as `net`")
+    return rebuild(folder / UNET).eval()
 
 
-def _rebuild(folder: Path) -> Module:
-    """The network of a class that we know, from config.json and weights alone: nothing that they name is fetched,
-    imported or run, as ``from_pretrained`` would."""
+def rebuild(folder: Path) -> Module:
+    """The network of a known class, from config.json and weights alone: nothing that they name is fetched, imported or
+    run, as diffusers' ``from_pretrained`` would."""
     file = folder / "config.json"
     config = read_object(file)
     name = config.get("_class_name")
     if not isinstance(name, str) or name not in NETWORKS:
-        raise InputError(
-            f"{str(folder)!r} holds a network of the class {shown(name)}, which is not one of {', '.join(NETWORKS)}: "
-            f"pass the network as net=, or register its class in nidiff.model.network.NETWORKS."
-        )
+        remedy = f"pass the network as `net`, or register its class in nidiff.model.network.NETWORKS ({[*NETWORKS]})"
+        raise InputError("folder", str(folder), f"holds a network of the unknown class {shown(name)}", remedy)
     known = NETWORKS[name]
     kind = getattr(import_module(known), name) if isinstance(known, str) else known
     parameters = signature(kind.__init__).parameters
     arguments = {key: value for key, value in config.items() if not key.startswith("_")}
-    any_key = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
+    any_key = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
     if unknown := [key for key in arguments if key not in parameters and not any_key]:
-        raise FileError(f"{str(file)!r} has {shown(unknown[0])}, which {name} does not take: {AGAIN}.")
+        raise FileError("file", str(file), f"has {shown(unknown[0])}, which {name} does not take", COPY_AGAIN)
     weights = read_weights(folder)
     if isinstance(known, str):  # a class that can be built without memory
-        with _reading(file), torch.device("meta"):
+        with blaming(file), torch.device("meta"):
             _check_counts(arguments, len(weights))
             sketch = kind(**arguments)
         _fill(sketch, weights, folder, check_only=True)
-        with _reading(file):
-            _try_once(sketch, arguments)
-    with _reading(file), torch.random.fork_rng(devices=[]):  # building draws weights
+        if known == "diffusers":  # whose classes look at some arguments only when they are called
+            with blaming(file):
+                _try_once(sketch, arguments)
+    with blaming(file), torch.random.fork_rng(devices=[]):  # building draws weights
         net: Module = kind(**arguments)
         if isinstance(known, str):
             net.float()  # whatever torch's default is now: it must not round the weights
@@ -240,38 +220,29 @@ def _rebuild(folder: Path) -> Module:
     return net
 
 
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Whatever a class says to arguments that are not its own is said of the file that has them."""
-    try:
-        yield
-    except Exception as error:
-        raise FileError(f"{str(file)!r} is damaged ({first_line(error)}): {AGAIN}.") from error
-
-
 def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
-    """Call a network that has no numbers: some arguments are not looked at before it is used."""
+    """Call a network without numbers."""
     size, axes = arguments.get("sample_size"), max(weight.ndim for weight in sketch.parameters()) - 2
     sizes = size if isinstance(size, list) else [size] * axes
-    if size is not None and (told := _conditions(arguments)) is not None:
+    if size is not None and (conditions := _conditions(arguments)) is not None:
         label = torch.zeros(1, device="meta")
-        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), label, **told)
+        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), label, **conditions)
 
 
 def _conditions(arguments: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """What a network of diffusers must be told, for one image, without numbers; None if it is not one that we know."""
-    told = {}
+    """The conditions that a network of diffusers needs, for one image and without numbers; None if they are unknown."""
+    conditions = {}
     if arguments.get("num_class_embeds") is not None or arguments.get("class_embed_type") == "timestep":
-        told["class_labels"] = torch.zeros(1, dtype=torch.long, device="meta")
+        conditions["class_labels"] = torch.zeros(1, dtype=torch.long, device="meta")
     if (width := arguments.get("encoder_hid_dim") or arguments.get("cross_attention_dim")) is not None:
         width = width[0] if isinstance(width, list) else width
-        told["encoder_hidden_states"] = torch.empty(1, 1, width, device="meta")
+        conditions["encoder_hidden_states"] = torch.empty(1, 1, width, device="meta")
     others = (
         arguments.get("class_embed_type") not in (None, "timestep"),
         arguments.get("addition_embed_type") is not None,
         arguments.get("encoder_hid_dim_type") not in (None, "text_proj"),
     )
-    return None if any(others) else told
+    return None if any(others) else conditions
 
 
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
@@ -284,37 +255,37 @@ def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The weights in the files that we or diffusers write; files of other names are not looked at."""
-    whole = folder / WEIGHTS[folder.name]
-    parts = {file: match for file in sorted(folder.glob("*.safetensors")) if (match := PART.fullmatch(file.name))}
-    if not whole.is_file() and {(f"{n:05d}", f"{len(parts):05d}") for n in range(1, len(parts) + 1)} != {
-        match.groups() for match in parts.values()
-    }:
-        parts = {}
-    if not whole.is_file() and not parts:
-        raise FileError(f"{str(whole)!r} is missing: {AGAIN}.")
-    files = [whole] if whole.is_file() else list(parts)
-    try:
+    whole = [file for name in WEIGHTS.values() if (file := folder / name).is_file()]
+    parts = {
+        file: match.groups() for file in sorted(folder.glob("*.safetensors")) if (match := PART.fullmatch(file.name))
+    }
+    complete = {(f"{n:05d}", f"{len(parts):05d}") for n in range(1, len(parts) + 1)} == {*parts.values()}
+    files = whole[:1] or (list(parts) if complete else [])
+    if not files:
+        raise FileError("folder", str(folder), "has no weights, or not all of them", COPY_AGAIN)
+    with blaming(files[0]):
         return {name: tensor for file in files for name, tensor in load(file.read_bytes()).items()}
-    except Exception as error:  # safetensors has its own, and torch others
-        raise FileError(f"{str(files[0])!r} is damaged ({first_line(error)}): {AGAIN}.") from error
 
 
 def _fill(net: Module, weights: dict[str, Tensor], folder: Path, check_only: bool = False) -> None:
+    """Load the weights into ``net``, if they are all of it and of its shapes."""
     state = net.state_dict()
     weights = {name if name in state else _renamed(name, weights): tensor for name, tensor in weights.items()}
-    for name in weights.keys() & state.keys():
-        if weights[name].shape != state[name].shape:
-            raise InputError(
-                f"{str(folder)!r} has {name!r} with shape {tuple(weights[name].shape)}, but in net it has "
-                f"{tuple(state[name].shape)}: pass the network that was saved."
-            )
-        if weights[name].is_floating_point() != state[name].is_floating_point():
-            kinds = f"{weights[name].dtype}, but in net it is {state[name].dtype}"
-            raise InputError(f"{str(folder)!r} has {name!r} as {kinds}: pass the network that was saved.")
-    # Of weights that share their memory only one is stored.
-    stored = {_memory(state[name]) for name in weights.keys() & state.keys()}
-    missing = [name for name in state if name not in weights and _memory(state[name]) not in stored]
-    _refuse_others(folder, missing, [name for name in weights if name not in state])
+    both = weights.keys() & state.keys()
+    stored = {_memory(state[name]) for name in both}  # of weights that share their memory only one is stored
+    missing = (name for name in state if name not in weights and _memory(state[name]) not in stored)
+    problems = [f"no weights for {name!r} of the network" for name in missing]
+    problems += [f"weights for {name!r}, which the network does not have" for name in weights if name not in state]
+    for name in sorted(both):
+        stored_one, needed = weights[name], state[name]
+        if stored_one.shape != needed.shape:
+            problems.append(f"{name!r} with shape {tuple(stored_one.shape)}, where `net` has {tuple(needed.shape)}")
+        elif stored_one.is_floating_point() != needed.is_floating_point():
+            problems.append(f"{name!r} as {stored_one.dtype}, where `net` has {needed.dtype}")
+    if problems:
+        raise FileError(
+            "folder", str(folder), f"has {problems[0]}", f"{COPY_AGAIN}, or pass the network that was saved"
+        )
     if not check_only:
         net.load_state_dict(weights, strict=False)
 
@@ -329,13 +300,6 @@ def _renamed(name: str, weights: Mapping[str, Tensor]) -> str:
     path, _, layer = path.rpartition(".")
     now = f"{path}.{FORMER.get(layer)}.{part}"
     return now if layer in FORMER and now not in weights else name
-
-
-def _refuse_others(folder: Path, missing: Sequence[str], unexpected: Sequence[str]) -> None:
-    differences = [f"no weights for {name!r} of the network" for name in missing]
-    differences += [f"weights for {name!r}, which the network does not have" for name in unexpected]
-    if differences:
-        raise FileError(f"{str(folder)!r} has {differences[0]}: {AGAIN}, or pass the network that was saved.")
 
 
 def library(net: Module) -> str | None:

@@ -1,18 +1,20 @@
 """`FieldUNet`: a U-Net for fields over one, two or three axes, whose padding follows the boundary of each axis."""
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
-from diffusers.configuration_utils import ConfigMixin, FrozenDict, register_to_config
-from diffusers.models.embeddings import get_timestep_embedding
-from diffusers.models.modeling_utils import ModelMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nidiff.errors import InputError, one_of, shown
+from nidiff.covariance.waves import boundary_per_axis
+from nidiff.errors import InputError
+from nidiff.files import replace_text
 from nidiff.recipe import check_number, check_whole, fits
 
 
@@ -28,11 +30,28 @@ class Conv3d(nn.Conv3d):
 
 
 CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, Conv3d)
-BOUNDARIES = ("periodic", "reflecting", "fixed")
 MOST_LAYERS = 100
+BOUNDS = (  # of the arguments that are whole numbers
+    ("in_channels", 1, None),
+    ("out_channels", 1, None),
+    ("layers", 1, MOST_LAYERS),
+    ("num_classes", 1, None),
+    ("num_parameters", 1, None),
+    ("condition_channels", 0, None),
+)
 
 
-class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, in diffusers itself
+class NetworkConfig(dict[str, Any]):
+    """The arguments that a network was built with, also as attributes, as in diffusers."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class FieldUNet(nn.Module):
     """A U-Net of fields [B, C, *event] with one, two or three axes: ``net(x, label)`` is a tensor.
 
     One resolution per width, each half the one before; ``layers`` residual blocks per resolution on the way down, as
@@ -59,7 +78,6 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
             and only space is halved.
     """
 
-    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self,
         sample_size: Sequence[int],
@@ -76,26 +94,21 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         num_parameters: int | None = None,
         condition_channels: int = 0,
     ) -> None:
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         super().__init__()
-        # The configuration of a network without these is that of earlier versions, and so is its checksum.
-        later = {"num_parameters": None, "condition_channels": 0}
-        own = {key: value for key, value in self.config.items() if key not in later or value != later[key]}
-        self._internal_dict: Any = FrozenDict(own)
-        size = tuple(check_whole("sample_size", n) for n in _listed("sample_size", sample_size))
-        if not 1 <= len(size) <= 3:
-            raise InputError(f"sample_size={shown(sample_size)} has {len(size)} axes: give one, two or three.")
+        # A configuration without conditions is that of earlier versions, and so is its checksum.
+        absent = {"num_parameters": None, "condition_channels": 0}
+        self.config = NetworkConfig({k: v for k, v in arguments.items() if k not in absent or v != absent[k]})
+        size = tuple(check_whole("sample_size", n) for n in _as_tuple(sample_size))
         axes, rate = len(size), check_number("dropout", dropout)
+        if not 1 <= axes <= 3:
+            raise InputError("sample_size", sample_size, f"has {axes} axes", "give one, two or three")
         if not 0 <= rate < 1:
-            raise InputError(f"dropout={shown(dropout)} must be at least 0 and below 1.")
-        check_whole("in_channels", in_channels)
-        check_whole("out_channels", out_channels)
-        check_whole("layers", layers, most=MOST_LAYERS)
-        if not isinstance(factorised, bool) or (factorised and axes == 1):
-            raise InputError(
-                f"factorised={shown(factorised)} is for data with an axis of time before others: leave it."
-            )
-        named = boundary.split("/") if isinstance(boundary, str) else boundary
-        kinds = [one_of("boundary", kind, BOUNDARIES) for kind in _per_axis("boundary", named, axes)]
+            raise InputError("dropout", dropout, "is out of range", "use at least 0 and less than 1")
+        for name, least, most in BOUNDS:
+            if arguments[name] is not None:
+                check_whole(name, arguments[name], least, most)
+        kinds = boundary_per_axis(boundary[0] if len(boundary) == 1 else boundary, axes)  # [word] is for all axes
         widths, attention = check_widths(widths, attention)
         self.patch = tuple(check_whole("patch", p) for p in _per_axis("patch", patch, axes))
         self.strides = (1 if factorised else 2, *(2,) * (axes - 1))
@@ -112,14 +125,14 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
 
         resize = CONVOLUTIONS[axes - 1]
         self.level: Any = nn.Sequential(nn.Linear(widths[0], embedded), nn.SiLU(), nn.Linear(embedded, embedded))
-        self.classes = None if num_classes is None else nn.Embedding(check_whole("num_classes", num_classes), embedded)
+        self.classes: Any = None if num_classes is None else nn.Embedding(num_classes, embedded)
         self.numbers: Any = None
         if num_parameters is not None:  # each with a flag that says whether it is known
-            inputs = 2 * check_whole("num_parameters", num_parameters)
-            self.numbers = nn.Sequential(nn.Linear(inputs, embedded), nn.SiLU(), nn.Linear(embedded, embedded))
-        told = check_whole("condition_channels", condition_channels, 0)
-        seen = in_channels + told + (told > 0)  # and where they are known
-        self.first = conv(seen * volume, widths[0])
+            self.numbers = nn.Sequential(
+                nn.Linear(2 * num_parameters, embedded), nn.SiLU(), nn.Linear(embedded, embedded)
+            )
+        inputs = in_channels + condition_channels + (condition_channels > 0)  # and a mask of where they are known
+        self.first = conv(inputs * volume, widths[0])
         self.down: Any = nn.ModuleList()
         self.up: Any = nn.ModuleList()
         self.halve, self.enlarge = nn.ModuleList(), nn.ModuleList()
@@ -136,6 +149,37 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         self.norm = nn.GroupNorm(groups, widths[0])
         self.last = _zeroed(conv(widths[0], out_channels * volume))
 
+    # What diffusers' pipelines ask a model for ---------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.parameters()).dtype
+
+    def save_config(self, save_directory: str | Path) -> None:
+        """Write config.json as diffusers does."""
+        config = {"_class_name": type(self).__name__, "_diffusers_version": version("diffusers"), **self.config}
+        replace_text(Path(save_directory) / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+
+    def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
+        """Write config.json and the weights, as safetensors, to a folder."""
+        from nidiff.model.network import save_weights
+
+        save_weights(self, Path(save_directory))
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, torch_dtype: torch.dtype | None = None, **_: Any) -> Self:
+        """The network in a folder that `save_pretrained` wrote."""
+        from nidiff.model.network import rebuild
+
+        net: Any = rebuild(Path(folder))
+        return net.to(torch_dtype).eval()
+
+    # ----------------------------------------------------------------------------------------------------------------
+
     def forward(
         self,
         x: Tensor,
@@ -144,17 +188,19 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
         parameters: Tensor | None = None,
         fields: Tensor | None = None,
     ) -> Tensor:
-        """What the network says of the noisy fields ``x`` at the levels ``label``, one for all or one per field, and of
-        the conditions that it was built for."""
-        if x.ndim != 2 + len(self.patch):
-            raise InputError(
-                f"x has shape {tuple(x.shape)}: give a batch [B, C, *event] of {len(self.patch)} event axes."
-            )
+        """The output [B, out_channels, *event] for noisy fields ``x`` at the levels ``label``, one for all or one per
+        field, given the conditions that the network was built for."""
+        shape = ("B", self.config["in_channels"], *["n"] * len(self.patch))
+        if x.ndim != len(shape) or x.shape[1] != shape[1]:
+            needed = f"[{', '.join(map(str, shape))}]"
+            raise InputError("x", None, f"has shape {tuple(x.shape)}", f"the network takes {needed}")
         check_divided("x", x.shape[2:], self.multiples)
-        if x.shape[1] != self.config["in_channels"]:
-            raise InputError(f"x has {x.shape[1]} channels, and the network takes {self.config['in_channels']}.")
+        conditions = {"num_classes": class_labels, "num_parameters": parameters, "condition_channels": fields}
+        for argument, name in zip(conditions, ("class_labels", "parameters", "fields"), strict=True):
+            if conditions[argument] is not None and not self.config.get(argument):
+                raise InputError(name, None, "is a condition that the network lacks", f"build it with `{argument}`")
         embedding = self._embedding(x, label, class_labels, parameters)
-        x = self.first(to_channels(self._beside(x, fields), self.patch))
+        x = self.first(to_channels(self._with_fields(x, fields), self.patch))
         skips = []
         for depth, blocks in enumerate(self.down):
             if depth:
@@ -171,40 +217,39 @@ class FieldUNet(ModelMixin, ConfigMixin):  # type: ignore[misc]  # config_name, 
                 x = F.interpolate(self.enlarge[depth - 1](x), scale_factor=self.strides, mode="nearest")
         return to_neighbours(self.last(F.silu(self.norm(x))), self.patch)
 
-    def _beside(self, x: Tensor, fields: Tensor | None) -> Tensor:
-        """x, the fields of the condition, 0 where one of them is NaN, and 1 where none is, as channels."""
-        told = self.config.get("condition_channels", 0)
-        if not told:
-            if fields is not None:
-                raise InputError("fields are given to a network that knows none: build it with condition_channels.")
+    def _with_fields(self, x: Tensor, fields: Tensor | None) -> Tensor:
+        """x, the fields of the condition, 0 where one of them is NaN, and a mask of where none is, as channels."""
+        channels = self.config.get("condition_channels", 0)
+        if not channels:
             return x
-        known = x.new_full((), math.nan) if fields is None else fields
-        return torch.cat([x, *_without_nan("fields", known, x, (told, *x.shape[2:]), together=True)], 1)
+        fields = x.new_full((), math.nan) if fields is None else fields
+        return torch.cat([x, *_without_nan("fields", fields, x, (channels, *x.shape[2:]), together=True)], 1)
 
     def _embedding(
         self, x: Tensor, label: Tensor | float, class_labels: Tensor | None, parameters: Tensor | None
     ) -> Tensor:
-        """What the blocks are told: the level, as sines and cosines as in diffusers' U-Nets, the class and numbers."""
+        """The vector [B, 4 · widths[0]] that the blocks see: the sum of those of the level, the class and numbers."""
         labels = torch.as_tensor(label, device=x.device).expand(len(x))
-        waves = get_timestep_embedding(labels, self.level[0].in_features, True, 0)
-        embedding: Tensor = self.level(waves.to(x.dtype))
+        embedding = self.level(level_waves(labels, self.level[0].in_features).to(x.dtype))
         if class_labels is not None:
-            if self.classes is None:
-                raise InputError(
-                    "class_labels are given to a network that knows no classes: build it with num_classes."
-                )
-            classes = torch.as_tensor(class_labels, device=x.device).expand(len(x))
-            known, looks = self.classes.num_embeddings, not (classes.is_meta or torch.compiler.is_compiling())
-            if looks and bool((classes >= known).any()):
-                raise InputError(f"class_labels must be below {known}, the number of classes; -1 is no class.")
+            classes, count = torch.as_tensor(class_labels, device=x.device).expand(len(x)), self.config["num_classes"]
+            is_readable = not (classes.is_meta or torch.compiler.is_compiling())
+            if is_readable and bool((classes >= count).any()):
+                raise InputError("class_labels", None, f"has labels of {count} or more", "-1 is no class")
             embedding = embedding + self.classes(classes.clamp(min=0)) * (classes >= 0)[:, None]
-        if parameters is not None and self.numbers is None:
-            raise InputError("parameters are given to a network that knows none: build it with num_parameters.")
         if self.numbers is not None:
             count = self.numbers[0].in_features // 2
             numbers = x.new_full((), math.nan) if parameters is None else parameters
             embedding = embedding + self.numbers(torch.cat([*_without_nan("parameters", numbers, x, (count,))], 1))
         return F.silu(embedding)
+
+
+def level_waves(labels: Tensor, width: int) -> Tensor:
+    """Cosines and sines [B, width] of the levels at frequencies from 1 down to 1/10000, as in diffusers' U-Nets."""
+    half = width // 2
+    exponent = -math.log(10000) * torch.arange(half, dtype=torch.float32, device=labels.device) / half
+    phase = labels[:, None].float() * exponent.exp()
+    return torch.cat([phase.cos(), phase.sin()], 1)
 
 
 class Block(nn.Module):
@@ -280,7 +325,7 @@ def _without_nan(
         values = values[:, None]
     whole = (len(x), *shape)
     if values.ndim != len(whole) or any(n not in (1, m) for n, m in zip(values.shape, whole, strict=True)):
-        raise InputError(f"{name} has shape {tuple(values.shape)}: the network takes {whole}.")
+        raise InputError(name, None, f"has shape {tuple(values.shape)}", f"the network takes {whole}")
     values = values.expand(whole)
     known = ~values.isnan()
     known = known.all(1, keepdim=True) if together else known
@@ -330,12 +375,11 @@ def to_neighbours(x: Tensor, patch: Sequence[int]) -> Tensor:
 
 def check_widths(widths: Any, attention: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The widths, and the resolutions with attention, as tuples; "none" are no resolutions."""
-    wide = _listed("widths", widths)
+    wide, depths = _as_tuple(widths), () if attention == "none" else _as_tuple(attention)
     if not wide or any(not fits(w, int) or w < 8 or w % 8 for w in wide):
-        raise InputError(f"widths={shown(widths)} must be multiples of 8.")
-    depths = () if attention == "none" else _listed("attention", attention)
+        raise InputError("widths", widths, "cannot be used", "give multiples of 8")
     if any(not fits(depth, int) or not 0 <= depth < len(wide) for depth in depths):
-        raise InputError(f"attention={shown(attention)} must list resolutions from 0 to {len(wide) - 1}.")
+        raise InputError("attention", attention, "cannot be used", f"list resolutions from 0 to {len(wide) - 1}")
     return wide, depths
 
 
@@ -348,29 +392,20 @@ def norm_groups(widths: Sequence[int]) -> int:
 def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int]) -> None:
     """Refuse a size along some axis that patches and halvings do not divide."""
     if any(n % m for n, m in zip(size, multiples, strict=True)):
-        shape, parts = "×".join(map(str, size)), "×".join(map(str, multiples))
         near = (
             " or ".join(dict.fromkeys(str(n) for n in (max(1, n // m) * m, -(-n // m) * m)))
             for n, m in zip(size, multiples, strict=True)
         )
-        raise InputError(
-            f"{argument}={shape} must be multiples of {parts}, to be patched and then halved for every further width: "
-            f"use fewer widths, a smaller patch, or {' × '.join(near)}."
-        )
+        problem = f"is {'×'.join(map(str, size))}, not of multiples of {'×'.join(map(str, multiples))}"
+        raise InputError(argument, None, problem, f"use fewer widths, a smaller patch, or {' × '.join(near)}")
 
 
-def _listed(argument: str, value: Any) -> tuple[Any, ...]:
-    if isinstance(value, int | float | str):
-        return (value,)
-    if not isinstance(value, Sequence):
-        raise InputError(f"{argument}={shown(value)} must be a number, or several.")
-    return tuple(value)
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
 def _per_axis(argument: str, value: Any, axes: int) -> tuple[Any, ...]:
-    values = _listed(argument, value)
+    values = _as_tuple(value)
     if len(values) not in (1, axes):
-        raise InputError(
-            f"{argument}={shown(value)} is for {len(values)} axes: give one for all {axes}, or one for each."
-        )
+        raise InputError(argument, value, f"is for {len(values)} axes", f"give one for all {axes}, or one for each")
     return values * axes if len(values) == 1 else values

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nidiff.errors import FileError, InputError, known_names, shown
-from nidiff.files import REPLACED, as_path, file_sha256, read_object
+from nidiff.errors import FileError, InputError, known_names
+from nidiff.files import REPLACED, as_path, blaming, file_sha256, read_object
 from nidiff.sealed import seal, unseal
 
 FORMAT = 1
@@ -75,30 +75,28 @@ class Card:
 
 def zoo_models() -> dict[str, Path]:
     """Each model that ships, by name, and its directory. Nothing is opened."""
-    found: dict[str, Path] = {}
+    entries: dict[str, Path] = {}
     for place in PLACES:
         for file in place.glob(f"*/{CARD}"):
-            found.setdefault(file.parent.name, file.parent)
-    return dict(sorted(found.items()))
+            entries.setdefault(file.parent.name, file.parent)
+    return dict(sorted(entries.items()))
 
 
 def find_model(name_or_path: str | Path, argument: str = "folder") -> Path:
     """The path itself if it exists, else the directory of the model that ships under that name.
 
-    An entry whose files have changed is refused. Another path is returned as it is, whether it exists or not, but a
-    single word is refused by a sentence that lists the known names.
+    An entry whose files have changed is refused. Another path is returned as it is, but a single word is refused by a
+    sentence that lists the known names.
     """
     path = as_path(argument, name_or_path)
     # A kill while a model is replaced leaves it under another name.
-    there = path.exists() or (bool(path.name) and path.with_name(f"{REPLACED}{path.name}").exists())
-    if not there and (known := zoo_models()):
-        name = str(path)
-        if name not in known and NAME.fullmatch(name):
-            problem = f"{argument}={shown(name)} does not exist, and no model that ships has that name"
-            raise InputError(f"{problem}: {known_names(name, known)}.")
-        path = known.get(name, path)
-    entry = entry_of(path)
-    if entry is not None:
+    exists = path.exists() or (bool(path.name) and path.with_name(f"{REPLACED}{path.name}").exists())
+    name, known = str(path), {} if exists else zoo_models()
+    if known and name not in known and NAME.fullmatch(name):
+        problem = "does not exist, and no model that ships has that name"
+        raise InputError(argument, name, problem, known_names(name, known))
+    path = known.get(name, path)
+    if (entry := entry_of(path)) is not None:
         check_entry(entry)
     return path
 
@@ -114,15 +112,13 @@ def read_card(entry: Path) -> Card:
     file = entry / CARD
     values = unseal(read_object(file, AGAIN), repr(str(file)), AGAIN)
     if values.pop("format", None) != FORMAT:
-        raise FileError(f"{str(file)!r} is of another version of nidiff: use the one that it came with.")
-    try:
+        raise FileError("file", file, "is of another version of nidiff", "use the one that it came with")
+    with blaming(file, AGAIN):
         picture = dict(values.pop("picture"))
         limits = tuple((float(low), float(high)) for low, high in picture.pop("limits"))
         seeds = tuple(map(int, picture.pop("seeds")))
         scores = tuple(values.pop("scores"))
         return Card(**values, picture=Picture(seeds=seeds, limits=limits, **picture), scores=scores)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{str(file)!r} is not a card of a model ({error}): {AGAIN}.") from error
 
 
 def check_entry(entry: Path) -> Card:
@@ -132,15 +128,33 @@ def check_entry(entry: Path) -> Card:
     for name in sorted({*NEEDED, METRICS, *card.files}):
         file, recorded = entry / name, card.files.get(name)
         if not file.is_file():
-            if recorded is not None or name in NEEDED:
-                raise FileError(f"{str(file)!r} is missing: {AGAIN}.")
+            problem = "is missing" if recorded is not None or name in NEEDED else None
         elif recorded is None:
-            raise FileError(f"{str(file)!r} was added to a model that ships: {AGAIN}.")
-        elif name in (*NEEDED, METRICS) and file_sha256(file) != recorded:
-            raise FileError(f"{str(file)!r} has changed since it was packed, by its checksum: {AGAIN}.")
+            problem = "was added to a model that ships"
+        else:
+            changed = name in (*NEEDED, METRICS) and file_sha256(file) != recorded
+            problem = "has changed since it was packed, by its checksum" if changed else None
+        if problem is not None:
+            raise FileError("file", file, problem, AGAIN)
     return card
 
 
 def entry_bytes(entry: Path) -> int:
     """The size of all files of an entry."""
     return sum(file.stat().st_size for file in entry.rglob("*") if file.is_file())
+
+
+def time_words(seconds: float) -> str:
+    """Seconds, minutes or hours."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def number_words(metric: Mapping[str, Any] | None) -> str:
+    """A metric with its error."""
+    if not metric or metric.get("value") is None:
+        return ""
+    error = metric.get("error")
+    return f"{metric['value']:.4g}" + ("" if error is None else f" ± {error:.2g}")

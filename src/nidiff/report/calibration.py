@@ -7,11 +7,11 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from torch import Tensor
 
 from nidiff import style
-from nidiff.calibration.distance import as_pixels, random_subset, sampled_distances
-from nidiff.calibration.scales import Calibration
-from nidiff.covariance.matrix import Identity
-from nidiff.covariance.operator import Covariance
-from nidiff.report.spectrum import RadialModes
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.families import Identity
+from nidiff.design.distance import as_pixels, random_subset, sampled_distances
+from nidiff.design.scales import Calibration
+from nidiff.report.spectrum import common_shells, expected_spectrum, mean_spectrum, wavenumber_label
 
 NUM_IMAGES = 1024  # a random subset is enough for a picture
 
@@ -50,13 +50,12 @@ def _draw_distances(axes: Axes, distances: Tensor, calibration: Calibration) -> 
 
 
 def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration: Calibration) -> None:
-    modes, logsnr = RadialModes([covariance]), calibration.schedule().logsnr
-    signal = modes.measured(images)
-    # A |k| without modes (long thin images) or without signal has no log-SNR.
-    radius = torch.arange(len(signal))[signal > 0]
-    level, radii = range(len(logsnr)), radius.numpy()
+    shells, logsnr = common_shells([covariance]), calibration.schedule().logsnr
+    signal = mean_spectrum(images, shells)
+    visible = signal > 0  # a |k| without signal has no log-SNR
+    level, radii = range(len(logsnr)), shells.wavenumber[visible].numpy()
     coloured, white = (
-        ((signal / modes.expected(noise))[radius].log()[:, None] + logsnr).numpy()
+        ((signal / expected_spectrum(noise, shells))[visible].log()[:, None] + logsnr).numpy()
         for noise in (covariance, Identity(covariance.event_shape))
     )
     limit = abs(coloured).max()
@@ -69,6 +68,5 @@ def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration
         axes.legend(loc="lower left", facecolor=style.LIGHT.paper, labelcolor=style.LIGHT.ink)
     axes.figure.colorbar(mesh, ax=axes, label="log-SNR (nats)")
     axes.set_xlabel(f"level, from sigma = {calibration.sigma_min:g} to {calibration.sigma_max:.3g}")
-    axes.set_ylabel(modes.label)
-    shown = "blue: images show, red: noise covers them"
-    axes.set_title(f"log-SNR of each frequency at each level\n{shown}")
+    axes.set_ylabel(wavenumber_label(shells.shape, shells.boundary))
+    axes.set_title("log-SNR of each frequency at each level\nblue: images show, red: noise covers them")

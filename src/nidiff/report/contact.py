@@ -1,10 +1,9 @@
 """A contact sheet: pictures beside one another, each with its name. It needs no matplotlib."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -12,13 +11,13 @@ from nidiff import style
 from nidiff.errors import FileError, InputError, first_line
 from nidiff.files import as_path, replacing, writing
 
-SIDE, GAP, LINE, LETTERS = 260, 14, 22, 18  # pixels
+SIDE, GAP, LINE, LETTERS, WIDEST_LETTER = 260, 14, 22, 18, 10  # pixels
 WIDEST, NARROWEST = round(style.WIDTH * style.DPI), 64  # of a sheet, of a square
 
 
 def save_contact_sheet(pictures: Mapping[str, Path], out: Path, columns: int | None = None) -> None:
     """Write the pictures, each as large as it fits into a square, with their names above them, as a PNG."""
-    save_sheet([(name, _opened(file)) for name, file in pictures.items()], out, columns)
+    save_sheet([(name, _read_png(file)) for name, file in pictures.items()], out, columns)
 
 
 def save_sheet(
@@ -30,12 +29,12 @@ def save_sheet(
     """
     out = as_path("out", out)
     if out.suffix.lower() != ".png" or out.is_dir():
-        raise InputError(f"out={str(out)!r} must be a file that ends in .png.")
+        raise InputError("out", str(out), "is not a file that ends in .png", "give another name")
     columns = columns or math.ceil(math.sqrt(len(pictures)))
     rows = math.ceil(len(pictures) / columns)
     side = max(NARROWEST, min(side, (WIDEST - GAP) // columns - GAP))
     font = ImageFont.load_default(LETTERS)
-    names = [_lines(name, font, side) for name, _ in pictures]
+    names = [wrap(name, side // WIDEST_LETTER, max_lines=3, placeholder="…") or [""] for name, _ in pictures]
     above = LINE * max(map(len, names)) + 4
     width, height = side + GAP, side + above + GAP
     sheet = Image.new("RGB", (columns * width + GAP, rows * height + GAP), style.look().paper)
@@ -49,33 +48,12 @@ def save_sheet(
         sheet.save(stream, format="png", optimize=True)
 
 
-def _lines(name: str, font: Any, width: int) -> list[str]:
-    """Words in lines of at most so many pixels; what is left of a word that is longer is cut."""
-    lines = [""]
-    together = re.findall(r"\([^)]*\)|\S+", name)  # what is in brackets stays together where it fits
-    for word in (word for part in together for word in ([part] if font.getlength(part) <= width else part.split())):
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and font.getlength(longer) > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return [_cut(line, font, width) for line in lines]
-
-
-def _cut(line: str, font: Any, width: int) -> str:
-    if font.getlength(line) > width:
-        while line and font.getlength(f"{line}…") > width:
-            line = line[:-1]
-        line += "…"
-    return line
-
-
-def _opened(file: Path) -> Image.Image:
+def _read_png(file: Path) -> Image.Image:
     try:
-        with Image.open(file, formats=["PNG"]) as found:
-            return found.convert("RGB")
+        with Image.open(file, formats=["PNG"]) as image:
+            return image.convert("RGB")
     except Exception as error:  # Pillow raises nearly anything when a file is broken
-        raise FileError(f"{str(file)!r} cannot be read ({first_line(error)}): restore it.") from error
+        raise FileError(None, None, f"{str(file)!r} cannot be read ({first_line(error)})", "restore it") from error
 
 
 def _fitted(picture: Image.Image, side: int) -> Image.Image:

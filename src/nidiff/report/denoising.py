@@ -24,15 +24,15 @@ class Denoised(NamedTuple):
 @torch.inference_mode()
 def denoise_levels(denoiser: Denoiser, x0: Tensor, num_levels: int = 6, seed: int = 0) -> list[Denoised]:
     """x = signal · x0 + sigma · Σ^½ eps and x̂0(x) of one image [C, H, W], from little noise to much, with one eps."""
-    process, found = denoiser.process, []
+    process, steps = denoiser.process, []
     eps = white_noise((1, *x0.shape), generators_from_seeds([seed]))
     for level in map(process.schedule.level, visible_rows(process.schedule, num_levels)):
         x = process.perturb(x0[None], level, eps)
         denoised = denoiser(x, level)[0]
         error = (denoised - x0).square().mean().sqrt().item()
         noisy = x / (level.signal**2 + level.sigma**2) ** 0.5
-        found.append(Denoised(level, noisy[0], denoised, error))
-    return found
+        steps.append(Denoised(level, noisy[0], denoised, error))
+    return steps
 
 
 def visible_rows(schedule: Schedule, count: int) -> list[int]:

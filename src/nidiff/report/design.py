@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from nidiff import style
-from nidiff.calibration.design import FIXED, STEPS, Candidate, Design
-from nidiff.covariance.operator import Covariance
-from nidiff.covariance.spectral import radial_mean
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.waves import radial_mean
 from nidiff.data.figures import drawable
+from nidiff.design.candidates import FIXED, STEPS, Candidate, Design
+from nidiff.design.prediction import bands
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.report.spectrum import POWER, wavenumber_label
-from nidiff.sampling.prediction import bands
 
 LIMIT = 12.0  # of log-SNR, in colour
 CELL, SIDE, LETTERS = (1.3, 1.0), 3.6, 11  # inches; letters of a title per inch
@@ -30,7 +30,7 @@ def design_figure(design: Design) -> Figure:
     """Left: the effective log-SNR of each band at each level, a row for each Σ, a column for each schedule; the
     recommended one has a frame. Right: the spectra of data and noise, and the error against the number of steps."""
     noises = [*design.noises]
-    schedules = list(dict.fromkeys(one.schedule for one in design.candidates))
+    schedules = list(dict.fromkeys(candidate.schedule for candidate in design.candidates))
     width, height = CELL[0] * len(schedules) + 1.4, max(CELL[1] * len(noises) + 1.0, 5.5)
     figure = Figure((width + SIDE, height), layout=ConstrainedLayoutEngine(w_pad=0.08))
     ((left, right),) = figure.subfigures(1, 2, squeeze=False, width_ratios=[width, SIDE])
@@ -38,9 +38,9 @@ def design_figure(design: Design) -> Figure:
     mesh = None
     for axes in grid.flat:
         axes.set_axis_off()
-    for one in design.candidates:
-        axes = grid[noises.index(one.covariance), schedules.index(one.schedule)]
-        mesh = _draw_candidate(axes, one, one is design.recommended)
+    for candidate in design.candidates:
+        axes = grid[noises.index(candidate.covariance), schedules.index(candidate.schedule)]
+        mesh = _draw_candidate(axes, candidate, candidate is design.recommended)
     for row, name in zip(grid, noises, strict=True):
         row[0].set_axis_on()
         row[0].set_ylabel(_short(name))
@@ -69,12 +69,12 @@ def draw_logsnr(axes: Axes, logsnr: torch.Tensor) -> ScalarMappable:
     return mesh
 
 
-def _draw_candidate(axes: Axes, one: Candidate, chosen: bool) -> ScalarMappable:
+def _draw_candidate(axes: Axes, candidate: Candidate, chosen: bool) -> ScalarMappable:
     axes.set_axis_on()
-    mesh = draw_logsnr(axes, one.logsnr)
+    mesh = draw_logsnr(axes, candidate.logsnr)
     axes.set_xticks([])
     axes.tick_params(length=2)
-    note = f"{min(one.errors[name][10] for name in FIXED):.2g}" + (" ×" if one.faults else "")
+    note = f"{min(candidate.errors[name][10] for name in FIXED):.2g}" + (" ×" if candidate.faults else "")
     axes.text(0.97, 0.95, note, ha="right", va="top", fontsize=style.TINY, transform=axes.transAxes,
               bbox={"facecolor": style.look().paper, "edgecolor": "none", "alpha": 0.7, "pad": 1})  # fmt: skip
     if chosen:
@@ -117,10 +117,10 @@ def _draw_errors(axes: Axes, design: Design) -> None:
     shown = {"recommended": (design.recommended, style.ORANGE)}
     if design.baseline is not None:
         shown["white noise"] = (design.baseline, style.look().soft)
-    looks = {"dpmpp_2m": "dotted", "dpmpp_2m:spacing=logsnr": "solid", "dpmpp_2m:spacing=planned": "dashed"}
-    for label, (one, colour) in shown.items():
+    looks = {"dpmpp_2m": "dotted", "dpmpp_2m:spacing=logsnr": "solid"}
+    for label, (candidate, colour) in shown.items():
         for name, dash in looks.items():
-            errors = [max(error, 1e-6) for error in one.errors[name].values()]
+            errors = [max(error, 1e-6) for error in candidate.errors[name].values()]
             way = name.partition("=")[2] or "trailing"
             axes.plot(STEPS, errors, color=colour, linestyle=dash, marker=".", label=f"{label}, {way}")
     axes.set_xscale("log")

@@ -4,7 +4,6 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -16,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 import nidiff
-from nidiff.covariance.matrix import Identity
+from nidiff.covariance.families import Identity
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.summary import summary
 from nidiff.data.dataset import as_stored
@@ -30,7 +29,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
-from nidiff.generation.job import kept
+from nidiff.generation.job import as_saved
 from nidiff.model.folder import image_shape, load_model, read_grid
 from nidiff.randomness import generators_from_seeds
 from nidiff.recipe import fits
@@ -80,16 +79,16 @@ def write_report(run_folder: Path, x0: Tensor | None = None, out: Path | None = 
 
 
 def _experiment(run: RunDirectory) -> str:
-    experiment, facts, default = run.experiment, run.facts, Experiment()
+    experiment, facts, default = run.experiment, run.facts, Experiment().settings()
     done = max(run_log(run)["step"], default=0)
     about = {
-        "data": experiment.data,
+        "data": experiment.data.source,
         "images": _count(facts.get("images")),
         "image": _shape(run),
         "parameters": _count(facts.get("parameters")),
         "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if run.has_model else ", not ended"),
     }
-    rows = [(f.name, _value(getattr(experiment, f.name)), _value(getattr(default, f.name))) for f in fields(Experiment)]
+    rows = [(name, _value(value), _value(default[name])) for name, value in experiment.settings().items()]
     changed = [row for row in rows if row[1] != row[2]]
     same = [row[:2] for row in rows if row[1] == row[2]]
     others = table(("setting", "value", "default"), changed) if changed else "<p>None.</p>\n"
@@ -107,13 +106,13 @@ def _shape(run: RunDirectory) -> str:
 
 
 def described_grid(run: RunDirectory) -> Grid | None:
-    """What the numbers of the data are, as the run has it; None if that cannot be said."""
+    """The grid of the data of a run; None if the run does not describe it."""
     shape = run.facts.get("image_shape")
     if not (isinstance(shape, list) and len(shape) in (2, 3, 4) and all(fits(size, int) for size in shape)):
         return None
     try:
         stored = run.stored()
-        return read_grid(run.folder, shape, PIXELS if stored is None else stored.scaling)  # version 0.1 had only pixels
+        return read_grid(run.folder, shape, PIXELS if stored is None else stored.scaling)
     except InputError:
         return None
 
@@ -124,7 +123,7 @@ def _is_picture(grid: Grid | None) -> bool:
 
 def _covariance(run: RunDirectory) -> str:
     covariance, name = run.covariance, run.experiment.covariance
-    beside = {} if name == "white" else {"white": Identity(covariance.event_shape)}
+    white = {} if name == "white" else {"white": Identity(covariance.event_shape)}
     numbers = summary(covariance)
     (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
     spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
@@ -136,14 +135,14 @@ def _covariance(run: RunDirectory) -> str:
         "correlation length": "beyond the image" if length is None else f"{length:.3f} pixels",
     }
     alt = f"White noise beside N(0, Σ) for Σ = {name}: draws of each and their radial power spectra"
-    drawn = plot(noise_figure({**beside, name: covariance}, num_images=5), alt)
+    drawn = plot(noise_figure({**white, name: covariance}, num_images=5), alt)
     return f"<p>Σ = <code>{escape(name)}</code></p>\n{drawn}{_facts(about)}"
 
 
 def _training(run: RunDirectory) -> str:
     log = run_log(run)
     if not log["step"]:
-        raise InputError("log.jsonl has no line yet.")
+        raise InputError(None, None, "log.jsonl has no line yet")
     speed = np.median(log["images_per_s"])
     words = f"Loss {log['loss'][-1]:.4g} at step {log['step'][-1]:,.0f}; {speed:,.0f} images per second (median)."
     return plot(loss_figure(log), f"Loss and speed by step. {words}", words)
@@ -163,7 +162,7 @@ def sample_grids(run: RunDirectory) -> list[tuple[int, Path]]:
 def _samples(run: RunDirectory) -> str:
     grids = sample_grids(run)
     if not grids:
-        raise InputError("samples/ has no pictures yet.")
+        raise InputError(None, None, "samples/ has no pictures yet")
     wide = not _is_picture(described_grid(run))
     most = MOST_FIGURES if wide else MOST_GRIDS
     chosen = np.linspace(0, len(grids) - 1, min(most, len(grids))).round().astype(int)
@@ -180,24 +179,20 @@ def _baseline(run: RunDirectory) -> str:
         return "<p>This run did not fit a Gaussian to its data.</p>"
     count = min(run.experiment.num_samples, MOST_DRAWS)
     if count * math.prod(gaussian.shape) > MOST_PIXELS:
-        raise InputError("its images are too large to be drawn here.")
+        raise InputError(None, None, "its images are too large to be drawn here")
     grid = read_grid(run.folder, gaussian.shape, stored.scaling)
     drawn = gaussian.sample((count, *gaussian.shape), generators_from_seeds(range(count)))
-    data, alt, caption = (
-        as_stored(drawn, stored.scaling, grid.dtype),
-        "Grid of draws from the data's Gaussian",
-        "draws of N(μ, C)",
-    )
-    wide = not _is_picture(grid)
+    data, wide = as_stored(drawn, stored.scaling, grid.dtype), not _is_picture(grid)
+    texts = "Grid of draws from the data's Gaussian", "draws of N(μ, C)"
     if wide:
-        shown = plot(samples_figure(data, grid), alt, caption)
+        figures = plot(samples_figure(data, grid), *texts)
     else:
         pixels = Image.fromarray(grid_pixels(data).squeeze(-1).numpy())
-        shown = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), alt, caption)
-    said = baseline_text(run.facts.get("gaussian")) or "not recorded"
-    grids = sample_grids(run)
-    shown += grid_figure(*grids[-1], wide=wide).replace("Grid of samples after", "The model after") if grids else ""
-    return f"{ABOUT_BASELINE}<p>{escape(said)}.</p>\n{_in_columns(shown, wide)}"
+        figures = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), *texts)
+    if grids := sample_grids(run):
+        figures += grid_figure(*grids[-1], wide=wide).replace("Grid of samples after", "The model after")
+    cost = baseline_text(run.facts.get("gaussian")) or "not recorded"
+    return f"{ABOUT_BASELINE}<p>{escape(cost)}.</p>\n{_in_columns(figures, wide)}"
 
 
 def _in_columns(figures: str, wide: bool) -> str:
@@ -229,14 +224,14 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
     if x0 is None:
         x0, origin = _image_to_denoise(run, denoiser, shape)
     if tuple(x0.shape) != shape:
-        raise InputError(f"the image to denoise has shape {tuple(x0.shape)}, and those of the model {shape}.")
+        raise InputError("x0", None, f"has shape {tuple(x0.shape)}, and images of the model {shape}")
     grid = read_grid(run.folder, shape, denoiser.scaling)
     tile = partial(_tile, x0, grid, denoiser.scaling)
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):
-        at = f"signal {_number(step.level.signal)}, sigma {_number(step.level.sigma)}"
-        tiles = tile(step.noisy, f"Noisy image at {at}"), tile(step.denoised, f"Denoised image at {at}")
-        columns.append((at.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
+        level = f"signal {_number(step.level.signal)}, sigma {_number(step.level.sigma)}"
+        tiles = tile(step.noisy, f"Noisy image at {level}"), tile(step.denoised, f"Denoised image at {level}")
+        columns.append((level.replace(", ", "<br>"), *tiles, f"{step.error:.3f}"))
     head, *rows = zip(*columns, strict=True)
     about = ABOUT_DENOISING.format(units=OF_PICTURES if _is_picture(grid) else OF_OTHERS)
     return f"<p>{tile(x0, 'The clean image')} x0, {escape(origin)}.</p>\n{table(head, rows, 'tiles')}{about}"
@@ -244,22 +239,22 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
 
 def _image_to_denoise(run: RunDirectory, denoiser: Denoiser, shape: tuple[int, ...]) -> tuple[Tensor, str]:
     """The first of the digits, which are built in, or a sample: other data could be anything on this machine."""
-    if run.experiment.data == "digits" and run.experiment.data_dir is None:
+    if run.experiment.data.source == "digits" and run.experiment.data.data_dir is None:
         first = load_dataset("digits").batch(torch.tensor([0]))[0]
         if first.shape == shape:
             return first, "the first image of the training data"
     with torch.inference_mode():
-        drawn = sample(denoiser, (1, *shape), seeds=[0], **run.experiment.sampling(denoiser.process.schedule))
+        drawn = sample(denoiser, (1, *shape), generator=[0], **run.experiment.sampling(denoiser.process.schedule))
     return drawn[0], "a sample of seed 0; nidiff report --data shows an image of the data instead"
 
 
 def run_metrics(run: RunDirectory) -> str:
     results = known_results(run.folder) if _is_inside(run.folder, run.folder / "metrics.json") else []
     if not results:
-        raise InputError("there are no results of this model yet: measure it with nidiff evaluate.")
+        raise InputError(None, None, "there are no results of this model yet", "measure it with nidiff evaluate")
     head, *rows = cells(results, HTML)
-    said = "".join(f"<p>{note}</p>\n" for note in notes(results, HTML))
-    return table(head, rows, "numbers") + said + plot(quality_figure(results), "Each metric by steps")
+    remarks = "".join(f"<p>{note}</p>\n" for note in notes(results, HTML))
+    return table(head, rows, "numbers") + remarks + plot(quality_figure(results), "Each metric by steps")
 
 
 def _repeat(run: RunDirectory) -> str:
@@ -276,17 +271,17 @@ def _facts(rows: Mapping[str, str]) -> str:
     return table((), [(name, escape(value)) for name, value in rows.items()])
 
 
-def _number(coefficient: Any) -> str:
+def _number(coefficient: Modes) -> str:
     """A number, or where modes differ the smallest and the largest."""
-    if not isinstance(coefficient, Modes):
-        return f"{coefficient:.3g}"
+    if coefficient.basis is None:
+        return f"{float(coefficient):.3g}"
     return f"{coefficient.values.min().item():.2g} … {coefficient.values.max().item():.2g}"
 
 
 def _tile(x0: Tensor, grid: Grid, scaling: Scaling | None, x: Tensor, alt: str) -> str:
     """x in the units of the model, on the scale of x0."""
     if _is_picture(grid):
-        pixels = kept(x[None].cpu(), scaling, grid.dtype, floats=True)
+        pixels = as_saved(x[None].cpu(), scaling, grid.dtype, floats=True)
         shown = Image.fromarray(grid_pixels(pixels).squeeze(-1).numpy())
     else:
         shown = thumbnail(x, x0, grid)

@@ -35,7 +35,8 @@ def _text(path: Path) -> str:
         with path.open("rb") as file:
             return file.read(LARGEST_LOG).decode(errors="replace")
     except OSError as error:
-        raise InputError(f"{path.name} cannot be read ({error.strerror}): make it readable.") from error
+        problem = f"{path.name} cannot be read ({error.strerror})"
+        raise InputError(None, None, problem, "make it readable") from error
 
 
 def smoothed(values: list[float]) -> np.ndarray:

@@ -17,14 +17,15 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from nidiff import style
-from nidiff.covariance.kronecker import Kronecker
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.basis import Product
+from nidiff.covariance.covariance import Covariance
 from nidiff.data.figures import drawable
 from nidiff.errors import InputError
 from nidiff.files import as_path, replacing, writing
 from nidiff.memory import require_memory
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.report.spectrum import POWER, RadialModes
+from nidiff.recipe import check_whole
+from nidiff.report.spectrum import POWER, common_shells, expected_spectrum, mean_spectrum, wavenumber_label
 
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ", "rho": "ρ", "boundary=": ""}
@@ -46,8 +47,8 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     shape = next(iter(covariances.values())).event_shape
     check_noise(shape, len(covariances), num_images, seed)
     eps = white_noise((num_images, *shape), generators_from_seeds(range(seed, seed + num_images)))
-    draws = dict(zip(_labels(covariances), [one.sqrt(eps) for one in covariances.values()], strict=True))
-    is_video = len(shape) == 3 and any(isinstance(one, Kronecker) for one in covariances.values())
+    draws = dict(zip(_labels(covariances), [cov.sqrt(eps) for cov in covariances.values()], strict=True))
+    is_video = len(shape) == 3 and any(isinstance(cov.basis, Product) for cov in covariances.values())
     shown = {label: _frames(events[0], num_images) if is_video else planes(events) for label, events in draws.items()}
 
     ratio = 0.7 if len(shape) == 1 else min(4.0, max(0.25, shape[-2] / shape[-1]))  # height by width
@@ -63,12 +64,12 @@ def noise_figure(covariances: Mapping[str, Covariance], *, num_images: int = 10,
     about = "" if len(shape) < 3 else f": frames of seed {seed}" if is_video else ": central slice"
     figure.suptitle(f"N(0, Σ) on {' × '.join(map(str, shape))}{about}")
     (top,), (bottom,) = figure.subfigures(2, 1, squeeze=False, height_ratios=[above, grid_height])
-    pair = 2 * LARGE / max(1.0, ratio)
-    ((left, right),) = top.subfigures(1, 2, squeeze=False, width_ratios=[pair, width - pair])
+    inches = 2 * LARGE / max(1.0, ratio)
+    ((left, right),) = top.subfigures(1, 2, squeeze=False, width_ratios=[inches, width - inches])
 
     middle, along = list(draws)[len(draws) // 2], f"position, 0 to {shape[0] - 1}" if len(shape) == 1 else ""
-    beside = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
-    for axes, (title, image) in zip(left.subplots(1, 2), beside.items(), strict=True):
+    pair = {"isotropic\nΣ = I": eps[:1], f"non-isotropic\n{middle}": draws[middle][:1]}
+    for axes, (title, image) in zip(left.subplots(1, 2), pair.items(), strict=True):
         draw_grid(axes, {"": planes(image)})
         axes.set(title=title, xlabel=along)
     draw_spectra(right.subplots(), list(covariances.values()), draws)
@@ -92,16 +93,15 @@ def _frames(video: Tensor, most: int) -> Tensor:
 
 def check_noise(shape: Sequence[int], rows: int, num_images: int, seed: int) -> None:
     """Refuse what `noise_figure` cannot draw, before anything is computed."""
-    if len(shape) > 3:
-        raise InputError(f"shape={tuple(shape)} has {len(shape)} axes: a picture shows events of one, two or three.")
-    if len(shape) == 1 and shape[0] > LONGEST:
-        raise InputError(f"shape={tuple(shape)} is too long for a picture: use at most {LONGEST:,}.")
+    if len(shape) > 3 or (len(shape) == 1 and shape[0] > LONGEST):
+        problem = "does not fit into a picture"
+        raise InputError("shape", tuple(shape), problem, f"use one to three axes, and at most {LONGEST:,} numbers")
     if not 1 <= num_images <= MOST or rows > MOST:
-        raise InputError(f"num_images={num_images} for {rows} covariances: a picture has from 1 to {MOST} of each.")
-    if not 0 <= seed < 2**63 - num_images:
-        raise InputError(f"seed={seed} must be 0 or more, and below 2**63 for every image.")
+        problem = f"and {rows} covariances do not fit into a picture"
+        raise InputError("num_images", num_images, problem, f"use from 1 to {MOST} of each")
+    check_whole("seed", seed, 0, 2**63 - num_images - 1)
     pixels = math.prod(shape) * (8 * num_images * rows + 64 * (num_images + rows))  # of draws, of Σ and its modes
-    require_memory(f"shape={tuple(shape)}", pixels, "use a smaller shape or fewer images")
+    require_memory("shape", tuple(shape), pixels, "use a smaller shape or fewer images")
 
 
 @style.drawn
@@ -115,11 +115,11 @@ def save_figure(figure: Figure, out: Path) -> None:
 def check_out(out: Path) -> None:
     """Refuse a picture that could not be written, before it is drawn."""
     if out.suffix.lower() not in SUFFIXES:
-        raise InputError(f"out={str(out)!r} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+        raise InputError("out", str(out), "is not a picture", f"end it in {', '.join(SUFFIXES)}")
     folder = next(parent for parent in as_path("out", out).parents if parent.exists())
     if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         problem = "is a folder" if out.is_dir() else f"cannot be written to {str(folder)!r}"
-        raise InputError(f"out={str(out)!r} {problem}: choose another place.")
+        raise InputError("out", str(out), problem, "choose another place")
 
 
 def _labels(names: Iterable[str]) -> list[str]:
@@ -170,27 +170,28 @@ def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
 
 def draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, Tensor]) -> None:
     """The radial power spectrum of each Σ (line), and of its draws (dots)."""
-    modes, handles = RadialModes(covariances), []
+    shells, handles = common_shells(covariances), []
     looks = zip(style.shades(len(draws)), cycle(style.DASHES), cycle(style.MARKERS), strict=False)
     for covariance, (label, events), (colour, dash, mark) in zip(covariances, draws.items(), looks, strict=False):
-        expected, measured = modes.expected(covariance).numpy(), modes.measured(events).numpy()
+        expected, measured = expected_spectrum(covariance, shells), mean_spectrum(events, shells)
         # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
-        (radius,) = (expected > 0).nonzero()
+        visible = expected > 0
+        radius = shells.wavenumber[visible]
         few, name = len(radius) < MANY, label.replace("\n×", " ×").replace("\n", ", ")
         # Lines lie above all marks, and show on those of their own colour.
         edge = None if few else [withStroke(linewidth=3, foreground=style.look().paper)]
-        axes.plot(radius, expected[radius], dash, color=colour, zorder=3, path_effects=edge)
+        axes.plot(radius, expected[visible], dash, color=colour, zorder=3, path_effects=edge)
         look = {"markersize": 3} if few else {"markersize": 2, "markeredgewidth": 0, "alpha": 0.35}
-        axes.plot(radius, measured[radius], mark, color=colour, **look)
+        axes.plot(radius, measured[visible], mark, color=colour, **look)
         entry: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": mark, "label": name}
         handles.append(Line2D([], [], **entry))
     # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
     axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
     axes.set_yscale("log")
-    if len(expected) > MANY:  # a label for every power of 2 would not fit
-        axes.set_xticks([0, *(4**power for power in range(12) if 4**power < len(expected))])
+    if (last := int(shells.wavenumber[-1])) >= MANY:  # a label for every power of 2 would not fit
+        axes.set_xticks([0, *(4**power for power in range(12) if 4**power <= last)])
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(modes.label)
+    axes.set_xlabel(wavenumber_label(shells.shape, shells.boundary))
     axes.set_ylabel(POWER)
     axes.set_title("radial power spectrum\nlines: Σ, marks: these draws")
     axes.grid()

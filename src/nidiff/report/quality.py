@@ -35,7 +35,7 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     metrics = dict(islice(find_metrics(results).items(), MOST_METRICS))
     lines = dict(islice(group_lines(results).items(), MOST_LINES))
     if not metrics:
-        raise InputError("results has no metrics: a plot needs at least one.")
+        raise InputError("results", None, "has no metrics", "measure some first")
     columns = min(3, len(metrics))
     rows = math.ceil(len(metrics) / columns)
     labels = [_plain(f"{run}, {sampler}") for run, sampler in lines]
@@ -52,7 +52,8 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
     handles = [panels[0].plot([], [], **LOOKS[index % len(LOOKS)])[0] for index in range(len(lines))]
-    grouped = any(one.over is not None for line in lines.values() for result in line for one in result.metrics.values())
+    drawn = [metric for line in lines.values() for result in line for metric in result.metrics.values()]
+    grouped = any(metric.over is not None for metric in drawn)
     look: dict[str, Any] = {"ncols": abreast, "frameon": False}
     figure.legend(handles, labels, loc="outside lower center", title=OVER_SEEDS if grouped else None, **look)
     return figure
@@ -63,7 +64,7 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
     ticks: set[int] = set()
     for index, line in enumerate(lines):
         measured = {result.num_steps: result.metrics.get(name, NOT_MEASURED) for result in line}
-        points = [(steps, *_drawn(one)) for steps, one in measured.items() if one.finite is not None]
+        points = [(steps, *_drawable(metric)) for steps, metric in measured.items() if metric.finite is not None]
         if points:
             steps, values, errors = zip(*points, strict=True)
             aside = 1.03 ** (index - (len(lines) - 1) / 2)  # so that error bars do not cover each other
@@ -83,9 +84,10 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
     axes.grid()
 
 
-def _drawn(one: Measured) -> tuple[float, float]:
+def _drawable(metric: Measured) -> tuple[float, float]:
     """Value and error, as near to them as matplotlib can draw."""
-    value, error = one.value or 0.0, one.error if one.over is None or one.over.n == 1 else one.over.deviation
+    over = metric.over
+    value, error = metric.value or 0.0, metric.error if over is None or over.n == 1 else over.deviation
     error = error if error is not None and math.isfinite(error) else 0.0
     return max(-LARGEST, min(value, LARGEST)), min(abs(error), LARGEST)
 

@@ -21,36 +21,39 @@ from nidiff.report.contact import save_sheet
 MOST_ITEMS, MOST_SAMPLES, SIDE = 6, 4, 128
 
 
-def save_restored(found: Restoration, path: Path) -> None:
+def save_restored(restoration: Restoration, path: Path) -> None:
     """A row for each of the first items: what was observed, some samples, their mean and spread, and the truth.
 
     The spread has a scale of its own, whose end stands above it; everything else has that of the item. Without
     matplotlib only pictures are drawn, which is said.
     """
-    if found.grid.kind != "picture":
+    if restoration.grid.kind != "picture":
         try:
             require("matplotlib")
         except InputError as error:
             print(f"{path.name} is not drawn: {error}", file=sys.stderr)
             return
-    rows = [restored_row(found, item, MOST_SAMPLES) for item in range(min(MOST_ITEMS, len(found.x)))]
-    save_sheet([one for row in rows for one in row], path, len(rows[0]), side=SIDE)
+    rows = [restored_row(restoration, item, MOST_SAMPLES) for item in range(min(MOST_ITEMS, len(restoration.x)))]
+    save_sheet([picture for row in rows for picture in row], path, len(rows[0]), side=SIDE)
 
 
-def restored_row(found: Restoration, item: int, most: int) -> list[tuple[str, Image.Image]]:
+def restored_row(restoration: Restoration, item: int, most: int) -> list[tuple[str, Image.Image]]:
     """The pictures of an item by their names, with at most so many samples."""
-    samples, mean, spread = found.samples[item], found.mean[item], found.spread[item]
+    samples, mean, spread = restoration.samples[item], restoration.mean[item], restoration.spread[item]
     several = len(samples) > 1
-    like = mean if found.truth is None else found.truth[item].float()
-    row = [(found.label, found.observed[item].float())]
-    row += [(f"sample {seed}", one) for seed, one in zip(found.seeds[item, :most], samples[:most], strict=True)]
+    like = mean if restoration.truth is None else restoration.truth[item].float()
+    row = [(restoration.label, restoration.observed[item].float())]
+    row += [
+        (f"sample {seed}", item_sample)
+        for seed, item_sample in zip(restoration.seeds[item, :most], samples[:most], strict=True)
+    ]
     row += [("mean", mean)] if several else []
-    pictures = [(name, item_picture(values, like, found.grid)) for name, values in row]
+    pictures = [(name, item_picture(values, like, restoration.grid)) for name, values in row]
     if several:
         largest = max(float(spread.max()), 1e-30)
-        pictures.append((f"spread (0 to {largest:.3g})", _spread(spread, largest, found)))
-    if found.truth is not None:
-        pictures.append(("truth", item_picture(like, like, found.grid)))
+        pictures.append((f"spread (0 to {largest:.3g})", _spread(spread, largest, restoration)))
+    if restoration.truth is not None:
+        pictures.append(("truth", item_picture(like, like, restoration.grid)))
     return pictures
 
 
@@ -62,10 +65,10 @@ def item_picture(values: Tensor, like: Tensor, grid: Grid) -> Image.Image:
     return _coloured(values.nan_to_num() * 255 / LARGEST[grid.dtype], unseen)
 
 
-def _spread(values: Tensor, most: float, found: Restoration) -> Image.Image:
-    if found.grid.kind != "picture":
+def _spread(values: Tensor, most: float, restoration: Restoration) -> Image.Image:
+    if restoration.grid.kind != "picture":
         ends = torch.stack([torch.zeros_like(values), torch.full_like(values, most)], 1)
-        return thumbnail(values, ends if found.grid.kind == "signal" else ends.flatten(1, 2), found.grid)
+        return thumbnail(values, ends if restoration.grid.kind == "signal" else ends.flatten(1, 2), restoration.grid)
     return _coloured(values * 255 / most)
 
 

@@ -7,17 +7,17 @@ For two levels x = signal · x0 + sigma · n and x' = signal' · x0 + sigma' · 
 has the right marginal for every fresh ≤ sigma' (DDIM). fresh = √β̃ is the posterior of the Markov chain.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nidiff.covariance.config import as_covariance
-from nidiff.covariance.modes import Coefficient, Modes, elementwise, root
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.modes import Coefficient, Modes, as_modes
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, expect, one_of
-from nidiff.recipe import is_number
+from nidiff.errors import InputError, one_of
 from nidiff.sampling.step import Chain
 
 
@@ -32,19 +32,19 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
     """
     one_of("variance", variance, ("posterior", "beta", "gaussian"))
     beta, posterior = jump_variances(here, there)
-    mean = mix(x, x0, here, there, fresh=root(posterior))
+    mean = mix(x, x0, here, there, fresh=posterior.root())
     if variance == "gaussian":
-        kept = root(there.sigma**2 - posterior) / here.sigma
+        share = (there.sigma**2 - posterior).root() / here.sigma
         unknown = chain.denoiser.variance(here, over_noise=True)
-        return mean + root(posterior + (there.signal - kept * here.signal) ** 2 * unknown) * chain.noise()
-    return mean + root(posterior if variance == "posterior" else beta) * chain.noise()
+        return mean + (posterior + (there.signal - share * here.signal) ** 2 * unknown).root() * chain.noise()
+    return mean + (posterior if variance == "posterior" else beta).root() * chain.noise()
 
 
 def ddim(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
     """DDIM (eq. 20–21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
     if not 0 <= eta <= 1:
-        raise InputError(f"eta={eta} must be from 0 (deterministic) to 1 (ancestral).")
-    fresh = eta * root(jump_variances(here, there)[1])
+        raise InputError("eta", eta, "is out of range", "choose 0 (deterministic) to 1 (ancestral)")
+    fresh = eta * jump_variances(here, there)[1].root()
     mean = mix(x, x0, here, there, fresh)
     return mean + fresh * chain.noise() if eta else mean
 
@@ -70,38 +70,34 @@ def churn(
     ``colour`` is Σ_c, a covariance in Σ's basis (any, where Σ is white), or its name with its ``keys``
     ("churn:colour=gff,gamma=1"); it is scaled so that h has mean 1. Default: Σ's own.
     """
-    if not (is_number(amount) and amount >= 0):
-        raise InputError(f"amount={amount} must be 0 (no fresh noise) or more.")
+    if not 0 <= amount < math.inf:
+        raise InputError("amount", amount, "is out of range", "choose 0 (no fresh noise) or more")
     if keys and not isinstance(colour, str):
-        raise InputError(f"{next(iter(keys))} is not an option of sampler='churn': it takes amount, colour.")
+        raise InputError(next(iter(keys)), None, "is not an option of `sampler` churn", "it takes amount and colour")
     rate = amount * _relative_colour(chain.denoiser.process.covariance, colour, keys)
-    passed = 2 * (elementwise(torch.log, there.signal / there.sigma) - elementwise(torch.log, here.signal / here.sigma))
-    fresh = there.sigma * root(-elementwise(torch.expm1, -(rate * passed)))
+    passed = 2 * ((there.signal / there.sigma).map(torch.log) - (here.signal / here.sigma).map(torch.log))
+    fresh = there.sigma * (-(-rate * passed).map(torch.expm1)).root()
     mean = mix(x, x0, here, there, fresh)
     return mean + fresh * chain.noise() if amount else mean
 
 
-def _relative_colour(covariance: Covariance, colour: Any, keys: dict[str, Any]) -> Any:
+def _relative_colour(covariance: Covariance, colour: Any, keys: dict[str, Any]) -> Modes:
     """Σ_c / Σ of every mode, with mean 1."""
     if colour is None:
-        return 1.0
+        return as_modes(1.0)
     if isinstance(colour, str):
         boundary = covariance.spatial.boundary
         text = ",".join(f"{key}={value}" for key, value in keys.items())
         colour = as_covariance(f"{colour}:{text}" if text else colour, covariance.event_shape, boundary=boundary)
-    expect("colour", colour, Covariance)
-    if colour.event_shape != covariance.event_shape or not (
-        covariance.is_constant or colour.is_constant or colour.shares_basis(covariance)
-    ):
-        raise InputError(
-            f"colour={colour!r} is not diagonal in the basis of Σ = {covariance!r}: build it over the same shape and "
-            "with the same boundary."
-        )
-    relative = colour.eigenvalues / covariance.eigenvalues
-    return Modes(relative / relative.mean(), covariance if colour.is_constant else colour)
+    try:
+        relative: Modes = colour / covariance
+    except InputError as error:
+        remedy = "build it over the same shape and with the same boundary"
+        raise InputError("colour", colour, f"is not diagonal in the basis of Σ = {covariance!r}", remedy) from error
+    return relative / relative.values.mean().item()
 
 
-def jump_variances(here: Level, there: Level) -> tuple[Any, Any]:
+def jump_variances(here: Level, there: Level) -> tuple[Modes, Modes]:
     """(β, β̃) of the jump from the less noisy level ``there`` to ``here`` (E16, E17)."""
     beta = here.sigma**2 - (here.signal / there.signal * there.sigma) ** 2
     return beta, beta * there.sigma**2 / here.sigma**2
@@ -109,5 +105,5 @@ def jump_variances(here: Level, there: Level) -> tuple[Any, Any]:
 
 def mix(x: Tensor, x0: Tensor, here: Level, there: Level, fresh: Coefficient) -> Tensor:
     """The mean of x' given x and x̂0 when noise of standard deviation ``fresh`` will be added."""
-    kept = root(there.sigma**2 - fresh**2) / here.sigma
-    return kept * x + (there.signal - kept * here.signal) * x0
+    share = (there.sigma**2 - fresh**2).root() / here.sigma
+    return share * x + (there.signal - share * here.signal) * x0

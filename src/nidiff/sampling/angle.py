@@ -3,20 +3,20 @@
 In z = total^-½ (x − signal μ) the probability-flow ODE is dz = F dθ per mode, each turning by π/2 from noise to data at
 its own time. F = 0 for Gaussian data; for a single clean image dF/dθ = −z, and DDIM is the rotation of (z, F) by the
 step in θ. Between the two, dF/dθ ≈ −κ z, with κ = E F² the share of the residual that a network explains: measured by
-`nidiff.measure_kappa`, or else taken from F itself, image by image.
+`nidiff.design.measure_kappa`, or else taken from F itself, image by image.
 """
 
 from bisect import bisect_left
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import Modes, elementwise, ratio
+from nidiff.covariance.modes import Modes
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import CLEAN, Level, broadcast
+from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.errors import InputError, one_of
 from nidiff.sampling.step import Chain
 
@@ -60,42 +60,40 @@ def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int |
 
 def mean_angle(gaussian: GaussianModel, wiener: Wiener) -> float:
     """One clock for all modes, from about 0 to π/2: half the mean of θ weighted by C, half the plain mean."""
-    angle = wiener.angle
-    if not isinstance(angle, Modes):
-        return float(angle)
-    weights = (0.0 * angle + gaussian.variance).values
-    return 0.5 * ((weights * angle.values).sum() / weights.sum() + angle.values.mean()).item()
+    weights = (0.0 * wiener.angle + gaussian.covariance).values
+    angle = wiener.angle.values
+    return 0.5 * ((weights * angle).sum() / weights.sum() + angle.mean()).item()
 
 
 def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, finish: str, second_order: bool) -> Tensor:
-    gaussian, covariance = known_gaussian(chain.denoiser, "an angle sampler"), chain.denoiser.process.covariance
+    gaussian, covariance = known_gaussian(chain.denoiser, "sampler", "angle"), chain.denoiser.process.covariance
     last_step, clip = there is CLEAN, chain.denoiser.clip
     if one_of("finish", finish, ("turn", "denoise")) == "denoise" and last_step:
         return x0
     now, then = gaussian.at(here, covariance), gaussian.at(there, covariance)
     residual, kappa = _residual(chain, gaussian, now, x, x0, here)
     turn = _turn(then.angle - now.angle, kappa)
-    z = broadcast(turn.cos, x) * now.to_z(x) + broadcast(turn.sin, x) * residual
+    z = turn.cos * now.to_z(x) + turn.sin * residual
     if second_order and chain.previous is not None:
         past = chain.previous
         before = gaussian.at(past.level, covariance)
         last = _turn(now.angle - before.angle, kappa)
-        predicted = broadcast(last.cos, x) * _residual(chain, gaussian, before, past.x, past.x0, past.level)[0]
-        predicted = predicted - broadcast(kappa * last.sin, x) * before.to_z(past.x)
-        clock = [mean_angle(gaussian, each) for each in (before, now, then)]
-        stride = min(1.0, ratio(clock[2] - clock[1], clock[1] - clock[0]))
-        z = z + stride * broadcast(turn.rise, x) * (residual - predicted)
+        predicted = last.cos * _residual(chain, gaussian, before, past.x, past.x0, past.level)[0]
+        predicted = predicted - (kappa * last.sin) * before.to_z(past.x)
+        clock = [mean_angle(gaussian, wiener) for wiener in (before, now, then)]
+        stride = min(1.0, (clock[2] - clock[1]) / (clock[1] - clock[0])) if clock[1] != clock[0] else 0.0
+        z = z + (stride * turn.rise) * (residual - predicted)
     x = then.from_z(z)
     return x.clamp(-clip, clip) if last_step and clip is not None else x
 
 
 def _residual(
     chain: Chain, gaussian: GaussianModel, wiener: Wiener, x: Tensor, x0: Tensor, level: Level
-) -> tuple[Tensor, Any]:
+) -> tuple[Tensor, Modes]:
     """(F, κ) at x: F as far as it can be trusted, and κ as it was measured; else the mean of F² over the image."""
     residual, known = wiener.residual(x, x0), chain.denoiser.kappa
     if known is None:
-        return residual, residual.double().square().flatten(1).mean(1).clamp(max=1.0).cpu()
+        return residual, Modes(residual.double().square().flatten(1).mean(1).clamp(max=1.0).cpu())
     kappa, trust = known.at(level, gaussian)
     return trust * residual, kappa
 
@@ -103,22 +101,20 @@ def _residual(
 class _Turn(NamedTuple):
     """Of a step Δ in θ with z'' = −κ z: what it does to z and F, and to a change of F that rises linearly to 1."""
 
-    cos: Any  # cos(√κ Δ)
-    sin: Any  # sin(√κ Δ)/√κ
-    rise: Any  # (1 − cos(√κ Δ))/(κ Δ)
+    cos: Modes  # cos(√κ Δ)
+    sin: Modes  # sin(√κ Δ)/√κ
+    rise: Modes  # (1 − cos(√κ Δ))/(κ Δ)
 
 
-def _turn(step: Any, kappa: Any) -> _Turn:
-    turn = elementwise(torch.sqrt, kappa) * step
-    whole, half = (elementwise(lambda t, n=n: torch.sinc(t / (n * torch.pi)), turn) for n in (1, 2))  # sin(t)/t
-    return _Turn(elementwise(torch.cos, turn), step * whole, step * half**2 / 2)
+def _turn(step: Modes, kappa: Modes) -> _Turn:
+    turn = kappa.map(torch.sqrt) * step
+    whole, half = ((turn / (n * torch.pi)).map(torch.sinc) for n in (1, 2))  # sin(t)/t
+    return _Turn(turn.map(torch.cos), step * whole, step * half**2 / 2)
 
 
-def known_gaussian(denoiser: Denoiser, what: str) -> GaussianModel:
-    """The data's Gaussian, which ``what`` needs, if the denoiser knows it."""
+def known_gaussian(denoiser: Denoiser, argument: str, value: object) -> GaussianModel:
+    """The data's Gaussian, which this value of an argument needs, if the denoiser knows it."""
     if denoiser.gaussian is None:
-        raise InputError(
-            f"{what} needs the data's Gaussian: give the denoiser gaussian=nidiff.fit_gaussian(data), or use sampler "
-            "'dpmpp_2m' with its own spacing and start."
-        )
+        remedy = "give the denoiser gaussian=nidiff.fit_gaussian(data), or use `sampler` 'dpmpp_2m' with its defaults"
+        raise InputError(argument, value, "needs the data's Gaussian", remedy)
     return denoiser.gaussian

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nidiff.covariance.operator import Covariance
-from nidiff.errors import InputError, expect, shown
-from nidiff.recipe import check_number, check_whole, is_number
+from nidiff.covariance.covariance import Covariance
+from nidiff.errors import InputError
+from nidiff.recipe import check_whole
 
 MOST_STEPS = 10_000  # Langevin steps at a level
 SMALLEST = 1e-150
@@ -31,17 +31,16 @@ def variance_ratio(
     A step multiplies a mode by 1 − η, or, in the update as printed, which lacks Σ before the score, by 1 − η/λ; and it
     adds noise of variance 2ησ²λ (E23, E31). A mode without variance counts as one that the score does not move.
     """
-    check_langevin(ratio, sigma_min, steps, check_number("epsilon", epsilon))
-    expect("covariance", covariance, Covariance)
+    check_langevin(ratio, sigma_min, steps, epsilon)
     eta = epsilon / sigma_min**2
     values = covariance.eigenvalues
     if preconditioned:
-        keep = torch.full_like(values, (1 - eta) ** 2)
+        factor = torch.full_like(values, (1 - eta) ** 2)
     else:
-        keep = torch.where(values > 0, 1 - eta / values, 1.0).square()
+        factor = torch.where(values > 0, 1 - eta / values, 1.0).square()
     variance = torch.full_like(values, float(ratio) ** 2)
     for _ in range(steps):
-        variance = keep * variance + 2 * eta
+        variance = factor * variance + 2 * eta
     return variance  # infinite where the steps are unstable
 
 
@@ -57,7 +56,6 @@ def langevin_epsilon(
     Preconditioned it is the isotropic value, and for one step σ_min² (1 − ratio⁻²).
     """
     check_langevin(ratio, sigma_min, steps)
-    expect("covariance", covariance, Covariance)
     values = covariance.eigenvalues
     slowest = 1.0 if preconditioned else values[values > 0].min().item()
 
@@ -72,10 +70,8 @@ def langevin_epsilon(
     costs = [cost(point) for point in grid]
     least = costs.index(min(costs))
     if least == 0:
-        raise InputError(
-            "covariance has no ε at which the update without preconditioning lowers the variance: use "
-            "preconditioned=True, or a covariance with mean eigenvalue 1."
-        )
+        problem = "has no ε at which the update without preconditioning lowers the variance"
+        raise InputError("covariance", None, problem, "use preconditioned=True, or one with mean eigenvalue 1")
     return math.exp(_golden_section(cost, grid[least] - step, grid[least] + step)) * sigma_min**2
 
 
@@ -90,16 +86,15 @@ def pixel_mean(variance: Tensor, covariance: Covariance) -> float:
 
 
 def check_ratio(ratio: float) -> None:
-    if not (is_number(ratio) and 1 < ratio < 1 / SMALLEST):
-        raise InputError(f"ratio={shown(ratio)} must be above 1, and finite: it is the larger σ over the smaller.")
+    if not 1 < ratio < 1 / SMALLEST:
+        raise InputError("ratio", ratio, "is out of range", "choose a number above 1, the larger σ over the smaller")
 
 
 def check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | None = None) -> None:
     check_ratio(ratio)
-    given = {"sigma_min": sigma_min} if epsilon is None else {"sigma_min": sigma_min, "epsilon": epsilon}
-    for argument, value in given.items():
-        if not (is_number(value) and SMALLEST < value < 1 / SMALLEST):
-            raise InputError(f"{argument}={shown(value)} must be a positive number that float64 can square.")
+    for argument, value in (("sigma_min", sigma_min), ("epsilon", 1.0 if epsilon is None else epsilon)):
+        if not SMALLEST < value < 1 / SMALLEST:
+            raise InputError(argument, value, "is out of range", "choose a positive number that float64 can square")
     check_whole("steps", steps, 1, MOST_STEPS)
 
 

@@ -11,10 +11,10 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from nidiff.covariance.matrix import Identity
+from nidiff.covariance.families import Identity
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, choose, shown
-from nidiff.recipe import check_whole, is_number
+from nidiff.errors import InputError, choose
+from nidiff.recipe import check_whole
 from nidiff.sampling.annealing import MOST_STEPS, langevin_epsilon
 from nidiff.sampling.step import Chain, Step
 
@@ -40,15 +40,16 @@ def als(
     _check_exploding(chain, "als")
     check_whole("steps_per_level", steps_per_level, 1, MOST_STEPS)
     if epsilon is None and not preconditioned:
-        raise InputError("preconditioned=False has no default epsilon: give one, as calibrate finds it.")
+        remedy = "give one, as calibrate computes it"
+        raise InputError("epsilon", None, "has no default without `preconditioned`", remedy)
     above, below = (here, there) if chain.previous is None else (chain.previous.level, here)
-    if epsilon is None and above.sigma == below.sigma:
-        raise InputError("als at a single level has no default epsilon: give one.")
+    if epsilon is None and float(above.sigma) == float(below.sigma):
+        raise InputError("epsilon", None, "has no default at a single level", "give one")
     ratio = float(above.sigma) / float(below.sigma)
     eta = best_eta(ratio, steps_per_level) if epsilon is None else _eta(chain, epsilon)
     if epsilon is not None and eta >= 2:
-        limit = 2 * epsilon / eta
-        raise InputError(f"epsilon={epsilon} makes Langevin unstable: give less than 2 sigma_min² = {limit:.4g}.")
+        limit = f"give less than 2 sigma_min² = {2 * epsilon / eta:.4g}"
+        raise InputError("epsilon", epsilon, "makes Langevin unstable", limit)
     for step in range(steps_per_level):
         x0 = chain.denoiser(x, here) if step else x0
         x = langevin(chain, x, x0, here, eta, preconditioned)
@@ -78,10 +79,8 @@ def cas(
         low, high = (
             float(chain.denoiser.process.schedule.sigma[0]) ** 2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)
         )
-        raise InputError(
-            f"epsilon={epsilon:g} is not feasible for cas with levels a factor {ratio:.6g} apart: "
-            f"give one from {low:.4g} to {high:.4g}, or use more levels."
-        )
+        problem = f"is not feasible for cas with levels a factor {ratio:.6g} apart"
+        raise InputError("epsilon", epsilon, problem, f"give one from {low:.4g} to {high:.4g}, or use more levels")
     return (
         _drift(chain, x, x0, here, eta, preconditioned)
         + math.sqrt(max(beta_squared, 0.0)) * float(there.sigma) * chain.noise()
@@ -105,15 +104,15 @@ def predictor_corrector(
     """
     check_whole("corrector_steps", corrector_steps, 0, MOST_STEPS)
     if not 0 < eta < 2:
-        raise InputError(f"eta={eta} must be between 0 and 2, where the Langevin step is stable.")
+        raise InputError("eta", eta, "makes the Langevin step unstable", "choose 0 < eta < 2")
     from nidiff.sampling.sampler import SAMPLERS  # which has this step, too
 
     steps = {
-        name: one.step for name, one in SAMPLERS.items() if not one.settles and one.step is not predictor_corrector
+        name: sampler.step
+        for name, sampler in SAMPLERS.items()
+        if not sampler.settles and sampler.step is not predictor_corrector
     }
     chosen = choose("predictor", predictor, steps)
-    if not callable(chosen):
-        raise InputError(f"predictor={shown(predictor)} must be a name of a sampler, or a step.")
     x = chosen(chain, x, x0, here, there)
     for _ in range(corrector_steps):
         x = langevin(chain, x, chain.denoiser(x, there), there, eta)
@@ -137,17 +136,16 @@ def best_eta(ratio: float, steps: int) -> float:
 
 
 def _eta(chain: Chain, epsilon: float) -> float:
-    if not (is_number(epsilon) and epsilon > 0):
-        raise InputError(f"epsilon={epsilon} must be a positive number, such as calibrate finds.")
     eta = epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
-    if eta > LARGEST_ETA:
-        raise InputError(f"epsilon={epsilon} makes Langevin unstable: give about sigma_min², such as calibrate finds.")
+    if not 0 < eta <= LARGEST_ETA:
+        raise InputError("epsilon", epsilon, "makes Langevin unstable", "give about sigma_min², as calibrate computes")
     return eta
 
 
 def _check_exploding(chain: Chain, name: str) -> None:
     schedule = chain.denoiser.process.schedule
     if schedule.event_shape:
-        raise InputError(f"sampler={name!r} has one step for all modes, and {schedule!r} has levels per mode: use pc.")
+        raise InputError("sampler", name, f"has one step for all modes, and {schedule!r} levels per mode", "use pc")
     if schedule.keeps != "signal" or schedule.has_own_signal:
-        raise InputError(f"sampler={name!r} needs a schedule with signal 1 (smld_geometric, ve): use another for VP.")
+        remedy = "use another sampler for VP"
+        raise InputError("sampler", name, "needs a schedule with signal 1 (smld_geometric, ve)", remedy)

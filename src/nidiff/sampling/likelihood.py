@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.diffusion.family import check_forgotten
 from nidiff.diffusion.gaussian import as_bits, check_bins
-from nidiff.errors import InputError, choose, one_of, shown
+from nidiff.diffusion.schedule import check_forgotten
+from nidiff.errors import InputError, choose, one_of
 from nidiff.extras import require
 from nidiff.memory import require_memory
 from nidiff.randomness import Generators, white_noise
-from nidiff.recipe import check_whole, is_number
+from nidiff.recipe import check_whole
 
 # (velocity, x, probes) -> div(velocity) per image, given velocity as a function of x on the autograd tape.
 Trace = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -40,39 +40,40 @@ def log_likelihood(
     odeint = require("torchdiffeq").odeint
 
     check_denoiser(denoiser)
-    if not all(getattr(one, "is_differentiable", True) for one in denoiser.corrections):
-        raise InputError("denoiser is given an observation, of which there is no likelihood: use the one without.")
+    if not all(getattr(correction, "is_differentiable", True) for correction in denoiser.corrections):
+        remedy = "use the denoiser without the observation"
+        raise InputError("denoiser", None, "has an observation, for which there is no likelihood", remedy)
     divergence_of = choose("trace", trace, TRACES)
-    if not callable(divergence_of):
-        raise InputError(f"trace={shown(trace)} must be a name in TRACES, or a function.")
     one_of("method", method, METHODS)
     num_probes = check_whole("num_probes", num_probes, 1, MOST_PROBES)
     process, schedule = denoiser.process, denoiser.process.schedule
     check_forgotten(schedule)
     process.check_batch("x", x)
     if not bool(torch.isfinite(x).all()):
-        raise InputError("x has NaN or infinite values: remove those images.")
-    if len(schedule) < 2 or not all(is_number(tolerance) and tolerance > 0 for tolerance in (rtol, atol)):
-        tolerances = f"rtol={shown(rtol)}, atol={shown(atol)}"
-        raise InputError(f"{tolerances} must be positive, and the schedule have two levels or more.")
-    require_memory(f"num_probes={num_probes}", 4 * float(num_probes) * x.numel(), "use fewer")
+        raise InputError("x", None, "has NaN or infinite values", "remove those images")
+    for argument, tolerance in (("rtol", rtol), ("atol", atol)):
+        if not 0 < tolerance < math.inf:
+            raise InputError(argument, tolerance, "is out of range", "choose a small positive number")
+    if len(schedule) < 2:
+        raise InputError("schedule", schedule, "has one level", "use one with two levels or more")
+    require_memory("num_probes", num_probes, 4 * float(num_probes) * x.numel(), "use fewer")
     x = x.to(torch.promote_types(x.dtype, torch.float32))  # an integral in half precision is off by a tenth
     denoiser.check_levels(x.dtype, range(len(schedule)))
     if len(x) == 0:
         return x.new_zeros(0)
     probes = white_noise((len(x), num_probes, *x.shape[1:]), generator, dtype=x.dtype, device=x.device).sign()
-    highest, lowest = schedule.clock.tolist()
+    highest, lowest = process.clock.tolist()
 
     def dynamics(clock: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         # In float32 the clock may round to just outside the schedule, where there are no labels.
-        level = schedule.level_on_clock(min(max(clock.item(), lowest), highest))
+        level = process.level_on_clock(min(max(clock.item(), lowest), highest))
         with torch.enable_grad():
             at = state[0].detach().requires_grad_()
             velocity = process.flow(at, denoiser(at, level), level)
             divergence = divergence_of(velocity, at, probes)
         return velocity.detach(), divergence.detach()
 
-    span = schedule.clock.to(x.device)
+    span = process.clock.to(x.device)
     start = (x.detach(), torch.zeros(len(x), dtype=x.dtype, device=x.device))
     with torch.no_grad():
         # step_t: end exactly at the last level, or the solver would ask for labels beyond it.
@@ -80,8 +81,8 @@ def log_likelihood(
         try:
             path, change = odeint(dynamics, start, span, rtol=rtol, atol=atol, method=method, options=ends)
         except AssertionError as error:  # its step became 0
-            remedy = "use larger tolerances, or a network without NaN"
-            raise InputError(f"rtol={rtol}, atol={atol} cannot be met ({error}): {remedy}.") from error
+            remedy = "use a larger one and a larger `atol`, or a network without NaN"
+            raise InputError("rtol", rtol, f"cannot be met ({error})", remedy) from error
         return process.prior_log_prob(path[-1]) + change[-1]
 
 

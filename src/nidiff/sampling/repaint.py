@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from nidiff.covariance.modes import root
 from nidiff.diffusion.schedule import Level
 from nidiff.recipe import check_whole
 from nidiff.sampling.ancestral import ancestral, jump_variances
@@ -20,7 +19,7 @@ def repaint(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, r
     method="replacement"), it is what makes the rest agree with it. Every repeat calls the network once.
     """
     check_whole("repeats", repeats, 1, MOST_REPEATS)
-    beta = root(jump_variances(here, there)[0])
+    beta = jump_variances(here, there)[0].root()
     x = ancestral(chain, x, x0, here, there)
     for _ in range(repeats - 1):
         above = here.signal / there.signal * x + beta * chain.noise()

@@ -1,11 +1,9 @@
 """Solvers of the probability-flow ODE and the reverse SDE, written in x̂0: the coefficients are the isotropic ones."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import elementwise, ratio, root
+from nidiff.covariance.modes import Modes
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
 from nidiff.sampling.ancestral import mix
@@ -30,7 +28,7 @@ def heun(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, aver
     if one_of("average", average, ("x0", "velocity")) == "velocity":
         schedule = chain.denoiser.process.schedule
         if schedule.keeps != "sum" or schedule.has_own_signal:
-            raise InputError(f"average='velocity' of heun is for flow matching, not {schedule!r}: leave it out.")
+            raise InputError("average", average, f"is for flow matching, not for {schedule!r}", "leave it out")
         ahead = (guess - chain.denoiser(guess, there)) / there.sigma
         return x + (there.sigma - here.sigma) / 2 * ((x - x0) / here.sigma + ahead)
     return mix(x, (x0 + chain.denoiser(guess, there)) / 2, here, there, fresh=0.0)
@@ -42,16 +40,17 @@ def dpmpp_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> 
     if chain.previous is not None:
         before = chain.previous
         last = half_logsnr(here) - half_logsnr(before.level)
-        x0 = x0 + ratio(step, 2 * last) * (x0 - before.x0)
-    return (there.sigma / here.sigma) * x - (there.signal * elementwise(torch.expm1, -step)) * x0
+        x0 = x0 + step.ratio(2 * last) * (x0 - before.x0)
+    return (there.sigma / here.sigma) * x - (there.signal * (-step).map(torch.expm1)) * x0
 
 
 def euler_maruyama(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level) -> Tensor:
     """Euler–Maruyama on the reverse SDE with log-SNR as clock: dx = (slope x + sigma² Σ s) dℓ + sigma Σ^½ dw̄ (R6)."""
     step = 2 * (half_logsnr(there) - half_logsnr(here))
     drift = chain.denoiser.process.reverse_drift(x, x0, here)
-    return x + step * drift + (here.sigma * root(step)) * chain.noise()
+    return x + step * drift + (here.sigma * step.root()) * chain.noise()
 
 
-def half_logsnr(level: Level) -> Any:
-    return elementwise(torch.log, level.signal / level.sigma)
+def half_logsnr(level: Level) -> Modes:
+    """½ log(signal² / sigma²)."""
+    return (level.signal / level.sigma).map(torch.log)

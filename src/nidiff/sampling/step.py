@@ -1,4 +1,4 @@
-"""What a sampler step is given, and what a sampler is."""
+"""What a step of a sampler gets, what a sampler is, and the loop that takes its steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.schedule import CLEAN, Level
+from nidiff.diffusion.spacing import Spacing
 
 
 class Past(NamedTuple):
-    """What the step before this one saw."""
+    """The step before this one: its level, its state and its x̂0."""
 
     level: Level
-    x0: Tensor  # its x̂0
-    x: Tensor  # and the state it was at
+    x0: Tensor
+    x: Tensor
 
 
 @dataclass
@@ -27,14 +28,22 @@ class Chain:
     previous: Past | None = None
 
 
+class Visit(NamedTuple):
+    """What a callback gets at each level, before the step that leaves it."""
+
+    step: int  # from 1 to num_steps
+    num_steps: int
+    level: Level
+    x: Tensor  # the state at ``level``
+    x0: Tensor  # and the clean image expected from it
+
+
 # (chain, x, x̂0 at x, here, there, **options) -> x at the level ``there``, which has less noise than ``here``.
 Step = Callable[..., Tensor]
-# (schedule, count) -> the rows of the levels to visit, falling.
-Spacing = Callable[[Schedule, int], list[int]]
 
 
 class Sampler(NamedTuple):
-    """How to get from one level to the next, and which levels to visit if nothing is said."""
+    """A step, and the levels to visit by default."""
 
     step: Step
     spacing: str | Spacing = "uniform"
@@ -42,17 +51,15 @@ class Sampler(NamedTuple):
     """How many levels, or all the schedule has if those are fewer; None: all of them."""
     settles: bool = False
     """Whether it also takes its step at the last level, to stay there."""
-
     finishes: bool = False
     """Whether it takes the step to the clean image itself; others end with x̂0 of the last level."""
-
     start: str = "prior"
     """Where it begins: "prior", or "gaussian", lower, from the Gaussian model of the data."""
-    bound: float | None = None
-    """How much that may lose, in nats per dimension; None: `nidiff.sampling.warm.BOUND`."""
+    max_loss: float | None = None
+    """How much that may lose, in nats per dimension; None: `nidiff.sampling.warm.MAX_LOSS`."""
 
 
-def walk(
+def run_chain(
     chain: Chain,
     x: Tensor,
     levels: Sequence[Level],
@@ -60,18 +67,19 @@ def walk(
     options: dict[str, Any],
     *,
     denoise: bool = True,
-    visit: Callable[[int, Level, Tensor, Tensor], None] | None = None,
+    callback: Callable[[Visit], None] | None = None,
 ) -> Tensor:
-    """x at the first of ``levels`` taken to the last, and, to ``denoise``, from there to the clean image."""
+    """Take x from the first of ``levels`` to the last and, to ``denoise``, from there to the clean image."""
+    levels = [*levels, levels[-1]] if sampler.settles else levels
     for index, here in enumerate(levels):
         last = index == len(levels) - 1
         if last and not denoise:
             break
         x0 = chain.denoiser(x, here)
-        if visit is not None:
-            visit(index, here, x, x0)
+        if callback is not None:
+            callback(Visit(index + 1, len(levels), here, x, x0))
         there = CLEAN if last else levels[index + 1]
-        seen = Past(here, x0, x)
+        past = Past(here, x0, x)
         x = x0 if last and not sampler.finishes else sampler.step(chain, x, x0, here, there, **options)
-        chain.previous = seen
+        chain.previous = past
     return x

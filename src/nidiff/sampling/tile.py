@@ -27,8 +27,8 @@ def tile_size(*event: int) -> int:
 
 
 class Tiled(torch.nn.Module):
-    """``net`` called on ``size`` images at a time, the last ones filled up with copies; a label per image, and a row of
-    each condition."""
+    """``net`` called on ``size`` images at a time, the last of which are filled up with copies; with a label and a row
+    of every condition per image."""
 
     def __init__(self, net: Callable[..., Any], size: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Tiled(torch.nn.Module):
         missing = -len(x) % self.size
         index = torch.arange(len(x) + missing, device=x.device).clamp(max=len(x) - 1)
         parts = []
-        for own in index.split(self.size):
-            told = {name: value[own] if isinstance(value, Tensor) else value for name, value in conditions.items()}
-            parts.append(as_tensor(self.net(x[own], label[own], **told)))
+        for part in index.split(self.size):
+            values = {name: value[part] if isinstance(value, Tensor) else value for name, value in conditions.items()}
+            parts.append(as_tensor(self.net(x[part], label[part], **values)))
         return torch.cat(parts)[: len(x)]

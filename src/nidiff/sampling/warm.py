@@ -11,14 +11,12 @@ since its derivative is ½ SNR times what E[x0 | x] is better than the Wiener fi
 
 import torch
 
-from nidiff.covariance.modes import Modes
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
-from nidiff.errors import InputError, expect, shown
-from nidiff.recipe import check_number, is_number, plain
+from nidiff.errors import InputError
 
-BOUND = 0.005
-"""Nats per dimension that a warm start may lose, whatever the data, if nothing is said."""
+MAX_LOSS = 0.005
+"""Nats per dimension that a warm start may lose by default, whatever the data."""
 
 
 def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: Kappa | None = None) -> float:
@@ -27,13 +25,9 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
 
     Between the rows at which κ is known its mean counts; beyond the noisiest of them, what it is there.
     """
-    expect("process", process, Process)
-    expect("gaussian", gaussian, GaussianModel, "fit one by nidiff.fit_gaussian(data)")
     if kappa is None:
         return _information(process, gaussian, row).mean().item()
-    expect("kappa", kappa, Kappa, "measure it by nidiff.measure_kappa(denoiser, data)")
     kappa.check(gaussian)
-    row = check_number("row", row)
     rows = [row, *(each for each in kappa.rows.tolist() if each > row)]
     total, last = torch.zeros_like(kappa.values[0], dtype=torch.float64), None
     for each in reversed(rows):
@@ -47,16 +41,18 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
     return total.mean().item()
 
 
-def start_row(process: Process, gaussian: GaussianModel, bound: float | None = None, kappa: Kappa | None = None) -> int:
-    """The least noisy row at which the loss is at most ``bound``, whatever the data; the noisiest if it may be more
+def start_row(
+    process: Process, gaussian: GaussianModel, max_loss: float | None = None, kappa: Kappa | None = None
+) -> int:
+    """The least noisy row at which the loss is at most ``max_loss``, whatever the data; the noisiest if it may be more
     everywhere. With ``kappa`` the loss is an estimate: that of a network is less than the exact one."""
-    bound = BOUND if bound is None else plain(bound)
-    if not (is_number(bound) and bound > 0):
-        raise InputError(f"bound={shown(bound)} must be a positive number, of nats per dimension.")
+    max_loss = MAX_LOSS if max_loss is None else max_loss
+    if not max_loss > 0:
+        raise InputError("max_loss", max_loss, "is not positive", "give nats per dimension, such as 0.005")
     low, high = 0, len(process.schedule) - 1  # the loss falls with the rows
     while low < high:
         middle = (low + high) // 2
-        if gaussian_loss(process, gaussian, middle, kappa) <= bound:
+        if gaussian_loss(process, gaussian, middle, kappa) <= max_loss:
             high = middle
         else:
             low = middle + 1
@@ -66,6 +62,4 @@ def start_row(process: Process, gaussian: GaussianModel, bound: float | None = N
 def _information(process: Process, gaussian: GaussianModel, row: float) -> torch.Tensor:
     """½ log(1 + signal² C / (sigma² Σ)) of every mode, or of all alike: what x tells of x0 if that is Gaussian."""
     level = process.schedule.level(row)
-    ratio = level.signal**2 * gaussian.variance / (level.sigma**2 * gaussian.noise(process.covariance))
-    values = ratio.values if isinstance(ratio, Modes) else torch.as_tensor(ratio, dtype=torch.float64, device="cpu")
-    return 0.5 * values.log1p()
+    return 0.5 * ((level.signal / level.sigma) ** 2 * gaussian.check_basis(process.covariance)).values.log1p()

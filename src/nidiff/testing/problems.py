@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import Coefficient, Modes
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.modes import Coefficient, as_modes
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule, broadcast
+from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 from nidiff.randomness import white_noise
-from nidiff.sampling.sampler import Visit, as_sampler, sample
-from nidiff.sampling.step import Chain, Sampler, Step
+from nidiff.sampling.sampler import as_sampler, sample
+from nidiff.sampling.step import Chain, Sampler, Step, Visit
 
 AnySampler = str | Sampler | Step
 
@@ -34,9 +34,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def as_matrix(coefficient: Coefficient, size: int) -> Tensor:
     """What a number, or one number per mode, does to an event of ``size`` entries, as a matrix."""
     unit = torch.eye(size, dtype=torch.float64, device="cpu")
-    if isinstance(coefficient, Modes):
-        return coefficient(unit.reshape(size, *coefficient.basis.event_shape)).reshape(size, size)
-    return coefficient * unit
+    modes = as_modes(coefficient)
+    return (modes @ unit.reshape(size, *modes.event_shape or (size,))).reshape(size, size)
 
 
 class Gaussian:
@@ -52,7 +51,7 @@ class Gaussian:
 
     def marginal(self, level: Level) -> tuple[Tensor, Tensor]:
         """Mean and covariance of x at a level."""
-        signal, sigma = (as_matrix(each, self.covariance.size) for each in (level.signal, level.sigma))
+        signal, sigma = (as_matrix(modes, self.covariance.size) for modes in (level.signal, level.sigma))
         return signal @ self.mean, signal @ self.matrix @ signal.T + sigma @ self.noise_matrix @ sigma.T
 
     def denoise(self, x: Tensor, level: Level) -> Tensor:
@@ -68,10 +67,13 @@ class Gaussian:
         root = torch.linalg.cholesky(self.noise_matrix)
         whiten = torch.linalg.inv(root)
         c, modes = torch.linalg.eigh(whiten @ self.matrix @ whiten.T)
-        scale = ((there.signal**2 * c + there.sigma**2) / (here.signal**2 * c + here.sigma**2)).sqrt()
+        (signal, sigma), (signal_there, sigma_there) = (
+            (float(level.signal), float(level.sigma)) for level in (here, there)
+        )
+        scale = ((signal_there**2 * c + sigma_there**2) / (signal**2 * c + sigma**2)).sqrt()
         flow = root @ (modes * scale) @ modes.T @ whiten
-        flat = x.reshape(len(x), -1) - here.signal * self.mean
-        return (there.signal * self.mean + flat @ flow.T).reshape(x.shape)
+        flat = x.reshape(len(x), -1) - signal * self.mean
+        return (signal_there * self.mean + flat @ flow.T).reshape(x.shape)
 
     def log_prob(self, x: Tensor, level: Level) -> Tensor:
         mean, covariance = self.marginal(level)
@@ -92,7 +94,7 @@ def smooth_net(event_shape: tuple[int, ...]) -> Callable[[Tensor, Tensor], Tenso
     first, second = normal(size, size) / size**0.5, normal(size, size, seed=1) / size**0.5
 
     def net(x: Tensor, label: Tensor) -> Tensor:
-        hidden = torch.tanh(x.flatten(1) @ first + broadcast(0.01 * label.double(), x.flatten(1)))
+        hidden = torch.tanh(x.flatten(1) @ first + 0.01 * label.to(x.dtype).reshape(-1, 1))
         return (hidden @ second).reshape(x.shape)
 
     return net
@@ -134,9 +136,9 @@ def output_covariance(
         every: dict[str, Any] = {"num_steps": len(schedule), "denoise": False, "dtype": torch.float64, **options}
         return sample(problem.denoiser(process), (batch, *problem.shape), sampler=sampler, **every).reshape(batch, -1)
 
-    silent = Impulses(schedule, problem.covariance, root[:, :0])
-    states(silent, 1)  # how often it draws
-    x = states(Impulses(schedule, problem.covariance, root), silent.draws * root.shape[1])
+    counter = Impulses(schedule, problem.covariance, root[:, :0])
+    states(counter, 1)  # how often it draws
+    x = states(Impulses(schedule, problem.covariance, root), counter.draws * root.shape[1])
     return x.T @ x
 
 
@@ -150,7 +152,7 @@ def output_law(
     must not look at the step before.
     """
     covariance, schedule = denoiser.process.covariance, denoiser.process.schedule
-    chosen, told = as_sampler(sampler, options)
+    chosen, options = as_sampler(sampler, options)
     size, item = covariance.size, (1, *covariance.event_shape)
     unit = torch.eye(size, dtype=torch.float64, device="cpu")
     root = unit if white else torch.linalg.cholesky(covariance.dense())
@@ -181,7 +183,7 @@ def output_law(
 
         def step(x: Tensor, noise: Callable[[], Tensor], here: Level = here, there: Level = there) -> Tensor:
             x0 = denoiser(x, here)
-            return x0 if there is CLEAN else chosen.step(Chain(denoiser, noise), x, x0, here, there, **told)
+            return x0 if there is CLEAN else chosen.step(Chain(denoiser, noise), x, x0, here, there, **options)
 
         with torch.no_grad():
             added, own, fresh = affine(step, draws)
@@ -204,7 +206,7 @@ def whitened_paths(
     paths = []
     for denoiser in (coloured, white):
         visits: list[Visit] = []
-        given: dict[str, Any] = {"num_steps": 15, "seeds": [5, 6, 7], "dtype": torch.float64, **options}
+        given: dict[str, Any] = {"num_steps": 15, "generator": [5, 6, 7], "dtype": torch.float64, **options}
         torch.manual_seed(5)  # for a sampler that does not draw from its chain
         sample(denoiser, (3, *covariance.event_shape), sampler=sampler, callback=visits.append, **given)
         paths.append([visit.x for visit in visits])

@@ -26,9 +26,9 @@ def gaussian_baseline(experiment: Experiment, images: Dataset, gaussian: Gaussia
     if gaussian is None:
         return {}
     split = "train"
-    if not experiment.data.startswith("hf:"):
+    if not experiment.data.source.startswith("hf:"):
         with contextlib.suppress(InputError, OSError):
-            held_out = experiment.load_data(split="test", scaling=images.scaling, progress=False)
+            held_out = experiment.data.load("test", annotations=(), scaling=images.scaling, progress=False)
             if held_out.shape == images.shape and len(held_out):
                 images, split = held_out, "test"
     key, value, count = mean_cost(gaussian, images)
@@ -51,9 +51,9 @@ def mean_cost(gaussian: GaussianModel, data: Dataset) -> tuple[str, float, int]:
     return BITS if is_whole else NATS, float(f"{nats / math.log(2) if is_whole else nats:.4g}"), len(rows)
 
 
-def baseline_text(found: Any) -> str | None:
-    """What `gaussian_baseline` found, in words; None if it is nothing, or is not what it wrote."""
-    known = found if isinstance(found, dict) else {}
+def baseline_text(facts: Any) -> str | None:
+    """What `gaussian_baseline` measured, in words; None if it is nothing, or is not what it wrote."""
+    known = facts if isinstance(facts, dict) else {}
     kind = "held-out" if known.get("split") == "test" else "training"
     for key, words in WORDS.items():
         if fits(known.get(key), float) and fits(known.get("images"), int):

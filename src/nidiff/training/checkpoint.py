@@ -40,7 +40,7 @@ class Checkpoint(NamedTuple):
     state: dict[str, Any]
     optimizer: dict[str, Any] | None
     path: Path
-    run: dict[str, str] | None  # the identity of the run that saved it; version 0.1 stored none
+    run: dict[str, str]  # the identity of the run that saved it
     damaged: list[str]
 
 
@@ -76,10 +76,9 @@ def save_checkpoint(
         for other in until_now[:-keep] if keep else []:
             remove_folder(other)
     except OSError as error:
-        raise InputError(
-            f"Checkpoint {path.name} could not be saved in {folder} ({error.strerror or error}): "
-            f"the run can be resumed from {_newest_whole(folder)}."
-        ) from error
+        problem = f"cannot be saved ({error.strerror or error})"
+        remedy = f"make room; the run can be resumed from {_newest_whole(folder)}"
+        raise FileError("out", str(path), problem, remedy) from error
     return path
 
 
@@ -87,27 +86,24 @@ def load_checkpoint(
     folder: Path,
     run: Identity | None = None,
     *,
-    nameless: bool = True,
     use: Callable[[Checkpoint], None] = lambda checkpoint: None,
 ) -> Checkpoint | None:
     """The newest checkpoint that its manifest verifies; ``None`` if there is none at all.
 
     ``damaged`` names the newer ones it skipped, newest first: ``001000/model.safetensors: checksum differs``. With
-    ``run``, those of another run are skipped too and, unless ``nameless``, those that name no run. ``use`` is called
-    with the checkpoint, which is skipped if that fails.
+    ``run``, those of another run are skipped too; and one for which ``use``, called with it, fails.
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
             checkpoint = _read(path)._replace(damaged=damaged)
-            _check_run(checkpoint, run, nameless)
-            _use(checkpoint, use)
+            _use(checkpoint, run, use)
             return checkpoint
         except _Damage as damage:  # noqa: PERF203 - the next one is the remedy
             damaged.append(f"{path.name}/{damage}")
     if damaged:
-        remedy = "restore one from a copy, or begin a new run"
-        raise InputError(f"no checkpoint in {folder} can be used ({', '.join(damaged)}): {remedy}.")
+        problem = f"has no checkpoint that can be used ({', '.join(damaged)})"
+        raise FileError("out", str(folder), problem, "restore one from a copy, or begin a new run")
     return None
 
 
@@ -127,16 +123,13 @@ def has_checkpoint(folder: Path) -> bool:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The checkpoints in ``folder``, damaged ones included, by step."""
-    found: dict[int, Path] = {}
-    try:
-        entries = sorted(folder.iterdir()) if folder.is_dir() else []
-    except OSError as error:
-        raise InputError(f"{folder} cannot be read ({error.strerror}): check its permissions and the disk.") from error
+    by_step: dict[int, Path] = {}
+    entries = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in entries:
         match = _NAME.fullmatch(path.name)
         if match and match[1] != ASIDE and path.is_dir():
-            found[int(match[2])] = path  # one that was being replaced comes first, and counts only if it is alone
-    return [found[step] for step in sorted(found)]
+            by_step[int(match[2])] = path  # one that was being replaced comes first, and counts only if it is alone
+    return [by_step[step] for step in sorted(by_step)]
 
 
 # Writing ---------------------------------------------------------------------------------------------------------
@@ -207,10 +200,9 @@ def _manifest(path: Path) -> dict[str, Any]:
         raise _Damage(f"{_MANIFEST}: checksum differs") from error
     files, version = manifest.get("files"), manifest.get("format")
     if isinstance(version, int) and version != FORMAT:
-        raise InputError(
-            f"{path} has checkpoint format {version}, written by nidiff {manifest.get('nidiff')!s:.40}, and nidiff "
-            f"{__version__} reads format {FORMAT}: use that version of nidiff, or start a new run."
-        )
+        problem = f"has checkpoint format {version}, and nidiff {__version__} reads format {FORMAT}"
+        remedy = f"use nidiff {manifest.get('nidiff')!s:.40}, which wrote it, or start a new run"
+        raise FileError("out", str(path), problem, remedy)
     if version != FORMAT or not isinstance(files, dict) or not all(map(_is_named, files.items())):
         raise _Damage(f"{_MANIFEST}: not that of a checkpoint")
     return files
@@ -221,14 +213,9 @@ def _is_named(entry: tuple[str, Any]) -> bool:
     return Path(entry[0]).name == entry[0] and isinstance(entry[1], dict)
 
 
-def _check_run(checkpoint: Checkpoint, run: Identity | None, nameless: bool) -> None:
-    if run is None or (nameless and checkpoint.run is None):
-        return
-    if changed := changed_parts(checkpoint.run or {}, run):
+def _use(checkpoint: Checkpoint, run: Identity | None, use: Callable[[Checkpoint], None]) -> None:
+    if run is not None and (changed := changed_parts(checkpoint.run, run)):
         raise _Damage(f"{_STATE}: of another run, which differs in {changed}")
-
-
-def _use(checkpoint: Checkpoint, use: Callable[[Checkpoint], None]) -> None:
     try:
         use(checkpoint)
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:

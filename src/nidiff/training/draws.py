@@ -3,19 +3,12 @@
 A process that trains images 32 … 63 of the batch asks for those and gets what one process alone would have used.
 """
 
-import hashlib
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from nidiff.randomness import permutation
-
-
-def mixed_seed(*numbers: int) -> int:
-    """One seed from several numbers: different numbers, unrelated seeds."""
-    digest = hashlib.blake2b(",".join(map(str, numbers)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+from nidiff.randomness import mixed_seed, permutation
 
 
 def image_indices(seed: int, total: int, start: int, count: int) -> Tensor:

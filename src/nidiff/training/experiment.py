@@ -7,28 +7,23 @@ import dataclasses
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from nidiff.errors import InputError, one_of, shown
+from tyro.conf import arg
+
+from nidiff.data.spec import DataSpec, changed_flags
+from nidiff.errors import FileError, InputError, one_of, shown
 from nidiff.files import as_path, read_object
-from nidiff.recipe import fits, is_number
+from nidiff.recipe import fits
 
 if TYPE_CHECKING:
-    from torch import Tensor
-    from torch.nn import Module
-
-    from nidiff.covariance.operator import Covariance
-    from nidiff.data.dataset import Dataset
-    from nidiff.diffusion.condition import Condition
-    from nidiff.diffusion.gaussian import GaussianModel
     from nidiff.diffusion.schedule import Schedule
 
-FORMAT = 2  # format 1, of version 0.1, called num_steps sample_steps
+FORMAT = 2  # format 1 is that of version 0.1
 EXPERIMENT, BEGUN = "experiment.json", ".begun-run"  # in a run directory; the latter while a run begins in it
 FREE = {"free": True}  # may change when a run is resumed, since it does not change the mathematics of a step
 
@@ -37,39 +32,8 @@ FREE = {"free": True}  # may change when a run is resumed, since it does not cha
 class Experiment:
     """What is trained, on what, and how. Every field is a flag of ``nidiff train``."""
 
-    data: str = "digits"
-    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz,
-    NetCDF or HDF5 (.nc, .h5), Zarr (.zarr)."""
-    data_dir: Path | None = field(default=None, metadata=FREE)
-    """Where the official files of a named data set are, if they are not to be found or downloaded."""
-    size: int | None = None
-    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
-    channels: int | None = None
-    """1 (grey) or 3 (colour), if not as the images are."""
-    skip_corrupt: bool = False
-    """Leave out images of a folder that cannot be read, and list them."""
-    layout: str | None = None
-    """What the axes of an array are, in its order, such as NCHW: N for the items, C for the channels, and L, T, D, H,
-    W, X, Y or Z. For a folder, NTHWC: each subfolder has the frames of one video."""
-    variables: tuple[str, ...] = ()
-    """Of NetCDF, HDF5 and Zarr: the variables that become channels, if not all; of .npz: its array."""
-    sample_axis: str | None = None
-    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one."""
-    scaling: tuple[str, ...] = ("auto",)
-    """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
-    standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
-    standard for floats, and the range of the type for 8 and 16 bits."""
-    missing: str = "refuse"
-    """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units."""
-    held_out: str | None = None
-    """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
-    such as time=2010-01-01: or item=0:99."""
-    labels: str | None = None
-    """Train with classes: data (those of the data set, or the subfolders of a folder), an .npy or .npz file of whole
-    numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
-    condition: str | None = None
-    """Train with numbers or fields that are known of each item: an .npy or .npz file [N, P], or [N, C, *event] on the
-    grid of the data or a coarser one, or variables of the NetCDF, HDF5 or Zarr file, joined by commas."""
+    data: Annotated[DataSpec, arg(name="")] = field(default_factory=DataSpec)
+    """The data; a text is the source of them."""
     condition_dropout: float = 0.1
     """The share of images whose label and condition are left out, so that samples can be guided; 0: of none."""
     flip: bool = False
@@ -149,115 +113,24 @@ class Experiment:
     """Images in a grid."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.data, str):
+            object.__setattr__(self, "data", DataSpec(self.data))
         for low, high, names in RANGES:
             for name in names:
                 value = getattr(self, name)
-                if value is not None and not (fits(value, float) and low <= value < high):
-                    limit = "finite" if high == math.inf else "below 2**63" if high == LARGEST else f"below {high}"
-                    raise InputError(f"{name}={shown(value)} must be at least {low} and {limit}.")
-        if not (is_number(self.learning_rate) and self.learning_rate > 0 and self.gradient_clip > 0):
-            raise InputError("learning_rate and gradient_clip must be positive, and learning_rate finite.")
-        for name in ("data", "covariance", "schedule", "gaussian", "sampler", "labels", "condition"):
-            if getattr(self, name) is not None and not getattr(self, name):
-                raise InputError(f"{name} is empty: give one, or leave it out.")
+                if value is not None and not low <= value < high:
+                    limit = "" if high in (math.inf, LARGEST) else f" and below {high}"
+                    raise InputError(name, value, "is out of range", f"give at least {low}{limit}")
+        for name in ("learning_rate", "gradient_clip"):
+            if not getattr(self, name) > 0 or self.learning_rate == math.inf:
+                raise InputError(name, getattr(self, name), "is out of range", "give a positive number")
         if len(self.widths) > MOST_WIDTHS:
-            raise InputError(f"widths has {len(self.widths)} numbers: give at most {MOST_WIDTHS}.")
+            raise InputError("widths", self.widths, "are too many", f"give at most {MOST_WIDTHS}")
         if self.batch_size % self.accumulation:
-            raise InputError(f"batch_size={self.batch_size} must be a multiple of accumulation={self.accumulation}.")
+            problem = f"is not a multiple of accumulation={self.accumulation}"
+            raise InputError("batch_size", self.batch_size, problem, "give one that is")
         one_of("precision", self.precision, PRECISIONS)
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
-
-    def load_data(self, **options: Any) -> "Dataset":
-        """The data, with ``options`` for the other arguments of `load_dataset`, such as split. They have labels and
-        conditions only if these are variables of the same file, which are then no channels."""
-        from nidiff.data.beside import variables_beside
-        from nidiff.data.load import load_dataset
-        from nidiff.data.science import is_science
-
-        own = {name: getattr(self, name) for name in READING}
-        if is_science(Path(self.data)):
-            beside = {"labels": self.labels, "condition": self.condition}
-            own |= {name: value for name, value in beside.items() if variables_beside(value, None)}
-        return load_dataset(self.data, **{**own, **options})
-
-    def build_covariance(self, images: "Dataset") -> "Covariance":
-        """Σ over the axes of an item; ``from_data`` is fitted to (at most 10,000 of) the items."""
-        from nidiff.covariance.config import as_covariance
-
-        return as_covariance(
-            self.covariance, tuple(images.shape[1:]), lambda: images.batch(_spread(images)), boundary=self.boundary
-        )
-
-    def build_gaussian(self, images: "Dataset", covariance: "Covariance") -> "GaussianModel | None":
-        """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the images, a few at a time."""
-        from nidiff.diffusion.gaussian import fit_gaussian
-        from nidiff.notation import call, parse_call
-
-        name, arguments = parse_call("gaussian", self.gaussian)
-        if name == "none":
-            return None
-        known = {average: partial(fit_gaussian, average=average) for average in ("modes", "radial")}
-        one_of("gaussian", name, [*known, "none"])
-        batches = self._fitted(images)
-        gaussian: GaussianModel = call("gaussian", name, {"basis": self.basis(covariance), **arguments}, known, batches)
-        gaussian.noise(covariance)  # which refuses another basis
-        return gaussian
-
-    def basis(self, covariance: "Covariance") -> "Covariance | str | tuple[str, ...]":
-        """In which C is to be diagonal: the basis of Σ. White noise has any; then it is that of the schedule."""
-        from inspect import signature
-
-        from nidiff.diffusion.schedule import SCHEDULES
-        from nidiff.notation import parse_call
-
-        if not covariance.is_constant:
-            return getattr(covariance, "spatial", covariance)  # of one that is over channels too
-        name, written = parse_call("schedule", self.schedule)
-        usual = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters.get("boundary")
-        own = None if usual is None else usual.default
-        boundary = written.get("boundary", self.boundary or own)
-        return boundary if isinstance(boundary, str | tuple) else "periodic"
-
-    def _fitted(self, images: "Dataset") -> "Iterator[Tensor]":
-        """Batches of the images that the Gaussian is fitted to; mirrored too, where training mirrors them."""
-        for index in _spread(images).split(FITTED_AT_ONCE):
-            batch = images.batch(index)
-            yield batch
-            if self.flip:
-                yield batch.flip(-1)
-
-    @property
-    def needs_gaussian(self) -> bool:
-        """Whether the run cannot do without the data's Gaussian."""
-        from nidiff.notation import parse_call
-        from nidiff.sampling.sampler import as_sampler
-        from nidiff.sampling.spacing import FROM_DATA
-
-        if self.target == "residual" or self.sees in ("z", "both"):
-            return True
-        sampler, _ = as_sampler(self.sampler)
-        by_sampler = sampler.finishes or sampler.start == "gaussian" or sampler.spacing in FROM_DATA
-        return by_sampler or parse_call("schedule", self.schedule)[0] == "designed"
-
-    def build_network(
-        self, shape: Sequence[int], dtype: str = "uint8", told: "Mapping[str, Condition] | None" = None
-    ) -> "Module":
-        """The network for items of ``shape`` [C, *event] whose numbers are of that type in files, and for the
-        conditions that it is ``told``."""
-        from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
-        from nidiff.model.network import build_network
-
-        told = told or {}
-        is_picture = len(shape) == 3 and dtype != "float32" and {*told} <= {CLASSES}
-        auto = "unet2d" if is_picture else "unet"
-        sizes = {name: getattr(self, name) for name in ("widths", "layers", "attention", "dropout")}
-        if CLASSES in told:
-            sizes["num_classes"] = told[CLASSES].classes
-        for name, key in {PARAMETERS: "num_parameters", FIELDS: "condition_channels"}.items():
-            if name in told:
-                sizes[key] = told[name].shape[0]
-        boundary = None if self.boundary is None else self.boundary.split("/")
-        return build_network(self.network, shape, auto=auto, boundary=boundary, both=self.sees == "both", **sizes)
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
@@ -279,9 +152,10 @@ class Experiment:
     @property
     def about(self) -> dict[str, str]:
         """What the model card says of the training. A path is private: only its last part is named."""
-        data = self.data if self.data.startswith("hf:") else Path(self.data).name
+        source = self.data.source
+        name = source if source.startswith("hf:") else Path(source).name
         return {
-            "data": f"{data}{', mirrored at random' if self.flip else ''}",
+            "data": f"{name}{', mirrored at random' if self.flip else ''}",
             "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}",
         }
 
@@ -290,45 +164,43 @@ class Experiment:
 
         Where the data are on this machine (``data_dir``) is left out.
         """
-        flags = {name: self._flags(preset) for name, preset in PRESETS.items()}
+        mine = self.settings() | {"data_dir": None}
+        flags = {name: changed_flags(mine, preset.settings()) for name, preset in PRESETS.items()}
         nearest = min(flags, key=lambda name: len(flags[name]))
         return shlex.join(["nidiff", "train", "--preset", nearest, *chain(*flags[nearest])])
 
-    def _flags(self, preset: "Experiment") -> list[list[str]]:
-        """The flags that turn ``preset`` into this, each with its values."""
-        found = []
-        for one in fields(self):
-            flag, value = one.name.replace("_", "-"), getattr(self, one.name)
-            if value == getattr(preset, one.name) or one.name == "data_dir":
-                continue
-            if isinstance(value, bool):
-                found.append([f"--{flag}" if value else f"--no-{flag}"])
-            else:
-                found.append([f"--{flag}", *map(str, value if isinstance(value, tuple) else [value])])
-        return found
+    def settings(self) -> dict[str, Any]:
+        """All settings by the names of their flags, those of the data first."""
+        rest = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "data"}
+        return {**self.data.settings(), **rest}
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> "Experiment":
+        """The inverse of `settings`; those that are left out have their defaults."""
+        values = {
+            name: CONVERTED[name](value) if value is not None and name in CONVERTED else value
+            for name, value in settings.items()
+        }
+        data = {"source" if name == "data" else name: values.pop(name) for name in DATA_KINDS if name in values}
+        return cls(DataSpec(**data), **values)
 
     def to_json(self) -> dict[str, Any]:
-        values = dataclasses.asdict(self)
-        values["data_dir"] = None if self.data_dir is None else str(self.data_dir)
-        return {"format": FORMAT, **values}
+        return {"format": FORMAT, **self.settings()}
 
     def fixed(self) -> dict[str, Any]:
         """The settings that matter to the mathematics: those that must not change when a run is resumed."""
-        kinds = get_type_hints(Experiment)
+        free = {field.name for field in fields(self) if field.metadata.get("free")} | {"data_dir"}
+        free -= {"steps"} if self.cooldown else set()
         return {
-            f.name: float(value) if kinds[f.name] is float else value  # 1 and 1.0 are the same setting
-            for f in fields(self)
-            for value in [getattr(self, f.name)]
-            if not f.metadata.get("free") or (f.name == "steps" and self.cooldown)
+            name: float(value) if KINDS[name] is float else value  # 1 and 1.0 are the same setting
+            for name, value in self.settings().items()
+            if name not in free
         }
 
     def differences(self, other: "Experiment") -> list[str]:
-        """The fixed settings that differ, as ``name: mine → theirs``."""
-        return [
-            f"{name}: {value!r} → {getattr(other, name)!r}"
-            for name, value in self.fixed().items()
-            if value != getattr(other, name)
-        ]
+        """The fixed settings that differ, as "`name`: mine → theirs"."""
+        theirs = other.settings()
+        return [f"`{name}`: {mine!r} → {theirs[name]!r}" for name, mine in self.fixed().items() if mine != theirs[name]]
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -337,22 +209,15 @@ def read_experiment(path: Path) -> Experiment:
     file = experiment_file(path) if path.is_dir() else path
     values = read_object(file, "give an experiment.json")
     version = values.pop("format", None)
-    if version not in (1, FORMAT):
-        raise InputError(f"{file} has format {shown(version)}, but this version reads 1 and {FORMAT}: train it again.")
-    is_run = version == 1 or any(key in values for key in DERIVED)
+    if version != FORMAT:
+        remedy = "open it with nidiff 0.2, or train it again" if version == 1 else "train it again"
+        raise FileError("config", str(file), f"has format {version!r}, and this version reads {FORMAT}", remedy)
     for key in DERIVED:
         values.pop(key, None)
-    if version == 1 and "sample_steps" in values:
-        values["num_steps"] = values.pop("sample_steps")
-    if is_run:  # of an earlier version, which knew fewer settings
-        values = {**BEFORE, **values}
-    kinds = get_type_hints(Experiment)
     for key, value in values.items():
-        if not fits(value, kinds[one_of(f"the key of {file}", key, kinds)]):
-            raise InputError(f"{file} has {key}={shown(value)}, which has the wrong type: correct it.")
-        if value is not None and key in CONVERTED:
-            values[key] = CONVERTED[key](value)
-    return Experiment(**values)
+        if not fits(value, KINDS[one_of(f"the key of {file}", key, KINDS)]):
+            raise FileError("config", str(file), f"has {key}={shown(value)}, which has the wrong type", "correct it")
+    return Experiment.from_settings(values)
 
 
 def experiment_file(run: Path) -> Path:
@@ -361,47 +226,13 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
-def _spread(images: "Dataset") -> "Tensor":
-    """The rows of some images. They are spread over the data: the first ones are often of one class."""
-    import torch
-
-    count = min(len(images), 10_000, max(2, 2**28 // math.prod(images.shape)))
-    return torch.linspace(0, len(images) - 1, count, dtype=torch.float64).long()
-
-
 DERIVED = ("resolved", "identity")  # in experiment.json beside the settings
-# What runs of earlier versions, which do not say, were trained with.
-BEFORE = {
-    "gaussian": "none",
-    "sees": "auto",
-    "network": "auto",
-    "boundary": None,
-    "layout": None,
-    "variables": (),
-    "sample_axis": None,
-    "scaling": ("none",),  # floats were in [-1, 1]
-    "missing": "refuse",
-    "held_out": None,
-    "labels": None,
-    "condition": None,
-    "condition_dropout": 0.1,
-}
-# The fields that are arguments of `load_dataset`.
-READING = (
-    *("data_dir", "size", "channels", "skip_corrupt", "layout", "variables", "sample_axis", "scaling", "missing"),
-    "held_out",
-)
-FITTED_AT_ONCE = 256
 LARGEST = 2**63  # what every library and file format that we use can hold
 MOST_LAYERS, MOST_WIDTHS = 100, 20
-CONVERTED = {
-    "data_dir": Path,
-    "widths": tuple,
-    "attention": tuple,
-    "variables": tuple,
-    "scaling": tuple,
-}  # what JSON cannot say
-COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples", "size")
+CONVERTED = {"data_dir": Path, **dict.fromkeys(("widths", "attention", "variables", "scaling"), tuple)}  # of JSON
+DATA_KINDS = {"data" if name == "source" else name: kind for name, kind in get_type_hints(DataSpec).items()}
+KINDS = DATA_KINDS | {name: kind for name, kind in get_type_hints(Experiment).items() if name != "data"}
+COUNTS = ("steps", "batch_size", "accumulation", "log_every", "checkpoint_every", "num_steps", "num_samples")
 SIZES = ("warmup", "cooldown", "seed", "sample_every", "keep")
 RANGES = (
     (1, LARGEST, COUNTS),
@@ -413,7 +244,7 @@ RANGES = (
 PRECISIONS = {"auto": "", "fp32": "no", "bf16": "bf16", "fp16": "fp16"}  # ours: accelerate's
 
 _CIFAR10 = Experiment(
-    data="cifar10",
+    data=DataSpec("cifar10"),
     flip=True,
     schedule="ddpm_linear:num_levels=1000",
     widths=(128, 256, 256, 256),
@@ -465,7 +296,7 @@ PRESETS: dict[str, Experiment] = {
         num_samples=8,
     ),
     "fashion-mnist": Experiment(
-        data="fashion-mnist",
+        data=DataSpec("fashion-mnist"),
         flip=True,
         widths=(32, 64, 64),
         layers=2,
@@ -477,11 +308,11 @@ PRESETS: dict[str, Experiment] = {
         checkpoint_every=1000,
         sample_every=1000,
     ),
-    "fashion-mnist-cpu": dataclasses.replace(_CPU, data="fashion-mnist", flip=True),
-    "cifar10-cpu": dataclasses.replace(_CPU, data="cifar10", flip=True),
+    "fashion-mnist-cpu": dataclasses.replace(_CPU, data=DataSpec("fashion-mnist"), flip=True),
+    "cifar10-cpu": dataclasses.replace(_CPU, data=DataSpec("cifar10"), flip=True),
     "turbulence-cpu": dataclasses.replace(
         _CPU,
-        data="turbulence",
+        data=DataSpec("turbulence"),
         boundary="periodic",
         covariance="from_data:power=0.5",
         network="unet:patch=2",

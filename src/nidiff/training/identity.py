@@ -3,7 +3,6 @@
 experiment.json, every checkpoint and the model carry them, so that the parts of two runs cannot be mixed.
 """
 
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,8 @@ from torch import Tensor
 from nidiff.covariance.config import Config
 from nidiff.data.dataset import Dataset
 from nidiff.model.config import without_kappa
-from nidiff.sealed import digest
-from nidiff.training.experiment import BEFORE, Experiment
+from nidiff.sealed import digest, tensors_sha256
+from nidiff.training.experiment import Experiment
 
 Identity = Mapping[str, str]
 PARTS = {
@@ -23,7 +22,7 @@ PARTS = {
     "data": "the data",
     "network": "the network, or the version of diffusers that builds it",
 }
-SPREAD = 64  # images that stand for data which do not fit in memory
+SPREAD = 64  # items that stand for data which do not fit in memory
 
 
 def changed_parts(before: Identity, now: Identity) -> str:
@@ -31,21 +30,34 @@ def changed_parts(before: Identity, now: Identity) -> str:
     return ", ".join(words for part, words in PARTS.items() if before.get(part) != now.get(part))
 
 
-def as_identity(value: Any) -> dict[str, str] | None:
-    """An identity that a file holds; None if it holds none, and one that agrees with nothing if it is damaged."""
-    if value is None:
-        return None
+def as_identity(value: Any) -> dict[str, str]:
+    """An identity that a file holds; one that agrees with nothing if it is damaged or missing."""
     parts = value if isinstance(value, dict) else {}
     return {part: str(parts.get(part)) for part in PARTS}
 
 
-def settings_digest(experiment: Experiment) -> str:
-    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved.
+# Settings that are left out of the digest where they have these values, as they always were: they came later than it.
+LEFT_OUT = {
+    "gaussian": "none",
+    "sees": "auto",
+    "network": "auto",
+    "boundary": None,
+    "layout": None,
+    "variables": (),
+    "sample_axis": None,
+    "scaling": ("none",),
+    "missing": "refuse",
+    "held_out": None,
+    "labels": None,
+    "condition": None,
+    "condition_dropout": 0.1,
+}
 
-    Settings that earlier versions did not have are left out where they are as those did it.
-    """
+
+def settings_digest(experiment: Experiment) -> str:
+    """The digest of the settings that must not change when a run is resumed, with precision "auto" resolved."""
     settings = experiment.resolved().fixed()
-    return digest({key: value for key, value in settings.items() if key not in BEFORE or BEFORE[key] != value})
+    return digest({name: value for name, value in settings.items() if name not in LEFT_OUT or LEFT_OUT[name] != value})
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
@@ -57,20 +69,17 @@ def process_digest(config: Mapping[str, Any]) -> str:
         if isinstance(config.get(key), Config):
             config[key] = without_kappa(config[key])
             tensors |= {f"{key}.{name}": tensor for name, tensor in config[key].tensors.items()}
-    return digest([config, {name: _array_digest(tensor) for name, tensor in tensors.items()}])
+    return digest([config, {name: _described(tensor) for name, tensor in tensors.items()}])
 
 
-def data_digest(images: Dataset) -> str:
-    """The digest of all pixels if they are in memory, else of a few images spread over the data, and of all labels and
+def data_digest(data: Dataset) -> str:
+    """The digest of all values if they are in memory, else of a few items spread over the data, and of all labels and
     conditions, where there are any."""
-    pixels = images.values if isinstance(images.values, Tensor) else _spread(images)
-    told = [_array_digest(one) for one in (images.labels, images.conditions) if one is not None]
-    return digest([len(images), list(images.shape), _array_digest(pixels), *told])
-
-
-def data_checksum(images: Dataset) -> str:
-    """The short checksum of version 0.1, of up to 64 images."""
-    return hashlib.sha256(images.batch(_spread_rows(len(images))).numpy().tobytes()).hexdigest()[:16]
+    values = data.values
+    if not isinstance(values, Tensor):
+        values = values.index_select(0, torch.linspace(0, len(data) - 1, min(len(data), SPREAD)).long())
+    annotations = [_described(each) for each in (data.labels, data.conditions) if each is not None]
+    return digest([len(data), list(data.shape), _described(values), *annotations])
 
 
 def network_digest(net: torch.nn.Module) -> str:
@@ -80,14 +89,5 @@ def network_digest(net: torch.nn.Module) -> str:
     return digest([type(net).__name__, config, shapes])
 
 
-def _array_digest(tensor: Tensor) -> list[Any]:
-    content: Any = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return [str(tensor.dtype), list(tensor.shape), hashlib.sha256(content).hexdigest()]
-
-
-def _spread(images: Dataset) -> Tensor:
-    return images.values.index_select(0, _spread_rows(len(images)))
-
-
-def _spread_rows(total: int) -> Tensor:
-    return torch.linspace(0, total - 1, min(total, SPREAD)).long()
+def _described(tensor: Tensor) -> list[Any]:
+    return [str(tensor.dtype), list(tensor.shape), tensors_sha256([tensor])]

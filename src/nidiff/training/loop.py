@@ -2,136 +2,34 @@
 stopped and resumed."""
 
 import contextlib
-import dataclasses
 import itertools
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from diffusers.training_utils import EMAModel
 from torch import Tensor
 from tqdm import tqdm
 
-from nidiff.calibration.kappa import measure_kappa
-from nidiff.covariance.operator import Covariance
-from nidiff.data.dataset import Dataset
+from nidiff.data.annotations import examples_of, rows_of
+from nidiff.design.kappa import measure_kappa
+from nidiff.diffusion.condition import describe_conditions
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.diffusion.objective import WEIGHTINGS, denoising_loss
-from nidiff.diffusion.roughness import roughness
-from nidiff.errors import InputError, Interrupted, one_of
-from nidiff.model.config import scheduler_config
+from nidiff.diffusion.objective import denoising_loss
+from nidiff.errors import InputError, Interrupted
 from nidiff.progress import progress_bar
-from nidiff.randomness import random_index, uniform
-from nidiff.sampling.sampler import rehearse
-from nidiff.training.baseline import baseline_text, gaussian_baseline
+from nidiff.randomness import mixed_seed, random_index, uniform
+from nidiff.training.baseline import baseline_text
+from nidiff.training.build import Trainer
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
-from nidiff.training.draws import image_generators, image_indices, mixed_seed
-from nidiff.training.experiment import PRECISIONS, Experiment
-from nidiff.training.fit import check_sampling, check_size, make_denoiser
-from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
+from nidiff.training.draws import image_generators, image_indices
+from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
-from nidiff.training.told import conditions_of, examples_of, rows_of, told_in_words
 
 KAPPA_IMAGES, KAPPA_ROWS = 512, 17
-# The images of one forward and backward pass, what the network is told of them, and a generator for each.
+# The images of one forward and backward pass, their conditions, and a generator for each.
 Batch = tuple[Tensor, dict[str, Tensor], list[torch.Generator]]
-
-
-@dataclass
-class Trainer:
-    """What one process holds while it trains."""
-
-    experiment: Experiment
-    accelerator: Accelerator
-    data: Dataset
-    denoiser: Denoiser
-    net: torch.nn.Module  # the bare U-Net; denoiser.net is the same as accelerate wraps it
-    optimizer: Any
-    ema: EMAModel
-    step: int = 0
-    notes: Sequence[str] = ()
-    """What whoever trains should know."""
-
-    @cached_property
-    def baseline(self) -> dict[str, Any]:
-        """What the data's Gaussian achieves."""
-        return gaussian_baseline(self.experiment, self.data, self.denoiser.gaussian)
-
-    @cached_property
-    def identity(self) -> dict[str, str]:
-        """What must be the same when the run is resumed."""
-        return {
-            "settings": settings_digest(self.experiment),
-            "process": process_digest(scheduler_config(self.denoiser)),
-            "data": data_digest(self.data),
-            "network": network_digest(self.net),
-        }
-
-
-def build(
-    experiment: Experiment, covariance: Covariance | None = None, *, stored: Denoiser | None = None, **reading: Any
-) -> Trainer:
-    """Data, Σ, the data's Gaussian, network and optimiser of an experiment, before the first step.
-
-    A run that is resumed has its Σ, or all that it ``stored``. ``reading`` goes to `load_dataset`.
-    """
-    experiment = experiment.resolved()
-    one_of("weighting", experiment.weighting, WEIGHTINGS)
-    check_sampling(experiment)
-    # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
-    AcceleratorState._reset_state()
-    accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
-    per_pass = accelerator.num_processes * experiment.accumulation
-    if experiment.batch_size % per_pass:
-        size = f"batch_size={experiment.batch_size}"
-        raise InputError(f"{size} must be a multiple of processes × accumulation = {per_pass}.")
-    if stored is not None and stored.scaling is not None:  # it need not be fitted again
-        reading["scaling"] = stored.scaling
-    told = {"labels": experiment.labels, "condition": experiment.condition}
-    images = experiment.load_data(progress=accelerator.is_main_process, **told, **reading)
-    if experiment.labels is None:  # they may have some, which the network shall not know
-        images = dataclasses.replace(images, labels=None, class_names=(), num_classes=None)
-    check_size(experiment, images, per_pass)
-    torch.manual_seed(mixed_seed(experiment.seed))
-    notes: list[str] = []
-    if stored is not None:
-        covariance, gaussian, schedule = stored.process.covariance, stored.gaussian, stored.process.schedule
-    else:
-        covariance = experiment.build_covariance(images) if covariance is None else covariance
-        gaussian, schedule = _fit_gaussian(experiment, images, covariance, notes), None
-    net = experiment.build_network(images.shape, images.grid.dtype, conditions_of(images)).train()
-    ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
-    ema.to(accelerator.device)
-    optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
-    denoiser = make_denoiser(net, experiment, covariance, gaussian, schedule, images)
-    # What sampling or the process would refuse is refused before training.
-    notes += rehearse(denoiser, images.shape, **experiment.sampling(denoiser.process.schedule))
-    model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
-    denoiser = denoiser.with_net(model)
-    return Trainer(experiment, accelerator, images, denoiser, net, optimizer, ema, notes=notes)
-
-
-def _fit_gaussian(
-    experiment: Experiment, images: Dataset, covariance: Covariance, notes: list[str]
-) -> GaussianModel | None:
-    """The data's Gaussian. Where there is none, as of a single image, training can do without, and a note says so."""
-    try:
-        gaussian = experiment.build_gaussian(images, covariance)
-    except InputError as error:
-        if experiment.needs_gaussian or experiment.gaussian != Experiment.gaussian:
-            raise
-        notes.append(f"the model knows no Gaussian of the data: {error}")
-        return None
-    if gaussian is not None and (warning := roughness(gaussian, covariance).warning):
-        notes.append(warning)
-    return gaussian
 
 
 def train(trainer: Trainer, run: RunDirectory) -> None:
@@ -172,7 +70,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
     if main:
         baseline = baseline_text(trainer.baseline)
         about = experiment.about | ({"Gaussian baseline": baseline} if baseline else {})
-        about |= told_in_words(trainer.denoiser.conditions, trainer.data.class_names)
+        if trainer.denoiser.conditions:
+            about |= {"conditions": describe_conditions(trainer.denoiser.conditions, trainer.data.class_names)}
         with averaged_weights(trainer):
             denoiser = with_kappa(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
@@ -193,9 +92,9 @@ def with_kappa(trainer: Trainer) -> Denoiser:
     rows = torch.linspace(0, len(trainer.data) - 1, count, dtype=torch.float64).long()
     amount = {"num_images": count, "num_rows": KAPPA_ROWS}
     with progress_bar("measuring what the network knows of each mode", "levels") as progress:
-        told = denoiser.given(**rows_of(trainer.data, rows))
-        found = measure_kappa(told, trainer.data.batch(rows), **amount, progress=progress)
-    return denoiser.with_kappa(found.kappa)
+        conditioned = denoiser.given(**rows_of(trainer.data, rows))
+        measured = measure_kappa(conditioned, trainer.data.batch(rows), **amount, progress=progress)
+    return denoiser.with_kappa(measured.kappa)
 
 
 def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
@@ -205,10 +104,10 @@ def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
     torch.manual_seed(mixed_seed(experiment.seed, trainer.step, accelerator.process_index, -1))
     total = torch.zeros((), device=accelerator.device)
     for rest in reversed(range(experiment.accumulation)):
-        x0, told, generators = next(batches)
+        x0, conditions, generators = next(batches)
         with accelerator.no_sync(trainer.denoiser.net) if rest else contextlib.nullcontext():
             x0 = x0.to(accelerator.device)
-            denoiser = trainer.denoiser.given(**told)
+            denoiser = trainer.denoiser.given(**conditions)
             loss = denoising_loss(denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
             accelerator.backward(loss / experiment.accumulation)
         total += loss.detach() / experiment.accumulation
@@ -230,14 +129,14 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 
 def draw(trainer: Trainer, run: RunDirectory, denoiser: Denoiser) -> None:
     """Write a grid of samples of the classes 0, 1, 2, … in turn, or of the conditions of the first items."""
-    told = denoiser.given(**examples_of(trainer.data, trainer.experiment.num_samples))
-    run.write_samples(trainer.step, told, trainer.experiment, trainer.data.shape, trainer.data.grid)
+    conditioned = denoiser.given(**examples_of(trainer.data, trainer.experiment.num_samples))
+    run.write_samples(trainer.step, conditioned, trainer.experiment, trainer.data.shape, trainer.data.grid)
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:
     """Save a checkpoint of everything the next step depends on."""
     if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.net.parameters()):
-        raise _diverged(f"the weights after step {trainer.step} are not finite", run)
+        raise _diverged(f"the weights after step {trainer.step} are not finite", trainer, run)
     scaler = trainer.accelerator.scaler
     save_checkpoint(
         run.checkpoints,
@@ -285,20 +184,20 @@ def step_batches(trainer: Trainer) -> Iterator[Batch]:
     experiment, accelerator = trainer.experiment, trainer.accelerator
     size = experiment.batch_size // (accelerator.num_processes * experiment.accumulation)
     first = accelerator.process_index * size * experiment.accumulation
-    dropout, beside = experiment.condition_dropout if trainer.denoiser.conditions else 0.0, []
+    dropout, waiting = experiment.condition_dropout if trainer.denoiser.conditions else 0.0, []
 
     def draws() -> Iterator[tuple[Tensor, Tensor | None]]:
         for step, part in itertools.product(range(trainer.step, experiment.steps), range(experiment.accumulation)):
             start = first + part * size
-            own = image_generators(experiment.seed, step, start, size, accelerator.device)
+            generators = image_generators(experiment.seed, step, start, size, accelerator.device)
             index = image_indices(experiment.seed, len(trainer.data), step * experiment.batch_size + start, size)
-            flip = random_index(2, size, own, device="cpu").bool() if experiment.flip else None
-            dropped = uniform(size, own, device="cpu") < dropout if dropout else None
-            beside.append((rows_of(trainer.data, index, flip, dropped, trainer.denoiser.conditions), own))
+            flip = random_index(2, size, generators, device="cpu").bool() if experiment.flip else None
+            dropped = uniform(size, generators, device="cpu") < dropout if dropout else None
+            waiting.append((rows_of(trainer.data, index, flip, dropped, trainer.denoiser.conditions), generators))
             yield index, flip
 
     for x0 in trainer.data.prefetch(draws()):
-        yield x0, *beside.pop(0)
+        yield x0, *waiting.pop(0)
 
 
 def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> float:
@@ -307,14 +206,15 @@ def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> flo
     bad = torch.nonzero(~torch.isfinite(stacked)).flatten()
     if len(bad):
         step = trainer.step - len(losses) + 1 + int(bad[0])
-        raise _diverged(f"the loss of step {step} is {stacked[bad[0]]:g}", run)
+        raise _diverged(f"the loss of step {step} is {stacked[bad[0]]:g}", trainer, run)
     return stacked.mean().item()
 
 
-def _diverged(what: str, run: RunDirectory) -> InputError:
+def _diverged(what: str, trainer: Trainer, run: RunDirectory) -> InputError:
     saved = [path.name for path in list_checkpoints(run.checkpoints)]
     last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-    return InputError(f"{what}; {last}: begin a new run with a smaller learning_rate or with precision=fp32.")
+    remedy = f"{last}; begin a new run with a smaller `learning_rate`, or with `precision` fp32"
+    return InputError("learning_rate", trainer.experiment.learning_rate, f"made the run diverge: {what}", remedy)
 
 
 def anyone(accelerator: Accelerator, flag: bool) -> bool:

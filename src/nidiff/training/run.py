@@ -1,7 +1,7 @@
 """The run directory: its experiment, model, log and sample grids, and who may write to it.
 
 A run begins in a folder of its own, `BEGUN`, which gets that name when it is complete. From then on the run before it
-is given up, and `_settle` puts the new one in its place. A kill leaves one or the other, and `kept` settles it.
+is given up, and `_settle` puts the new one in its place. A kill leaves one or the other, and `claim` settles it.
 """
 
 import contextlib
@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from nidiff.covariance.config import PLACES, load
-from nidiff.covariance.operator import Covariance
+from nidiff.covariance.covariance import Covariance
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.figures import save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError
+from nidiff.errors import FileError, InputError
 from nidiff.files import (
     ASIDE,
     REPLACED,
@@ -38,15 +38,21 @@ from nidiff.files import (
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.model.config import with_arrays
 from nidiff.model.folder import CONFIG, check_replaceable, has_network, open_with, save_model, save_process
-from nidiff.model.manifest import read_manifest, write_manifest
+from nidiff.model.manifest import check_manifest, read_manifest
 from nidiff.sampling.sampler import sample
 from nidiff.training.checkpoint import has_checkpoint
 from nidiff.training.events import Events
 from nidiff.training.experiment import BEGUN, EXPERIMENT, Experiment, experiment_file, read_experiment
-from nidiff.training.identity import Identity, as_identity, changed_parts, process_digest, settings_digest
+from nidiff.training.identity import (
+    PARTS,
+    Identity,
+    as_identity,
+    changed_parts,
+    process_digest,
+    settings_digest,
+)
 
-VERSION_0_1 = ("covariance.json", "covariance.safetensors")  # where version 0.1 kept Σ
-FILES = (EXPERIMENT, *VERSION_0_1, "log.jsonl", "metrics.json", "report.html")
+FILES = (EXPERIMENT, "log.jsonl", "metrics.json", "report.html")
 FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
 IN_PLACE = ("log.jsonl", "samples", "tensorboard")  # written where they are: a link could lead to anybody's files
 RESTORE = "restore what it was, or begin a new run in another directory"
@@ -68,10 +74,10 @@ class RunDirectory:
         """The run in ``folder``, or an `InputError` if there is none that can be read, or another one is beginning."""
         run = RunDirectory(folder, "run")
         if not run.exists():
-            raise InputError(f"run={str(folder)!r} is not a run directory: it has no experiment.json.")
+            raise FileError("run", str(folder), "is not a run directory", "give one that has an experiment.json")
         if (run.folder / BEGUN).exists():
             remedy = f"continue it with nidiff train --resume --out {folder}"
-            raise InputError(f"run={str(folder)!r} was stopped while a new run began in it: {remedy}.")
+            raise FileError("run", str(folder), "was stopped while a new run began in it", remedy)
         run.check_settings()
         return run
 
@@ -91,15 +97,16 @@ class RunDirectory:
     @property
     def facts(self) -> Mapping[str, Any]:
         """What came of the settings: the number of images, of parameters, …"""
-        facts = self._stored().get("resolved")
+        facts = self._read().get("resolved")
         return facts if isinstance(facts, dict) else {}
 
     @property
     def identity(self) -> dict[str, str] | None:
-        """What the run is, stored when it began; None of a run of version 0.1."""
-        return as_identity(self._stored().get("identity"))
+        """What the run is, stored when it began; None of an experiment.json that is not of a run."""
+        identity = self._read().get("identity")
+        return None if identity is None else as_identity(identity)
 
-    def _stored(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, Any]:
         return read_object(self._experiment_file)
 
     @property
@@ -110,15 +117,8 @@ class RunDirectory:
         return load(next((f for f in folders if any((f / place).is_file() for place in PLACES)), self.folder))
 
     def stored(self) -> Denoiser | None:
-        """The stored Σ, schedule and data's Gaussian, around no network; None if they are lost, or not known to be what
-        the run began with."""
-        known = self.identity is not None and (self.model / CONFIG).is_file()
-        return open_with(self.model, torch.nn.Identity()) if known else None
-
-    def covariance_to_resume(self) -> Covariance | None:
-        """The stored Σ; None if it is lost and can be built again, since the run knows its digest."""
-        lost = not any((self.folder / place).is_file() for place in PLACES)
-        return None if lost and self.identity is not None else self.covariance
+        """The stored Σ, schedule and data's Gaussian, around no network; None if they are lost."""
+        return open_with(self.model, torch.nn.Identity()) if (self.model / CONFIG).is_file() else None
 
     @property
     def has_model(self) -> bool:
@@ -130,25 +130,21 @@ class RunDirectory:
         nothing else is there."""
         with contextlib.suppress(InputError):
             read_experiment(self._experiment_file)
-            if {"format", "covariance", "schedule"} <= self._stored().keys():  # other tools have a file of that name
+            if {"format", "covariance", "schedule"} <= self._read().keys():  # other tools have a file of that name
                 return True
         others = set(self._names()) - {*FILES, *FOLDERS, BEGUN}
         return has_checkpoint(self.checkpoints) or (not others and _is_model(self.model))
 
     def _names(self) -> list[str]:
         """What the directory holds, except what a kill may leave."""
-        try:
-            names = os.listdir(self.folder) if self.folder.exists() else []
-        except OSError as error:
-            remedy = "choose another directory"
-            raise InputError(f"out={str(self.folder)!r} cannot be read ({error.strerror}): {remedy}.") from error
+        names = os.listdir(self.folder) if self.folder.exists() else []
         return [name for name in names if name != LOCK and not name.startswith(ASIDE)]
 
     # Who may write to it ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def kept(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> Iterator[None]:
-        """Keep the directory for this process, if `check` allows it, and finish what a kill interrupted."""
+    def claim(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> Iterator[None]:
+        """Claim the directory for this process, if `check` allows it, and finish what a kill interrupted."""
         self.check(experiment, resume=resume, overwrite=overwrite)  # before anything is written
         with claimed(self.folder):
             with self.writing():
@@ -159,67 +155,64 @@ class RunDirectory:
 
     def check(self, experiment: Experiment, *, resume: bool, overwrite: bool) -> None:
         """Refuse what would lose or mix up anything; nothing is written."""
-        out = f"out={str(self.folder)!r}"
         if resume and overwrite:
-            raise InputError("resume and overwrite exclude each other: give one.")
+            raise InputError("resume", None, "excludes `overwrite`", "give one of them")
+        if (refusal := self._refusal(experiment, resume, overwrite)) is not None:
+            raise FileError("out", str(self.folder), *refusal)
+        if resume:
+            self.check_settings()
+
+    def _refusal(self, experiment: Experiment, resume: bool, overwrite: bool) -> tuple[str, str] | None:
+        """Why the directory cannot be written to, and the remedy."""
         if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{out} is a file: choose another directory.")
+            return "is a file", "choose another directory"
         for path in [self.folder / name for name in (BEGUN, *(IN_PLACE if resume else ()))]:
             if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-                problem = f"{path.name!r}, which is a link or a device and could lead to other files"
-                raise InputError(f"{out} has {problem}: replace or delete it.")
+                problem = f"has {path.name!r}, which is a link or a device and could lead to other files"
+                return problem, "replace or delete it"
         if not self._names():
-            if resume:
-                raise InputError(f"{out} has no run to resume: leave --resume out to begin one.")
-            return
+            return ("has no run to resume", "leave `resume` out to begin one") if resume else None
         if not self.is_ours:
-            raise InputError(f"{out} holds other files: choose an empty or new directory.")
+            return "holds other files", "choose an empty or new directory"
         if overwrite:
             for folder in sorted((self.folder / "generated").glob("*/")):
                 refuse_claimed(folder)  # nidiff sample is at work in it
-            return
-        try:
-            before = self.experiment
-        except InputError as error:
-            remedy = "restore it from a copy, or give up its checkpoints and model with --overwrite"
-            raise InputError(f"{out} holds a run without a readable experiment.json: {remedy}.") from error
+            return None
         if not resume:
-            raise InputError(f"{out} already holds a run: continue it with --resume, or replace it with --overwrite.")
-        self.check_settings()
-        if changed := before.differences(experiment.resolved()):
-            raise InputError(f"the run began with other settings ({'; '.join(changed)}): use those, or a new out.")
-        self._check_process()
+            return "already holds a run", "continue it with `resume`, or replace it with `overwrite`"
+        try:
+            changed, identity = self.experiment.differences(experiment.resolved()), self.identity
+        except InputError as error:
+            return f"cannot be resumed ({error})", "restore it from a copy, or give it up with `overwrite`"
+        if identity is None:
+            return "does not say what its run is", "resume it with nidiff 0.2, if that began it"
+        if changed:
+            return f"holds a run with other settings ({'; '.join(changed)})", "use those, or another directory"
+        file = self.model / CONFIG
+        if file.is_file() and identity["process"] != process_digest(with_arrays(read_object(file, RESTORE), file)):
+            try:
+                check_manifest(self.model)  # a later version saved the model of this run, in other words
+            except InputError:
+                return f"has changed: {PARTS['process']} in {file.parent}", RESTORE
+        return None
 
     def check_settings(self) -> None:
         """Refuse an experiment.json that is not what the run began with."""
         experiment, identity = self.experiment, self.identity
         if identity is not None and identity["settings"] != settings_digest(experiment):
-            raise InputError(f"the settings in {self._experiment_file} are not those the run began with: {RESTORE}.")
+            problem = "has other settings than those the run began with"
+            raise FileError("out", str(self._experiment_file), problem, RESTORE)
 
-    def _check_process(self) -> None:
-        """The same for the stored Σ and schedule, if they are not lost."""
-        file, identity = self.model / CONFIG, self.identity
-        if identity is None or not file.is_file():
-            return
-        if identity["process"] != process_digest(with_arrays(read_object(file, RESTORE), file)):
-            what = "Σ, the schedule or the data's Gaussian"
-            raise InputError(f"{what} in {file.parent} is not what the run began with: {RESTORE}.")
-
-    def check_same(self, facts: Mapping[str, Any], identity: Identity) -> None:
+    def check_same(self, identity: Identity) -> None:
         """Refuse to resume a run whose data, network, Σ or schedule have changed."""
-        stored, before = self.identity, self.facts
-        changed = [f"{key}: {before[key]} → {value}" for key, value in facts.items() if before.get(key, value) != value]
-        if changed:
-            remedy = "restore them, or begin a new run"
-            raise InputError(f"the data of the run have changed ({'; '.join(changed)}): {remedy}.")
-        if stored is not None and (parts := changed_parts(stored, identity)):
-            raise InputError(f"the run in {self.folder} did not begin with this ({parts} changed): {RESTORE}.")
+        if parts := changed_parts(self.identity or {}, identity):
+            raise FileError("out", str(self.folder), f"holds a run that began with others than now: {parts}", RESTORE)
 
     def check_steps(self, step: int, experiment: Experiment) -> None:
         """Refuse to end a run before ``step``, which it has reached, or before the step of its model."""
         done = step or (self.experiment.steps if self.has_model else 0)  # its checkpoints may have been deleted
         if experiment.steps < done:
-            raise InputError(f"steps={experiment.steps} is less than the {done} that the run has done: give more.")
+            raise InputError("steps", experiment.steps, f"is less than the {done} that the run has done", "give more")
 
     # What is written -------------------------------------------------------------------------------------------------
 
@@ -256,15 +249,10 @@ class RunDirectory:
         with self.writing():
             if not (self.model / CONFIG).is_file():
                 save_process(denoiser, self.model)
-            for name in VERSION_0_1:
-                (self.folder / name).unlink(missing_ok=True)
-            if self.identity is None and self.has_model:
-                write_manifest(self.model, identity)  # which a model of a run with an identity needs
             replace_json(self.folder / EXPERIMENT, _described(experiment, facts, identity))
             if self.log_file.exists():
                 lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-                kept = [f"{line}\n" for line in lines if 0 < _step_of(line) <= step]
-                replace_text(self.log_file, "".join(kept))
+                replace_text(self.log_file, "".join(f"{line}\n" for line in lines if 0 < _step_of(line) <= step))
         check_replaceable(self.model.resolve())  # now, not when the model is to be saved
 
     def writing(
@@ -300,7 +288,7 @@ class RunDirectory:
         count, drawing = experiment.num_samples, experiment.sampling(denoiser.process.schedule)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what `sample` warns of was said when the run began
-            x = sample(denoiser, (count, *shape), seeds=range(count), **drawing).cpu()
+            x = sample(denoiser, (count, *shape), generator=range(count), **drawing).cpu()
         if grid.dtype in WHOLE:  # which cannot show what went wrong: NaN is black
             x = x.nan_to_num(nan=-1, posinf=1, neginf=-1)
         with self.writing():

@@ -3,7 +3,8 @@
 import dataclasses
 import time
 
-from nidiff.training.loop import Trainer, anyone, step_batches, train_step
+from nidiff.training.build import Trainer
+from nidiff.training.loop import anyone, step_batches, train_step
 
 LONG_ENOUGH = 1.0  # seconds
 

@@ -1,0 +1,181 @@
+"""Annotations of a data set: the class of each item (labels), or numbers or fields that belong to it (conditions).
+
+They come with the data, and become the conditions of a network that is trained on them.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nidiff.data.arrays import read_array
+from nidiff.data.dataset import Dataset
+from nidiff.data.science import is_science, read_variables
+from nidiff.data.spec import ARRAYS, FROM_DATA_SET
+from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition, null_class
+from nidiff.diffusion.scaling import SMALLEST, Scaling
+from nidiff.errors import InputError, shown
+from nidiff.memory import require_memory
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MOST_CLASSES = 100_000
+DIGITS = 7  # of a scaling, so that it is the same on every machine
+
+
+def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
+    """The data set ``name`` with ``labels``: its own ("data"), those of an array file, or a variable of its file."""
+    if labels == FROM_DATA_SET:
+        if data.labels is None or (len(data.labels) and int(data.labels.min()) < 0):
+            remedy = "sort the images into a subfolder per class, or give an array file or the name of a variable"
+            raise InputError("labels", labels, f"has no class for the items of {name!r}, or for some of them", remedy)
+        return data
+    values = _read("labels", [labels], data, name)[0]
+    if values.shape != (len(data),):
+        raise InputError("labels", labels, f"has shape {values.shape}", f"give one label for each of {len(data)} items")
+    numbers, names = _as_classes(labels, values)
+    return replace(data, labels=numbers, class_names=names, num_classes=len(names) or None)
+
+
+def _as_classes(labels: str, values: "NDArray[Any]") -> tuple[Tensor, tuple[str, ...]]:
+    """Labels as whole numbers from 0, and the sorted names of the classes if the labels are words."""
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind in "Ub" or (values.dtype.kind == "O" and all(isinstance(value, str) for value in values)):
+        names, values = np.unique(values.astype(str), return_inverse=True)
+    else:
+        names = np.array([])
+    is_number = values.dtype.kind in "iuf"
+    wrong = ~((values == np.floor(values)) & (values >= 0) & (values < MOST_CLASSES)) if is_number else values == values
+    if wrong.any():
+        remedy = f"give words, or whole numbers from 0 to at most {MOST_CLASSES - 1}"
+        raise InputError("labels", labels, f"has {values[wrong][0]}, which is not a class", remedy)
+    return torch.from_numpy(values.reshape(-1).astype(np.int64)), tuple(map(str, names))
+
+
+def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> Dataset:
+    """The data set ``name`` with the numbers or fields that ``condition`` names, standardised per channel over its rows
+    ``train``."""
+    names = condition.split(",")
+    arrays = _read("condition", names, data, name)
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1 or len(arrays[0]) != len(data):
+        problem = f"has shape {' and '.join(map(str, shapes))}, and the data have {len(data)} items"
+        raise InputError("condition", condition, problem, "give one row for each, of one shape")
+    values = arrays[0] if len(arrays) == 1 and _is_array(names[0]) else np.stack(arrays, 1)
+    if values.ndim == 1 or (2 < values.ndim == len(data.shape)):
+        values = values[:, None]  # one number, or one channel
+    if values.ndim > 2:
+        size = 8.0 * len(data) * values.shape[1] * math.prod(data.shape[1:])
+        require_memory("condition", condition, size, "give fewer items")
+        values = on_grid(condition, values, data.shape[1:])
+    numbers = as_finite(condition, values)
+    scaling = _standard(numbers[train])
+    return replace(data, conditions=scaling.to_model(numbers), condition_scaling=scaling)
+
+
+def as_finite(condition: str, values: "NDArray[Any]") -> Tensor:
+    """The numbers of a file [N, …] in float32; refused if they are not finite, or not numbers."""
+    is_number = values.dtype.kind in "biuf" and values.size
+    with np.errstate(over="ignore"):
+        numbers = torch.from_numpy(values.astype(np.float32)) if is_number else torch.full((1, 1), torch.nan)
+    bad = ~numbers.isfinite().reshape(len(numbers), -1).all(1)
+    if bool(bad.any()):
+        problem = f"holds {values.dtype} {values.shape}, in row {int(bad.nonzero()[0])} not finite numbers"
+        raise InputError("condition", condition, problem, "fill them in, or leave that row out")
+    return numbers
+
+
+def on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
+    """Fields [N, C, …] on the grid of the data; each value of a coarser grid is repeated over its cell."""
+    sizes = fields.shape[2:]
+    if len(sizes) != len(event) or any(n % m for n, m in zip(event, sizes, strict=True)):
+        grid = "×".join(map(str, event))
+        remedy = f"give numbers [N, P], or fields [N, C, …] on the grid {grid} of the data or one that divides it"
+        raise InputError("condition", condition, f"has shape {fields.shape}", remedy)
+    for axis, (n, m) in enumerate(zip(event, sizes, strict=True)):
+        fields = fields if n == m else np.repeat(fields, n // m, axis + 2)
+    return fields
+
+
+def _standard(values: Tensor) -> Scaling:
+    """The scaling to mean 0 and standard deviation 1 per channel; a constant channel is only shifted."""
+    axes = [axis for axis in range(values.ndim) if axis != 1]
+    mean, deviation = values.double().mean(axes), values.double().std(axes, correction=0)
+    constant = deviation <= 1e-6 * mean.abs() + SMALLEST
+    scale = torch.where(constant, 1.0, deviation)
+    rounded = [tuple(float(f"{number:.{DIGITS}g}") for number in numbers.tolist()) for numbers in (scale, mean)]
+    return Scaling(rounded[0], rounded[1])
+
+
+def _read(argument: str, names: Sequence[str], data: Dataset, name: str) -> "list[NDArray[Any]]":
+    """The array of a file, or variables of the file that the data are from."""
+    value = ",".join(names)
+    if len(names) == 1 and _is_array(value):
+        return [read_array(Path(value), argument)]
+    if not is_science(Path(name)) or data.along is None:
+        problem = f"is not an array file, and {shown(name)} has no variables"
+        other = "'data', or " if argument == "labels" else ""
+        raise InputError(argument, value, problem, f"give {other}an .npy or .npz file")
+    return read_variables(Path(name), argument, names, data.along[0], data.grid.axes)
+
+
+def _is_array(name: str) -> bool:
+    return Path(name).suffix.lower() in ARRAYS
+
+
+# The conditions of a network ----------------------------------------------------------------------------------------
+
+
+def conditions_of(data: Dataset, dropout: float = 0.0, net: Any = None) -> dict[str, Condition]:
+    """The conditions that the data have, by the names of the network's arguments. The null class depends on ``net``."""
+    conditions = {}
+    if data.labels is not None:
+        classes = data.num_classes
+        conditions[CLASSES] = Condition(classes, null=null_class(net, classes or 0), dropout=dropout)
+    if data.conditions is not None:
+        shape = tuple(data.conditions.shape[1:])
+        conditions[_name(data.conditions)] = Condition(None, shape, None, dropout, data.condition_scaling)
+    return conditions
+
+
+def rows_of(
+    data: Dataset,
+    index: Tensor,
+    flip: Tensor | None = None,
+    dropped: Tensor | None = None,
+    conditions: Mapping[str, Condition] | None = None,
+) -> dict[str, Tensor]:
+    """The values of the conditions of the items ``index`` [B]. Fields are mirrored with their items where ``flip`` [B]
+    is true, and all values are null, as ``conditions`` define it, where ``dropped`` [B] is."""
+    rows = {}
+    if data.labels is not None:
+        rows[CLASSES] = data.labels[index]
+    if data.conditions is not None:
+        values, name = data.conditions[index], _name(data.conditions)
+        if flip is not None and name == FIELDS:
+            values[flip] = values[flip].flip(-1)
+        rows[name] = values
+    if dropped is not None and conditions is not None:
+        for name, values in rows.items():
+            values[dropped] = conditions[name].absent
+    return rows
+
+
+def examples_of(data: Dataset, count: int) -> dict[str, Tensor]:
+    """The values of the conditions for ``count`` samples: the classes 0, 1, 2, … in turn, and the conditions of the
+    first items."""
+    rows = rows_of(data, torch.arange(count) % len(data))
+    if data.num_classes is not None and CLASSES in rows:
+        rows[CLASSES] = torch.arange(count) % data.num_classes
+    return rows
+
+
+def _name(conditions: Tensor) -> str:
+    return PARAMETERS if conditions.ndim == 2 else FIELDS

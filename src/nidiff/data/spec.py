@@ -1,0 +1,136 @@
+"""`DataSpec`: what a command or a run says about data. Nothing heavy is imported here, so that flags show at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import arg
+
+from nidiff.errors import InputError
+
+if TYPE_CHECKING:
+    from nidiff.data.dataset import Dataset
+    from nidiff.diffusion.scaling import Scaling
+
+MEMORY_LIMIT = 4 * 2**30  # bytes; data that need more are read batch by batch
+CHANNELS = {1: "L", 3: "RGB"}  # Pillow's names
+MOST_PIXELS = 2**27  # of one image: a file of a few kilobytes can claim any number
+ARRAYS = (".npy", ".npz")
+FROM_DATA_SET = "data"  # labels=data: those that the data set has
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data, and how they are read. Every field is a flag of ``nidiff train``."""
+
+    source: Annotated[str, arg(name="data")] = "digits"
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz,
+    NetCDF or HDF5 (.nc, .h5), Zarr (.zarr)."""
+    data_dir: Path | None = None
+    """Where the official files of a named data set are, if they are not to be found or downloaded."""
+    size: int | tuple[int, int] | None = None
+    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
+    channels: int | None = None
+    """1 (grey) or 3 (colour), if not as the images are."""
+    skip_corrupt: bool = False
+    """Leave out images of a folder that cannot be read, and list them."""
+    layout: str | None = None
+    """What the axes of an array are, in its order, such as NCHW: N for the items, C for the channels, and L, T, D, H,
+    W, X, Y or Z. For a folder, NTHWC: each subfolder has the frames of one video."""
+    variables: tuple[str, ...] = ()
+    """Of NetCDF, HDF5 and Zarr: the variables that become channels, if not all; of .npz: its array."""
+    sample_axis: str | None = None
+    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one."""
+    scaling: tuple[str, ...] = ("auto",)
+    """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
+    standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
+    standard for floats, and the range of the type for 8 and 16 bits."""
+    missing: str = "refuse"
+    """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units."""
+    held_out: str | None = None
+    """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
+    such as time=2010-01-01: or item=0:99."""
+    labels: str | None = None
+    """Train with classes: data (those of the data set, or the subfolders of a folder), an .npy or .npz file of whole
+    numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
+    condition: str | None = None
+    """Train with numbers or fields that are known of each item: an .npy or .npz file [N, P], or [N, C, *event] on the
+    grid of the data or a coarser one, or variables of the NetCDF, HDF5 or Zarr file, joined by commas."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, list):  # as JSON has it
+            object.__setattr__(self, "size", tuple(self.size))
+        sides = self.image_size
+        if sides is not None and not (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
+            raise InputError("size", self.size, "is not a size", "give one positive number, or height and width")
+        if self.channels is not None and self.channels not in CHANNELS:
+            raise InputError("channels", self.channels, "is not supported", "give 1 (grey) or 3 (RGB)")
+
+    def load(
+        self,
+        split: str = "train",
+        *,
+        annotations: Sequence[str] = ("labels", "condition"),
+        scaling: "Scaling | None" = None,
+        memory_limit: int | None = MEMORY_LIMIT,
+        progress: bool = True,
+    ) -> "Dataset":
+        """The part ``split`` of the data; see `nidiff.load_dataset`.
+
+        ``annotations`` says which of labels and condition are read. A ``scaling`` that is known is not fitted again.
+        """
+        from nidiff.data.load import load
+        from nidiff.data.sources import Limits
+
+        return load(self, split, Limits(memory_limit, progress), annotations=annotations, scaling=scaling)
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        """(height, width), or None where images keep theirs."""
+        return (self.size, self.size) if isinstance(self.size, int) else self.size
+
+    @property
+    def annotation_variables(self) -> tuple[str, ...]:
+        """The variables of a NetCDF, HDF5 or Zarr file that are labels or conditions, and so no channels."""
+        names = [] if self.labels in (None, FROM_DATA_SET) else [str(self.labels)]
+        names += self.condition.split(",") if self.condition else []
+        return tuple(name for name in names if not name.lower().endswith(ARRAYS))
+
+    def refuse(self, *options: str) -> None:
+        """Refuse options that have no meaning for this source."""
+        for name in options:
+            if (value := getattr(self, name)) != getattr(DataSpec, name):
+                shown = str(value) if isinstance(value, Path) else value
+                place = f"with {self.source!r}" if self.source else "without `data`"
+                raise InputError(name, shown, f"has no meaning {place}", "leave it out")
+
+    def check_pixels(self) -> None:
+        """Refuse images of a size that none may have; the size of sounds is a length."""
+        if self.image_size is not None and prod(self.image_size) > MOST_PIXELS:
+            raise InputError("size", self.size, f"is more than {MOST_PIXELS:,} pixels", "give a smaller one")
+
+    def settings(self) -> dict[str, Any]:
+        """The fields by the names of their flags, as JSON can hold them."""
+        values = asdict(self) | {"data_dir": None if self.data_dir is None else str(self.data_dir)}
+        return {"data": values.pop("source"), **values}
+
+    def flags(self) -> list[str]:
+        """The words of a command line that read the same source in the same way, without the source."""
+        changed = changed_flags(self.settings(), DataSpec(self.source).settings())
+        return [word for words in changed for word in words]
+
+
+def changed_flags(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> list[list[str]]:
+    """The flags, each with its values, that turn the settings ``usual`` into ``settings``."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value == usual[name]:
+            continue
+        if isinstance(value, bool):
+            flags.append([f"--{flag}" if value else f"--no-{flag}"])
+        else:
+            flags.append([f"--{flag}", *map(str, value if isinstance(value, tuple | list) else [value])])
+    return flags

@@ -1,0 +1,76 @@
+"""How much of the residual a network explains: what the `angle` samplers need to know of it."""
+
+import torch
+from torch import Tensor
+
+from nidiff.diffusion.denoiser import NEEDS_GAUSSIAN, Denoiser, check_denoiser
+from nidiff.diffusion.gaussian import GaussianModel, Kappa
+from nidiff.errors import InputError
+from nidiff.progress import Progress
+from nidiff.randomness import Generators, as_generator, white_noise
+from nidiff.recipe import check_whole
+
+BATCH = 128
+
+
+@torch.no_grad()
+def measure_kappa(
+    denoiser: Denoiser,
+    data: Tensor,
+    *,
+    num_images: int = 512,
+    num_rows: int = 17,
+    generator: Generators = 0,
+    progress: Progress | None = None,
+) -> Denoiser:
+    """The same denoiser with κ and β of every mode at ``num_rows`` rows, from (at most) the first ``num_images`` of
+    ``data`` [N, ...]: one evaluation of the network per image and row.
+
+    β = E[F · F*] / E F², F* being what F should be: 1 for a network that returns the conditional mean, and less for
+    one whose errors would only add noise to that mode. κ = β² E F². Conditions that are `given` are those of ``data``.
+    """
+    check_denoiser(denoiser)
+    process, gaussian = denoiser.process, denoiser.gaussian
+    if gaussian is None:
+        raise InputError("denoiser", None, "does not know the data's Gaussian", NEEDS_GAUSSIAN)
+    process.check_batch("data", data)
+    num_images, last = check_whole("num_images", num_images), len(process.schedule) - 1
+    images = data[:num_images].to(denoiser.device)
+    if tuple(images.shape[1:]) != gaussian.shape or not len(images):
+        remedy = f"give some [N, {', '.join(map(str, gaussian.shape))}]"
+        raise InputError("data", None, f"has shape {tuple(data.shape)}", remedy)
+    rows = (
+        torch.linspace(0, last, check_whole("num_rows", num_rows, 2), dtype=torch.float64, device="cpu")
+        .round()
+        .unique()
+    )
+    source = as_generator(generator, len(images))
+    shares, trusts = [], []
+    for number, row in enumerate(rows.tolist()):
+        if progress is not None:
+            progress(number, len(rows))
+        level = process.schedule.level(int(row))
+        wiener = gaussian.at(level, process.covariance)
+        powers = []
+        for index in torch.arange(len(images)).split(BATCH):
+            x0 = images[index]
+            part = [source[image] for image in index.tolist()] if isinstance(source, list) else source
+            eps = white_noise(x0.shape, part, dtype=x0.dtype, device=x0.device)
+            x = process.perturb(x0, level, eps)
+            estimates = (denoiser.for_images(index)(x, level), x0)
+            residual, wanted = (wiener.residual(x, clean).double().cpu() for clean in estimates)
+            powers.append(torch.stack([_powers(gaussian, each) for each in (residual, residual - wanted, wanted)]))
+        power, error, wanted_power = torch.cat(powers, dim=1)
+        # F (F − wanted) has mean 0 if the network returns the conditional mean: only what exceeds its scatter counts.
+        excess = (power + error - wanted_power) / 2
+        scatter = 2 * excess.std(0, correction=0) / len(excess) ** 0.5
+        power = power.mean(0)
+        trust = 1 - (excess.mean(0) - scatter).clamp(min=0.0) / power.clamp(min=1e-30)
+        trusts.append(trust.clamp(0.0, 1.0))
+        shares.append((trusts[-1].square() * power).clamp(0.0, 1.0))
+    return denoiser.with_kappa(Kappa(rows, torch.stack(shares).float(), torch.stack(trusts).float()))
+
+
+def _powers(gaussian: GaussianModel, residual: Tensor) -> Tensor:
+    """|F|² per image and mode of C [N, *modes]; channels that share a spectrum count as images."""
+    return gaussian.covariance.basis.power(residual).reshape(-1, *gaussian.covariance.event_shape)

@@ -1,0 +1,151 @@
+"""The conditions of the image of a seed: its class, and its row of a file.
+
+Both are functions of the seed alone, so that a seed stays an image, whatever the batch and the number of processes.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.data.annotations import as_finite, on_grid
+from nidiff.data.arrays import read_array
+from nidiff.diffusion.condition import CLASSES, Condition
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.guidance import Guidance, make_guidance
+from nidiff.errors import InputError
+from nidiff.files import as_path
+from nidiff.notation import seeds_text
+from nidiff.recipe import check_number
+from nidiff.sealed import tensors_sha256
+
+
+@dataclass(frozen=True, eq=False)
+class Conditioning:
+    """The conditions and the guidance of a job."""
+
+    classes: tuple[int, ...] = ()
+    """The class of a seed is classes[seed % len(classes)]; empty: no class."""
+    rows: Mapping[str, Tensor] = field(default_factory=dict)
+    """Other conditions [N, …] by name, in the units of the model; a seed has row seed % N."""
+    guidance: Guidance | None = None
+
+    def bind(self, denoiser: Denoiser, seeds: Sequence[int]) -> Denoiser:
+        """The denoiser with the conditions of ``seeds``, and guided."""
+        values = {name: rows_of_seeds(rows, seeds) for name, rows in self.rows.items()}
+        if self.classes:
+            values[CLASSES] = rows_of_seeds(torch.tensor(self.classes), seeds)
+        if not values:
+            return denoiser
+        conditional = denoiser.given(**values)
+        return conditional if self.guidance is None else conditional.corrected(self.guidance)
+
+    def to_json(self) -> dict[str, Any]:
+        """What decides the numbers of a seed, and only where it is set."""
+        values: dict[str, Any] = {"classes": list(self.classes)} if self.classes else {}
+        if self.guidance is not None:
+            values["guidance"] = self.guidance.scale
+            values |= {"interval": list(self.guidance.interval)} if self.guidance.interval else {}
+        return values | ({"condition": rows_digest(self.rows)} if self.rows else {})
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """The conditions as a file name and a table write them."""
+        values = self.to_json()
+        if self.classes:
+            values["classes"] = classes_text(self.classes)
+        if "interval" in values:
+            values["guidance_interval"] = "/".join(f"{row:g}" for row in values.pop("interval"))
+        if self.rows:
+            values["condition"] = values.pop("condition")[:8]
+        return values
+
+
+def rows_of_seeds(rows: Tensor, seeds: Sequence[int]) -> Tensor:
+    """Row ``seed % len(rows)`` of each seed."""
+    return rows[torch.tensor([seed % len(rows) for seed in seeds], dtype=torch.long)]
+
+
+def plan_conditions(
+    denoiser: Denoiser,
+    classes: Sequence[int] | None,
+    guidance: float | None,
+    guidance_interval: Sequence[float] | None,
+    condition: str | Path | None,
+) -> Conditioning:
+    """The conditioning that the arguments of `plan_job` ask for, if the model can be conditioned so."""
+    conditions = denoiser.conditions
+    chosen = _chosen_classes(conditions.get(CLASSES), classes)
+    rows = {} if condition is None else read_rows(condition, conditions)
+    names = [*rows, *([CLASSES] if chosen else [])]
+    for name in conditions.keys() - {*names}:
+        if not conditions[name].dropout:
+            argument = "classes" if name == CLASSES else "condition"
+            raise InputError(argument, None, f"is missing: the model was trained with {name} in every item", "give it")
+    if guidance is None:
+        if guidance_interval is not None:
+            raise InputError("guidance_interval", None, "has no meaning without `guidance`", "give both, or neither")
+        return Conditioning(chosen, rows)
+    scale = check_number("guidance", guidance)
+    guided = make_guidance(
+        conditions,
+        names,
+        scale,
+        interval=guidance_interval,
+        num_rows=len(denoiser.process.schedule),
+        argument="guidance_interval",
+    )
+    return Conditioning(chosen, rows, None if scale == 1 else guided)  # scale 1 is the conditional law itself
+
+
+def _chosen_classes(condition: Condition | None, classes: Sequence[int] | None) -> tuple[int, ...]:
+    """``classes``, by default all of the model's."""
+    if condition is None or condition.classes is None:
+        if classes:
+            text = classes_text(classes)
+            raise InputError("classes", text, "has no meaning: the model was trained without classes", "leave it out")
+        return ()
+    known = range(condition.classes)
+    if classes is None:
+        return tuple(known)
+    if beyond := [number for number in classes if number not in known]:
+        problem = f"has {beyond[0]}, which is not a class of the model"
+        raise InputError("classes", None, problem, f"give classes from 0 to {condition.classes - 1}")
+    return tuple(classes)
+
+
+def read_rows(file: str | Path, conditions: Mapping[str, Condition]) -> dict[str, Tensor]:
+    """The values [N, …] of the model's condition other than the class, in the units of the model, from an .npy or .npz
+    file in those of the data. One channel may go without its axis, and fields may be coarser."""
+    path = as_path("condition", file)
+    names = [name for name in conditions if name != CLASSES]
+    if len(names) != 1:
+        takes = f"takes {' and '.join(names)}, more than a file can hold" if names else "was trained without any"
+        remedy = "use Python" if names else "leave it out"
+        raise InputError("condition", path, f"cannot be used: the model {takes}", remedy)
+    condition, values = conditions[names[0]], read_array(path, "condition")
+    shape = condition.shape
+    if values.ndim == len(shape) and shape[:1] == (1,):
+        values = values[:, None]
+    if len(shape) > 1 and values.ndim == len(shape) + 1:
+        values = on_grid(str(path), values, shape[1:])
+    if values.shape[1:] != shape or not values.ndim:
+        wanted = "".join(f", {size}" for size in shape)
+        raise InputError("condition", path, f"has shape {values.shape}", f"give numbers [N{wanted}]")
+    numbers = as_finite(str(path), values)
+    return {names[0]: numbers if condition.scaling is None else condition.scaling.to_model(numbers)}
+
+
+def rows_digest(rows: Mapping[str, Tensor]) -> str:
+    """The checksum of conditions by name, whatever the file was."""
+    return tensors_sha256(part for name in sorted(rows) for part in (f"{name} {tuple(rows[name].shape)}\n", rows[name]))
+
+
+def classes_text(classes: Sequence[int]) -> str:
+    """Classes as they are written: 0-9, or 3,1,2 where they do not rise."""
+    rises = all(a < b for a, b in pairwise(classes))
+    return seeds_text(classes) if rises else ",".join(map(str, classes))

@@ -1,0 +1,193 @@
+"""The commands of the stories in docs/ run, on small data and for a few steps, and what the stories rest on holds."""
+
+import json
+import re
+import runpy
+import shlex
+import wave
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray
+from PIL import Image
+
+from nidiff.cli import main
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parent.parent
+SHORT = {"--steps": "2", "--cooldown": "0", "--warmup": "1", "--num-samples": "2"}
+FIELDS = {
+    "train": SHORT | {"--batch-size": "8", "--network": "unet:patch=2", "--widths": "8", "--held-out": "0.5"},
+    "sample": {"--seeds": "0-31"},
+    "table": {"--seeds": "0-31"},
+    "design": {"--covariances": "white gff:gamma=1", "--schedules": "ddpm_linear", "--out": "design.svg"},
+}
+TIME = {
+    "train": SHORT | {"--batch-size": "2", "--widths": "8 8", "--attention": "1"},
+    "sample": {"--seeds": "0-3"},
+    "evaluate": {"--seeds": "0-3", "--bootstrap": "2"},
+    "table": {"--seeds": "0-3", "--bootstrap": "2", "--num-steps": "20"},
+    "likelihood": {"--num-images": "2", "--rtol": "0.3"},
+    "design": {"--covariances": "white power_law:exponent=1", "--schedules": "ddpm_cosine"},
+    "noise": {"--num-images": "2"},
+}
+
+
+def example(name: str) -> dict:
+    return runpy.run_path(str(ROOT / "examples" / f"{name}.py"))
+
+
+def commands(page: str) -> list[list[str]]:
+    """The commands of a page, word by word."""
+    text = re.sub(r"\\\n +", " ", (ROOT / "docs" / page).read_text())
+    return [shlex.split(line, comments=True) for line in re.findall(r"^    ((?:python|nidiff) .*)$", text, re.M)]
+
+
+def smaller(words: list[str], small: dict[str, dict[str, str]]) -> list[str]:
+    """The same command with the flags of ``small``."""
+    replaced = small.get(words[0], {})
+    result, skipping = [], False
+    for word in words:
+        skipping = word in replaced or (skipping and not word.startswith("--"))
+        result += [] if skipping else [word]
+    return result + [part for flag, values in replaced.items() for part in (flag, *values.split())]
+
+
+def run(lines: list[list[str]], small: dict[str, dict[str, str]], capsys, without: str = "-") -> dict[str, str]:
+    """Run the nidiff commands, but for those about the run ``without``, and return their output by command."""
+    printed = {}
+    for program, *words in lines:
+        if program == "nidiff" and without not in (words[1], words[-1]):
+            words = smaller([word for word in words if word != without], small)
+            assert main(words) == 0, capsys.readouterr().err
+            printed[shlex.join(words)] = capsys.readouterr().out
+    return printed
+
+
+def output(printed: dict[str, str], start: str) -> str:
+    return next(text for command, text in printed.items() if command.startswith(start))
+
+
+def test_climate(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    story, lines = example("climate"), commands("climate.md")
+    story["make"]("climate.nc", shape=(8, 16), years=2)
+    small = FIELDS | {"design": FIELDS["design"] | {"--held-out": "0.5"}}
+    lines = [line for line in lines if "out/solver" not in line and line[1] != "evaluate"]
+    printed = run(lines, small, capsys, without="runs/white")
+    assert "--boundary reflecting/periodic" in output(printed, "design").splitlines()[-1]
+
+    (file,) = tmp_path.glob("runs/designed/generated/angle_2m-10-*/samples.nc")
+    with xarray.open_dataset("climate.nc") as data, xarray.open_dataset(file) as samples:
+        assert {name: samples[name].units for name in samples.data_vars} == {"t2m": "K", "u10": "m/s"}
+        for axis in ("latitude", "longitude"):
+            np.testing.assert_array_equal(samples[axis], data[axis])
+            assert samples[axis].units == data[axis].units
+        assert samples.t2m.shape == (32, 8, 16)
+        means = [maps.t2m.mean(("longitude", maps.t2m.dims[0])).values for maps in (data, samples)]
+        assert np.corrcoef(*means)[0, 1] > 0.9  # the equator is warm, in kelvin
+        assert abs(means[0] - means[1]).max() < 10
+
+    results = {
+        name: json.loads(Path(f"runs/{name}/metrics.json").read_text())[0] for name in ("designed", "designed-v")
+    }
+    provenance = results["designed"]["provenance"]
+    assert (provenance["boundary"], provenance["split"]) == ("reflecting/periodic", "test")
+    first, second, both = results["designed"]["details"]["bands"][:3]
+    assert (first["channel"], second["channel"], both["channels"]) == ("t2m (K)", "u10 (m/s)", "t2m (K) and u10 (m/s)")
+    # The output of the untrained network is 0. With the residual target, samples are then draws of the data's Gaussian,
+    # which has both spectra and the coherence; with v they are not.
+    inside = {
+        name: np.mean([abs(band["z"]) < 3 for table in result["details"]["bands"][:3] for band in table["bands"]])
+        for name, result in results.items()
+    }
+    assert inside["designed"] > 0.8 > inside["designed-v"]
+    story["draw"]("climate.nc", ["runs/designed", "runs/designed-v"])
+    assert Path("climate.png").stat().st_size > 30_000
+
+
+def test_volumes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    story = example("volumes")
+    story["make"]("volumes.nc", size=8, count=64)
+    run(commands("volumes.md"), FIELDS, capsys, without="runs/white")
+    assert {row["run"] for row in json.loads(Path("out/volumes/table.json").read_text())} == {"matern", "own"}
+    (file,) = tmp_path.glob("runs/matern/generated/dpmpp_2m-20-*/samples.nc")
+    with xarray.open_dataset("volumes.nc") as data, xarray.open_dataset(file) as samples:
+        assert samples.density.shape == (32, 8, 8, 8)
+        assert samples.density.min() > 0  # of any sample: the scaling is a logarithm
+        assert samples.x.units == "Mpc"
+        assert 0.5 < np.log(samples.density).std() / np.log(data.density).std() < 1.5
+    story["draw"]("volumes.nc", ["runs/matern", "runs/own"])
+    assert Path("volumes.png").stat().st_size > 30_000
+
+
+def test_sounds_come_out_as_they_went_in(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    example("heartbeats")["main"](Path("out/heartbeats"), 20)
+    printed = run(commands("signals.md"), TIME, capsys)
+    assert re.search(r"^(spectrum|values|increments) ", output(printed, "evaluate"), re.M)
+    assert "Gaussian N(mu, C)" in output(printed, "likelihood runs/beats-pink")
+    folder = Path(output(printed, "sample").strip())
+    numbers = np.load(folder / "samples.npz")["arr_0"]
+    for path, sound in zip(sorted((folder / "wav").glob("*.wav")), numbers, strict=True):
+        with wave.open(str(path)) as file, wave.open("out/heartbeats/00000.wav") as real:
+            assert file.getparams()[:4] == real.getparams()[:4] == (1, 2, 256, 1024)
+            pulses = np.frombuffer(file.readframes(1024), "<i2")
+        np.testing.assert_allclose(pulses, (32768 * sound[:, 0]).clip(-32768, 32767), atol=0.51)
+
+
+def test_frames_drawn_from_coherent_noise_flicker_less(tmp_path, monkeypatch, capsys):
+    """Before it is trained, a model of v returns its noise, and AR(1) noise moves sqrt(1 - rho) as far as white
+    noise; a model of the residual returns the data's Gaussian, whatever its noise."""
+    monkeypatch.chdir(tmp_path)
+    example("video")["main"](Path("out/turbulence.npy"), 20)
+    printed = run(commands("video.md"), TIME, capsys)
+    for path in (Path(output(printed, "sample").strip()) / "gif").glob("*.gif"):
+        with Image.open(path) as picture:
+            assert picture.n_frames == 8
+    moved = {}
+    for name in ("coherent", "white", "coherent-v", "white-v"):
+        (file,) = Path(f"runs/video-{name}/generated").glob("dpmpp_2m-20-*/samples.npz")
+        video = np.load(file)["arr_0"]
+        assert video.shape == (4, 8, 32, 32, 1)
+        moved[name] = flicker(video)
+    assert moved["coherent-v"] / moved["white-v"] == pytest.approx(0.1**0.5, rel=0.1)
+    assert moved["coherent"] == pytest.approx(moved["white"], rel=0.15)
+    assert moved["white"] < 1.5 * flicker(np.load("out/turbulence.npy")) < 0.5 * moved["white-v"]
+
+
+def flicker(video: np.ndarray) -> float:
+    """mean |x(t+1) - x(t)|, in standard deviations."""
+    return np.abs(np.diff(video, axis=1)).mean() / video.std()
+
+
+def test_heartbeats_are_not_gaussian_signals_with_their_spectrum():
+    """The R peaks are steep: increments are far from Gaussian, unlike those of signals with random phases."""
+    rng, heartbeat = np.random.default_rng(0), example("heartbeats")["heartbeat"]
+    real = np.stack([heartbeat(rng) for _ in range(50)])
+    waves = np.fft.rfft(real)
+    shuffled = np.fft.irfft(np.abs(waves) * np.exp(2j * np.pi * rng.uniform(size=waves.shape)))
+    flatness = [(np.diff(x) ** 4).mean() / (np.diff(x) ** 2).mean() ** 2 for x in (real, shuffled)]
+    assert flatness[0] > 10
+    assert 2 < flatness[1] < 5
+
+
+def test_frames_of_turbulence_follow_the_flow(tmp_path):
+    """The next frame is the last one moved by the velocity of its own vorticity; moved backwards it is not."""
+    story = example("video")
+    story["main"](tmp_path / "video.npy", 3)
+    video = np.load(tmp_path / "video.npy")
+    assert video.shape == (3, 8, 32, 32)
+    assert np.abs(video.mean((2, 3))).max() < 0.01
+    waves, steps = np.fft.rfft2(video[:, :-1]), 10
+    errors = {}
+    for sign in (1, -1):
+        moved = waves
+        for _ in range(steps):
+            half = moved + sign * 0.125 / steps * story["slope"](moved)
+            moved = moved + sign * 0.25 / steps * story["slope"](half)
+        errors[sign] = np.abs(np.fft.irfft2(moved) - video[:, 1:]).mean()
+    still = np.abs(np.diff(video, axis=1)).mean()
+    assert errors[1] < 0.6 * still < still < errors[-1]
