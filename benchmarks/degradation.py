@@ -23,8 +23,7 @@ from torch import Tensor
 from nidiff.data.dataset import quantise
 from nidiff.data.load import load_dataset
 from nidiff.design.distance import as_pixels
-from nidiff.evaluation.cache import reference_features
-from nidiff.evaluation.features import FeatureNetwork, load_features
+from nidiff.evaluation.features import FeatureNetwork, load_features, reference_features
 from nidiff.evaluation.frechet import frechet_distance
 from nidiff.randomness import permutation, white_noise
 

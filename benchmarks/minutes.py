@@ -32,8 +32,7 @@ from nidiff import style
 from nidiff.commands.train import Train
 from nidiff.commands.usage import parse
 from nidiff.data.dataset import quantise
-from nidiff.evaluation.cache import reference_features
-from nidiff.evaluation.features import compute_features, load_features
+from nidiff.evaluation.features import compute_features, load_features, reference_features
 from nidiff.evaluation.metrics import measure
 from nidiff.evaluation.samples import SampleSet
 from nidiff.files import replace_json, replacing
@@ -194,7 +193,8 @@ class Clocked:
         begin = time.process_time()
         self.training = make()
         self.seconds, self.saved = time.process_time() - begin, 0.0
-        if checkpoint := load_checkpoint(self.folder, use=self.training.restore):
+        if checkpoint := load_checkpoint(self.folder):
+            self.training.restore(checkpoint)
             self.seconds = self.saved = checkpoint.state["seconds"]
             log(f"{name}: resuming after step {checkpoint.step}, {self.seconds / 60:.1f} minutes")
 

@@ -18,8 +18,7 @@ from timing import log
 import nidiff
 from nidiff.data.dataset import quantise
 from nidiff.data.spec import DataSpec
-from nidiff.evaluation.cache import reference_features
-from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features
+from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, reference_features
 from nidiff.files import replace_text
 from nidiff.memory import keep_freed_memory
 from nidiff.training.build import build

@@ -7,7 +7,7 @@ import torch
 import nidiff
 from nidiff.evaluation.classifier import recognised, train_classifier
 from nidiff.model.network import unet2d
-from nidiff.report.panels import save_panels
+from nidiff.report.contact import save_panels
 
 
 def main(out: Path = Path("out"), steps: int = 800, count: int = 500) -> torch.Tensor:

@@ -17,7 +17,7 @@ from diffusers import AutoencoderKL, UNet2DConditionModel
 
 import nidiff
 from nidiff.interop import NonIsotropicPipeline
-from nidiff.report.panels import save_panels
+from nidiff.report.contact import save_panels
 
 DIGITS, TONE = nidiff.load_dataset("digits"), 0.7
 SIGMA = nidiff.offset((8, 8), strength=0.8, normalize=False)  # over the latent grid

@@ -6,7 +6,7 @@ import torch
 
 import nidiff
 from nidiff.model.network import unet2d
-from nidiff.report.panels import save_panels
+from nidiff.report.contact import save_panels
 
 DIGITS = nidiff.load_dataset("digits").batch(torch.arange(1498))
 OFFSET = nidiff.offset((8, 8), strength=0.8, normalize=False)  # the law of randn(1, 8, 8) + 0.8 * randn(1, 1, 1)

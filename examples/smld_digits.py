@@ -12,7 +12,7 @@ import torch
 import nidiff
 from nidiff.commands.train import Train
 from nidiff.evaluation.classifier import recognised, train_classifier
-from nidiff.report.panels import save_panels
+from nidiff.report.contact import save_panels
 from nidiff.training.experiment import PRESETS
 
 

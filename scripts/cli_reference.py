@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 import tyro
 
 from nidiff.cli import ABOUT, COMMANDS
-from nidiff.commands.usage import CONFIG, own_flags, reading
+from nidiff.commands.usage import CONFIG, REGISTRY, own_flags
 from nidiff.data.spec import changed_flags
 from nidiff.training.experiment import PRESETS, Experiment
 
@@ -78,7 +78,7 @@ def parser_of(name: str, command: Any) -> argparse.ArgumentParser:
     default = {"default": command.defaults([])} if hasattr(command, "defaults") else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # tyro offers no other way to see its flags
-        return tyro.extras.get_parser(command, prog=f"nidiff {name}", config=CONFIG, registry=reading([]), **default)
+        return tyro.extras.get_parser(command, prog=f"nidiff {name}", config=CONFIG, registry=REGISTRY, **default)
 
 
 def owner(action: argparse.Action, theirs: dict[str, Any]) -> Any:

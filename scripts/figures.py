@@ -31,8 +31,8 @@ from nidiff.data.figures import save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import grid_pixels
 from nidiff.evaluation.results import Measured, Result
+from nidiff.report.contact import save_panels
 from nidiff.report.noise import save_figure
-from nidiff.report.panels import save_panels
 from nidiff.report.quality import quality_figure
 
 ROOT = Path(__file__).parent.parent

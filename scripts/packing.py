@@ -27,7 +27,6 @@ from nidiff.files import (
 )
 from nidiff.model.card import METRICS as METRICS_TITLE
 from nidiff.model.card import escaped, model_card
-from nidiff.model.config import scheduler_config
 from nidiff.model.folder import image_shape, load_model, read_grid, whole_model
 from nidiff.model.manifest import MANIFEST, model_sha256, write_manifest
 from nidiff.model.network import UNET, WEIGHTS, read_weights
@@ -40,7 +39,6 @@ from nidiff.model.zoo import (
     Card,
     Picture,
     entry_bytes,
-    number_words,
     read_card,
     time_words,
 )
@@ -95,9 +93,7 @@ def pack(
         save_picture(data, grid, card.picture.limits, aside / PICTURE)
         files = [name for name in (EXPERIMENT, METRICS, PICTURE) if (aside / name).is_file()]
         card = replace(card, files={name: file_sha256(aside / name) for name in files})
-        fields = None if grid.kind == "picture" and grid.dtype == "uint8" else shape
-        config = scheduler_config(denoiser)
-        words = model_card(denoiser.process.covariance, config, about, destination.name, fields=fields)
+        words = model_card(denoiser, shape, about, destination.name)
         replace_text(aside / "model" / "README.md", words + card_text(destination.name, card))
         replace_json(aside / CARD, card.to_json())
         if (size := entry_bytes(aside)) > MOST_BYTES:
@@ -200,3 +196,11 @@ def _paths(values: Any) -> Iterator[str]:
         yield values
     for value in values.values() if isinstance(values, Mapping) else values if isinstance(values, list) else ():
         yield from _paths(value)
+
+
+def number_words(metric: Mapping[str, Any] | None) -> str:
+    """A metric with its error."""
+    if not metric or metric.get("value") is None:
+        return ""
+    error = metric.get("error")
+    return f"{metric['value']:.4g}" + ("" if error is None else f" ± {error:.2g}")

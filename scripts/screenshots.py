@@ -43,7 +43,7 @@ def look(page: Any, *places: str) -> None:
 
 
 def noise(page: Any) -> None:
-    look(page, "noise-draws", "noise-spectrum", "noise-correlation")
+    look(page, "noise-draws", "noise-correlation")
 
 
 def forward(page: Any) -> None:
@@ -64,22 +64,10 @@ def sample(page: Any) -> None:
 
 
 def restore(page: Any) -> None:
-    """Paint over the upper half of the item, and restore it."""
-    canvas = page.locator("#restore-editor canvas").first
-    canvas.wait_for(timeout=PATIENCE)
-    page.locator("#restore-restore").click()  # once without, so that the item is surely there
-    says(page, "restore-status", "Done")
-    box = canvas.bounding_box()
-    middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    for stroke in range(4):
-        page.mouse.move(middle[0] - 90, middle[1] - 100 + 25 * stroke)
-        page.mouse.down()
-        page.mouse.move(middle[0] + 90, middle[1] - 100 + 25 * stroke, steps=12)
-        page.mouse.up()
+    """The centre of the item is hidden at first."""
+    look(page, "restore-view")
     page.locator("#restore-restore").click()
-    says(page, "restore-status", "Step")
     says(page, "restore-status", "Done")
-    page.mouse.move(0, 0)
 
 
 def says(page: Any, place: str, word: str) -> None:

@@ -1,5 +1,6 @@
 """Small problems run faster on one thread, and the suite runs in two processes."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import torch
 from browser import browser  # noqa: F401  (a fixture for all)
 
 torch.set_num_threads(1)
+# Some virtual machines announce AMX and die of it. Read at the first product, by the processes that tests start too.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

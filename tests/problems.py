@@ -23,24 +23,16 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "dense in a shape": lambda: nidiff.Dense(random_matrix(12), (3, 4)),
     "gff even": lambda: nidiff.gaussian_free_field((8, 8)),
     "gff odd": lambda: nidiff.gaussian_free_field((7, 5), gamma=1.5),
-    "gff even last, odd first": lambda: nidiff.gaussian_free_field((5, 8), gamma=0.5),
     "gff 1-D even": lambda: nidiff.gaussian_free_field((16,), gamma=2.0),
-    "gff 1-D odd": lambda: nidiff.gaussian_free_field((9,)),
     "gff 3-D": lambda: nidiff.gaussian_free_field((3, 4, 6)),
     "gff tiny": lambda: nidiff.gaussian_free_field((2, 1)),
-    "gff reflecting": lambda: nidiff.gaussian_free_field((5, 8), boundary="reflecting"),
-    "gff reflecting 3-D": lambda: nidiff.gaussian_free_field((3, 4, 2), gamma=2.0, boundary="reflecting"),
-    "gff not normalised": lambda: nidiff.gaussian_free_field((6, 6), normalize=False),
     "fourier, any even spectrum": lambda: nidiff.Fourier((6, 5), even_spectrum((6, 5))),
     "cosine, any spectrum": lambda: nidiff.Cosine((4, 7), normal(4, 7).square() + 0.1),
-    "gff fixed": lambda: nidiff.gaussian_free_field((5, 8), boundary="fixed"),
     "gff reflecting and periodic": lambda: nidiff.gaussian_free_field((5, 6), boundary=("reflecting", "periodic")),
     "gff in 3-D, all boundaries": lambda: nidiff.gaussian_free_field((4, 3, 5), boundary="periodic/fixed/reflecting"),
-    "gff, unequal spacing": lambda: nidiff.gaussian_free_field((6, 5), spacing=(2.0, 0.5)),
     "spectral, any spectrum": lambda: nidiff.Spectral(
         (4, 6, 5), even_spectrum((4, 6), 1).unsqueeze(-1) * (normal(5).square() + 0.1), "periodic/periodic/fixed"
     ),
-    "spectral, all periodic": lambda: nidiff.Spectral((5, 6), even_spectrum((5, 6)), "periodic"),
     "spectral tiny": lambda: nidiff.Spectral((1, 2, 1), [[[1.0], [2.0]]], ("fixed", "fixed", "periodic")),
     "matern of two lengths": lambda: nidiff.matern((8, 6), (1.0, 3.0), 0.5, boundary=("fixed", "periodic")),
     "ar1": lambda: nidiff.ar1(7, 0.8),
@@ -51,9 +43,6 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     "waves times waves": lambda: nidiff.Kronecker(nidiff.power_law((6,), 1.0), nidiff.matern((4, 3), 1.0)),
     "frames of channels": lambda: nidiff.Kronecker(
         nidiff.Dense(random_matrix(3)), nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 3)))
-    ),
-    "product of three": lambda: nidiff.Kronecker(
-        nidiff.Kronecker(nidiff.ou((0.0, 1.0, 3.0), 2.0), nidiff.Diagonal([1.0, 2.0])), nidiff.power_law((5,), 1.0)
     ),
     "product in white noise": lambda: (
         nidiff.Kronecker(nidiff.ar1(3, -0.5), nidiff.gaussian_free_field((4, 4), boundary="fixed"))
@@ -68,10 +57,7 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     ),
     "lagging channels": lambda: lagging((5, 6), 1),
     "lagging channels, mixed edges": lambda: lagging((3, 5), 2, boundary=("fixed", "periodic")),
-    "matern": lambda: nidiff.matern((8, 6), length_scale=1.5, smoothness=0.5),
     "matern aliased": lambda: nidiff.matern((5, 6), length_scale=2.0, smoothness=0.5, aliased=True),
-    "matern 3-D reflecting": lambda: nidiff.matern((4, 3, 5), length_scale=1.0, boundary="reflecting"),
-    "pink 1-D": lambda: nidiff.power_law((20,), 1.0),
     "blue": lambda: nidiff.power_law((6, 7), -1.0),
     "offset": lambda: nidiff.offset((6, 5), strength=0.5),
     "pyramid": lambda: nidiff.pyramid((8, 6)),
@@ -81,23 +67,20 @@ COVARIANCES: dict[str, Callable[[], nidiff.Covariance]] = {
     ),
     "channels of gff": lambda: nidiff.Channels(random_matrix(3), nidiff.gaussian_free_field((5, 6))),
     "channels of dense": lambda: nidiff.Channels(random_matrix(2), nidiff.Dense(random_matrix(6), (2, 3))),
-    "channels of cosine": lambda: nidiff.Channels(random_matrix(2), nidiff.Cosine((4, 3), normal(4, 3).square() + 0.1)),
     "from data": lambda: nidiff.from_data(normal(50, 2, 6, 8)),
     "from data, per mode": lambda: nidiff.from_data(normal(50, 6, 5), 2, average="modes", boundary="reflecting"),
-    "sum": lambda: nidiff.gaussian_free_field((6, 6)) + 0.5 * nidiff.Identity((6, 6)),
     "channels in white noise": lambda: (
         nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))) + 0.3 * nidiff.Identity((2, 4, 4))
     ),
     "scaled": lambda: 3.0 * nidiff.Channels(random_matrix(2), nidiff.gaussian_free_field((4, 4))),
 }
 
-# (name, options) of samplers that need to know nothing of the data: one line for a new one.
+# (name, options) of samplers that need to know nothing of the data: one line for a new one. (Euler is DDIM with
+# eta = 0, and ancestral DDIM with eta = 1.)
 SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
     ("ancestral", {}),
     ("ancestral", {"variance": "beta"}),
-    ("ddim", {}),
     ("ddim", {"eta": 0.5}),
-    ("ddim", {"eta": 1.0}),
     ("churn", {"amount": 0.5}),
     ("euler", {}),
     ("heun", {}),
@@ -107,18 +90,18 @@ SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def lagging(shape: tuple[int, int], pixels: int, boundary="periodic") -> nidiff.Covariance:
-    """Two channels: a field, and the same so many pixels to the right, with 0.3 of white noise."""
+def lagging(shape: tuple[int, int], pixels: int, boundary="periodic", axis: int = 1) -> nidiff.Covariance:
+    """Two channels: a field, and the same so many pixels further along the axis, with 0.3 of white noise."""
     spatial = nidiff.matern(shape, 1.5, boundary=boundary)
-    turn = 2 * torch.pi * pixels * torch.fft.fftfreq(shape[1], dtype=torch.float64, device="cpu")
+    turn = 2 * torch.pi * pixels * torch.fft.fftfreq(shape[axis], dtype=torch.float64, device="cpu").unsqueeze(1 - axis)
     both = torch.stack([turn.cos(), turn.sin()], -1) * spatial.eigenvalues.unsqueeze(-1)  # λ e^(iφ) between them
     matrices = torch.zeros(*shape, 2, 2, dtype=torch.float64, device="cpu")
     quadrature = torch.zeros_like(matrices)
     matrices[..., 0, 0], matrices[..., 1, 1] = spatial.eigenvalues, spatial.eigenvalues + 0.3
     matrices[..., 0, 1] = matrices[..., 1, 0] = both[..., 0]
     quadrature[..., 0, 1] = both[..., 1]
-    if shape[1] % 2 == 0:  # the wave of two pixels stands still
-        quadrature[..., shape[1] // 2, :, :] = 0
+    if shape[axis] % 2 == 0:  # the wave of two pixels stands still
+        quadrature.select(axis, shape[axis] // 2).zero_()
     return nidiff.CrossSpectral(matrices, spatial, quadrature=quadrature - quadrature.mT, normalize=False)
 
 
@@ -151,11 +134,14 @@ class Mixture:
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean and covariance of x0."""
-        mean = sum(w * p.mean for w, p in zip(self.weights, self.parts, strict=True))
-        second = sum(
-            w * (p.matrix + torch.outer(p.mean, p.mean)) for w, p in zip(self.weights, self.parts, strict=True)
-        )
-        return mean, second - torch.outer(mean, mean)
+        means, matrices = (torch.stack([getattr(p, name) for p in self.parts]) for name in ("mean", "matrix"))
+        mean, second = self.weights @ means, torch.einsum("p,pi,pj->ij", self.weights, means, means)
+        return mean, torch.einsum("p,pij->ij", self.weights, matrices) + second - torch.outer(mean, mean)
+
+    def share_of_the_first(self, x: Tensor) -> float:
+        """How many of the images are nearer to the mean of the first part."""
+        distances = torch.stack([(x.flatten(1) - part.mean).norm(dim=1) for part in self.parts])
+        return (distances.argmin(0) == 0).double().mean().item()
 
     denoiser = Gaussian.denoiser
 

@@ -27,12 +27,13 @@ def shelf() -> Shelf:
 
 @pytest.fixture(autouse=True)
 def downloads(tmp_path, monkeypatch):
+    (tmp_path / "downloads").mkdir()
     monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "downloads"))
 
 
-def drawn(shelf, *values, watch=tab.NOISY):
-    """All that the page shows, one after the other."""
-    return [*tab.draw(shelf, False, watch, *values)]
+def drawn(shelf, *values):
+    """All that the page shows, one after the other; of a model without classes, if nothing else is said."""
+    return [*tab.draw(shelf, False, *values, *(tab.ALL, 1.0)[len(values) - 6 :])]
 
 
 def as_command(line: str, out) -> np.ndarray:
@@ -73,26 +74,26 @@ def test_classes_and_guidance_are_those_of_the_command(tmp_path, capsys):
         drawn(shelf, name, none, "0", "ddim", 2, tab.DEFAULT, "3", math.nan)
 
 
-def test_what_is_watched_is_the_noisy_state_or_the_clean_one(shelf):
-    values = ("digits", tab.NONE, "0", "ddim", 2, tab.DEFAULT)
-    noisy, clean = drawn(shelf, *values), drawn(shelf, *values, watch=tab.CLEAN)
-    assert noisy[0][1] != clean[0][1]
-    assert noisy[-1][1] == clean[-1][1]
-
-
 def test_the_spectrum_of_draws_of_the_gaussian_is_that_of_the_data(shelf):
-    (order,) = tab.read_orders(shelf, "digits", tab.NONE, "0", "ddim", 2, tab.DEFAULT)
-    gaussian = order.model.denoiser.gaussian
-    draws = gaussian.sample((4000, *order.model.shape), torch.Generator().manual_seed(0))
-    (right,), (wrong,) = (tab.spectra([order], [x]) for x in (draws, torch.randn_like(draws)))
-    assert torch.allclose(right.samples["digits"], right.data, rtol=0.1)
-    assert not torch.allclose(wrong.samples["digits"], wrong.data, rtol=1.0)
+    model = shelf.open("digits")
+    draws = model.denoiser.gaussian.sample((4000, *model.shape), torch.Generator().manual_seed(0))
+    _, data, right = tab.spectra(model.denoiser.gaussian, draws)
+    _, _, wrong = tab.spectra(model.denoiser.gaussian, torch.randn_like(draws))
+    assert torch.allclose(right, data, rtol=0.1)
+    assert not torch.allclose(wrong, data, rtol=1.0)
 
 
-def test_models_of_one_data_set_share_a_spectrum(shelf):
-    orders = tab.read_orders(shelf, *PAIR, "0-1", "ddim", 2, tab.DEFAULT)
-    together = tab.spectra(orders, [torch.zeros(2, 1, 8, 8)] * 2)
-    assert [[*spectrum.samples] for spectrum in together] == [[*PAIR]]
+def test_the_data_of_two_models_are_drawn_once_if_they_are_the_same(shelf):
+    def lines(*names):
+        gaussians = {name: shelf.open(name).denoiser.gaussian for name in names}
+        samples = {name: (gaussian, torch.ones(2, *gaussian.shape)) for name, gaussian in gaussians.items()}
+        return tab.spectra_figure(samples).axes[0].lines
+
+    assert len(lines(*PAIR)) == 3
+    both = lines("digits", "fashion-mnist")
+    assert len(both) == 4
+    _, data, _ = tab.spectra(shelf.open("digits").denoiser.gaussian, torch.ones(2, 1, 8, 8))
+    torch.testing.assert_close(torch.tensor(both[0].get_ydata()), data[1:])
 
 
 def test_a_model_without_a_gaussian_says_so_and_its_name_is_no_html(tmp_path):
@@ -117,12 +118,12 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("name, argument, values", HOSTILE)
-def test_what_a_browser_may_send_is_refused_in_a_sentence(shelf, name, argument, values):
-    for value in values:
-        with pytest.raises(InputError, match=argument) as caught:
-            drawn(shelf, *(GOOD | {name: value}).values())
-        assert len(str(caught.value)) < 600
+def test_what_a_browser_may_send_is_refused_in_a_sentence(shelf):
+    for name, argument, values in HOSTILE:
+        for value in values:
+            with pytest.raises(InputError, match=argument) as caught:
+                drawn(shelf, *(GOOD | {name: value}).values())
+            assert len(str(caught.value)) < 600
 
 
 def test_too_much_work_is_refused_before_it_begins(shelf, monkeypatch):
@@ -133,7 +134,7 @@ def test_too_much_work_is_refused_before_it_begins(shelf, monkeypatch):
 
 
 def test_a_visitor_who_stops_leaves_no_file(shelf, tmp_path):
-    drawing = tab.draw(shelf, False, tab.NOISY, "digits", tab.NONE, "0", "ddim", 100, tab.DEFAULT)
+    drawing = tab.draw(shelf, False, "digits", tab.NONE, "0", "ddim", 100, tab.DEFAULT, tab.ALL, 1.0)
     assert "step" in next(drawing)[0]
     drawing.close()
-    assert not (tmp_path / "downloads").exists()
+    assert not [*(tmp_path / "downloads").iterdir()]

@@ -1,20 +1,15 @@
 """Checkpoints: the same bits back, and always one to go on from after a kill, a full disk or flipped bytes."""
 
-import contextlib
 import hashlib
+import itertools
 import json
 import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -32,10 +27,10 @@ def quick(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-def save(folder: Path, step: int, value: float = 0.0, keep: int = 0, size: int = 4) -> Path:
+def save(folder: Path, step: int, value: float = 0.0, keep: int = 0) -> Path:
     """A checkpoint in which everything says ``value``."""
-    weights = {"w": torch.full((size,), value)}
-    optimizer = {"state": {0: {"step": torch.tensor(value), "exp_avg": torch.full((size,), value)}}}
+    weights = {"w": torch.full((4,), value)}
+    optimizer = {"state": {0: {"step": torch.tensor(value), "exp_avg": torch.full((4,), value)}}}
     tensors = {"model": weights, "ema": weights}
     return save_checkpoint(folder, step, tensors=tensors, state={"v": value}, optimizer=optimizer, keep=keep)
 
@@ -62,23 +57,6 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
         return x.detach().contiguous().reshape(-1).view(torch.uint8)
 
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(raw(a), raw(b))
-
-
-def assert_same(a: object, b: object) -> None:
-    """The same nested state, to the bit and to the type."""
-    assert type(a) is type(b)
-    if isinstance(a, Tensor):
-        assert same_bits(a, b)
-    elif isinstance(a, dict):
-        assert list(a) == list(b)
-        for key in a:
-            assert_same(a[key], b[key])
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b)
-        for pair in zip(a, b, strict=True):
-            assert_same(*pair)
-    else:
-        assert a == b
 
 
 # What was saved comes back ----------------------------------------------------------------------------------------
@@ -110,7 +88,7 @@ def test_a_training_state_comes_back_to_the_bit(tmp_path):
     assert (loaded.step, loaded.state, loaded.path, loaded.damaged) == (3, state, tmp_path / "000003", [])
     assert all(same_bits(loaded.tensors["model"][k], v) for k, v in saved_net.items())
     assert loaded.tensors["model"].keys() == saved_net.keys()
-    assert_same(loaded.optimizer, adam.state_dict())
+    torch.testing.assert_close(loaded.optimizer, adam.state_dict(), rtol=0, atol=0)
 
     resumed = tied()
     resumed.load_state_dict(loaded.tensors["model"])
@@ -121,56 +99,35 @@ def test_a_training_state_comes_back_to_the_bit(tmp_path):
     assert all(same_bits(a, b) for a, b in zip(net.parameters(), resumed.parameters(), strict=True))
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor([float("nan"), -0.0, float("inf"), 1e-45]),
-        torch.randn(3, 4).bfloat16(),
-        torch.randn(3, 4, dtype=torch.float64).T,
-        torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
-        torch.ones(1).expand(5),
-        torch.arange(10)[::3],
-        torch.tensor(7),
-        torch.empty(0, 3),
-        torch.tensor([True, False]),
-        torch.nn.Parameter(torch.randn(3)),
-        torch.Generator().get_state(),
-    ],
-    ids=lambda x: f"{x.dtype}-{tuple(x.shape)}-{x.stride()}",
-)
-def test_every_kind_of_tensor_comes_back_to_the_bit(tensor, tmp_path):
-    group = {"a": tensor, "the same again": tensor}
-    save_checkpoint(tmp_path, 1, tensors={"model": group}, state={}, optimizer={"a": tensor, "b": [tensor]}, keep=1)
+TENSORS = [
+    torch.tensor([float("nan"), -0.0, float("inf"), 1e-45]),
+    torch.randn(3, 4).bfloat16(),
+    torch.randn(3, 4, dtype=torch.float64).T,
+    torch.randn(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+    torch.ones(1).expand(5),
+    torch.arange(10)[::3],
+    torch.tensor(7),
+    torch.empty(0, 3),
+    torch.tensor([True, False]),
+    torch.nn.Parameter(torch.randn(3)),
+    torch.Generator().get_state(),
+]
+
+
+def test_every_kind_of_tensor_comes_back_to_the_bit(tmp_path):
+    group = {f"{number}{again}": tensor for number, tensor in enumerate(TENSORS) for again in ("", " again")}
+    save_checkpoint(tmp_path, 1, tensors={"model": group}, state={}, optimizer={"a": TENSORS}, keep=1)
     loaded = load_checkpoint(tmp_path)
-    for other in [*loaded.tensors["model"].values(), loaded.optimizer["a"], loaded.optimizer["b"][0]]:
-        assert same_bits(other, tensor)
-        assert other.device.type == "cpu"
-
-
-def test_the_folder_holds_what_the_manifest_says_and_nothing_else(tmp_path):
-    path = save(tmp_path, 500)
-    assert path == tmp_path / "000500"
-    assert names(tmp_path) == ["000500"]
-    assert names(path) == sorted(FILES)
-    assert is_whole(path)
-
-
-def test_optimizer_state_that_could_not_be_loaded_is_refused_when_saved(tmp_path):
-    """numpy numbers are made plain; any other object is an error now, not on the day of the resume."""
-    save_checkpoint(tmp_path, 1, tensors={}, state={}, optimizer={"lr": np.float64(0.5), "n": np.int64(3)}, keep=1)
-    assert_same(load_checkpoint(tmp_path).optimizer, {"lr": 0.5, "n": 3})
-    with pytest.raises(TypeError, match="SimpleNamespace"):
-        save_checkpoint(tmp_path, 2, tensors={}, state={}, optimizer={"x": SimpleNamespace()}, keep=1)
-    assert load_checkpoint(tmp_path).step == 1
-
-
-def test_no_checkpoint_at_all(tmp_path):
-    assert load_checkpoint(tmp_path) is None
-    assert load_checkpoint(tmp_path / "absent") is None
-    assert list_checkpoints(tmp_path / "absent") == []
+    for number, tensor in enumerate(TENSORS):
+        model = loaded.tensors["model"]
+        for other in (model[f"{number}"], model[f"{number} again"], loaded.optimizer["a"][number]):
+            assert same_bits(other, tensor)
+            assert other.device.type == "cpu"
 
 
 def test_checkpoints_are_in_order_of_their_steps(tmp_path):
+    assert load_checkpoint(tmp_path) is load_checkpoint(tmp_path / "absent") is None
+    assert list_checkpoints(tmp_path / "absent") == []
     for name in ["notes", "12", ".tmp-000007", "0001000000", "٠٠٠٥٠٠"]:
         (tmp_path / name).mkdir()
     (tmp_path / "000009").write_text("a file")
@@ -190,8 +147,6 @@ def damage(file: Path, how: str) -> None:
         file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     elif how == "truncate":
         file.write_bytes(data[:middle])
-    elif how == "empty":
-        file.write_bytes(b"")
     elif how == "missing":
         file.unlink()
     else:
@@ -199,11 +154,10 @@ def damage(file: Path, how: str) -> None:
         file.mkdir()
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(name, tmp_path):
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, float(step))
-    for how in ("flip", "truncate", "empty", "missing", "directory"):
+    for name, how in itertools.product(FILES, ("flip", "truncate", "missing", "directory")):
         save(tmp_path, 3, 3.0)
         damage(tmp_path / "000003" / name, how)
         before = contents(tmp_path)
@@ -212,7 +166,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_used(name, t
         (report,) = loaded.damaged
         reasons = {"missing": "missing", "directory": "unreadable"}
         assert report.startswith(f"000003/{name}: {reasons.get(how, '')}")
-        if name != "manifest.json" and how in ("flip", "truncate", "empty"):
+        if name != "manifest.json" and how in ("flip", "truncate"):
             assert report.endswith("checksum differs")
         assert contents(tmp_path) == before
 
@@ -239,24 +193,15 @@ def test_if_all_are_damaged_the_error_names_each_in_one_sentence(tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_run_that_passed_over_damage_writes_the_step_anew(tmp_path):
-    save(tmp_path, 1, 1.0)
-    damage(save(tmp_path, 2, 2.0) / "model.safetensors", "flip")
-    save(tmp_path, 2, 3.0)
-    loaded = load_checkpoint(tmp_path)
-    assert (loaded.step, loaded.state["v"], loaded.damaged) == (2, 3.0, [])
-    assert names(tmp_path) == ["000001", "000002"]
-
-
-def test_another_format_is_refused_and_nothing_touched(tmp_path, monkeypatch):
+def test_a_checkpoint_of_another_format_is_passed_over_and_untouched(tmp_path, monkeypatch):
     save(tmp_path, 1)
     monkeypatch.setattr(checkpoint, "FORMAT", 0)
     monkeypatch.setattr(checkpoint, "__version__", "0.0.9")
     save(tmp_path, 2)
     monkeypatch.undo()
-    before = contents(tmp_path)
-    with pytest.raises(InputError, match=r"format 0.* nidiff 0\.0\.9"):
-        load_checkpoint(tmp_path)
+    before, loaded = contents(tmp_path), load_checkpoint(tmp_path)
+    assert loaded.step == 1
+    assert loaded.damaged[0].endswith("nidiff 0.0.9")
     assert contents(tmp_path) == before
 
 
@@ -281,7 +226,7 @@ class Trap:
         return os.mkdir, (str(self.file),)
 
 
-def test_nothing_is_unpickled_even_if_the_checksums_match(tmp_path):
+def test_nothing_is_unpickled_and_nonsense_not_read_even_if_the_checksums_match(tmp_path):
     save(tmp_path / "c", 1)
     path = save(tmp_path / "c", 2)
     trap = tmp_path / "sprung"
@@ -294,35 +239,26 @@ def test_nothing_is_unpickled_even_if_the_checksums_match(tmp_path):
     assert not trap.exists()
     assert loaded.step == 1
     assert loaded.damaged == ["000002/optimizer.pt: unreadable (UnpicklingError)"]
-
-
-@pytest.mark.parametrize("name", FILES[:-1])
-def test_nonsense_with_the_right_checksum_is_unreadable(name, tmp_path):
-    save(tmp_path, 1)
-    path = save(tmp_path, 2)
-    (path / name).write_bytes(b"nonsense")
-    reseal(path)
-    assert load_checkpoint(tmp_path).damaged[0].startswith(f"000002/{name}: unreadable")
+    for name in FILES[:-1]:
+        path = save(tmp_path / "c", 2)
+        (path / name).write_bytes(b"nonsense")
+        reseal(path)
+        assert load_checkpoint(tmp_path / "c").damaged[0].startswith(f"000002/{name}: unreadable")
 
 
 # How many are kept -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("keep, expected", [(0, [1, 2, 3, 4, 5]), (2, [4, 5])])
-def test_the_newest_are_kept(keep, expected, tmp_path):
-    for step in range(1, 6):
-        save(tmp_path, step, keep=keep)
-    assert names(tmp_path) == [f"{step:06d}" for step in expected]
-
-
-def test_later_steps_are_neither_counted_nor_removed(tmp_path):
+def test_the_newest_are_kept_and_later_steps_neither_counted_nor_removed(tmp_path):
     """A run that went back past a damaged 9 keeps its own two newest, whole ones."""
-    for step in (1, 2, 9):
-        save(tmp_path, step)
-    damage(tmp_path / "000009" / "ema.safetensors", "flip")
-    save(tmp_path, 3, keep=2)
-    assert names(tmp_path) == ["000002", "000003", "000009"]
-    assert load_checkpoint(tmp_path).step == 3
+    for keep, first in ((0, 1), (2, 4)):
+        for step in range(1, 6):
+            save(tmp_path / str(keep), step, keep=keep)
+        assert names(tmp_path / str(keep)) == [f"{step:06d}" for step in range(first, 6)]
+    damage(save(tmp_path / "2", 9) / "ema.safetensors", "flip")
+    save(tmp_path / "2", 6, keep=2)
+    assert names(tmp_path / "2") == ["000005", "000006", "000009"]
+    assert load_checkpoint(tmp_path / "2").step == 6
 
 
 def test_what_a_crash_left_is_removed_and_what_is_not_ours_stays(tmp_path):
@@ -373,131 +309,60 @@ def test_everything_is_synced_before_it_gets_its_name_and_before_anything_is_del
 # A full disk -------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def largest_file(size: int) -> Iterator[None]:
-    """The operating system refuses to write further than ``size`` bytes into a file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def attempt(folder: Path, size: int) -> str:
-    with largest_file(size), pytest.raises(InputError) as error:
-        save_checkpoint(
-            folder,
-            3,
-            tensors={"model": {"w": torch.zeros(1000)}},
-            state={"long": "x" * 40_000},
-            optimizer={"m": torch.zeros(4000)},
-            keep=1,
-        )
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
-@pytest.mark.parametrize("size", [1000, 10_000, 30_000])
-def test_a_write_that_fails_says_so_and_leaves_the_others_as_they_were(size, tmp_path):
-    """1000 bytes fail in the model, 10 000 in the optimizer, 30 000 in the state."""
+def test_a_write_that_fails_says_so_and_leaves_the_others_as_they_were(tmp_path, monkeypatch):
+    """1000 bytes fail in the model, 10 000 in the optimizer, 30 000 in the state: a new checkpoint or one again."""
     for step in (1, 2):
         save(tmp_path, step)
     before = contents(tmp_path)
-    message = attempt(tmp_path, size)
-    assert "000003" in message
-    assert "File too large" in message
-    assert message.endswith("resumed from 000002.")
-    assert contents(tmp_path) == before
-    assert names(tmp_path) == ["000001", "000002"]
-    assert save(tmp_path, 3) in list_checkpoints(tmp_path)  # once there is room again
-
-
-def test_the_sentence_names_a_whole_checkpoint_or_the_beginning(tmp_path):
-    assert attempt(tmp_path, 0).endswith("resumed from the beginning.")
-    save(tmp_path, 1)
-    damage(save(tmp_path, 2) / "model.safetensors", "flip")
-    assert attempt(tmp_path, 0).endswith("resumed from 000001.")
-    damage(tmp_path / "000001" / "model.safetensors", "flip")
-    assert attempt(tmp_path, 0).endswith("resumed from the beginning.")
-
-
-def test_a_replacement_that_fails_leaves_the_earlier_one(tmp_path, monkeypatch):
-    save(tmp_path, 3, 1.0)
-    before = contents(tmp_path)
-    assert attempt(tmp_path, 1000).endswith("resumed from 000003.")
-    assert contents(tmp_path) == before
+    tensors, optimizer = {"model": {"w": torch.zeros(1000)}}, {"m": torch.zeros(4000)}
+    state = {"long": "x" * 40_000}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for step, size in itertools.product((2, 3), (1000, 10_000, 30_000)):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))  # the system refuses to write further into a file
+        try:
+            with pytest.raises(InputError, match=f"00000{step}.*File too large") as error:
+                save_checkpoint(tmp_path, step, tensors=tensors, state=state, optimizer=optimizer, keep=1)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert "\n" not in str(error.value)
+        assert contents(tmp_path) == before
+        assert names(tmp_path) == ["000001", "000002"]
 
     def rename(source: Path, target: Path, rename=os.rename) -> None:
         if source.name.startswith(".tmp-"):
             raise OSError(28, "No space left on device")
         rename(source, target)
 
-    monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(InputError, match=r"No space left on device.*resumed from 000003\."):
-        save(tmp_path, 3, 2.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises(InputError, match="No space left on device"):
+            save(tmp_path, 2, 2.0)
     assert contents(tmp_path) == before
+    assert save(tmp_path, 3) in list_checkpoints(tmp_path)  # once there is room again
 
 
 # A kill ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
-    """In a process of its own, which forks the ones that die: torch is imported once."""
-    done = subprocess.run([sys.executable, __file__, tmp_path], capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    kills, old, new = map(int, done.stdout.split())
-    assert kills == old + new
-    assert min(old, new) >= 10
-
-
-def fork(work) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(1)
-    return pid
-
-
-def kill_before_each_operation(folder: Path) -> None:
-    """Step 2 is saved again and step 1 pruned: whichever file operation is the last, step 2 is there, old or new.
-
-    Prints how many kills there were, and after how many of them it was the old one and the new one.
-    """
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_kill_before_any_file_operation_leaves_a_whole_checkpoint(tmp_path):
+    """Step 2 is saved again and step 1 pruned: whichever operation is the last, step 2 is there, old or new."""
     seen = {1.0: 0, 2.0: 0}
     for last in range(1000):
+        folder = tmp_path / str(last)
         for step in (1, 2):
             save(folder, step, 1.0)
-
-        def work(last: int = last) -> None:
-            count = 0
-
-            def die_in_time() -> None:
-                nonlocal count
-                if count == last:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                count += 1
-
-            def hook(event: str, arguments: tuple[object, ...]) -> None:
-                # os.open and os.remove of rmtree among them.
-                if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir"):
-                    die_in_time()
-
-            os.fsync = lambda descriptor: die_in_time()
-            sys.addaudithook(hook)
-            save(folder, 2, 2.0, keep=1)
-
-        _, status = os.waitpid(fork(work), 0)
+        child = os.fork()
+        if child == 0:
+            try:
+                kill_before(last)
+                save(folder, 2, 2.0, keep=1)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
         loaded = load_checkpoint(folder)
-        assert loaded is not None
-        assert loaded.step == 2
-        assert loaded.damaged == []
+        assert (loaded.step, loaded.damaged) == (2, [])
         assert all(is_whole(path) for path in list_checkpoints(folder))
         value = loaded.state["v"]
         for group in [*loaded.tensors.values(), {"m": loaded.optimizer["state"][0]["exp_avg"]}]:
@@ -509,9 +374,16 @@ def kill_before_each_operation(folder: Path) -> None:
         save(folder, 3, 3.0, keep=2)
         assert set(names(folder)) <= {"000002", "000003"}, names(folder)
         shutil.rmtree(folder)
-    print(last, seen[1.0], seen[2.0])
+    assert min(seen.values()) >= 10
 
 
-if __name__ == "__main__":
-    os.fsync = lambda descriptor: None  # a kill, unlike a power cut, loses nothing that was written
-    kill_before_each_operation(Path(sys.argv[1]) / "each")
+def kill_before(last: int) -> None:
+    """Let this process die before its file operation number ``last``."""
+    left = iter(range(last))
+
+    def count(event: str) -> None:
+        if event in ("fsync", "open", "os.mkdir", "os.rename", "os.remove", "os.rmdir") and next(left, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.fsync = lambda descriptor: count("fsync")
+    sys.addaudithook(lambda event, arguments: count(event))  # os.open and os.remove of rmtree among them

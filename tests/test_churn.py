@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from problems import refused
 
 import nidiff
 from nidiff.covariance.modes import Modes
@@ -56,8 +57,8 @@ def error_of(problem, sampler, options, num_levels):
 @pytest.mark.parametrize("kind", PROCESSES)
 def test_every_marginal_stays_right(kind, colour):
     problem, options = problem_of(kind), {"colour": COLOURS[colour]}
-    coarse, fine = (error_of(problem, "churn", options, count) for count in (60, 240))
-    assert fine < 0.06
+    coarse, fine = (error_of(problem, "churn", options, count) for count in (40, 160))
+    assert fine < 0.09
     assert fine < 0.45 * coarse
 
 
@@ -65,50 +66,40 @@ def test_every_marginal_stays_right(kind, colour):
 def test_without_the_drift_they_do_not(kind):
     """Negative control: more steps do not help."""
     problem = problem_of(kind)
-    assert error_of(problem, without_drift(COLOURS["blue"]), {}, 240) > 0.5
+    assert error_of(problem, without_drift(COLOURS["blue"]), {}, 160) > 0.5
 
 
 def test_the_noise_of_a_clean_image_is_exact_after_any_step():
     """One clean image, x̂0 = x0: x at the next level is signal' x0 + sigma' Σ^½ eps in every mode, in one step."""
     cov, process = PROCESSES["coloured"], nidiff.Process(uniform_in_logsnr(5, "variance"), PROCESSES["coloured"])
     here, there = process.schedule.level(4), process.schedule.level(1)
-    variances = {}
-    for name, colour in COLOURS.items():
-        denoiser = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), process, "x0")
-        found = nidiff.sample(
-            denoiser,
-            (20_000, *SHAPE),
-            sampler="churn",
-            colour=colour,
-            spacing=[4, 1],
-            start=here.sigma * cov.sample((20_000, *SHAPE), torch.Generator().manual_seed(0), dtype=torch.float64),
-            denoise=False,
-            dtype=torch.float64,
-            generator=None,
-        )
-        variances[name] = cov.basis.power(found).mean(0) / (float(there.sigma) ** 2 * cov.eigenvalues)
-        torch.testing.assert_close(variances[name], torch.ones(SHAPE, dtype=torch.float64), rtol=0, atol=0.05)
+    start = here.sigma * cov.sample((20_000, *SHAPE), torch.Generator().manual_seed(0), dtype=torch.float64)
+    denoiser = nidiff.Denoiser(lambda x, label: torch.zeros_like(x), process, "x0")
+    for colour in COLOURS.values():
+        given = {"sampler": "churn", "spacing": [4, 1], "start": start, "denoise": False, "generator": 1}
+        found = nidiff.sample(denoiser, start.shape, colour=colour, dtype=torch.float64, **given)
+        variance = cov.basis.power(found).mean(0) / (there.sigma**2 * cov.eigenvalues)
+        torch.testing.assert_close(variance, torch.ones(SHAPE, dtype=torch.float64), rtol=0, atol=0.05)
 
 
-@pytest.mark.parametrize("amount", [0.0, 1.0])
-def test_its_ends_are_ddim_and_ancestral(amount):
+def test_its_ends_are_ddim_and_ancestral():
     process = nidiff.Process(nidiff.schedules.ddpm_cosine(50), nidiff.gaussian_free_field((4, 4)))
     denoiser = nidiff.Denoiser(lambda x, label: 0.3 * x, process, "v")
-    arguments = {"num_steps": 12, "generator": range(3), "dtype": torch.float64}
-    churned = nidiff.sample(denoiser, (3, 1, 4, 4), sampler="churn", amount=amount, **arguments)
-    other = "ancestral" if amount else "ddim"
-    torch.testing.assert_close(
-        churned, nidiff.sample(denoiser, (3, 1, 4, 4), sampler=other, spacing="uniform", **arguments)
-    )
+    for amount, name in ((0.0, "ddim"), (1.0, "ancestral")):
+        churned, other = (
+            nidiff.sample(
+                denoiser, (3, 1, 4, 4), sampler=sampler, num_steps=12, spacing="uniform", generator=[0, 1, 2], **options
+            )
+            for sampler, options in (("churn", {"amount": amount}), (name, {}))
+        )
+        torch.testing.assert_close(churned, other)
 
 
 def test_a_white_model_with_coloured_noise_from_the_command_line(tmp_path):
     from nidiff.cli import main
 
-    net, process = (
-        unet2d((1, 8, 8), widths=(8,), attention=()),
-        nidiff.Process(nidiff.schedules.ddpm_linear(9), nidiff.Identity((8, 8))),
-    )
+    net = unet2d((1, 8, 8), widths=(8,), attention=())
+    process = nidiff.Process(nidiff.schedules.ddpm_linear(9), nidiff.Identity((8, 8)))
     nidiff.save_model(nidiff.Denoiser(net, process, "v"), tmp_path / "model")
     sampler = "churn:colour=gff,gamma=1,amount=0.5"
     words = ["sample", str(tmp_path / "model"), "--seeds", "0-1", "--out", str(tmp_path / "out"), "--sampler", sampler]
@@ -120,17 +111,15 @@ def test_a_white_model_with_coloured_noise_from_the_command_line(tmp_path):
     assert torch.equal(written, drawn.movedim(1, -1))
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"amount": -1.0}, "amount"),
-        ({"colour": nidiff.gaussian_free_field((4, 4), boundary="reflecting")}, "colour"),
-        ({"colour": nidiff.gaussian_free_field((4, 5))}, "colour"),
-        ({"gamma": 1.0}, "gamma"),
-        ({"colour": "grey"}, "grey"),
-    ],
-)
-def test_bad_input(options, named):
+def test_bad_input_is_named():
     process = nidiff.Process(nidiff.schedules.ddpm_cosine(10), nidiff.gaussian_free_field((4, 4)))
-    with pytest.raises(nidiff.InputError, match=named):
-        nidiff.sample(nidiff.Denoiser(lambda x, label: x, process, "v"), (1, 1, 4, 4), sampler="churn", **options)
+    denoiser = nidiff.Denoiser(lambda x, label: x, process, "v")
+    for argument, options in (
+        ("amount", {"amount": -1.0}),
+        ("basis", {"colour": nidiff.gaussian_free_field((4, 4), boundary="reflecting")}),
+        ("basis", {"colour": nidiff.gaussian_free_field((4, 5))}),
+        ("gamma", {"gamma": 1.0}),
+        ("covariance", {"colour": "grey"}),
+    ):
+        with refused(argument):
+            nidiff.sample(denoiser, (1, 1, 4, 4), sampler="churn", **options)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from problems import refused
 from safetensors.torch import load_file
 
 import nidiff
@@ -17,7 +18,6 @@ from nidiff.data.spec import DataSpec
 from nidiff.diffusion.condition import Condition
 from nidiff.model.network import build_network
 from nidiff.model.unet import FieldUNet
-from nidiff.randomness import generators_from_seeds, uniform
 from nidiff.training.build import build
 from nidiff.training.draws import image_generators, image_indices
 from nidiff.training.experiment import Experiment
@@ -77,9 +77,9 @@ def load(folder, **options):
 def test_a_run_with_classes_resumes_to_the_same_bits_and_the_model_knows_them(tmp_path):
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     own = {"labels": "data", "network": "unet2d", "flip": True}
-    assert train(straight, **own) == 0
-    assert train(stopped, **own, steps=2) == 0
-    assert main(["train", "--out", str(stopped), "--resume", "--steps", "4"]) == 0
+    assert train(straight, **own, steps=2) == 0
+    assert train(stopped, **own, steps=1) == 0
+    assert main(["train", "--out", str(stopped), "--resume", "--steps", "2"]) == 0
     assert all(torch.equal(weights(straight)[name], value) for name, value in weights(stopped).items())
     model = nidiff.load_model(straight)
     assert model.conditions == {"class_labels": Condition(classes=10, null=10, dropout=0.1)}
@@ -90,20 +90,9 @@ def test_a_run_with_classes_resumes_to_the_same_bits_and_the_model_knows_them(tm
     assert torch.isfinite(nidiff.sample(guided, (2, 1, 8, 8), num_steps=2, generator=range(2))).all()
 
 
-def test_a_run_does_not_resume_with_other_labels(tmp_path, capsys):
-    labels = np.arange(1498) % 3
-    np.save(tmp_path / "labels.npy", labels)
-    assert train(tmp_path / "run", labels=str(tmp_path / "labels.npy"), steps=2) == 0
-    np.save(tmp_path / "labels.npy", labels[::-1])
-    assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--steps", "4"]) == 2
-    assert "the data" in capsys.readouterr().err
-    assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--labels", "data"]) == 2
-    assert "labels" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("file", "name", "shape"), [("numbers", "parameters", (2,)), ("coarse", "fields", (1, 8, 8))])
 def test_a_run_with_numbers_or_fields(fields, file, name, shape):
-    own = {"data": str(fields / "data.npy"), "layout": "NCHW", "condition": str(fields / f"{file}.npy"), "steps": 2}
+    own = {"data": str(fields / "data.npy"), "layout": "NCHW", "condition": str(fields / f"{file}.npy"), "steps": 1}
     assert train(fields / "run", **own, condition_dropout=0.5) == 0
     model, stored = nidiff.load_model(fields / "run"), np.load(fields / f"{file}.npy")
     known = model.conditions[name]
@@ -118,21 +107,15 @@ def test_a_run_with_numbers_or_fields(fields, file, name, shape):
 
 def test_training_depends_on_the_conditions(tmp_path):
     """The negative control: the same images with other labels give other weights."""
-    found = []
-    for name, classes in {"one": 2, "other": 3}.items():
-        np.save(tmp_path / f"{name}.npy", np.arange(1498) % classes % 2)
-        trainer = build(changed(TINY, labels=str(tmp_path / f"{name}.npy")))
+    learnt = []
+    for classes in (2, 3):
+        np.save(tmp_path / f"{classes}.npy", np.arange(1498) % classes % 2)
+        trainer = build(changed(TINY, labels=str(tmp_path / f"{classes}.npy")))
         batches = step_batches(trainer)
         for _ in range(4):  # residuals begin at 0: the first steps do not reach the classes
             train_step(trainer, batches)
-        found.append(trainer.net.classes.weight.detach())
-    assert not torch.equal(*found)
-
-
-def test_a_dry_run_lists_the_conditions(tmp_path, capsys):
-    assert train(tmp_path / "run", TINY, "--dry-run", labels="data") == 0
-    assert json.loads(capsys.readouterr().out)["conditions"] == {"class_labels": 10}
-    assert not (tmp_path / "run").exists()
+        learnt.append(trainer.net.classes.weight.detach())
+    assert not torch.equal(*learnt)
 
 
 # Draws ---------------------------------------------------------------------------------------------------------------
@@ -153,25 +136,18 @@ def test_what_is_left_out_depends_on_the_image_alone():
         assert torch.equal(rows["class_labels"][known], trainer.data.labels[index][known])
         assert 16 < int(known.sum()) < 48
     assert not torch.equal(whole[0][1]["class_labels"] < 0, whole[1][1]["class_labels"] < 0)
+    assert examples_of(trainer.data, 12)["class_labels"].tolist() == [*range(10), 0, 1]  # all, in turn, in the samples
 
 
-@pytest.mark.parametrize("labels", [None, "data"])
-def test_nothing_more_is_drawn_unless_something_is_left_out(labels):
+def test_nothing_more_is_drawn_unless_something_is_left_out():
     """Then a run has the bits that it had before there were conditions: its generators have drawn nothing else."""
-    experiment = changed(TINY, labels=labels, condition_dropout=0.0 if labels else 0.1, steps=1)
-    _, rows, generators = next(step_batches(build(experiment)))
-    untouched = image_generators(0, 0, 0, 16)
-    assert (rows == {}) == (labels is None)
-    assert all(torch.equal(a.get_state(), b.get_state()) for a, b in zip(generators, untouched, strict=True))
-    if labels:  # the negative control
-        _, _, generators = next(step_batches(build(dataclasses.replace(experiment, condition_dropout=0.1))))
-        assert not any(torch.equal(a.get_state(), b.get_state()) for a, b in zip(generators, untouched, strict=True))
-
-
-def test_a_draw_per_image_is_that_of_its_generator():
-    together = uniform(4, generators_from_seeds(range(4)))
-    assert torch.equal(together[2:], uniform(2, generators_from_seeds([2, 3])))
-    assert bool(((together >= 0) & (together < 1)).all())
+    untouched = [generator.get_state() for generator in image_generators(0, 0, 0, 16)]
+    for labels, dropout in ((None, 0.1), ("data", 0.0), ("data", 0.1)):
+        trainer = build(changed(TINY, labels=labels, condition_dropout=dropout, steps=1))
+        _, rows, generators = next(step_batches(trainer))
+        assert (rows == {}) == (labels is None)
+        for generator, state in zip(generators, untouched, strict=True):
+            assert torch.equal(generator.get_state(), state) != bool(labels and dropout)  # the last is the control
 
 
 def test_fields_are_mirrored_with_their_images_and_left_out_as_a_whole(fields):
@@ -183,11 +159,9 @@ def test_fields_are_mirrored_with_their_images_and_left_out_as_a_whole(fields):
     assert torch.equal(rows[1], plain[1])
     assert rows[2:].isnan().all()
     assert not data.conditions.isnan().any()  # the data stay as they were
-
-
-def test_the_grid_of_samples_shows_the_classes_in_turn():
-    data = nidiff.load_dataset("digits", labels="data")
-    assert examples_of(data, 12)["class_labels"].tolist() == [*range(10), 0, 1]
+    other = dataclasses.replace(data, conditions=data.conditions.flip(0))
+    labelled = dataclasses.replace(data, labels=torch.arange(ITEMS))
+    assert len({data_digest(one) for one in (load(fields), data, other, labelled)}) == 4  # which a run goes on with
 
 
 # Labels --------------------------------------------------------------------------------------------------------------
@@ -211,25 +185,21 @@ def test_subfolders_are_classes(tmp_path):
         nidiff.load_dataset(tmp_path, labels="data", skip_corrupt=True, progress=False)
 
 
-@pytest.mark.parametrize(
-    ("values", "labels", "names", "count"),
-    [
-        (np.arange(ITEMS) % 5, np.arange(ITEMS) % 5, (), 5),
-        ((np.arange(ITEMS) % 5).astype("f8"), np.arange(ITEMS) % 5, (), 5),
-        (np.array(["b", "a"] * 12), np.array([1, 0] * 12), ("a", "b"), 2),
-        (np.array([True, False] * 12), np.array([1, 0] * 12), ("False", "True"), 2),
-    ],
-)
-def test_labels_of_an_array(fields, values, labels, names, count):
-    np.savez(fields / "labels.npz", values)
-    data = load(fields, labels=fields / "labels.npz")
-    assert data.labels.tolist() == labels.tolist()
-    assert (data.class_names, data.num_classes) == (names, count)
-    train, test = (
-        load(fields, labels=fields / "labels.npz", held_out=0.25, split=split) for split in ("train", "test")
-    )
-    assert sorted(torch.cat([train.labels, test.labels]).tolist()) == sorted(labels.tolist())
-    assert train.num_classes == test.num_classes == count
+LABELS = [  # the array, its classes and their names
+    (np.arange(ITEMS) % 5, np.arange(ITEMS) % 5, ()),
+    ((np.arange(ITEMS) % 5).astype("f8"), np.arange(ITEMS) % 5, ()),
+    (np.array(["b", "a"] * 12), np.array([1, 0] * 12), ("a", "b")),
+    (np.array([True, False] * 12), np.array([1, 0] * 12), ("False", "True")),
+]
+
+
+def test_labels_of_an_array(fields):
+    file = fields / "labels.npz"
+    for values, labels, names in LABELS:
+        np.savez(file, values)
+        data = load(fields, labels=file)
+        assert data.labels.tolist() == labels.tolist()
+        assert (data.class_names, data.num_classes) == (names, labels.max() + 1)
 
 
 def test_the_held_out_part_keeps_its_own_labels_and_conditions(fields):
@@ -243,6 +213,7 @@ def test_the_held_out_part_keeps_its_own_labels_and_conditions(fields):
         data = load(fields, split=split, **own)
         values = data.stored(torch.arange(count))[:, 0, 0, 0]
         assert torch.equal(values, data.labels.float())
+        assert data.num_classes == ITEMS
         torch.testing.assert_close(data.condition_scaling.to_data(data.conditions)[:, 0], values)
         assert data.condition_scaling.shift[0] == pytest.approx(rows[6:].mean())
 
@@ -259,7 +230,6 @@ def test_variables_of_a_science_file(tmp_path):
             "co2": (("time",), random.normal(400, 9, 12)),
             "month": (("time",), np.arange(12)),
             "mask": (("lat", "lon"), np.ones((4, 8), "f4")),
-            "season": (("time",), np.array(["dry", "wet", "dry"] * 4, dtype=object)),
         }
     )
     table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
@@ -281,36 +251,31 @@ def test_variables_of_a_science_file(tmp_path):
     assert rest.grid.channels == ("t",)  # a condition is no channel
     spec = DataSpec(str(tmp_path / "b.nc"), condition="orography", labels="gone.npy")
     assert spec.load(annotations=()).grid.channels == ("t",)  # nor where the data are only compared with
-    seasons = read(variables=("t",), labels="season")
-    assert (seasons.class_names, seasons.labels[:3].tolist()) == (("dry", "wet"), [0, 1, 0])
     for wrong, match in {"nothing": "condition.*co2", "mask": "condition.*time", "co2,low": "condition.*shape"}.items():
         with pytest.raises(nidiff.InputError, match=match):
             read(variables=("t",), condition=wrong)
 
 
-BAD = {
-    "none of its own": ({"labels": "data"}, None),
-    "no such file": ({"labels": "labels.npz"}, None),
-    "no variables": ({"labels": "season"}, None),
-    "two of each": ({"labels": "a.npy"}, np.zeros((ITEMS, 2), int)),
-    "not whole": ({"labels": "a.npy"}, np.full(ITEMS, 0.5)),
-    "NaN of labels": ({"labels": "a.npy"}, np.full(ITEMS, np.nan)),
-    "negative": ({"labels": "a.npy"}, np.full(ITEMS, -1)),
-    "very many": ({"labels": "a.npy"}, np.arange(ITEMS) * 10**7),
-    "objects": ({"labels": "a.npy"}, np.array([{}] * ITEMS)),
-    "complex": ({"labels": "a.npy"}, np.ones(ITEMS, complex)),
-    "few rows": ({"condition": "a.npy"}, np.zeros((5, 2))),
-    "NaN": ({"condition": "a.npy"}, np.full((ITEMS, 2), np.nan)),
-    "another grid": ({"condition": "a.npy"}, np.zeros((ITEMS, 1, 3, 3))),
-    "words": ({"condition": "a.npy"}, np.array([["a"]] * ITEMS)),
-    "an empty condition": ({"condition": ","}, None),
-    "of the training part": ({"condition": "a.npy", "split": "test"}, np.zeros((299, 2))),
-}
+BAD = [
+    ({"labels": "data"}, None),  # none of its own
+    ({"labels": "labels.npz"}, None),  # no such file
+    ({"labels": "a.npy"}, np.zeros((ITEMS, 2), int)),
+    ({"labels": "a.npy"}, np.full(ITEMS, 0.5)),
+    ({"labels": "a.npy"}, np.full(ITEMS, -1)),
+    ({"labels": "a.npy"}, np.arange(ITEMS) * 10**7),  # very many
+    ({"labels": "a.npy"}, np.array([{}] * ITEMS)),
+    ({"condition": "a.npy"}, np.zeros((5, 2))),  # few rows
+    ({"condition": "a.npy"}, np.full((ITEMS, 2), np.nan)),
+    ({"condition": "a.npy"}, np.zeros((ITEMS, 1, 3, 3))),  # another grid
+    ({"condition": "a.npy"}, np.array([["a"]] * ITEMS)),
+    ({"condition": ","}, None),
+    ({"condition": "a.npy", "split": "test"}, np.zeros((299, 2))),  # of the training part
+]
 
 
 def test_labels_and_conditions_that_cannot_be_meant(fields, monkeypatch):
     monkeypatch.chdir(fields)
-    for options, array in BAD.values():
+    for options, array in BAD:
         if array is not None:
             np.save("a.npy", array, allow_pickle=True)
         with pytest.raises(nidiff.InputError, match=next(iter(options))) as error:
@@ -318,25 +283,18 @@ def test_labels_and_conditions_that_cannot_be_meant(fields, monkeypatch):
         assert "\n" not in str(error.value)
 
 
-def test_one_sentence_on_the_command_line(tmp_path, capsys):
-    for own in ({"labels": "nothing.npy"}, {"condition": "nothing.npy"}):
-        assert train(tmp_path / "run", **own) == 2
-        assert f"{next(iter(own))}='nothing.npy'" in capsys.readouterr().err
-    for flags in (["--condition-dropout", "1"], ["--condition-dropout", "-0.1"], ["--labels", ""]):
+def test_a_dry_run_lists_the_conditions_and_a_bad_one_is_one_sentence(tmp_path, capsys):
+    assert train(tmp_path / "run", TINY, "--dry-run", labels="data") == 0
+    assert json.loads(capsys.readouterr().out)["conditions"] == {"class_labels": 10}
+    for flags in (["--condition-dropout", "1"], ["--condition", "nothing.npy"], ["--labels", "nothing.npy"]):
         assert main(["train", "--out", str(tmp_path / "run"), *flags]) == 2
-        assert flags[0].removeprefix("--") in capsys.readouterr().err
+        assert flags[0] in capsys.readouterr().err
     np.save(tmp_path / "a.npy", np.arange(1498.0))
     own = {"condition": str(tmp_path / "a.npy")}
     assert train(tmp_path / "run", **own, network="unet2d") == 2
     assert "--network='unet2d'" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert type(build(changed(TINY, **own, network="auto")).net) is FieldUNet  # which takes them
-
-
-def test_the_digest_of_the_data_is_that_of_their_labels_and_conditions_too(fields):
-    plain, annotated = load(fields), load(fields, condition=str(fields / "numbers.npy"))
-    other = dataclasses.replace(annotated, conditions=annotated.conditions.flip(0))
-    assert len({data_digest(data) for data in (plain, annotated, other)}) == 3
 
 
 # Networks ------------------------------------------------------------------------------------------------------------
@@ -373,8 +331,6 @@ def test_nan_is_what_is_not_known():
         zero = net(x, label, **{name: torch.zeros_like(value)})
         assert not torch.equal(zero, nothing)  # 0 is a value
         with pytest.raises(nidiff.InputError, match=name):
-            net(x, label, **{name: value[:2]})
-        with pytest.raises(nidiff.InputError, match=name):
             built()(x, label, **{name: value})
 
 
@@ -398,16 +354,13 @@ def test_a_network_without_conditions_is_as_it_was():
     assert network_digest(Earlier()) == network_digest(net)
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "match"),
-    [
-        ("unet2d", {"num_parameters": 2}, "num_parameters.*unet"),
-        ("unet2d", {"condition_channels": 1}, "condition_channels.*unet"),
-        ("unet:num_classes=3", {"num_classes": 4}, "num_classes.*labels"),
+def test_networks_that_cannot_take_a_condition():
+    for text, options, argument in (
+        ("unet2d", {"num_parameters": 2}, "network"),
+        ("unet2d", {"condition_channels": 1}, "network"),
+        ("unet:num_classes=3", {"num_classes": 4}, "network"),
         ("unet", {"num_parameters": -1}, "num_parameters"),
         ("unet:condition_channels=-1", {}, "condition_channels"),
-    ],
-)
-def test_networks_that_cannot_take_a_condition(text, options, match):
-    with pytest.raises(nidiff.InputError, match=match):
-        build_network(text, (1, 8, 8), **SMALL, **options)
+    ):
+        with refused(argument):
+            build_network(text, (1, 8, 8), **SMALL, **options)

@@ -5,7 +5,7 @@ import pickle
 
 import pytest
 import torch
-from problems import Unconditional, refused
+from problems import refused
 
 import nidiff
 from nidiff.diffusion.scaling import PIXELS
@@ -32,46 +32,14 @@ class Conditional(Net):
         return super().forward(x, label) * class_labels.reshape(-1, 1, 1)
 
 
-@pytest.mark.parametrize("target", [name for name in TARGETS if name != "residual"])
-def test_a_denoiser_pickles_and_copies_with_everything_it_has(target):
-    denoiser = nidiff.Denoiser(Net(), PROCESS, target, clip=2.0, scaling=PIXELS)
-    x, level = normal(3, 2, 3).float(), PROCESS.schedule.level(5)
-    for other in (pickle.loads(pickle.dumps(denoiser)), copy.deepcopy(denoiser)):
-        assert torch.equal(other(x, level), denoiser(x, level))
-        assert (other.target_name, other.clip, other.scaling) == (target, 2.0, PIXELS)
-
-
-def test_a_network_of_x_alone_is_a_module_too():
-    """Its weights are seen, moved, saved and pickled like any other's."""
-    schedule = nidiff.schedules.smld_geometric(20, 5.0, 0.05)
-    net = Unconditional(torch.nn.Linear(3, 3), harmonic=schedule)
-    denoiser = nidiff.Denoiser(net, nidiff.Process(schedule, COV))
-    assert len(list(denoiser.parameters())) == 2
-    x, level = normal(3, 2, 3).float(), schedule.level(torch.tensor([0, 5, 19]))
-    assert torch.equal(pickle.loads(pickle.dumps(denoiser))(x, level), denoiser(x, level))
-
-
-def test_a_worker_process_that_spawns_gets_the_denoiser():
-    """DataLoader workers that spawn unpickle their data set (the default from Python 3.14)."""
-    denoiser = nidiff.Denoiser(Net(), PROCESS)
-    loader = torch.utils.data.DataLoader(
-        Denoised(denoiser), batch_size=2, num_workers=1, multiprocessing_context="spawn"
-    )
-    expected = torch.stack([Denoised(denoiser)[i] for i in range(2)])
-    assert torch.allclose(next(iter(loader)), expected, atol=1e-6)
-
-
-class Denoised(torch.utils.data.Dataset):
-    def __init__(self, denoiser):
-        self.denoiser = denoiser
-
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        with torch.no_grad():
-            x = torch.full((1, 2, 3), float(index))
-            return self.denoiser(x, self.denoiser.process.schedule.level(5))[0]
+def test_a_denoiser_pickles_and_copies_with_everything_it_has():
+    for target in TARGETS:
+        gaussian = nidiff.GaussianModel(torch.zeros(2, 3), COV) if target == "residual" else None
+        denoiser = nidiff.Denoiser(Net(), PROCESS, target, clip=2.0, scaling=PIXELS, gaussian=gaussian)
+        x, level = normal(3, 2, 3).float(), PROCESS.schedule.level(5)
+        for other in (pickle.loads(pickle.dumps(denoiser)), copy.deepcopy(denoiser)):
+            assert torch.equal(other(x, level), denoiser(x, level))
+            assert (other.target_name, other.clip, other.scaling) == (target, 2.0, PIXELS)
 
 
 def test_it_moves_with_its_network_and_shares_it():
@@ -169,19 +137,16 @@ def test_scaling_is_undone():
     assert nidiff.Scaling(torch.tensor([15.0, 0.5]), data.numpy()[0, 0, 0]) == nidiff.Scaling(
         (15.0, 0.5), data[0, 0, 0].item()
     )
-    with pytest.raises(nidiff.InputError, match="data"):
+    with refused("data"):
         scaling.to_model(pixels)
     for bad in ({"scale": 0.0}, {"scale": ()}, {"scale": 1.0, "shift": float("nan")}, {"scale": "big"}):
-        with pytest.raises(nidiff.InputError, match="scale|shift"):
+        with refused("scale", "shift"):
             nidiff.Scaling(**bad)
 
 
-def test_logarithms_of_other_channels_than_the_data_have_are_refused():
+def test_a_scaling_is_for_one_number_of_channels():
     for move in (nidiff.Scaling(1.0, 0.0, (True, False)).to_data, nidiff.Scaling(1.0, 0.0, (True, False)).to_model):
-        with pytest.raises(nidiff.InputError, match="data"):
+        with refused("data"):
             move(torch.ones(2, 1, 4))
-
-
-def test_a_scaling_has_one_number_of_channels():
-    with pytest.raises(nidiff.InputError, match="scale"):
+    with refused("shift"):
         nidiff.Scaling((1.0, 2.0), (0.0, 1.0, 2.0))

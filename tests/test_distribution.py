@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from problems import refused
 from torch.distributions import Independent, kl_divergence
 
 import nidiff
@@ -25,18 +26,6 @@ def peer(channels: int, cov: nidiff.Covariance = COV) -> torch.distributions.Mul
     )
 
 
-@pytest.mark.parametrize("channels", [None, 1, 3])
-def test_it_is_the_multivariate_normal(channels):
-    field, count = COV.distribution(channels), channels or 1
-    x = field.rsample((4, 5))
-    assert x.shape == (4, 5, *field.event_shape)
-    assert torch.allclose(field.log_prob(x), peer(count).log_prob(x.reshape(4, 5, -1)), rtol=1e-10)
-    assert field.log_prob(x[0, 0]).shape == ()
-    assert field.entropy().item() == pytest.approx(peer(count).entropy().item(), rel=1e-10)
-    assert torch.allclose(field.variance.flatten(), peer(count).variance, rtol=1e-10)
-    assert (field.mean == 0).all()
-
-
 def test_draws_follow_torchs_global_generator_and_have_the_covariance():
     torch.manual_seed(0)
     x = COV.distribution().sample((50000,)).reshape(-1, 6)
@@ -58,8 +47,7 @@ def test_it_is_the_base_of_a_flow():
     assert not torch.allclose(base.log_prob(y), independent.log_prob(y), rtol=1e-2)
 
 
-@pytest.mark.parametrize("batch", [(), (7,), (2, 1, 3)])
-@pytest.mark.parametrize("channels", [None, 3])
+@pytest.mark.parametrize(("batch", "channels"), [((), 3), ((7,), None), ((2, 1, 3), 1)])
 def test_expanding_keeps_torchs_contract(batch, channels):
     """Everything has the shapes and the values that torch's own MultivariateNormal has, expanded likewise."""
     ours, theirs = COV.distribution(channels).expand(batch), peer(channels or 1).expand(batch)
@@ -77,14 +65,10 @@ def test_expanding_keeps_torchs_contract(batch, channels):
     together = Independent(ours, len(batch))
     assert torch.allclose(together.entropy(), Independent(theirs, len(batch)).entropy(), rtol=1e-10)
     assert torch.allclose(together.log_prob(x), ours.log_prob(x).reshape(4, -1).sum(1), rtol=1e-10)
-
-
-def test_independent_of_seven_has_seven_times_the_entropy():
-    field = COV.distribution()
-    assert Independent(field.expand((7,)), 1).entropy().item() == pytest.approx(7 * field.entropy().item())
-    assert field.expand((7,)).expand((3, 7)).entropy().shape == (3, 7)
-    with pytest.raises(RuntimeError, match="7"):
-        field.expand((7,)).expand((3,))
+    if batch == (7,):
+        assert ours.expand((3, 7)).entropy().shape == (3, 7)
+        with pytest.raises(RuntimeError, match="7"):
+            ours.expand((3,))
 
 
 def test_arguments_are_validated_if_asked():
@@ -92,11 +76,6 @@ def test_arguments_are_validated_if_asked():
     with pytest.raises(ValueError, match="support|constraint"):
         GaussianField(COV, validate_args=True).expand((4,)).log_prob(nothing.expand(4, 2, 3))
     assert GaussianField(COV, validate_args=False).log_prob(nothing).isnan()
-
-
-def test_channels_last_are_refused():
-    with pytest.raises(nidiff.InputError, match="its last axes must be"):
-        COV.distribution(3).log_prob(torch.zeros(4, 2, 3, 3))
 
 
 OTHER = {
@@ -121,13 +100,13 @@ def test_kl_divergence_is_that_of_the_multivariate_normals(make, channels):
 
 
 def test_kl_divergence_between_fields_with_one_basis_needs_no_matrix():
-    """Two periodic fields over a million pixels: the sum over modes."""
-    p, q = nidiff.gaussian_free_field((1024, 1024), 0.5), nidiff.gaussian_free_field((1024, 1024), 1.0)
+    """Two periodic fields over 65,536 pixels: the sum over modes."""
+    p, q = nidiff.gaussian_free_field((256, 256), 0.5), nidiff.gaussian_free_field((256, 256), 1.0)
     ratio = p.eigenvalues / q.eigenvalues
     expected = 0.5 * (ratio - 1 - ratio.log()).sum()
     assert kl_divergence(p.distribution(), q.distribution()).item() == pytest.approx(expected.item())
-    with pytest.raises(nidiff.InputError, match="do not share a basis"):
-        kl_divergence(p.distribution(), nidiff.power_law((1024, 1024), 1.0, boundary="reflecting").distribution())
+    with refused("p"):
+        kl_divergence(p.distribution(), nidiff.power_law((256, 256), 1.0, boundary="reflecting").distribution())
 
 
 def test_kl_divergence_sees_channels_wherever_they_are():
@@ -135,10 +114,12 @@ def test_kl_divergence_sees_channels_wherever_they_are():
     p, q = colours.distribution(), COV.distribution(channels=2)
     theirs = kl_divergence(peer(1, colours), peer(2))
     assert kl_divergence(p, q).item() == pytest.approx(theirs.item())
-    with pytest.raises(nidiff.InputError, match="p is over events"):
+    with refused("p"):
         kl_divergence(p, COV.distribution(channels=3))
 
 
-def test_bad_channels_are_named():
-    with pytest.raises(nidiff.InputError, match="channels"):
+def test_shapes_that_do_not_fit_are_refused():
+    with refused("value"):
+        COV.distribution(3).log_prob(torch.zeros(4, 2, 3, 3))
+    with refused("channels"):
         COV.distribution(0)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from problems import refused
 
 import nidiff
 from nidiff.data.load import load_dataset
 from nidiff.data.spec import DataSpec
 from nidiff.diffusion.schedules import as_schedule
 from nidiff.model.network import unet2d
-from nidiff.notation import parse_call
 from nidiff.training.build import build_covariance, needs_gaussian
 from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 from nidiff.training.identity import settings_digest
@@ -32,15 +32,6 @@ def test_the_papers_two_runs_differ_in_the_noise_alone():
     assert gff.steps == 300_000
     net = unet2d((3, 32, 32), widths=gff.widths, layers=gff.layers, attention=gff.attention, dropout=gff.dropout)
     assert round(sum(p.numel() for p in net.parameters()) / 1e6, 1) == 35.7
-
-
-def test_a_call_is_parsed_with_the_types_of_its_values():
-    assert parse_call("covariance", "matern:length_scale=2.5,boundary=reflecting,normalize=false") == (
-        "matern",
-        {"length_scale": 2.5, "boundary": "reflecting", "normalize": False},
-    )
-    assert parse_call("schedule", "ddpm_linear:num_levels=-10") == ("ddpm_linear", {"num_levels": -10})
-    assert parse_call("covariance", "white") == ("white", {})
 
 
 def test_covariance_and_schedule_are_built_from_their_names():
@@ -69,6 +60,7 @@ def test_differences_name_what_matters_and_not_what_is_free():
     a = Experiment(cooldown=0)
     b = dataclasses.replace(a, learning_rate=0.5, steps=7, keep=9, data=DataSpec(data_dir=Path("elsewhere")))
     assert a.differences(b) == ["`learning_rate`: 0.002 → 0.5"]
+    assert Experiment(steps=6, cooldown=4).differences(Experiment(steps=8, cooldown=4)) == ["`steps`: 6 → 8"]
 
 
 def test_the_digest_of_the_settings_is_that_of_version_0_2():
@@ -79,47 +71,41 @@ def test_the_digest_of_the_settings_is_that_of_version_0_2():
     assert usual == settings_digest(Experiment(DataSpec(data_dir=Path("x")), precision="fp32", keep=5))
 
 
-def test_automatic_precision_becomes_one_that_training_can_repeat():
+def test_automatic_precision_is_one_that_the_processor_survives(monkeypatch):
     assert Experiment().resolved().precision in ("fp32", "bf16")
     assert Experiment(precision="fp16").resolved().precision == "fp16"
+    monkeypatch.setattr("nidiff.training.experiment.BF16_TRIAL", "import os; os.abort()")
+    assert Experiment().resolved().precision == "fp32"
 
 
-BAD = {
-    "steps": (lambda: Experiment(steps=0), "steps=0"),
-    "batch": (lambda: Experiment(batch_size=-1), "batch_size=-1"),
-    "keep": (lambda: Experiment(keep=-1), "keep=-1"),
-    "accumulation": (lambda: Experiment(batch_size=10, accumulation=3), "accumulation=3"),
-    "precision": (lambda: Experiment(precision="fp8"), "precision='fp8'.*'fp16'"),
-    "ema": (lambda: Experiment(ema_decay=1.0), "ema_decay=1.0"),
-    "learning rate": (lambda: Experiment(learning_rate=-1.0), "learning_rate"),
-    "covariance": (
-        lambda: build("gaussian_fre_field"),
-        "did you mean 'gaussian_free_field'",
-    ),
-    "covariance key": (
-        lambda: build("gaussian_free_field:alpha=1"),
-        "covariance='gaussian_free_field'.*argument 'alpha'.: it takes gamma",
-    ),
-    "covariance value": (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
-    "covariance missing": (lambda: build("matern"), "matern.*length_scale"),
-    "covariance syntax": (lambda: build("matern:2"), "NAME:key=value"),
-    "shift": (lambda: as_schedule(Experiment(schedule="vp:shift=abc").schedule), "shift"),
-    "schedule": (lambda: as_schedule(Experiment(schedule="linear").schedule), "schedule='linear'"),
-    "infinite rate": (lambda: Experiment(learning_rate=float("inf")), "learning_rate"),
-    "size": (lambda: unet2d((1, 28, 28), widths=(8, 8, 8, 8)), "28×28.*24 or 32"),
-    "widths": (lambda: unet2d((1, 8, 8), widths=(10,)), "widths"),
-    "attention": (lambda: unet2d((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
-}
+BAD = [
+    (lambda: Experiment(steps=0), "steps"),
+    (lambda: Experiment(batch_size=-1), "batch_size"),
+    (lambda: Experiment(keep=-1), "keep"),
+    (lambda: Experiment(precision="fp8"), "precision"),
+    (lambda: Experiment(ema_decay=1.0), "ema_decay"),
+    (lambda: Experiment(learning_rate=-1.0), "learning_rate"),
+    (lambda: Experiment(learning_rate=float("inf")), "learning_rate"),
+    (lambda: build("gaussian_fre_field"), "covariance"),
+    (lambda: build("gaussian_free_field:alpha=1"), "covariance"),
+    (lambda: build("gaussian_free_field:gamma=x"), "gamma"),
+    (lambda: build("matern:2"), "covariance"),
+    (lambda: as_schedule(Experiment(schedule="vp:shift=abc").schedule), "shift"),
+    (lambda: as_schedule(Experiment(schedule="linear").schedule), "schedule"),
+    (lambda: unet2d((1, 28, 28), widths=(8, 8, 8, 8)), "size"),
+    (lambda: unet2d((1, 8, 8), widths=(10,)), "widths"),
+    (lambda: unet2d((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
+]
 
 
 def build(covariance: str) -> nidiff.Covariance:
     return build_covariance(Experiment(covariance=covariance), load_dataset("digits"))
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message):
-        call()
+def test_bad_input_is_named():
+    for call, argument in BAD:
+        with refused(argument):
+            call()
 
 
 @pytest.mark.parametrize(
@@ -127,11 +113,9 @@ def test_bad_input_is_named_in_one_sentence(call, message):
     [
         ("not json", "experiment.json.* cannot be read"),
         ("[]", "does not hold an object"),
-        ('{"format": 0}', "format 0"),
-        ('{"format": 1, "sample_steps": 7}', "nidiff 0.2"),
+        ('{"format": 1}', "format 1.* nidiff 0.2"),
         ('{"format": 2, "learning_rat": 1}', "did you mean 'learning_rate'"),
         ('{"format": 2, "steps": "many"}', "steps"),
-        ('{"format": 2, "widths": 5}', "widths=5"),
         ('{"format": 2, "widths": [8.0]}', "widths"),
         ('{"format": 2, "variables": "t2m"}', "variables='t2m'"),
         ('{"format": 2, "data_dir": 3}', "data_dir=3"),
@@ -145,17 +129,13 @@ def test_a_bad_experiment_file_is_named(text, message, tmp_path):
         read_experiment(file)
 
 
-@pytest.mark.parametrize(
-    ("settings", "needed"),
-    [
-        ({"sampler": "angle_2m:spacing=trailing"}, True),
-        ({"sampler": "dpmpp_2m:spacing=angle"}, True),
-        ({"sampler": "ddim:eta=1,start=gaussian"}, True),
-        ({"schedule": "designed:num_levels=10"}, True),
-        ({"target": "residual"}, True),
-        ({"sampler": "ddim:eta=1,start=prior"}, False),
-        ({}, False),
-    ],
-)
-def test_a_run_says_whether_it_can_do_without_the_gaussian(settings, needed):
-    assert needs_gaussian(Experiment(**settings)) is needed
+def test_a_run_says_whether_it_can_do_without_the_gaussian():
+    needing = [
+        {"sampler": "angle_2m:spacing=trailing"},
+        {"sampler": "dpmpp_2m:spacing=angle"},
+        {"sampler": "ddim:eta=1,start=gaussian"},
+        {"schedule": "designed:num_levels=10"},
+        {"target": "residual"},
+    ]
+    assert all(needs_gaussian(Experiment(**settings)) for settings in needing)
+    assert not any(needs_gaussian(Experiment(**settings)) for settings in ({}, {"sampler": "ddim:eta=1,start=prior"}))

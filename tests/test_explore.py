@@ -1,5 +1,6 @@
 """The page of `nidiff explore` in a real browser and under raw requests: `space/app.py`, served as a user would."""
 
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import open_page
+from PIL import Image
 from visitor import Visitor, claimed_png
 
 from nidiff.app import gate
@@ -22,10 +24,10 @@ from nidiff.model.zoo import zoo_models
 APP = Path(__file__).parents[1] / "space" / "app.py"
 HTML = "<img src=x onerror=alert(1)>"
 TABS = {  # and what is drawn there without a click
-    "Noise": "#noise-spectrum img",
+    "Noise": "#noise-draws img",
     "Forward": "#forward-maps img",
     "Sample": "#sample-view img",
-    "Restore": "#restore-editor canvas",
+    "Restore": "#restore-view img",
     "Runs": "#runs-losses img",
 }
 pytestmark = pytest.mark.slow
@@ -47,25 +49,23 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def server(runs, tmp_path_factory):
-    """The process that serves the page, and its address."""
+def url(runs, tmp_path_factory):
+    """The address of the page."""
     place = tmp_path_factory.mktemp("place")
     settings = {"GRADIO_SERVER_NAME": "127.0.0.1", "GRADIO_SERVER_PORT": "0", "TMPDIR": str(place)}
     with (
         (place / "log").open("w") as log,
         subprocess.Popen([sys.executable, APP, runs], stderr=log, cwd=place, env=os.environ | settings) as process,
     ):
-        for _ in range(600):
-            if process.poll() is not None or "http" in (place / "log").read_text():
-                break
-            time.sleep(0.1)
-        yield process, re.findall(r"http://127\.0\.0\.1:\d+", (place / "log").read_text())[0]
-        process.terminate()
-
-
-@pytest.fixture
-def url(server):
-    return server[1]
+        try:
+            for _ in range(1200):
+                address = re.search(r"http://127\.0\.0\.1:\d+(?=/)", (place / "log").read_text())
+                if address or process.poll() is not None:
+                    break
+                time.sleep(0.1)
+            yield address[0]
+        finally:
+            process.terminate()
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_every_tab_fits_the_screen_and_follows_light_and_dark(browser, url, dark
 def test_a_slider_of_the_noise_changes_its_pictures_numbers_and_command(browser, url):
     with open_page(browser, url) as page:
         tab(page, "Noise")
-        before = {place: pictures(page, place) for place in ("noise-draws", "noise-spectrum", "noise-correlation")}
+        before = {place: pictures(page, place) for place in ("noise-draws", "noise-correlation")}
         slide(page, "noise-gff-gamma", ["ArrowRight"] * 4)
         for place, shown in before.items():
             pictures(page, place, shown)
@@ -123,10 +123,9 @@ def test_a_slider_of_the_noise_changes_its_pictures_numbers_and_command(browser,
 def test_the_level_changes_what_is_seen_of_the_item(browser, url):
     with open_page(browser, url) as page:
         tab(page, "Forward")
-        place = page.locator("[id^=forward-]:visible:has(img)").first.get_attribute("id")
-        before = pictures(page, place)
+        before = pictures(page, "forward-pictures")
         slide(page, "forward-level", ["ArrowRight"] * 3)
-        pictures(page, place, before)
+        pictures(page, "forward-pictures", before)
 
 
 def test_samples_are_drawn_before_ones_eyes_and_can_be_downloaded(browser, url):
@@ -136,11 +135,9 @@ def test_samples_are_drawn_before_ones_eyes_and_can_be_downloaded(browser, url):
         page.locator("#sample-draw").click()
         page.wait_for_function("document.getElementById('sample-status').innerText.includes('Done')")
         pictures(page, "sample-view", noise)
-        files = page.locator("#sample-files a[download]")
-        names = [files.nth(row).get_attribute("download") for row in range(files.count())]
-        with page.expect_download() as found:
-            files.nth(next(row for row, name in enumerate(names) if name.endswith(".npy"))).click()
-        assert np.load(found.value.path()).shape[1:] == (8, 8, 1)
+        link = page.locator("#sample-files a[download$='.npy']").first  # a click is lost if the list is drawn anew
+        content = page.request.get(link.get_attribute("href")).body()
+        assert np.load(io.BytesIO(content)).shape[1:] == (8, 8, 1)
         assert page.locator("img[src=x]").count() == 0  # the name of the second model stayed text
 
 
@@ -159,28 +156,18 @@ def test_stop_ends_the_drawing(browser, url):
         assert "Done" not in page.locator("#sample-status").inner_text()
 
 
-def restored(page):
-    """Press Restore, and wait for the end: what is shown then."""
-    page.locator("#restore-restore").click()
-    page.wait_for_function("document.getElementById('restore-status').innerText.includes('error')")
-    return pictures(page, "restore-view")
-
-
-def test_what_is_painted_over_is_restored(browser, url):
+def test_what_is_black_in_a_picture_is_restored(browser, url, tmp_path):
+    Image.fromarray(np.eye(8, dtype=np.uint8) * 255).save(tmp_path / "mask.png")
     with open_page(browser, url) as page:
         tab(page, "Restore")
-        canvas = page.locator("#restore-editor canvas").first
-        canvas.wait_for()
-        before = restored(page)  # of the center, as nothing is painted
-        box = canvas.bounding_box()
-        middle = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-        page.mouse.move(middle[0] - 60, middle[1] - 100)
-        page.mouse.down()
-        page.mouse.move(middle[0] + 60, middle[1] - 100, steps=8)
-        page.mouse.up()
+        before = pictures(page, "restore-view")
+        page.locator("#restore-way input").click()
+        page.get_by_role("option", name="black in my mask").click()
+        page.locator("#restore-mask input[type=file]").set_input_files(tmp_path / "mask.png")
+        assert pictures(page, "restore-view", before).count("data:image") == 2  # observed, truth
         page.locator("#restore-restore").click()
-        after = pictures(page, "restore-view", before)
-        assert after.count("data:image") == before.count("data:image") > 5  # observed, samples, mean, spread, truth
+        page.locator("#restore-status").get_by_text("Done").wait_for()
+        assert pictures(page, "restore-view").count("data:image") > 5  # observed, samples, mean, spread, truth
 
 
 def test_a_hostile_file_gets_a_sentence(browser, url, tmp_path):
@@ -188,7 +175,7 @@ def test_a_hostile_file_gets_a_sentence(browser, url, tmp_path):
     np.save(tmp_path / "nan.npy", np.full((8, 8), np.nan))
     with open_page(browser, url) as page:
         tab(page, "Restore")
-        page.locator("#restore-editor canvas").first.wait_for()  # by then no control changes its place any more
+        pictures(page, "restore-view")  # by then no control changes its place any more
         page.locator("#restore-item").get_by_text("my own file").click()
         page.locator("#restore-file").wait_for()
         for file in tmp_path.iterdir():
@@ -218,12 +205,11 @@ def test_a_visitor_who_leaves_does_not_keep_others_waiting(browser, url, runs):
         assert answer.seconds < LONGEST / 2
 
 
-def test_the_runs_show_their_samples_over_training(browser, url):
+def test_the_runs_show_their_losses_and_samples(browser, url):
     with open_page(browser, url) as page:
         tab(page, "Runs")
-        last = pictures(page, "runs-samples")
-        slide(page, "runs-progress", ["Home"])
-        pictures(page, "runs-samples", last)
+        pictures(page, "runs-losses")
+        assert pictures(page, "runs-detail").count("data:image") >= 2
         assert page.locator("img[src=x]").count() == 0
 
 
@@ -284,21 +270,17 @@ def test_uploads_are_bounded_in_size_and_in_number(visitor, monkeypatch, tmp_pat
     assert not gate.is_full(tmp_path)
     monkeypatch.setattr(gate, "MOST_BYTES", 2 * gate.BLOCK - 1)
     assert gate.is_full(tmp_path)
-    os.utime(sent, (0, 0))
-    assert not gate.is_full(tmp_path)
-    assert not sent.exists()
 
 
-@pytest.mark.parametrize("session", ["a<gradio-sep>b", "x" * 65, None])
-def test_the_name_of_a_session_disturbs_no_other(visitor, session):
+def test_the_name_of_a_session_disturbs_no_other(visitor):
     event = visitor.event("noise-gff-gamma", "change")
-    visitor.session = session
-    assert visitor.join(event, visitor.usual(event)).status_code == 400
-    body = {"session_hash": session, "fn_index": event["id"], "event_id": "x"}
-    assert visitor.http.post("/gradio_api/cancel", json=body).status_code == 400
-    form = {"component_id": "1", "fn_name": "accept_blobs"} | ({} if session is None else {"session_hash": session})
-    painted = visitor.http.post("/gradio_api/component_server", files={"files": b"x"}, data=form)
-    assert painted.status_code == 400
+    for session in ("a<gradio-sep>b", "x" * 65, None):
+        visitor.session = session
+        assert visitor.join(event, visitor.usual(event)).status_code == 400
+        body = {"session_hash": session, "fn_index": event["id"], "event_id": "x"}
+        assert visitor.http.post("/gradio_api/cancel", json=body).status_code == 400
+    for body in (b"", b"{", b"[]", b"[" * 4000, b"null"):
+        assert visitor.http.post("/gradio_api/cancel", content=body).status_code == 400
 
 
 FETCHED = {"path": "http://127.0.0.1:9/x", "meta": {"_type": "gradio.FileData"}}

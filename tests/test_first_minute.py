@@ -113,11 +113,9 @@ def test_zsh_reads_the_script_of_bash(capsys):
     assert rest == scripts["bash"]
 
 
-@pytest.mark.parametrize("words", [["fish"], [""], [], ["bash", "zsh"]])
-def test_another_shell_is_refused_in_a_sentence(words, capsys):
-    assert main(["--completion", *words]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "completion" in err
-    assert "bash" in err
-    assert "zsh" in err
+def test_another_shell_is_refused_in_a_sentence(capsys):
+    for words in (["fish"], [""], [], ["bash", "zsh"]):
+        assert main(["--completion", *words]) == 2
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)
+        assert all(word in err for word in ("completion", "bash", "zsh"))

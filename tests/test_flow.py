@@ -6,7 +6,7 @@ from itertools import pairwise
 import diffusers
 import pytest
 import torch
-from problems import Mixture
+from problems import refused
 from torch import Tensor
 
 import nidiff
@@ -58,7 +58,7 @@ def test_euler_and_heun_are_those_in_t(shift):
 @pytest.mark.parametrize(("name", "order"), [("euler", 1), ("heun:average=velocity", 2), ("dpmpp_2m", 2)])
 def test_order_of_convergence(name, order):
     """Non-commuting Gaussian data, t from 0.98 to 0.1 on a finer and finer grid, against the exact flow."""
-    problem, steps, errors = Gaussian(COV), [40, 80, 160], []
+    problem, steps, errors = Gaussian(COV), [20, 40, 80], []
     fine = nidiff.Schedule(2 * ((1 - (t := torch.linspace(0.1, 0.98, 321).double())) / t).log(), "sum")
     start = normal(4, 2, 3)
     exact = problem.flow(start, fine.level(320), fine.level(0))
@@ -94,17 +94,6 @@ def test_the_density_of_a_gaussian_is_exact():
         problem.denoiser(nidiff.Process(Schedule(schedule.logsnr), COV)), x, trace="exact", rtol=1e-5, atol=1e-5
     )
     assert (wrong - found).abs().max() > 1e-3  # negative control: the other rule, of the same log-SNR
-
-
-def test_a_mixture_is_reached():
-    problem, process = Mixture(COV), nidiff.Process(nidiff.schedules.flow(100), COV)
-    torch.manual_seed(0)
-    x = nidiff.sample(
-        problem.denoiser(process), (4000, 2, 3), sampler="heun:average=velocity", num_steps=50, dtype=torch.float64
-    ).reshape(4000, 6)
-    mean, covariance = problem.moments()
-    assert (x.mean(0) - mean).norm() / covariance.diagonal().sum().sqrt() < 0.05
-    assert (torch.cov(x.T) - covariance).norm() / covariance.norm() < 0.1
 
 
 # diffusers -------------------------------------------------------------------------------------------------------
@@ -200,7 +189,7 @@ def test_heun_in_t_is_that_of_diffusers():
     assert (ours - y).abs().max() < 1e-4 * y.abs().max()
 
 
-FLOW = diffusers.FlowMatchEulerDiscreteScheduler
+FLOW, LINEAR = diffusers.FlowMatchEulerDiscreteScheduler, nidiff.schedules.ddpm_linear(10)
 
 
 def test_the_schedule_of_a_flow_scheduler_is_read():
@@ -214,34 +203,22 @@ def heun_on(schedule: str, average: str) -> None:
     nidiff.sample(denoiser, (1, 2, 3), sampler=f"heun:average={average}")
 
 
-BAD = {
-    "dynamic": (lambda: from_diffusers(FLOW(use_dynamic_shifting=True)), "use_dynamic_shifting"),
-    "karras": (lambda: from_diffusers(FLOW(use_karras_sigmas=True)), "use_karras_sigmas"),
-    "terminal": (lambda: from_diffusers(FLOW(shift_terminal=0.1)), "shift_terminal"),
-    "the scheduler of ours": (
-        lambda: NonIsotropicScheduler.from_config(FLOW().config, covariance=IMAGES),
-        "config is of flow matching.*FlowNetwork",
-    ),
-    "which levels": (lambda: Whitened(tiny(), IMAGES, prediction_type="velocity"), "scheduler has"),
-    "other levels": (
-        lambda: Whitened(tiny(), IMAGES, prediction_type="velocity", scheduler=nidiff.schedules.ddpm_linear(10)),
-        "scheduler has the levels of ddpm_linear",
-    ),
-    "not a flow": (lambda: flow_scheduler(nidiff.schedules.ddpm_linear(10)), "schedule=ddpm_linear"),
-    "not this flow": (lambda: FlowNetwork(tiny(), Schedule([3.0, 0.0, -1.0], "sum")), "scheduler="),
-    "a scheduler of β": (lambda: FlowNetwork(tiny(), diffusers.DDPMScheduler()), "scheduler=ddpm_linear"),
-    "heun": (
-        lambda: heun_on("ddpm_linear:beta_max=0.01", "velocity"),
-        "average='velocity'",
-    ),
-    "average": (
-        lambda: heun_on("flow", "v"),
-        "average='v'",
-    ),
-}
+BAD = [
+    ("use_dynamic_shifting", lambda: from_diffusers(FLOW(use_dynamic_shifting=True))),
+    ("use_karras_sigmas", lambda: from_diffusers(FLOW(use_karras_sigmas=True))),
+    ("shift_terminal", lambda: from_diffusers(FLOW(shift_terminal=0.1))),
+    ("config", lambda: NonIsotropicScheduler.from_config(FLOW().config, covariance=IMAGES)),
+    ("scheduler", lambda: Whitened(tiny(), IMAGES, prediction_type="velocity")),  # of which levels?
+    ("scheduler", lambda: Whitened(tiny(), IMAGES, prediction_type="velocity", scheduler=LINEAR)),
+    ("schedule", lambda: flow_scheduler(LINEAR)),
+    ("scheduler", lambda: FlowNetwork(tiny(), Schedule([3.0, 0.0, -1.0], "sum"))),
+    ("scheduler", lambda: FlowNetwork(tiny(), diffusers.DDPMScheduler())),
+    ("average", lambda: heun_on("ddpm_linear:beta_max=0.01", "velocity")),
+    ("average", lambda: heun_on("flow", "v")),
+]
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message):
-        call()
+def test_bad_input_is_named():
+    for argument, call in BAD:
+        with refused(argument):
+            call()

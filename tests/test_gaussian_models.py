@@ -1,17 +1,18 @@
 """The data's Gaussian around the core: saved with a model, fitted and measured by training, and shown as a baseline."""
 
-import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
+from problems import refused
 from safetensors.torch import load_file, save_file
 
 import nidiff
 from nidiff.cli import main
 from nidiff.data.load import load_dataset
 from nidiff.diffusion.roughness import roughness
+from nidiff.interop import NonIsotropicPipeline
 from nidiff.model.config import scheduler_config
 from nidiff.model.network import unet2d
 from nidiff.testing.problems import normal
@@ -29,8 +30,6 @@ COVARIANCES = {
     "white": nidiff.Identity((8, 8)),
     "gff": GFF,
     "fitted": nidiff.from_data(DATA, average="modes"),
-    "pyramid": nidiff.pyramid((8, 8)),
-    "dense": nidiff.Dense(torch.cov(normal(64, 200)) + EYE, (8, 8)),
     "dense, degenerate": nidiff.Dense(EYE + torch.outer(normal(64), normal(64, seed=1)).pow(2).cov() * 1e-3, (8, 8)),
 }
 
@@ -56,41 +55,28 @@ def drawn(denoiser, sampler="angle_2m"):
 
 
 @pytest.mark.parametrize(
-    ("name", "channels"), [*((name, "each") for name in COVARIANCES), ("dense, degenerate", "shared")]
+    ("name", "channels", "target", "sees"),
+    [
+        ("white", "each", "residual", None),
+        ("gff", "each", "v", "x"),
+        ("fitted", "shared", "residual", "z"),
+        ("dense, degenerate", "each", "v", "both"),
+    ],
 )
-def test_a_model_with_a_gaussian_is_the_same_after_saving(name, channels, tmp_path):
-    first = model(COVARIANCES[name], channels=channels)
+def test_a_model_with_a_gaussian_is_the_same_after_saving_and_in_a_pipeline(name, channels, target, sees, tmp_path):
+    first = model(COVARIANCES[name], target, sees=sees, channels=channels)
     nidiff.save_model(first, tmp_path / "m")
     second = nidiff.load_model(tmp_path / "m")
     assert torch.equal(second.gaussian.mean, first.gaussian.mean)
     assert torch.equal(second.kappa.values, first.kappa.values)
+    assert second.sees == first.sees == (sees or first.sees)
     assert torch.equal(drawn(first), drawn(second))
     assert not torch.equal(drawn(second.with_kappa(None)), drawn(second))  # κ was there
     assert process_digest(scheduler_config(second)) == process_digest(scheduler_config(first))
-
-
-@pytest.mark.parametrize(("target", "sees"), [("v", "x"), ("residual", "z"), ("v", "both")])
-def test_what_the_network_sees_is_saved(target, sees, tmp_path):
-    first = model(target=target, sees=sees)
-    nidiff.save_model(first, tmp_path / "m")
-    second = nidiff.load_model(tmp_path / "m")
-    assert second.sees == sees
-    assert torch.equal(drawn(first), drawn(second))
-    from nidiff.interop import NonIsotropicPipeline
-
     pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
     pipeline.set_progress_bar_config(disable=True)
     images = pipeline(2, seeds=[0, 1], num_inference_steps=4, output_type="pt").images
     assert torch.equal(images, (drawn(first, "dpmpp_2m") / 2 + 0.5).clamp(0, 1))
-
-
-def test_a_schedule_per_mode_is_saved_in_full_and_small(tmp_path):
-    schedule = nidiff.schedules.ddpm_cosine(200).logsnr.reshape(-1, 1, 1) + GFF.eigenvalues.log() / 3
-    first = model(schedule=nidiff.Schedule(schedule))
-    nidiff.save_model(first, tmp_path / "m")
-    assert torch.equal(drawn(first), drawn(nidiff.load_model(tmp_path / "m")))
-    assert (tmp_path / "m" / "scheduler" / "scheduler_config.json").stat().st_size < 4000
-    assert (tmp_path / "m" / "scheduler" / "schedule.safetensors").stat().st_size < 200 * 64 * 8 + 1000
 
 
 def test_kappa_is_no_part_of_the_identity_of_a_run_and_the_gaussian_is():
@@ -108,39 +94,35 @@ def damage(file, change):
 
 
 DAMAGES = {
-    "no mean": lambda arrays: arrays.pop("mean"),
     "no kappa": lambda arrays: arrays.pop("kappa.values"),
     "kappa beyond 1": lambda arrays: arrays["kappa.trust"].add_(2),
-    "kappa of another shape": lambda arrays: arrays.update(
-        {"kappa.values": arrays["kappa.values"][..., :4].contiguous()}
-    ),
+    "kappa of another shape": lambda arrays: arrays.update({"kappa.values": arrays["kappa.values"][:1].clone()}),
     "mean of another shape": lambda arrays: arrays.update(mean=arrays["mean"].repeat(2, 1, 1)),
     "a mean that is not finite": lambda arrays: arrays["mean"].fill_(torch.nan),
     "C that is not positive": lambda arrays: arrays["covariance.eigenvalues"].neg_(),
 }
 
 
-@pytest.mark.parametrize("case", DAMAGES)
-def test_arrays_that_do_not_fit_are_refused_in_a_sentence(case, tmp_path):
+def test_arrays_that_do_not_fit_are_refused_in_a_sentence(tmp_path):
     """With the manifest by its checksum, and without it by what they are."""
-    nidiff.save_model(model(), tmp_path / "m")
-    damage(tmp_path / "m" / "scheduler" / "gaussian.safetensors", DAMAGES[case])
-    with pytest.raises(nidiff.errors.FileError, match=r"gaussian\.safetensors.* has changed"):
-        nidiff.load_model(tmp_path / "m")
-    (tmp_path / "m" / "manifest.json").unlink()
-    with pytest.raises(nidiff.errors.FileError, match=r"scheduler_config\.json.* cannot be used"):
-        nidiff.load_model(tmp_path / "m")
+    nidiff.save_model(model(), tmp_path / "whole")
+    for change in DAMAGES.values():
+        folder = shutil.copytree(tmp_path / "whole", tmp_path / "m", dirs_exist_ok=True)
+        damage(folder / "scheduler" / "gaussian.safetensors", change)
+        with pytest.raises(nidiff.errors.FileError, match=r"gaussian\.safetensors.* has changed"):
+            nidiff.load_model(folder)
+        (folder / "manifest.json").unlink()
+        with pytest.raises(nidiff.errors.FileError, match=r"scheduler_config\.json.* cannot be used"):
+            nidiff.load_model(folder)
 
 
 def test_a_gaussian_that_does_not_fit_the_network_is_not_saved(tmp_path):
     process = nidiff.Process("ddpm_cosine:num_levels=30", GFF)
     colour = nidiff.fit_gaussian(DATA.repeat(1, 3, 1, 1) + 0.1 * normal(64, 3, 8, 8), basis=GFF)
-    with pytest.raises(nidiff.InputError, match=r"gaussian is of items \(3, 8, 8\)"):
-        nidiff.save_model(nidiff.Denoiser(network(), process, "v", gaussian=colour), tmp_path / "m")
     ours = nidiff.fit_gaussian(DATA, basis=GFF)
-    for sees, net in (("both", network()), ("z", network("both"))):
-        with pytest.raises(nidiff.InputError, match="sees="):
-            nidiff.save_model(nidiff.Denoiser(net, process, "v", gaussian=ours, sees=sees), tmp_path / "m")
+    for gaussian, sees, net in ((colour, "x", network()), (ours, "both", network()), (ours, "z", network("both"))):
+        with refused("gaussian"):
+            nidiff.save_model(nidiff.Denoiser(net, process, "v", gaussian=gaussian, sees=sees), tmp_path / "m")
 
 
 # Noise smoother than the data ------------------------------------------------------------------------------------
@@ -154,20 +136,16 @@ def test_noise_that_is_smoother_than_the_data_is_named_with_its_worst_mode_and_r
     ratios = ratios / (white.covariance.eigenvalues.mean() / smooth.eigenvalues.mean())
     assert found.mode == (8, 8)
     assert found.ratio == pytest.approx(ratios.max().item())
-    assert f"{found.ratio:.0f}" in found.warning
-    assert "(8, 8)" in found.warning
+    assert found.warning is not None
     for rougher in (nidiff.Identity((16, 16)), nidiff.gaussian_free_field((16, 16)), white.covariance):
         assert roughness(white, rougher).warning is None
     # A coarse mode that the noise lacks is not roughness.
     coarse = smooth.eigenvalues.clone()
     coarse[0, 0] *= 1e-4
-    assert (
-        roughness(nidiff.GaussianModel(torch.zeros(16, 16), smooth), nidiff.Fourier((16, 16), coarse)).warning is None
-    )
-
-
-def test_roughness_is_found_in_bases_without_wavenumbers():
-    dense = COVARIANCES["dense"]
+    data = nidiff.GaussianModel(torch.zeros(16, 16), smooth)
+    assert roughness(data, nidiff.Fourier((16, 16), coarse)).warning is None
+    # A basis without wavenumbers.
+    dense = nidiff.Dense(torch.cov(normal(64, 200)) + EYE, (8, 8))
     data = nidiff.GaussianModel(torch.zeros(8, 8), dense)
     assert roughness(data, dense).warning is None
     assert roughness(data, dense.with_eigenvalues(dense.eigenvalues**6)).warning is not None
@@ -210,13 +188,6 @@ def test_images_that_training_mirrors_are_mirrored_in_the_gaussian_too():
     assert not torch.allclose(alone.mean, alone.mean.flip(-1), atol=0.01)
 
 
-def test_every_run_can_be_sampled_by_angles(plain, capsys):
-    assert main(["sample", str(plain), "--sampler", "angle_2m", "--num-steps", "5", "--seeds", "0-1"]) == 0
-    images = np.load(next((plain / "generated").glob("angle_2m-5-*")) / "samples.npz")["arr_0"]
-    expected = nidiff.sample(nidiff.load_model(plain), (2, 1, 8, 8), sampler="angle_2m", num_steps=5, generator=[0, 1])
-    assert np.array_equal(images, nidiff.data.dataset.quantise(expected).movedim(1, -1).numpy())
-
-
 def test_without_a_gaussian_the_weights_are_the_same(plain, tmp_path, capsys):
     assert train(tmp_path / "none", "--gaussian", "none") == 0
     one, other = (nidiff.load_model(run) for run in (plain, tmp_path / "none"))
@@ -230,21 +201,13 @@ def test_without_a_gaussian_the_weights_are_the_same(plain, tmp_path, capsys):
 
 RUNS = {
     "residual, both, colour": ["--target", "residual", "--weighting", "target", "--sees", "both", "--channels", "3"],
-    "designed per mode": [
-        "--schedule",
-        "designed:num_levels=40,per_mode=true",
-        "--sampler",
-        "angle_2m",
-        "--target",
-        "v",
-    ],
-    "blurring, white": ["--schedule", "blurring:num_levels=40", "--covariance", "white", "--target", "v"],
+    "designed per mode": ["--schedule", "designed:num_levels=40,per_mode=true", "--target", "v"],
 }
 
 
 @pytest.mark.parametrize("case", RUNS)
 def test_a_run_is_resumed_with_the_gaussian_and_the_schedule_it_stored(case, tmp_path):
-    """To the bit what it would have been, and after its Gaussian was lost, too."""
+    """To the bit what it would have been."""
     assert train(tmp_path / "a", *RUNS[case], "--steps", "3", "--checkpoint-every", "2") == 0
     assert train(tmp_path / "b", *RUNS[case], "--steps", "2", "--checkpoint-every", "2") == 0
     stored = RunDirectory.open(tmp_path / "b").stored()
@@ -276,20 +239,15 @@ def test_data_that_do_not_vary_are_trained_without_a_gaussian_or_refused(tmp_pat
     some = np.random.default_rng(0).integers(0, 256, (20, 8, 8), dtype=np.uint8)
     same = images_at(tmp_path / "same.npy", np.repeat(some[:1], 20, 0))
     assert train(tmp_path / "same", *same) == 0
-    assert "knows no Gaussian of the data: data has the same values" in capsys.readouterr().err
+    assert nidiff.load_model(tmp_path / "same").gaussian is None
     assert train(tmp_path / "residual", *same, "--target", "residual", "--weighting", "target") == 2
-    assert "data has the same values" in capsys.readouterr().err
-    some[:, :, 1::2] = some[:, :, ::2]  # no variance in the finest modes of cosines
-    doubled = [*images_at(tmp_path / "doubled.npy", some), "--covariance", "gff:boundary=reflecting"]
-    constant = some.copy()
-    constant[:] = constant[:, :1, :1]  # every image is one grey: all modes but the first are 0
-    constant = [*images_at(tmp_path / "constant.npy", constant), "--covariance", "gff:boundary=reflecting"]
+    some[:] = some[:, :1, :1]  # every image is one grey: all modes but the first are 0
+    constant = [*images_at(tmp_path / "constant.npy", some), "--covariance", "gff:boundary=reflecting"]
     assert train(tmp_path / "shrunk", *constant, "--dry-run") == 0
     capsys.readouterr()
     assert train(tmp_path / "zero", *constant, "--gaussian", "modes:shrinkage=0,floor=0") == 2
     assert "raise shrinkage" in capsys.readouterr().err
     assert not (tmp_path / "zero").exists()
-    assert train(tmp_path / "d", *doubled, "--dry-run") == 0
 
 
 def test_noise_smoother_than_the_data_is_said_once_when_training_begins(tmp_path, capsys):
@@ -300,33 +258,32 @@ def test_noise_smoother_than_the_data_is_said_once_when_training_begins(tmp_path
     assert "the noise is smoother" not in capsys.readouterr().err
 
 
-REFUSED = {
-    "name": (["--gaussian", "mode"], "did you mean 'modes'"),
-    "key": (["--gaussian", "modes:shrink=1"], "shrinkage"),
-    "shrinkage": (["--gaussian", "modes:shrinkage=2"], "from 0"),
-    "channels": (["--gaussian", "modes:channels=all"], "'joint'"),
-    "residual without": (["--gaussian", "none", "--target", "residual"], "leave it out"),
-    "angle without": (["--gaussian", "none", "--sampler", "angle"], "leave it out"),
-    "sees": (["--sees", "y"], "'both'"),
-    "sees without": (["--gaussian", "none", "--sees", "z"], "leave it out"),
-    "radial in a basis without": (["--gaussian", "radial", "--covariance", "pyramid"], "wavenumbers"),
-    "basis": (["--gaussian", "modes:basis=reflecting"], "basis=Σ"),
-}
+REFUSED = (
+    "--gaussian mode",
+    "--gaussian modes:shrink=1",
+    "--gaussian none --target residual",
+    "--gaussian none --sampler angle",
+    "--gaussian none --sees z",
+    "--sees y",
+    "--gaussian radial --covariance pyramid",  # a basis without wavenumbers
+    "--gaussian modes:basis=reflecting",
+)
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_bad_flags_are_refused_in_a_sentence(case, tmp_path, capsys):
-    flags, words = REFUSED[case]
-    assert train(tmp_path / "run", *flags) == 2
-    said = capsys.readouterr().err.strip().splitlines()
-    assert words in said[-1]
-    assert not (tmp_path / "run").exists()
+def test_bad_flags_are_refused(tmp_path):
+    for flags in REFUSED:
+        assert train(tmp_path / "run", *flags.split()) == 2
+        assert not (tmp_path / "run").exists()
 
 
 # The baseline ----------------------------------------------------------------------------------------------------
 
 
-def test_the_baseline_is_that_of_held_out_images_and_shown_wherever_a_model_is(plain, capsys, with_report):
+def test_a_baseline_of_another_kind_is_not_shown():
+    assert all(baseline_text(facts) is None for facts in (None, {}, [], {"bits_per_dim": 1.5, "images": "x"}))
+
+
+def test_the_baseline_is_that_of_held_out_images_and_shown_in_the_card_and_the_report(plain, with_report):
     held_out = load_dataset("digits", split="test").all()
     bits = nidiff.load_model(plain).gaussian.bits_per_dim(held_out.double()).mean().item()
     facts = RunDirectory.open(plain).facts["gaussian"]
@@ -334,31 +291,4 @@ def test_the_baseline_is_that_of_held_out_images_and_shown_wherever_a_model_is(p
     said = f"{facts['bits_per_dim']:.4g} bits per dimension of 299 held-out images"
     assert said in (plain / "model" / "README.md").read_text()
     assert main(["report", str(plain)]) == 0
-    page = (plain / "report.html").read_text()
-    assert said in page
-    assert "Grid of draws from the data&#x27;s Gaussian" in page
-    options = ["--features", "pixels", "--seeds", "0-7", "--num-steps", "2", "--bootstrap", "0"]
-    for split, images in (("train", load_dataset("digits").all()), ("test", held_out)):
-        wanted = nidiff.load_model(plain).gaussian.bits_per_dim(images.double()).mean().item()
-        assert main(["evaluate", str(plain), *options, "--split", split]) == 0
-        assert f"Gaussian baseline: {wanted:.4g}"[:22] in capsys.readouterr().out
-
-
-def test_the_page_of_a_run_without_a_gaussian_says_so(plain, tmp_path, with_report):
-    run = shutil.copytree(plain, tmp_path / "run")
-    shutil.rmtree(run / "model")
-    assert main(["report", str(run)]) == 0
-    assert "did not fit a Gaussian" in (run / "report.html").read_text()
-    shutil.copytree(plain / "model", run / "model", dirs_exist_ok=True)
-    written = json.loads((run / "experiment.json").read_text())
-    written["resolved"]["gaussian"] = {"bits_per_dim": "<script>", "images": 3}
-    (run / "experiment.json").write_text(json.dumps(written))
-    assert main(["report", str(run)]) == 0
-    page = (run / "report.html").read_text()
-    assert "<p>not recorded.</p>" in page
-    assert "<script>" not in page
-
-
-def test_a_baseline_of_another_kind_is_not_shown():
-    assert all(baseline_text(facts) is None for facts in (None, {}, [], {"bits_per_dim": 1.5, "images": "x"}))
-    assert "1.5 bits" in baseline_text({"bits_per_dim": 1.5, "images": 5, "split": "train"})
+    assert said in (plain / "report.html").read_text()

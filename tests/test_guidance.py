@@ -2,7 +2,6 @@
 
 import json
 import math
-import warnings
 
 import pytest
 import torch
@@ -28,9 +27,7 @@ class ExactMixture(torch.nn.Module):
     def forward(self, x, label, class_labels):
         self.calls += 1
         level = self.schedule.level(float(label[0]))
-        answers = torch.stack(
-            [*(part.denoise(x, level) for part in self.problem.parts), self.problem.denoise(x, level)]
-        )
+        answers = torch.stack([every.denoise(x, level) for every in (*self.problem.parts, self.problem)])
         return answers[class_labels, torch.arange(len(x))]
 
 
@@ -41,9 +38,7 @@ def mixture_model(num_levels=40):
 
 
 def moments(denoiser, count=4000):
-    x = nidiff.sample(
-        denoiser, (count, 2, 3), sampler="heun", num_steps=40, generator=range(count), dtype=torch.float64
-    )
+    x = nidiff.sample(denoiser, (count, 2, 3), sampler="heun", num_steps=40, generator=0, dtype=torch.float64)
     return x.flatten(1).mean(0), x.flatten(1).T.cov()
 
 
@@ -56,15 +51,6 @@ def test_scale_1_is_the_conditional_law_and_0_the_unconditional_one(scale):
     assert (mean - parts[scale][0]).abs().max() < error + 0.01
     assert (covariance - parts[scale][1]).norm() / parts[scale][1].norm() < 0.08
     assert (mean - parts[1 - scale][0]).abs().max() > 4 * error  # and it is not the other one
-
-
-def test_the_class_may_differ_from_image_to_image():
-    problem, denoiser = mixture_model()
-    labels = torch.tensor([0, 1] * 500)
-    x = nidiff.sample(denoiser.given(class_labels=labels), (1000, 2, 3), num_steps=20, generator=range(1000))
-    for number, part in enumerate(problem.parts):
-        mean = x[labels == number].flatten(1).double().mean(0)
-        assert (mean - part.mean).abs().max() < 0.15
 
 
 class Shifted(torch.nn.Module):
@@ -80,14 +66,8 @@ class Shifted(torch.nn.Module):
         variance = known * self.conditional + (1 - known) * self.total
         mean = c.nan_to_num().reshape(-1, 1, 1) * self.shift
         cov = self.process.covariance
-        gain = (
-            float(level.signal)
-            * variance
-            / (float(level.signal) ** 2 * variance + float(level.sigma) ** 2 * cov.eigenvalues)
-        )
-        return cov.basis.synthesise(
-            cov.basis.analyse(x - float(level.signal) * cov.basis.synthesise(mean)) * gain + mean
-        )
+        gain = level.signal * variance / (level.signal**2 * variance + level.sigma**2 * cov.eigenvalues)
+        return (x - level.signal * mean) * gain + mean  # the modes of a diagonal Σ are pixels
 
 
 @pytest.mark.parametrize("scale", [0.5, 4.0])
@@ -100,7 +80,7 @@ def test_larger_scales_tilt_as_derived(scale):
     p(x) p(c | x)^w has another one, 1 / ((1 − w)/T + w/C).)
     """
     cov = nidiff.Diagonal(torch.tensor([[0.2, 1.0, 1.8], [0.5, 0.7, 1.8]]))
-    schedule = uniform_in_logsnr(400, "signal", -18.0, 18.0)
+    schedule = uniform_in_logsnr(300, "signal", -18.0, 18.0)
     process = nidiff.Process(schedule, cov)
     own = torch.tensor([[0.3, 0.5, 1.0], [0.1, 0.2, 0.4]], dtype=torch.float64)
     shift = torch.tensor([[1.0, 0.5, 1.0], [0.3, 0.2, 0.5]], dtype=torch.float64)
@@ -108,12 +88,10 @@ def test_larger_scales_tilt_as_derived(scale):
     kind = {"c": nidiff.Condition(dropout=0.1)}
     denoiser = nidiff.Denoiser(Shifted(process, own, total, shift), process, "x0", conditions=kind)
     denoiser = denoiser.given(c=torch.tensor([c], dtype=torch.float64)).guided(scale)
-    start = schedule.level(399)
-    initial = torch.stack(
-        [torch.zeros_like(own), float(start.sigma) * cov.eigenvalues.sqrt()]
-    )  # where the mean and 1 σ go
-    x = nidiff.sample(denoiser, (2, 2, 3), sampler="heun", num_steps=400, start=initial, dtype=torch.float64)
-    torch.testing.assert_close((x[1] - x[0]).square(), total ** (1 - scale) * own**scale, rtol=3e-3, atol=0)
+    start = schedule.level(299)
+    initial = torch.stack([torch.zeros_like(own), start.sigma * cov.eigenvalues.sqrt()])  # where the mean and 1 σ go
+    x = nidiff.sample(denoiser, (2, 2, 3), sampler="heun", num_steps=300, start=initial, dtype=torch.float64)
+    torch.testing.assert_close((x[1] - x[0]).square(), total ** (1 - scale) * own**scale, rtol=5e-3, atol=0)
 
     def mean(C, T, a):
         def phi(v):
@@ -124,7 +102,7 @@ def test_larger_scales_tilt_as_derived(scale):
         return phi(0) * value
 
     expected = [mean(*each) for each in zip(own.flatten(), total.flatten(), shift.flatten(), strict=True)]
-    torch.testing.assert_close(x[0].flatten(), torch.tensor(expected, dtype=torch.float64), rtol=3e-3, atol=1e-3)
+    torch.testing.assert_close(x[0].flatten(), torch.tensor(expected, dtype=torch.float64), rtol=5e-3, atol=1e-3)
 
 
 def test_guidance_is_the_same_in_eps_and_in_x0():
@@ -136,22 +114,17 @@ def test_guidance_is_the_same_in_eps_and_in_x0():
     torch.testing.assert_close(of_class.guided(3.0).eps(x, level), expected)
 
 
-def test_only_between_two_rows():
+def test_a_guided_step_is_two_calls_of_the_network_and_only_between_two_rows():
     _, denoiser = mixture_model()
     of_class, x = denoiser.given(class_labels=0), torch.randn(3, 2, 3, dtype=torch.float64)
+    for scale, calls in ((0.0, 1), (1.0, 1), (2.0, 2)):
+        denoiser.net.calls = 0
+        of_class.guided(scale)(x, denoiser.process.schedule.level(5))
+        assert denoiser.net.calls == calls
     limited, guided = of_class.guided(3.0, interval=(10, 20)), of_class.guided(3.0)
     for row, expected in ((9, of_class), (10, guided), (20, guided), (21, of_class)):
         level = denoiser.process.schedule.level(row)
         torch.testing.assert_close(limited(x, level), expected(x, level))
-
-
-def test_a_guided_step_is_two_calls_of_the_network():
-    _, denoiser = mixture_model()
-    for scale, calls in ((0.0, 1), (1.0, 1), (2.0, 2)):
-        guided = denoiser.given(class_labels=0).guided(scale)
-        denoiser.net.calls = 0
-        guided(torch.randn(3, 2, 3, dtype=torch.float64), denoiser.process.schedule.level(5))
-        assert denoiser.net.calls == calls
 
 
 def test_the_sum_is_clipped_and_not_its_parts():
@@ -189,15 +162,19 @@ def test_conditions_reach_the_network_as_they_are():
     assert seen["return_dict"] is False
 
 
-def test_images_in_tiles_have_their_own_classes():
+def of_classes():
     net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
-    for weight in net.parameters():  # some layers are 0 before training
-        torch.nn.init.normal_(weight, std=0.1)
     process = nidiff.Process(nidiff.schedules.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
-    conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
-    denoiser = nidiff.Denoiser(net, process, "v", conditions=conditions)
+    return nidiff.Denoiser(net, process, "v", conditions={"class_labels": nidiff.Condition(10, (), -1, 0.1)})
+
+
+def test_images_in_tiles_have_their_own_classes():
+    denoiser = of_classes()
+    for weight in denoiser.parameters():  # some layers are 0 before training
+        torch.nn.init.normal_(weight, std=0.1)
     labels, arguments, shape = torch.tensor([3, 1, 4]), {"num_steps": 2, "tile": 2}, (3, 1, 8, 8)
     together = nidiff.sample(denoiser.given(class_labels=labels).guided(2.0), shape, generator=range(3), **arguments)
+    assert (together.requires_grad, together.dtype) == (False, torch.float32)
     for image in range(3):
         alone = denoiser.given(class_labels=labels).for_images(torch.tensor([image])).guided(2.0)
         x = nidiff.sample(alone, (1, 1, 8, 8), generator=[image], **arguments)
@@ -218,12 +195,9 @@ def test_conditions_are_stored_with_their_scaling_and_those_of_version_0_2_open(
 
 
 def test_a_model_remembers_its_conditions(tmp_path):
-    net = nidiff.FieldUNet((8, 8), widths=(8,), layers=1, attention=(), num_classes=10)
-    process = nidiff.Process(nidiff.schedules.ddpm_cosine(20), nidiff.gaussian_free_field((8, 8)))
-    conditions = {"class_labels": nidiff.Condition(10, (), -1, 0.1)}
-    denoiser = nidiff.Denoiser(net, process, "v", conditions=conditions)
+    denoiser = of_classes()
     nidiff.save_model(denoiser, tmp_path / "model")
-    assert nidiff.load_model(tmp_path / "model").conditions == conditions
+    assert nidiff.load_model(tmp_path / "model").conditions == denoiser.conditions
     for bound in (denoiser.given(class_labels=1), denoiser.given(class_labels=1).guided(2.0)):
         with pytest.raises(nidiff.InputError, match="bound"):
             nidiff.save_model(bound, tmp_path / "other")
@@ -237,55 +211,45 @@ def test_null_rows_go_with_their_images():
     torch.testing.assert_close(guided.for_images(index)(x[index], level), guided(x, level)[index])
 
 
-def test_what_a_network_never_went_without_must_be_given():
-    _, denoiser = mixture_model(10)
-    always = nidiff.Denoiser(denoiser.net, denoiser.process, conditions={"class_labels": nidiff.Condition(2, (), -1)})
-    with pytest.raises(nidiff.InputError, match="class_labels is missing"):
-        nidiff.sample(always, (1, 2, 3))
-    assert nidiff.sample(always.given(class_labels=1), (1, 2, 3)).shape == (1, 2, 3)
-
-
 def test_fields_of_a_condition_are_on_the_grid_of_x():
     process = nidiff.Process(nidiff.schedules.ddpm_cosine(5), nidiff.gaussian_free_field((4, 4)))
     net = nidiff.FieldUNet((4, 4), widths=(8,), layers=1, attention=(), condition_channels=2)
     condition = nidiff.Condition(shape=(2, 4, 4), dropout=0.1)
     finer = nidiff.Denoiser(net, process, "v", conditions={"fields": condition}).at((8, 8))
-    assert (
-        finer.given(fields=torch.zeros(1, 2, 8, 8))(torch.zeros(1, 1, 8, 8), process.schedule.level(1)).shape[-1] == 8
-    )
-    with pytest.raises(nidiff.InputError, match="fields"):
+    x, level = torch.zeros(1, 1, 8, 8), process.schedule.level(1)
+    assert finer.given(fields=torch.zeros(1, 2, 8, 8))(x, level).shape == x.shape
+    with refused("fields"):
         finer.given(fields=torch.zeros(1, 2, 4, 4))
 
 
-@pytest.mark.parametrize(
-    ("ask", "argument"),
-    [
-        (lambda d: d.given(colour=1), "colour"),
-        (lambda d: d.given(class_labels=torch.tensor([0, 2])), "class_labels"),
-        (lambda d: d.given(class_labels=-2), "class_labels"),
-        (lambda d: d.given(class_labels=0.5), "class_labels"),
-        (lambda d: d.given(class_labels=[[0], [1]]), "class_labels"),
-        (lambda d: d.given(class_labels=0).guided(2.0, interval=(0, 1000)), "interval"),
-        (lambda d: d.guided(2.0), "guidance"),
-        (lambda d: d.given(class_labels=0).guided(2.0, interval=(3, 1)), "interval"),
-        (lambda d: d.given(class_labels=[0, 1, 0])(torch.zeros(2, 2, 3), d.process.schedule.level(3)), "class_labels"),
-        (lambda d: nidiff.Denoiser(d.net, d.process).given(class_labels=0).guided(2.0), "guidance"),
-        (lambda d: nidiff.Denoiser(lambda x, label: x, d.process).given(class_labels=0), "class_labels"),
-        (lambda d: nidiff.Denoiser(d.net, d.process, conditions={"a": 3}), "conditions"),
-    ],
-)
-def test_bad_input(ask, argument):
-    with refused(argument):
-        ask(mixture_model(10)[1])
+BAD = [
+    ("colour", lambda d: d.given(colour=1)),
+    ("class_labels", lambda d: d.given(class_labels=torch.tensor([0, 2]))),
+    ("class_labels", lambda d: d.given(class_labels=0.5)),
+    ("class_labels", lambda d: d.given(class_labels=[[0], [1]])),
+    ("class_labels", lambda d: d.given(class_labels=[0, 1, 0])(torch.zeros(2, 2, 3), d.process.schedule.level(3))),
+    ("class_labels", lambda d: nidiff.Denoiser(lambda x, label: x, d.process).given(class_labels=0)),
+    ("interval", lambda d: d.given(class_labels=0).guided(2.0, interval=(0, 1000))),
+    ("interval", lambda d: d.given(class_labels=0).guided(2.0, interval=(3, 1))),
+    ("guidance", lambda d: d.guided(2.0)),
+    ("guidance", lambda d: nidiff.Denoiser(d.net, d.process).given(class_labels=0).guided(2.0)),
+    ("conditions", lambda d: nidiff.Denoiser(d.net, d.process, conditions={"a": 3})),
+]
 
 
-def test_guidance_of_a_network_that_never_went_without_is_warned_of():
+def test_bad_input_is_named():
+    for argument, ask in BAD:
+        with refused(argument):
+            ask(mixture_model(10)[1])
+
+
+def test_what_a_network_never_went_without_must_be_given_and_guidance_of_it_is_warned_of():
     _, denoiser = mixture_model(10)
-    never = nidiff.Denoiser(
-        denoiser.net, denoiser.process, "x0", conditions={"class_labels": nidiff.Condition(2, (), -1)}
-    )
+    kind = {"class_labels": nidiff.Condition(2, (), -1)}
+    never = nidiff.Denoiser(denoiser.net, denoiser.process, "x0", conditions=kind)
+    with refused("class_labels"):
+        nidiff.sample(never, (1, 2, 3))
+    assert nidiff.sample(never.given(class_labels=1), (1, 2, 3)).shape == (1, 2, 3)
     with pytest.warns(UserWarning, match="dropout"):
         never.given(class_labels=0).guided(2.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        denoiser.given(class_labels=0).guided(2.0)
+    denoiser.given(class_labels=0).guided(2.0)  # no warning, which would be an error here

@@ -22,7 +22,7 @@ from nidiff.evaluation.likelihood import measure_likelihood
 from nidiff.testing.problems import normal
 
 SHAPE = (2, 2, 2)
-EXACT = {"trace": "exact", "rtol": 1e-5, "atol": 1e-5}
+EXACT = {"trace": "exact", "rtol": 1e-4, "atol": 1e-5}
 # The noise of the first level is far below the data, and the last level has forgotten them.
 SCHEDULE = Schedule(torch.linspace(20.0, -16.0, 100, dtype=torch.float64), "variance")
 GFF = nidiff.gaussian_free_field(SHAPE[1:])
@@ -47,7 +47,7 @@ def dense_log_prob(x, gaussian=GAUSSIAN):
 
 
 def test_the_exact_denoiser_of_gaussian_data_has_their_density():
-    x = GAUSSIAN.sample((6, *SHAPE), torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = GAUSSIAN.sample((3, *SHAPE), torch.Generator().manual_seed(0), dtype=torch.float64)
     found = measure_likelihood(exact_denoiser(), Dataset(x), **EXACT)
     assert torch.allclose(found.log_prob, dense_log_prob(x), atol=2e-3)
     assert torch.allclose(found.gaussian, dense_log_prob(x), atol=1e-9)
@@ -60,7 +60,7 @@ def test_the_exact_denoiser_of_gaussian_data_has_their_density():
 
 @pytest.mark.parametrize("scaling", [Scaling(250.0, 3.0), Scaling((0.01, -7.0), (1.0, 280.0))])
 def test_other_units_change_the_cost_by_the_logarithm_of_the_scale(scaling):
-    x = GAUSSIAN.sample((4, *SHAPE), torch.Generator().manual_seed(1), dtype=torch.float64)
+    x = GAUSSIAN.sample((2, *SHAPE), torch.Generator().manual_seed(1), dtype=torch.float64)
     plain = measure_likelihood(exact_denoiser(), Dataset(x), **EXACT).summary()["model"]
     found = measure_likelihood(exact_denoiser(scaling=scaling), in_data_units(x, scaling), **EXACT)
     scaled = found.summary()["model"]
@@ -79,7 +79,7 @@ def test_other_units_change_the_cost_by_the_logarithm_of_the_scale(scaling):
 
 def test_the_density_of_log_normal_data():
     scaling = Scaling(0.5, 1.0, log=True)
-    x = GAUSSIAN.sample((4, *SHAPE), torch.Generator().manual_seed(2), dtype=torch.float64)
+    x = GAUSSIAN.sample((2, *SHAPE), torch.Generator().manual_seed(2), dtype=torch.float64)
     data = torch.exp(0.5 * x + 1.0)
     found = measure_likelihood(exact_denoiser(scaling=scaling), Dataset(data, scaling=scaling), **EXACT)
     # A change of variables, one number at a time: p(d) = p(x) / (0.5 d).
@@ -87,11 +87,9 @@ def test_the_density_of_log_normal_data():
     assert torch.allclose(found.log_prob + found.log_volume, expected, atol=2e-3)
 
 
-@pytest.mark.parametrize(("dtype", "sigma"), [("uint8", 20.0), ("uint16", 3000.0)])
-def test_whole_numbers_cost_the_entropy_of_a_wide_distribution(dtype, sigma):
-    largest = {"uint8": 255, "uint16": 65535}[dtype]
-    drawn = (largest / 2 + sigma * normal(40, 1, 2, 2)).round().clamp(0, largest)
-    data = Dataset(drawn.to(getattr(torch, dtype)))
+def test_whole_numbers_cost_the_entropy_of_a_wide_distribution():
+    sigma = 3000.0
+    data = Dataset((65535 / 2 + sigma * normal(40, 1, 2, 2)).round().clamp(0, 65535).to(torch.uint16))
     variance = (sigma / data.scaling.scale) ** 2
     gaussian = nidiff.GaussianModel(torch.zeros(1, 2, 2), variance * nidiff.Identity((2, 2)))
     denoiser = exact_denoiser(gaussian, covariance=nidiff.Identity((2, 2)))
@@ -127,16 +125,12 @@ def test_errors_are_over_items_and_the_difference_is_paired():
     assert set(alone.summary()) == {"model"}
 
 
-@pytest.mark.parametrize("name", ["num_images", "batch", "seed", "rtol"])
-def test_refusals_name_the_argument(name):
-    arguments = {"denoiser": exact_denoiser(), "data": Dataset(normal(4, *SHAPE)), name: -1}
-    with refused(name, None):
-        measure_likelihood(**arguments)
-
-
-def test_a_schedule_that_keeps_the_coarse_modes_has_no_likelihood():
+def test_refusals_name_the_argument():
+    for name in ("num_images", "batch", "seed", "rtol"):
+        with refused(name):
+            measure_likelihood(**{"denoiser": exact_denoiser(), "data": Dataset(normal(4, *SHAPE)), name: -1})
     process = nidiff.Process(nidiff.schedules.heat(SHAPE[1:], 20), nidiff.Identity(SHAPE[1:]))
-    with refused("schedule"):
+    with refused("schedule"):  # which keeps the coarse modes
         measure_likelihood(nidiff.Denoiser(zero_net, process, "eps"), Dataset(normal(4, *SHAPE)))
 
 
@@ -176,12 +170,8 @@ def test_the_command_prints_the_same_numbers_as_the_function(runs, capsys):
     code, out, _ = asked(capsys, runs / "digits" / "model", *QUICK)
     assert code == 0
     assert f"{found['gaussian']['bits_per_dim']['value']:.1f}" in out
-
-
-def test_floats_that_have_no_held_out_part(runs, capsys):
-    code, out, _ = asked(capsys, runs / "fields", *QUICK, "--json")
-    about = json.loads(out)
-    assert (code, about["split"], about["dequantised"]) == (0, "train", False)
+    about = json.loads(asked(capsys, runs / "fields", *QUICK, "--json")[1])  # floats, of which none are held out
+    assert (about["split"], about["dequantised"]) == ("train", False)
 
 
 def test_a_model_without_a_gaussian_has_no_baseline_and_says_so(tmp_path, capsys):
@@ -190,32 +180,20 @@ def test_a_model_without_a_gaussian_has_no_baseline_and_says_so(tmp_path, capsys
     assert (code, "no baseline" in out) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--rtol", "0"], "--rtol"),
-        (["--num-probes", "-1"], "--num-probes"),
-        (["--trace", "guess"], "--trace"),
-        (["--split", "x"], "--split"),
-        (["--data", "nowhere"], "nowhere"),
-    ],
-)
-def test_bad_flags_exit_with_2(runs, capsys, flags, words):
-    code, out, err = asked(capsys, runs / "digits", *flags)
-    assert (code, out) == (2, "")
-    assert words in err
-
-
 def test_what_cannot_have_a_likelihood_exits_with_2(runs, tmp_path, capsys, monkeypatch):
-    code, _, err = asked(capsys, runs / "digits", "--data", runs / "other.npy")
-    assert code == 2
     np.save(tmp_path / "large.npy", np.zeros((4, 12, 12), np.uint8))
-    code, _, err = asked(capsys, runs / "fields", "--data", tmp_path / "large.npy", *QUICK)
-    assert code == 2
-    assert "12" in err
     lone = shutil.copytree(runs / "digits" / "model", tmp_path / "lone")
-    code, _, err = asked(capsys, lone, *QUICK)
-    assert (code, "--data" in err) == (2, True)
+    for model, flags, words in (
+        (runs / "digits", ["--rtol", "0"], "--rtol"),
+        (runs / "digits", ["--num-probes", "-1"], "--num-probes"),
+        (runs / "digits", ["--trace", "guess"], "--trace"),
+        (runs / "digits", ["--split", "x"], "--split"),
+        (runs / "digits", ["--data", "nowhere"], "nowhere"),
+        (runs / "fields", ["--data", tmp_path / "large.npy"], "12"),
+        (lone, [], "--data"),
+    ):
+        code, out, err = asked(capsys, model, *QUICK, *flags)
+        assert (code, out, words in err) == (2, "", True), (flags, err)
     monkeypatch.setitem(sys.modules, "torchdiffeq", None)
     code, _, err = asked(capsys, runs / "digits", *QUICK)
     assert (code, "nidiff[likelihood]" in err) == (2, True)

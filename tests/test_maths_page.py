@@ -32,7 +32,7 @@ LOSS = "tests/test_objective.py::test_it_is_the_squared_error_of_white_eps"
 WRONG = f"""
 | one | `Process.flow` | `{POSTERIOR}` |
 | two | `denoising_loss(weighting="target")` | `{LOSS}` |
-| three | `mix`, `ddim` | `{POSTERIOR}` |
+| three | `jump_variances`, `ddim` | `{POSTERIOR}` |
 | four | `denoising_loss` | `{LOSS}`, `{POSTERIOR}` |
 """
 

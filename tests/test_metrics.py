@@ -1,6 +1,5 @@
 """Distances between sets of features: closed forms, definitions written out, invariances, refusals."""
 
-import itertools
 import math
 
 import numpy as np
@@ -56,41 +55,12 @@ def test_frechet_of_gaussians_in_closed_form():
     assert from_statistics(mu1, sigma1, mu1, sigma1) == pytest.approx(0, abs=1e-12)
 
 
-def test_frechet_of_covariances_that_do_not_commute():
-    # In two dimensions tr M^½ = √(tr M + 2 √det M).
-    sigma1, sigma2 = torch.tensor([[2.0, 0.6], [0.6, 1.0]]).double(), torch.tensor([[1.0, -0.8], [-0.8, 3.0]]).double()
-    product = sigma1 @ sigma2
-    root = (product.trace() + 2 * torch.linalg.det(product).sqrt()).sqrt()
-    expected = 4 + 4 + sigma1.trace() + sigma2.trace() - 2 * root
-    found = from_statistics(torch.zeros(2), sigma1, torch.full((2,), 2.0), sigma2)
-    assert found == pytest.approx(expected.item(), rel=1e-12)
-
-
 @pytest.mark.parametrize("count, other, size", [(900, 700, 128), (60, 50, 128), (60, 700, 128)])
 def test_frechet_is_that_of_scipys_matrix_root(count, other, size):
     a, b = decaying(count, size, 1), 1.3 * decaying(other, size, 2) + 0.1
     assert frechet_distance(a, b) == pytest.approx(textbook_frechet(a, b), rel=1e-6)
     assert from_statistics(*statistics(a), *statistics(b)) == pytest.approx(frechet_distance(a, b), rel=1e-9)
     assert frechet_distance(a.float(), b.float()) == pytest.approx(frechet_distance(a, b), rel=1e-5)
-
-
-def test_frechet_of_many_dimensions_without_full_rank():
-    # A root of 512² takes scipy long. In an orthonormal basis of the span of all points it is the same root with
-    # fewer zeros, and both covariances are still singular there.
-    a, b = decaying(80, 512, 1), 1.3 * decaying(70, 512, 2) + 0.1
-    span = torch.linalg.qr(torch.cat([a, b]).T).Q
-    assert span.shape == (512, 150)
-    found = frechet_distance(a, b)
-    assert found == pytest.approx(textbook_frechet(a @ span, b @ span), rel=1e-6)
-    assert from_statistics(*statistics(a), *statistics(b)) == pytest.approx(found, rel=1e-6)
-
-
-def test_frechet_of_orthogonal_subspaces_has_no_cross_term():
-    a, b = torch.zeros(50, 512).double(), torch.zeros(700, 512).double()
-    a[:, :100], b[:, 100:] = draws(50, 100), draws(700, 412)
-    (mu1, sigma1), (mu2, sigma2) = statistics(a), statistics(b)
-    expected = ((mu1 - mu2).square().sum() + sigma1.trace() + sigma2.trace()).item()
-    assert frechet_distance(a, b) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("count", [40, 400])  # fewer points than dimensions, and more
@@ -108,14 +78,6 @@ def test_frechet_invariances(count):
     assert frechet_distance(a, a + shift) == pytest.approx(shift.square().sum().item(), rel=1e-9)
     assert frechet_distance(a, a @ rotation) > 0.01 * trace  # rotating one of them is not nothing
     assert frechet_distance(3 * a, 3 * b) == pytest.approx(9 * distance, rel=1e-9)
-
-
-@pytest.mark.parametrize("count", [3, 30])
-def test_frechet_to_one_repeated_point_is_the_spread_about_it(count):
-    a, point = draws(50, 8), torch.ones(8).double()
-    mu, sigma = statistics(a)
-    expected = ((mu - point).square().sum() + sigma.trace()).item()
-    assert frechet_distance(a, point.expand(count, 8)) == pytest.approx(expected, rel=1e-12)
 
 
 def test_statistics_are_those_of_numpy_beyond_one_chunk():
@@ -138,8 +100,7 @@ def share_inside(points, reference, k):
     return (distances <= radii + 1e-9).any(1).mean()
 
 
-@pytest.mark.parametrize("k", [1, 3, 5])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k, dtype", [(1, torch.float32), (3, torch.float64), (5, torch.float32)])
 def test_precision_and_recall_by_brute_force(k, dtype):
     real, generated = draws(150, 6, seed=1, dtype=dtype) + 50, 0.8 * draws(130, 6, seed=2, dtype=dtype) + 50.8
     found = precision_recall(real, generated, k)
@@ -160,7 +121,6 @@ def test_precision_and_recall_where_many_distances_are_equal():
 def test_precision_and_recall_of_constructed_sets():
     line = torch.arange(20.0)[:, None] * torch.tensor([1.0, 0.0])
     assert precision_recall(line, line) == (1, 1)
-    assert precision_recall(line, line + 0.5) == (1, 1)
     assert precision_recall(line, line + 100) == (0, 0)
     half = line[:8]
     # The neighbour of rank 3 of the last point, at 7, is at 4: the generated balls end at 10.
@@ -171,23 +131,16 @@ def test_precision_and_recall_of_constructed_sets():
     assert precision_recall(line, collapsed + 100) == (0, 0)
 
 
-def test_the_size_of_the_chunks_changes_nothing(monkeypatch):
-    real, generated = draws(100, 4, seed=1), draws(90, 4, seed=2) + 0.5
-    whole = precision_recall(real, generated)
+def test_the_size_of_the_chunks_changes_nothing_but_the_progress(monkeypatch):
+    real, generated = draws(50, 4, seed=1), draws(40, 4, seed=2) + 0.5
+    whole, total = precision_recall(real, generated), 50 * 49 // 2 + 40 * 39 // 2 + 50 * 40
     assert 0 < whole.recall < 1
-    for chunk in (7, 50, 100):
+    for chunk in (7, 50):
         monkeypatch.setattr(precision_recall_module, "CHUNK", chunk)
-        assert precision_recall(real, generated) == whole
-
-
-def test_precision_and_recall_report_their_progress(monkeypatch):
-    monkeypatch.setattr(precision_recall_module, "CHUNK", 16)
-    seen = []
-    precision_recall(draws(50, 4), draws(40, 4, seed=1), progress=lambda *numbers: seen.append(numbers))
-    total = 50 * 49 // 2 + 40 * 39 // 2 + 50 * 40
-    assert seen[0] == (0, total)
-    assert seen[-1] == (total, total)
-    assert seen == sorted(seen)
+        seen = []
+        assert precision_recall(real, generated, progress=lambda *numbers: seen.append(numbers)) == whole  # noqa: B023
+        assert (seen[0], seen[-1]) == ((0, total), (total, total))
+        assert seen == sorted(seen)
 
 
 # Kernel distance --------------------------------------------------------------------------------------------------
@@ -203,22 +156,19 @@ def kernel_by_loops(a, b):
     return first + second - 2 * sum(kernel(x, y) for x in a for y in b) / (n * m)
 
 
-def test_kernel_distance_is_its_definition():
-    a, b = draws(14, 5, seed=1), draws(14, 5, seed=2) + 0.5
-    found = kernel_distance(a, b, subset_size=14, num_subsets=2)
-    assert found.value == pytest.approx(kernel_by_loops(a, b), rel=1e-12)
-    assert found.standard_error == pytest.approx(0, abs=1e-12)  # every subset is the whole
+def test_kernel_distance_is_its_definition_and_subsets_average_to_it():
+    a, b = draws(60, 5, seed=1), draws(60, 5, seed=2) + 0.3
+    expected, whole = kernel_by_loops(a, b), kernel_distance(a, b, subset_size=60, num_subsets=2)
+    assert whole.value == pytest.approx(expected, rel=1e-12)
+    assert whole.standard_error == pytest.approx(0, abs=1e-12)
 
+    def of_subsets(count):
+        return kernel_distance(a, b, 20, count, torch.Generator().manual_seed(0))
 
-def test_subsets_average_to_the_whole():
-    a, b = draws(60, 5, seed=1), draws(50, 5, seed=2) + 0.3
-    found = kernel_distance(a, b, subset_size=20, num_subsets=400, generator=torch.Generator().manual_seed(0))
-    assert found.standard_error > 0
-    assert abs(found.value - kernel_by_loops(a, b)) < 4 * found.standard_error
-    again = kernel_distance(a, b, subset_size=20, num_subsets=400, generator=torch.Generator().manual_seed(0))
-    assert again == found
-    fewer = kernel_distance(a, b, subset_size=20, num_subsets=100, generator=torch.Generator().manual_seed(1))
-    assert fewer.standard_error == pytest.approx(2 * found.standard_error, rel=0.3)
+    found = of_subsets(400)
+    assert 0 < abs(found.value - expected) < 4 * found.standard_error
+    assert of_subsets(400) == found
+    assert of_subsets(100).standard_error == pytest.approx(2 * found.standard_error, rel=0.3)
 
 
 def test_kernel_distance_is_unbiased():
@@ -237,32 +187,14 @@ def test_kernel_distance_is_unbiased():
 # Spectrum ---------------------------------------------------------------------------------------------------------
 
 
-def blurred(images, width):
-    """Multiplied by exp(−½ width² |k|²) in the Fourier basis."""
-    rows, columns = (2 * math.pi * torch.fft.fftfreq(n, dtype=torch.float64) for n in images.shape[-2:])
-    gain = torch.exp(-0.5 * width**2 * (rows[:, None] ** 2 + columns**2))
-    return torch.fft.ifft2(torch.fft.fft2(images.double()) * gain).real
-
-
 def test_spectrum_error_of_the_same_images_and_of_a_gain():
     images = draws(300, 3, 16, 12, dtype=torch.float32)
-    assert spectrum_error(images, images) == 0
-    assert spectrum_error(images, images.flip(0)) == pytest.approx(0, abs=1e-12)
-    assert spectrum_error(images, 2 * images) == pytest.approx(math.log10(4), rel=1e-6)
-    assert spectrum_error(images, images / 2) == pytest.approx(math.log10(4), rel=1e-6)
-    assert spectrum_error(images, images + 5) == pytest.approx(0, abs=1e-4)  # brightness plays no part
+    for other in (2 * images, images / 2):
+        assert spectrum_error(images, other) == pytest.approx(math.log10(4), rel=1e-6)
+    assert spectrum_error(images, images.flip(0) + 5) == pytest.approx(0, abs=1e-4)  # brightness plays no part
     assert spectrum_error(images, draws(300, 3, 16, 12, seed=1)) < 0.05
-    assert spectrum_error(images, torch.full_like(images, 0.3)) == math.inf
     pixels = torch.arange(512, dtype=torch.int).remainder(256).to(torch.uint8).reshape(2, 1, 16, 16)
     assert spectrum_error(pixels, pixels / 127.5 - 1) == pytest.approx(0, abs=1e-6)
-
-
-def test_spectrum_error_grows_with_blur():
-    images = draws(50, 1, 16, 16)
-    errors = [spectrum_error(images, blurred(images, width)) for width in (0, 0.25, 0.5, 0.75, 1)]
-    assert errors[0] == pytest.approx(0, abs=1e-9)
-    assert all(less < more for less, more in itertools.pairwise(errors))
-    assert errors[2] == pytest.approx(4 * errors[1], rel=0.05)  # the log of the gain is quadratic in the width
 
 
 def test_the_spectrum_error_is_the_same_everywhere():
@@ -293,40 +225,28 @@ def test_numpy_arrays_are_taken_as_tensors_are():
         assert function(pair[0], second[::-1]) == pytest.approx(function(pair[0], pair[1].flip(0)))
 
 
-def test_images_of_numpy_are_measured_as_those_of_torch():
-    images = torch.rand(20, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    given = {"features": "pixels", "bootstrap": 0}
-    expected = evaluate_images(images, images / 2, **given).metrics
-    assert evaluate_images(images.numpy(), (images / 2).numpy(), **given).metrics == expected
-    assert evaluate_images(images, images, **given).metrics != expected
-
-
 # Refusals ---------------------------------------------------------------------------------------------------------
 
 POINTS, IMAGES = draws(20, 4), draws(3, 1, 7, 9)
 NAN = torch.where(torch.arange(20)[:, None] == 7, math.nan, POINTS)
 
+REFUSED = [
+    ("b", lambda: frechet_distance(POINTS, POINTS[:1])),
+    ("b", lambda: frechet_distance(POINTS, POINTS[:, :3])),
+    ("a", lambda: frechet_distance(NAN, POINTS)),
+    ("b", lambda: frechet_distance(POINTS, IMAGES)),
+    ("real", lambda: precision_recall(POINTS[:3], POINTS)),
+    ("generated", lambda: precision_recall(POINTS, POINTS[:5], k=5)),
+    ("k", lambda: precision_recall(POINTS, POINTS, k=0)),
+    ("subset_size", lambda: kernel_distance(POINTS, POINTS)),
+    ("num_subsets", lambda: kernel_distance(POINTS, POINTS, 10, 1)),
+    ("generated", lambda: spectrum_error(IMAGES, IMAGES[..., :4])),
+    ("real", lambda: spectrum_error(POINTS, IMAGES)),
+    ("generated", lambda: spectrum_error(IMAGES, IMAGES * math.nan)),
+]
 
-@pytest.mark.parametrize(
-    "argument, call",
-    [
-        ("b", lambda: frechet_distance(POINTS, POINTS[:1])),
-        ("b", lambda: frechet_distance(POINTS, POINTS[:, :3])),
-        ("a", lambda: frechet_distance(NAN, POINTS)),
-        ("b", lambda: frechet_distance(POINTS, IMAGES)),
-        ("b", lambda: frechet_distance(POINTS, POINTS.long())),
-        ("b", lambda: frechet_distance(POINTS, np.array(["a"]))),
-        ("real", lambda: precision_recall(POINTS[:3], POINTS)),
-        ("generated", lambda: precision_recall(POINTS, POINTS[:5], k=5)),
-        ("k", lambda: precision_recall(POINTS, POINTS, k=0)),
-        ("real", lambda: precision_recall(POINTS[:1].expand(9, 4), POINTS)),
-        ("subset_size", lambda: kernel_distance(POINTS, POINTS)),
-        ("num_subsets", lambda: kernel_distance(POINTS, POINTS, 10, 1)),
-        ("generated", lambda: spectrum_error(IMAGES, IMAGES[..., :4])),
-        ("real", lambda: spectrum_error(POINTS, IMAGES)),
-        ("generated", lambda: spectrum_error(IMAGES, IMAGES * math.nan)),
-    ],
-)
-def test_refusals_name_the_argument(argument, call):
-    with refused(argument, None):
-        call()
+
+def test_refusals_name_the_argument():
+    for argument, call in REFUSED:
+        with refused(argument):
+            call()

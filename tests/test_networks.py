@@ -2,8 +2,6 @@
 
 import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from diffusers.models.embeddings import get_timestep_embedding
 from problems import refused
 
 import nidiff
-from nidiff.interop import NonIsotropicPipeline
 from nidiff.model.network import BUILDERS, build_network
 from nidiff.model.unet import FieldUNet, level_waves, to_channels, to_neighbours
 
@@ -46,8 +43,9 @@ def shifted(net: torch.nn.Module, x: torch.Tensor, by: list[int]) -> tuple[torch
 # Shapes ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axes", SIZES)
-@pytest.mark.parametrize("options", [{}, {"patch": 2}, {"attention": ()}, {"boundary": "reflecting"}])
+@pytest.mark.parametrize(
+    ("axes", "options"), [(1, {"patch": 2}), (2, {}), (2, {"attention": ()}), (3, {"boundary": "reflecting"})]
+)
 def test_it_takes_one_two_and_three_axes_and_other_sizes_than_its_own(axes, options):
     size = SIZES[axes]
     net = network(size, **options)
@@ -69,22 +67,16 @@ def test_it_says_nothing_before_training_and_every_parameter_learns():
     assert idle == []
 
 
-def test_what_it_says_depends_on_the_level_as_a_number_not_on_its_type():
-    net, x = network((8, 8)), field((8, 8))
-    assert torch.equal(net(x, 3), net(x, torch.tensor([3.0, 3.0])))
-    assert (net(x, 3) - net(x, 3.5)).abs().max() > 1e-3
-    assert torch.allclose(net(x, torch.tensor([3, 8]))[1:], net(x[1:], 8), atol=1e-5)
-
-
-def test_classes_change_the_output_only_where_they_are_given():
+def test_the_output_depends_on_the_level_as_a_number_and_on_classes_only_where_they_are_given():
     net, x = network((8, 8), num_classes=3), field((8, 8))
     without = net(x, 3)
+    assert torch.equal(without, net(x, torch.tensor([3.0, 3.0])))
+    assert (without - net(x, 3.5)).abs().max() > 1e-3
+    assert torch.allclose(net(x, torch.tensor([3, 8]))[1:], net(x[1:], 8), atol=1e-5)
     with_one = net(x, 3, torch.tensor([-1, 2]))
     assert torch.allclose(with_one[0], without[0], atol=1e-6)
     assert (with_one[1] - without[1]).abs().max() > 1e-3
     assert (net(x, 3, torch.tensor([1, 1])) - net(x, 3, torch.tensor([2, 2]))).abs().max() > 1e-3
-    with pytest.raises(nidiff.InputError, match="num_classes"):
-        network((8, 8))(x, 3, torch.tensor([0, 1]))
 
 
 @pytest.mark.parametrize("size, patch", [((6,), (3,)), ((4, 6), (2, 3)), ((4, 4, 8), (1, 2, 4))])
@@ -104,10 +96,9 @@ def test_a_factorised_network_halves_space_and_mixes_frames_one_apart():
     assert net(x, 3).shape == x.shape
     kernels = {tuple(m.kernel_size) for m in net.modules() if isinstance(m, torch.nn.Conv3d)}
     assert kernels == {(1, 3, 3), (3, 1, 1), (1, 2, 2), (1, 1, 1)}
-    one = net.first
     moved = x.clone()
     moved[:, :, 0] += 1
-    changed = (one(moved) - one(x)).abs().amax((0, 1, 3, 4))
+    changed = (net.first(moved) - net.first(x)).abs().amax((0, 1, 3, 4))
     assert (changed[:2] > 1e-4).all()
     assert (changed[2:] == 0).all()
 
@@ -115,8 +106,7 @@ def test_a_factorised_network_halves_space_and_mixes_frames_one_apart():
 # Boundaries ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("axes", SIZES)
-@pytest.mark.parametrize("patch", [1, 2])
+@pytest.mark.parametrize(("axes", "patch"), [(1, 2), (2, 1), (3, 1)])
 def test_a_periodic_network_commutes_with_shifts(axes, patch):
     size = tuple(2 * n for n in SIZES[axes])
     net, x, by = network(size, patch=patch, boundary="periodic"), field(size), [2 * patch] * axes
@@ -128,9 +118,9 @@ def test_a_periodic_network_commutes_with_shifts(axes, patch):
 
 
 def test_each_axis_has_its_own_boundary():
-    net, x = network((8, 12), boundary=("reflecting", "periodic")), field((8, 12))
-    inside, outside = shifted(net, x, [0, 2])
-    assert torch.allclose(inside, outside, atol=2e-5)
+    net, x = network((8, 12), boundary="reflecting/periodic"), field((8, 12))
+    assert torch.equal(network((8, 12), boundary=("reflecting", "periodic"))(x, 3), net(x, 3))
+    torch.testing.assert_close(*shifted(net, x, [0, 2]), rtol=0, atol=2e-5)
     inside, outside = shifted(net, x, [2, 0])
     assert (inside - outside).abs().max() > 1e-2
 
@@ -160,9 +150,7 @@ def test_no_side_is_preferred(boundary):
 
 def test_reflecting_is_the_reflection_of_the_cosine_basis():
     """One convolution of a mirrored field of twice the size: x[−1] = x[0], not x[1]."""
-    net = network((8,), boundary="reflecting")
-    doubled = network((16,), boundary="periodic")
-    x = field((8,))
+    net, doubled, x = network((8,), boundary="reflecting"), network((16,), boundary="periodic"), field((8,))
     whole = doubled.first(torch.cat([x, x.flip(2)], 2))
     assert torch.allclose(net.first(x), whole[..., :8], atol=1e-6)
 
@@ -191,23 +179,9 @@ def test_a_saved_network_is_the_same_bit_for_bit(size, options, tmp_path):
         assert isinstance(again.net, FieldUNet)
         assert torch.equal(again(x, level), first(x, level))
         nidiff.save_model(again, tmp_path / "m")
-    index = json.loads((tmp_path / "m" / "model_index.json").read_text())
-    assert index["unet"] == ["nidiff.model.unet", "FieldUNet"]
 
 
-def test_a_pipeline_opens_it_and_saves_it(tmp_path):
-    first = denoiser(network((8, 8), channels=1), (8, 8))
-    nidiff.save_model(first, tmp_path / "m")
-    pipeline = NonIsotropicPipeline.from_pretrained(tmp_path / "m")
-    pipeline.set_progress_bar_config(disable=True)
-    pipeline.save_pretrained(tmp_path / "again")
-    again = NonIsotropicPipeline.from_pretrained(tmp_path / "again")
-    again.set_progress_bar_config(disable=True)
-    draws = [p(batch_size=1, num_inference_steps=3, seeds=[0], output_type="pt").images for p in (pipeline, again)]
-    assert torch.equal(*draws)
-
-
-VALUES = [None, True, 0, -1, 10**18, 1e300, "", "x" * 300, [], [[]], {}, ["a", 1], [10**18, 4], [8] * 40]
+VALUES = [None, -1, 10**18, "x", [[]], {}, [10**18, 4], [8] * 40]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -227,9 +201,6 @@ def test_a_damaged_configuration_is_refused_or_builds_the_same_weights(tmp_path)
             except nidiff.InputError:
                 refused += 1
     assert refused > 0.8 * len(keys) * len(VALUES)
-    file.write_text(json.dumps(config | {"widths": [9]}))
-    with pytest.raises(OSError, match="config.json"):
-        nidiff.load_model(tmp_path / "m")
 
 
 # Names -----------------------------------------------------------------------------------------------------------
@@ -253,87 +224,46 @@ def test_a_network_is_named_in_one_line():
 def test_a_builder_of_your_own_is_known_everywhere(monkeypatch):
     monkeypatch.setitem(BUILDERS, "mine", lambda shape, kernel=3: torch.nn.Conv2d(shape[0], shape[0], kernel))
     assert build_network("mine:kernel=5", (3, 8, 8), widths=(8,), dropout=0.1).kernel_size == (5, 5)
-    monkeypatch.setitem(BUILDERS, "none", lambda shape: None)
-    for text, options in (("mine:widths=8", {}), ("mine:kernel", {}), ("none", {}), ("mine", {"both": True})):
+    for text, options in (("mine:widths=8", {}), ("mine:kernel", {}), ("mine", {"both": True})):
         with refused("network"):
             build_network(text, (3, 8, 8), **options)
 
 
 BAD = {
     "size": (lambda: FieldUNet((28, 28), widths=(8, 8, 8, 8)), "sample_size"),
-    "size with patch": (lambda: FieldUNet((28, 28), widths=(8, 8), patch=4), "sample_size"),
     "axes": (lambda: FieldUNet((4, 4, 4, 4)), "sample_size"),
-    "no axes": (lambda: build_network("unet", (3,)), "sample_size"),
     "x": (lambda: network((8, 8))(field((8, 9)), 0), "x"),
-    "axes of x": (lambda: network((8, 8))(field((8,)), 0), "x"),
-    "channels of x": (lambda: network((8, 8), channels=1)(field((8, 8), channels=2), 0), "x"),
     "widths": (lambda: FieldUNet((8, 8), widths=(10,)), "widths"),
-    "word": (lambda: FieldUNet((8, 8), widths="wide"), "widths"),
     "attention": (lambda: FieldUNet((8, 8), widths=(8,), attention=(1,)), "attention"),
     "patch": (lambda: FieldUNet((8, 8), patch=(2, 2, 2)), "patch"),
-    "patch 0": (lambda: FieldUNet((8, 8), patch=0), "patch"),
     "boundary": (lambda: FieldUNet((8, 8), boundary="circular"), "boundary"),
-    "boundaries": (lambda: FieldUNet((8, 8), boundary=("periodic",) * 3), "boundary"),
     "many layers": (lambda: build_network("unet:layers=1000000000", (1, 8, 8)), "layers"),
     "layers of unet2d": (lambda: build_network("unet2d:layers=1000000000", (1, 8, 8)), "layers"),
     "dropout": (lambda: FieldUNet((8, 8), dropout=1.0), "dropout"),
     "classes": (lambda: FieldUNet((8, 8), num_classes=0), "num_classes"),
-    "class": (lambda: network((8, 8), num_classes=3)(field((8, 8)), 0, torch.tensor([0, 3])), "class_labels"),
     "no classes": (lambda: network((8, 8))(field((8, 8)), 0, torch.tensor([0, 1])), "class_labels"),
     "unet2d": (lambda: build_network("unet2d", (1, 8)), "network"),
     "size of unet2d": (lambda: build_network("unet2d:widths=8/8", (1, 7, 8)), "size"),
-    "both": (lambda: build_network("unet:both=true", (1, 8, 8)), "network"),
     "name": (lambda: build_network("unett", (1, 8, 8)), "network"),
     "key": (lambda: build_network("unet:wide=8", (1, 8, 8)), "network"),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_arguments_are_named(name):
-    act, argument = BAD[name]
-    with refused(argument):
-        act()
+def test_bad_arguments_are_named():
+    for act, argument in BAD.values():
+        with refused(argument):
+            act()
 
 
-@pytest.mark.parametrize("name", ["unet", "unet2d"])
-def test_any_widths_that_are_multiples_of_eight_have_norms(name):
-    net = build_network(f"{name}:widths=144/288,layers=1,attention=none", (1, 4, 4))
-    groups = {each.num_groups for each in net.modules() if isinstance(each, torch.nn.GroupNorm)}
-    assert groups == {24}
-
-
-def test_the_boundary_of_each_axis_may_be_written_in_one_word():
-    net = FieldUNet((8, 8), widths=(8,), attention=(), boundary="reflecting/periodic")
-    assert net(torch.zeros(1, 1, 8, 8), 0).shape == (1, 1, 8, 8)
+def test_any_widths_that_are_multiples_of_eight_have_norms():
+    for name in ("unet", "unet2d"):
+        net = build_network(f"{name}:widths=144/288,layers=1,attention=none", (1, 4, 4))
+        assert {each.num_groups for each in net.modules() if isinstance(each, torch.nn.GroupNorm)} == {24}
 
 
 def test_levels_are_embedded_as_in_diffusers():
     labels = torch.tensor([0, 3, 17.5, 999])
     assert torch.equal(level_waves(labels, 24), get_timestep_embedding(labels, 24, True, 0))
-
-
-def test_a_folder_of_its_own_and_its_configuration_are_those_of_diffusers(tmp_path):
-    net = network((8, 8), num_classes=2)
-    net.save_pretrained(tmp_path / "any name")
-    again = FieldUNet.from_pretrained(tmp_path / "any name")
-    assert torch.equal(again(field((8, 8)), 3), net(field((8, 8)), 3))
-    config = json.loads((tmp_path / "any name" / "config.json").read_text())
-    assert config["_class_name"] == "FieldUNet"
-    assert net.config.num_classes == config["num_classes"] == 2
-    assert (net.dtype, net.device) == (torch.float32, torch.device("cpu"))
-
-
-def test_a_model_that_ships_is_sampled_without_diffusers(tmp_path):
-    """Importing it takes as long as everything else together."""
-    code = """
-import sys
-from nidiff.cli import main
-assert main(["sample", "fashion-mnist", "--seeds", "0", "--num-steps", "2", "--out", sys.argv[1]]) == 0
-heavy = ("diffusers", "accelerate", "matplotlib", "xarray", "torch._dynamo", "torch")
-print([name for name in heavy if name in sys.modules])
-"""
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "out"], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['torch']"
 
 
 def test_gradients_in_bfloat16_are_those_of_float32_with_two_points_along_the_first_axis():
@@ -344,8 +274,7 @@ def test_gradients_in_bfloat16_are_those_of_float32_with_two_points_along_the_fi
         torch.nn.init.normal_(weight, std=0.1)
     x, found = torch.randn(4, 1, 2, 4, 4), []
     for enabled in (False, True, True, True):
-        del_me = torch.full((200_000,), float("nan"))  # what is left in memory
-        del del_me
+        torch.full((200_000,), float("nan"))  # what is left in memory
         net.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
             answer = net(x, torch.zeros(4))

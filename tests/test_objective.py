@@ -111,17 +111,16 @@ def test_a_weighting_is_the_score_error_with_lambda_inside_the_norm(process, wei
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if name != "residual"])
-@pytest.mark.parametrize("weighting", ["eps", "score", "noise", "v"])
-def test_the_loss_does_not_depend_on_what_the_network_predicts(name, weighting):
+def test_the_loss_does_not_depend_on_what_the_network_predicts(name):
     """Networks that say the same x̂0 in the terms of different targets have the same loss."""
     net = smooth_net((4, 5))
     reference = nidiff.Denoiser(net, PROCESS, target="x0")
     x0, eps, level = normal(3, 4, 5), normal(3, 4, 5, seed=1), SCHEDULE.level(torch.tensor([1, 50, 99]))
     translated = nidiff.Denoiser(lambda x, label: TARGETS[name].invert(net(x, label), x, level, COV), PROCESS, name)
-    options = {"weighting": weighting, "level": level, "eps": eps}
-    assert torch.allclose(
-        nidiff.denoising_loss(translated, x0, **options), nidiff.denoising_loss(reference, x0, **options), rtol=1e-6
-    )
+    for weighting in ("eps", "score", "noise", "v"):
+        options = {"weighting": weighting, "level": level, "eps": eps}
+        ours, other = (nidiff.denoising_loss(denoiser, x0, **options) for denoiser in (translated, reference))
+        assert torch.allclose(ours, other, rtol=1e-6)
 
 
 def test_the_plain_error_of_the_target_is_available_and_differs():
@@ -135,20 +134,16 @@ def test_the_plain_error_of_the_target_is_available_and_differs():
     assert torch.allclose(plain, nidiff.denoising_loss(denoiser, x0, weighting="v", level=level, eps=eps), rtol=1e-10)
 
 
-@pytest.mark.parametrize("weighting", [w for w in WEIGHTINGS])
-def test_the_exact_denoiser_minimises_every_weighting(weighting):
+def test_the_exact_denoiser_minimises_every_weighting():
     """Paired draws: any perturbation of the exact network has a larger mean loss (all weightings share the optimum)."""
-    problem = Gaussian(COV)
+    problem, count = Gaussian(COV), 5000
     exact = problem.denoiser(PROCESS)
-    root = torch.linalg.cholesky(problem.matrix)
-    x0 = (problem.mean + normal(20000, 20) @ root.T).reshape(-1, 4, 5)
-    level = SCHEDULE.level(40)
-    eps = normal(20000, 4, 5, seed=7)
-    shift = 0.2 * normal(4, 5, seed=9)
+    x0 = (problem.mean + normal(count, 20) @ torch.linalg.cholesky(problem.matrix).T).reshape(-1, 4, 5)
+    shift, given = 0.2 * normal(4, 5, seed=9), {"level": SCHEDULE.level(40), "eps": normal(count, 4, 5, seed=7)}
     perturbed = nidiff.Denoiser(lambda x, label: exact.net(x, label) + shift, PROCESS, target="x0")
-    options = {"weighting": weighting, "level": level, "eps": eps}
-    best, worse = (nidiff.denoising_loss(d, x0, **options).mean() for d in (exact, perturbed))
-    assert worse > best * 1.005
+    for weighting in WEIGHTINGS:
+        best, worse = (nidiff.denoising_loss(d, x0, weighting=weighting, **given).mean() for d in (exact, perturbed))
+        assert worse > best * 1.005
 
 
 def test_training_learns_the_exact_denoiser():
@@ -157,11 +152,11 @@ def test_training_learns_the_exact_denoiser():
     problem = Gaussian(cov, mean_scale=0.0)
     process = nidiff.Process(SCHEDULE, cov)
     level = SCHEDULE.level(40)
-    x0 = (normal(100000, 4) @ torch.linalg.cholesky(problem.matrix).T).reshape(-1, 2, 2)
+    x0 = (normal(20000, 4) @ torch.linalg.cholesky(problem.matrix).T).reshape(-1, 2, 2)
     gain = torch.zeros(4, 4, dtype=torch.float64, requires_grad=True)
     denoiser = nidiff.Denoiser(lambda x, label: (x.flatten(1) @ gain).reshape(x.shape), process)
     optimizer = torch.optim.LBFGS([gain], max_iter=50)
-    eps = normal(100000, 2, 2, seed=3)
+    eps = normal(20000, 2, 2, seed=3)
 
     def closure():
         optimizer.zero_grad()
@@ -171,7 +166,7 @@ def test_training_learns_the_exact_denoiser():
 
     optimizer.step(closure)
     probe = normal(5, 2, 2, seed=4)
-    assert torch.allclose(denoiser(probe, level), problem.denoise(probe, level), atol=0.03)
+    assert torch.allclose(denoiser(probe, level), problem.denoise(probe, level), atol=0.06)
 
 
 def test_float32_training_under_autocast_has_a_finite_loss_and_gradient():
@@ -184,27 +179,17 @@ def test_float32_training_under_autocast_has_a_finite_loss_and_gradient():
     assert layer.weight.grad.abs().sum() > 0
 
 
-def test_per_image_generators_make_the_loss_of_an_image_its_own():
-    denoiser, x0 = nidiff.Denoiser(smooth_net((4, 5)), PROCESS), normal(4, 4, 5)
-    together = nidiff.denoising_loss(denoiser, x0, generator=[torch.Generator().manual_seed(s) for s in range(4)])
-    alone = nidiff.denoising_loss(denoiser, x0[2:3], generator=[torch.Generator().manual_seed(2)])
-    assert torch.allclose(together[2], alone[0], rtol=1e-10)
-
-
-def test_images_that_are_no_batch_of_floats_and_nets_of_another_shape_are_refused():
-    denoiser = nidiff.Denoiser(smooth_net((4, 5)), PROCESS)
-    with refused("x0"):
-        nidiff.denoising_loss(denoiser, normal(4, 5))
-    with refused("x0"):
-        nidiff.denoising_loss(denoiser, torch.zeros(2, 4, 5, dtype=torch.uint8))
-    with refused("eps"):
-        nidiff.denoising_loss(denoiser, normal(2, 4, 5), eps=normal(3, 4, 5))
-    with refused("level"):
-        nidiff.denoising_loss(denoiser, normal(2, 4, 5), level=SCHEDULE.level(torch.tensor([1, 2, 3])))
-    with refused("net"):
-        nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: x[..., :1], PROCESS), normal(2, 4, 5))
-    with refused("net"):
-        nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: (x, x), PROCESS), normal(2, 4, 5))
+def test_bad_input_is_named():
+    denoiser, x0 = nidiff.Denoiser(smooth_net((4, 5)), PROCESS), normal(2, 4, 5)
+    for argument, call in (
+        ("x0", lambda: nidiff.denoising_loss(denoiser, normal(4, 5))),
+        ("x0", lambda: nidiff.denoising_loss(denoiser, torch.zeros(2, 4, 5, dtype=torch.uint8))),
+        ("net", lambda: nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: x[..., :1], PROCESS), x0)),
+        ("net", lambda: nidiff.denoising_loss(nidiff.Denoiser(lambda x, label: (x, x), PROCESS), x0)),
+        ("weighting", lambda: nidiff.denoising_loss(denoiser, x0, weighting="snr")),
+    ):
+        with refused(argument):
+            call()
 
 
 def test_only_the_plain_denoiser_is_trained():
@@ -214,8 +199,3 @@ def test_only_the_plain_denoiser_is_trained():
     with refused("denoiser"):
         nidiff.denoising_loss(observed, normal(1, 4, 5))
     assert nidiff.denoising_loss(plain, normal(1, 4, 5)).isfinite().all()
-
-
-def test_an_unknown_weighting_is_named():
-    with refused("weighting"):
-        nidiff.denoising_loss(nidiff.Denoiser(smooth_net((4, 5)), PROCESS), normal(1, 4, 5), weighting="snr")

@@ -18,7 +18,8 @@ from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.schedules import as_schedule, schedule_facts
 from nidiff.diffusion.target import TARGETS
-from nidiff.sampling.ancestral import mix
+from nidiff.interop import NonIsotropicScheduler, Whitened
+from nidiff.sampling.ancestral import jump_variances, mix
 from nidiff.testing.problems import Gaussian, as_matrix, normal, output_covariance, slope, smooth_net, uniform_in_logsnr
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
@@ -30,7 +31,6 @@ SCALAR = {
     "ve": lambda: nidiff.schedules.smld_geometric(40, 10.0, 0.05),
     "flow": lambda: nidiff.schedules.flow(40),
 }
-every_scalar = pytest.mark.parametrize("make", SCALAR.values(), ids=SCALAR.keys())
 ORDERS = {"euler": 1, "ddim": 1, "angle": 1, "heun": 2, "dpmpp_2m": 2, "angle_2m": 2}
 
 
@@ -66,27 +66,16 @@ def path(schedule: Schedule, name: str, options: dict[str, Any], target: str = "
     return [*states, last]
 
 
-@every_scalar
 @every_sampler
-def test_a_constant_table_gives_the_same_path(name, options, make):
-    schedule = make()
-    scalar, modes = path(schedule, name, options), path(repeated(schedule), name, options)
-    assert all(close(a, b, 1e-12) for a, b in zip(modes, scalar, strict=True))
-
-
-def test_a_table_that_is_not_quite_constant_gives_another_path():
-    """Negative control: one mode off by 1e-6."""
-    schedule = SCALAR["vp"]()
-    table = repeated(schedule).logsnr.clone()
-    table[:, 0, 0] += 1e-6
-    assert not close(path(Schedule(table), "dpmpp_2m", {})[-1], path(schedule, "dpmpp_2m", {})[-1], 1e-9)
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_a_constant_table_gives_the_same_path_for_every_target(target):
-    schedule = nidiff.schedules.ddpm_linear(40, 1e-3, 0.1)
-    scalar, modes = path(schedule, "dpmpp_2m", {}, target), path(repeated(schedule), "dpmpp_2m", {}, target)
-    assert all(close(a, b, 1e-12) for a, b in zip(modes, scalar, strict=True))
+def test_a_constant_table_gives_the_same_path(name, options):
+    for kind, make in SCALAR.items():
+        schedule = make()
+        scalar, modes = path(schedule, name, options), path(repeated(schedule), name, options)
+        assert all(close(a, b, 1e-12) for a, b in zip(modes, scalar, strict=True))
+        if kind == "vp":
+            table = repeated(schedule).logsnr.clone()
+            table[:, 0, 0] += 1e-6  # negative control
+            assert not close(path(Schedule(table), name, options)[-1], scalar[-1], 1e-9)
 
 
 def loss(schedule: Schedule, target: str, weighting: str | float) -> Tensor:
@@ -95,26 +84,27 @@ def loss(schedule: Schedule, target: str, weighting: str | float) -> Tensor:
     return nidiff.denoising_loss(denoiser, normal(8, 2, 2, 3)[:, 0], generator=generator, weighting=weighting)
 
 
-@pytest.mark.parametrize("weighting", [*WEIGHTINGS, 0.3])
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_constant_table_gives_the_same_loss(target, weighting):
+def test_a_constant_table_gives_the_same_path_and_loss_for_every_target(target):
+    schedule = nidiff.schedules.ddpm_linear(40, 1e-3, 0.1)
+    scalar, modes = path(schedule, "dpmpp_2m", {}, target), path(repeated(schedule), "dpmpp_2m", {}, target)
+    assert all(close(a, b, 1e-12) for a, b in zip(modes, scalar, strict=True))
     schedule = SCALAR["vp"]()
-    assert torch.allclose(
-        loss(repeated(schedule), target, weighting), loss(schedule, target, weighting), rtol=1e-11, atol=1e-12
-    )
+    for weighting in (*WEIGHTINGS, 0.3):
+        both = (loss(each, target, weighting) for each in (repeated(schedule), schedule))
+        assert torch.allclose(*both, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("keeps", ["variance", "signal", "sum"])
-def test_a_constant_table_gives_the_same_likelihood(keeps):
+def test_a_constant_table_gives_the_same_likelihood():
     """The clock is the row in place of log-SNR, so that the solver takes other steps."""
-    schedule = uniform_in_logsnr(9, keeps, -6.0, 5.0)
-    problem, x = Gaussian(COV), normal(4, 2, 3)
-    tight = {"trace": "exact", "rtol": 1e-7, "atol": 1e-7}
-    scalar, modes = (
-        nidiff.log_likelihood(problem.denoiser(nidiff.Process(each, COV)), x, **tight)
-        for each in (schedule, repeated(schedule))
-    )
-    assert torch.allclose(scalar, modes, atol=1e-5)
+    problem, x = Gaussian(COV), normal(2, 2, 3)
+    for keeps in ("variance", "signal", "sum"):
+        schedule = uniform_in_logsnr(9, keeps, -6.0, 5.0)
+        scalar, modes = (
+            nidiff.log_likelihood(problem.denoiser(nidiff.Process(each, COV)), x, trace="exact", rtol=1e-5, atol=1e-5)
+            for each in (schedule, repeated(schedule))
+        )
+        assert torch.allclose(scalar, modes, atol=1e-3)
 
 
 # Gauge -----------------------------------------------------------------------------------------------------------
@@ -154,15 +144,15 @@ def test_the_law_of_gaussian_data_is_reached_mode_by_mode(name, options):
     model = nidiff.GaussianModel(torch.zeros(2, 3), MODEL.covariance)
     problem.denoiser = partial(problem.denoiser, gaussian=model)
 
-    def error(num_levels: int, root: Tensor | None = None) -> float:
+    def error(num_levels: int, white: bool = False) -> float:
         schedule = spread(num_levels, lowest=-12.0)
         _, target = problem.marginal(schedule.in_basis_of(COV).level(0))
-        return ((output_covariance(problem, schedule, name, options, root) - target).norm() / target.norm()).item()
+        return ((output_covariance(problem, schedule, name, options, white) - target).norm() / target.norm()).item()
 
-    coarse, fine = error(30), error(90)
-    assert fine < 0.09
+    coarse, fine = error(20), error(60)
+    assert fine < 0.13
     assert fine < 0.5 * coarse or fine < 1e-3
-    assert error(30, torch.eye(6, dtype=torch.float64)) > 0.15  # negative control: white noise
+    assert error(20, white=True) > 0.15  # negative control: white noise
 
 
 @pytest.mark.parametrize("fresh", ["ancestral", 0.0, 0.5, 1.0, "own"])
@@ -170,8 +160,7 @@ def test_one_step_keeps_the_marginal_of_a_single_image_exactly(fresh):
     """From N(A x0, B Σ Bᵀ) to that of the next level: the posterior, DDIM(η), and any amount of churn per mode."""
     schedule = spread(20, own_signal=True).in_basis_of(COV)
     here, there, size = schedule.level(12), schedule.level(7), COV.size
-    beta = here.sigma**2 - (here.signal / there.signal * there.sigma) ** 2
-    posterior = (beta * there.sigma**2 / here.sigma**2) ** 0.5
+    posterior = jump_variances(here, there)[1].root()
     own = Modes(torch.linspace(0, 0.9, 6, dtype=torch.float64).reshape(2, 3), COV.basis) * there.sigma
     own = Modes((own.values + own.values.flip(1).roll(1, 1)) / 2 * 0.9, COV.basis)
     added = own if fresh == "own" else posterior * (1.0 if fresh == "ancestral" else fresh)
@@ -208,9 +197,9 @@ START = spread(2).in_basis_of(COV).level(1).sigma * normal(4, 2, 3)
 
 
 @lru_cache
-def exact_path(problem: Any) -> Tensor:
+def exact_path() -> Tensor:
     """The probability-flow ODE of straight lines in log-SNR, by an adaptive solver: two rows hold all of it."""
-    process = nidiff.Process(spread(2), COV)
+    process, problem = nidiff.Process(spread(2), COV), Mixture(COV)
 
     def velocity(clock: Tensor, x: Tensor) -> Tensor:
         level = process.level_on_clock(min(max(clock.item(), -1.0), 0.0))
@@ -219,11 +208,11 @@ def exact_path(problem: Any) -> Tensor:
     return odeint(velocity, START, torch.tensor([-1.0, 0.0], dtype=torch.float64), rtol=1e-9, atol=1e-9)[-1]
 
 
-@pytest.mark.parametrize("problem", [Gaussian(COV), Mixture(COV)], ids=["gaussian", "mixture"])
 @pytest.mark.parametrize(("name", "order"), ORDERS.items())
-def test_order_of_convergence_per_mode(name, order, problem):
-    """On data that do not commute with Σ, and on a mixture; each method has its order and not a higher one."""
-    steps, errors, exact = [60, 120], [], exact_path(problem)
+def test_order_of_convergence_per_mode(name, order):
+    """On a mixture of data that do not commute with Σ; each method has its order and not a higher one."""
+    problem = Mixture(COV)
+    steps, errors, exact = [50, 100], [], exact_path()
     for count in steps:
         denoiser = problem.denoiser(nidiff.Process(spread(count), COV), gaussian=MODEL)
         x = nidiff.sample(
@@ -234,18 +223,17 @@ def test_order_of_convergence_per_mode(name, order, problem):
         assert slope(steps, [error[mode].item() for error in errors]) == pytest.approx(order, abs=0.3)
 
 
-@pytest.mark.parametrize("own_signal", [False, True])
-def test_the_density_of_a_gaussian_per_mode_is_exact(own_signal):
+def test_the_density_of_a_gaussian_per_mode_is_exact():
     """Non-commuting data; far enough up that the prior is exact to below the tolerance."""
-    schedule = spread(2, own_signal=own_signal)
+    schedule = spread(2, own_signal=True)
     deep = torch.cat([schedule.logsnr, schedule.logsnr[-1:] - 30])
-    signal = torch.cat([schedule.signal, schedule.signal[-1:] * math.exp(-5)]) if own_signal else None
+    signal = torch.cat([schedule.signal, schedule.signal[-1:] * math.exp(-5)])
     schedule = Schedule(deep, signal=signal).in_basis_of(COV)
     problem = Gaussian(COV)
     x = (problem.mean + normal(3, 6)).reshape(3, 2, 3)
     denoiser = problem.denoiser(nidiff.Process(schedule, COV))
-    found = nidiff.log_likelihood(denoiser, x, trace="exact", rtol=1e-7, atol=1e-7)
-    assert (found - problem.log_prob(x, schedule.level(0))).abs().max() < 1e-3
+    found = nidiff.log_likelihood(denoiser, x, trace="exact", rtol=1e-6, atol=1e-6)
+    assert (found - problem.log_prob(x, schedule.level(0))).abs().max() < 3e-3
     scalar = Schedule(deep.flatten(1).mean(1)).level(0)
     assert (found - problem.log_prob(x, scalar)).abs().max() > 1e-2  # negative control: the mean over the modes
 
@@ -267,18 +255,6 @@ def test_heat_is_the_published_formula():
     assert set(process.schedule.basis.boundary) == {"reflecting"}  # white noise, the paper's cosines
     periodic = nidiff.Process("heat:num_levels=50", nidiff.gaussian_free_field((8, 8))).schedule
     assert periodic.logsnr[30, 0, 1] == periodic.logsnr[30, 0, -1] != process.schedule.logsnr[30, 0, 1]
-
-
-def test_heat_and_blurring_blur():
-    """x without noise is the image after so much heat: a Gaussian filter of width σ_B, away from the edges."""
-    process = nidiff.Process(nidiff.schedules.heat((33,), 50, 0.5, 4.0), nidiff.Identity((33,)))
-    point = torch.zeros(1, 33, dtype=torch.float64)
-    point[0, 16] = 1.0
-    blurred = process.perturb(point, process.schedule.level(30), torch.zeros_like(point))[0]
-    width = math.exp(math.log(0.5) + 29 / 48 * math.log(8.0))
-    places = torch.arange(33, dtype=torch.float64) - 16
-    filtered = torch.exp(-(places**2) / (2 * width**2)) / math.sqrt(2 * math.pi) / width
-    assert torch.allclose(blurred, filtered, atol=1e-4)
 
 
 def test_blurring_is_the_published_formula():
@@ -372,18 +348,13 @@ def test_blue_noise_is_blue_near_the_data_and_white_at_the_end():
     process = nidiff.Process("blue:num_levels=400", nidiff.Identity((4, 6)))
     blue, white = nidiff.power_law((4, 6), -1.0), torch.eye(24, dtype=torch.float64)
     gamma, t = math.tanh(1.5 * 0.1 / 0.2) / math.tanh(7.5), 0.1
-    blend = gamma * white + (1 - gamma) * _root(blue.dense())
+    blend = gamma * white + (1 - gamma) * blue.sqrt(white.reshape(24, 4, 6)).reshape(24, 24)
     assert torch.allclose(noise_at(process, 39), t**2 * blend @ blend, atol=1e-10)
     assert torch.allclose(process.schedule.signal[39], torch.full((4, 6), 0.9, dtype=torch.float64))
     assert torch.allclose(noise_at(process, 399), white, atol=1e-5)
     first = noise_at(process, 0) * 400**2
     assert (first - blue.dense()).abs().max() < 0.02
     assert (first - white).abs().max() > 0.1
-
-
-def _root(matrix: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return (vectors * values.sqrt()) @ vectors.T
 
 
 def test_offset_noise_grows_with_time():
@@ -400,7 +371,7 @@ def test_offset_noise_grows_with_time():
 
 def test_from_data_with_a_power():
     """Σ ∝ C^p after shrinkage: the power family."""
-    data = nidiff.matern((8, 8), 2.0).sample((200, 1, 8, 8), torch.Generator().manual_seed(0))
+    data = nidiff.matern((8, 8), 2.0).sample((200, 1, 8, 8), 0)
     whole = nidiff.from_data(data).eigenvalues
     for power in (0.0, 0.5, 1.0):
         expected = whole**power
@@ -408,7 +379,7 @@ def test_from_data_with_a_power():
     model = nidiff.fit_gaussian(data, average="radial", shrinkage=0.0)
     fitted = nidiff.from_data(data, power=0.5, shrinkage=0.0).eigenvalues
     assert torch.allclose(model.power(0.5).eigenvalues, fitted, rtol=1e-6)
-    with pytest.raises(nidiff.InputError, match="power="):
+    with refused("power"):
         nidiff.from_data(data, power="half")
 
 
@@ -435,26 +406,18 @@ def test_edm_preconditioning_is_the_case_of_multiples_of_the_identity():
     assert not torch.allclose(coloured(x, schedule.level(10)), denoiser(x, schedule.level(10)), rtol=1e-2)
 
 
-TEXTS = ["heat", "blurring", "soft_conditioning", "blue", "offset_ramp", "designed:per_mode=true"]
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_a_schedule_per_mode_is_rebuilt_from_its_configuration_and_shown(text):
-    name, _, rest = text.partition(":")
-    facts = schedule_facts(nidiff.Identity((4, 6)), MODEL_46)
-    schedule = as_schedule(f"{name}:num_levels=20{',' * bool(rest)}{rest}", facts)
-    again = as_schedule(json.loads(json.dumps(schedule.to_config())))
-    assert torch.equal(again.logsnr, schedule.logsnr)
-    assert torch.equal(again.sigma, schedule.sigma)
-    assert (again.boundary, len(again)) == ("periodic", 20)
-    assert repr(schedule).startswith(name + "(")
-    assert "numbers" not in repr(schedule) or name == "designed"
-    table = Schedule(schedule.logsnr, signal=schedule.signal, boundary="periodic")
-    rebuilt = as_schedule(json.loads(json.dumps(table.to_config())))
-    assert torch.allclose(rebuilt.sigma, schedule.sigma, rtol=1e-12)
-
-
-MODEL_46 = nidiff.GaussianModel(torch.zeros(4, 6), nidiff.matern((4, 6), 1.0))
+def test_a_schedule_per_mode_is_rebuilt_from_its_configuration():
+    model = nidiff.GaussianModel(torch.zeros(4, 6), nidiff.matern((4, 6), 1.0))
+    facts = schedule_facts(nidiff.Identity((4, 6)), model)
+    for name in ("heat:", "blurring:", "soft_conditioning:", "blue:", "offset_ramp:", "designed:per_mode=true,"):
+        schedule = as_schedule(f"{name}num_levels=20", facts)
+        again = as_schedule(json.loads(json.dumps(schedule.to_config())))
+        assert torch.equal(again.logsnr, schedule.logsnr)
+        assert torch.equal(again.sigma, schedule.sigma)
+        assert (again.boundary, len(again)) == ("periodic", 20)
+        table = Schedule(schedule.logsnr, signal=schedule.signal, boundary="periodic")
+        rebuilt = as_schedule(json.loads(json.dumps(table.to_config())))
+        assert torch.allclose(rebuilt.sigma, schedule.sigma, rtol=1e-12)
 
 
 # Everywhere ------------------------------------------------------------------------------------------------------
@@ -466,12 +429,8 @@ def test_a_level_per_image_is_that_of_each_image_alone():
     denoiser = nidiff.Denoiser(smooth_net((2, 4, 6)), process, "v")
     together = nidiff.denoising_loss(denoiser, x0, level=process.schedule.level(rows), eps=eps)
     for image, row in enumerate(rows.tolist()):
-        one = slice(image, image + 1)
-        alone = process.schedule.level(torch.tensor([row]))
+        one, alone = slice(image, image + 1), process.schedule.level(torch.tensor([row]))
         assert torch.allclose(nidiff.denoising_loss(denoiser, x0[one], level=alone, eps=eps[one]), together[one])
-        level = process.schedule.level(row)
-        x = process.perturb(x0, process.schedule.level(rows), eps)
-        assert torch.allclose(x[one], process.perturb(x0[one], level, eps[one]), atol=1e-12)
 
 
 def test_float32_and_autocast_agree_with_float64():
@@ -497,18 +456,13 @@ def test_a_schedule_per_mode_serves_a_sigma_over_channels():
     spatial = nidiff.matern((4, 6), 1.0)
     mixed = nidiff.Channels(torch.eye(2, dtype=torch.float64), spatial)
     net = smooth_net((2, 4, 6))
-    images = []
-    for cov in (spatial, mixed):
-        denoiser = nidiff.Denoiser(net, nidiff.Process("offset_ramp:num_levels=20", cov), "v")
-        images.append(
-            nidiff.sample(denoiser, (2, 2, 4, 6), sampler="heun", num_steps=20, start=normal(2, 2, 4, 6),
-                          dtype=torch.float64)
-        )  # fmt: skip
-    assert close(images[0], images[1], 1e-10)
+    given = {"sampler": "heun", "num_steps": 20, "start": normal(2, 2, 4, 6), "dtype": torch.float64}
+    processes = (nidiff.Process("offset_ramp:num_levels=20", cov) for cov in (spatial, mixed))
+    images = [nidiff.sample(nidiff.Denoiser(net, each, "v"), (2, 2, 4, 6), **given) for each in processes]
+    assert close(*images, 1e-10)
 
 
 def test_a_model_with_a_schedule_per_mode_is_saved_and_the_diffusers_scheduler_takes_its_steps(tmp_path):
-    from nidiff.interop import NonIsotropicScheduler
     from nidiff.model.network import unet2d
 
     torch.manual_seed(0)
@@ -531,75 +485,50 @@ def test_a_model_with_a_schedule_per_mode_is_saved_and_the_diffusers_scheduler_t
 # Refused ---------------------------------------------------------------------------------------------------------
 
 
-def bad_sampler(name: str) -> None:
-    denoiser = nidiff.Denoiser(lambda x, label: x, nidiff.Process(repeated(nidiff.schedules.ve(5)), COV))
-    nidiff.sample(denoiser, (1, 2, 3), sampler=name)
-
-
-def whitened_by(schedule: Schedule) -> None:
-    from nidiff.interop import Whitened
-
-    Whitened(torch.nn.Identity(), COV, clip=1.0, scheduler=schedule)
-
-
-def heated() -> nidiff.Denoiser:
-    return nidiff.Denoiser(lambda x, label: x, nidiff.Process("heat", nidiff.Identity((8, 8))), "x0")
-
-
-FALLING = torch.linspace(3, -3, 4, dtype=torch.float64).reshape(4, 1, 1).expand(4, 2, 3)
-RISING = FALLING.clone()
-RISING[2, 1, 1] = 9.0
-BAD = {
-    "als": (lambda: bad_sampler("als"), "sampler='als'"),
-    "cas": (lambda: bad_sampler("cas"), "sampler='cas'"),
-    "whitened": (lambda: whitened_by(repeated(nidiff.schedules.ddpm_linear(5))), "scheduler=.*mode to mode"),
-    "rising": (lambda: Schedule(RISING), r"logsnr rises after row 1 in mode \(1, 1\)"),
-    "equal rows": (lambda: Schedule(FALLING[[0, 1, 1, 2]]), "logsnr has two"),
-    "another shape": (lambda: nidiff.Process(Schedule(FALLING), nidiff.Identity((3, 2))), r"schedule=.*\(2, 3\)"),
-    "another basis": (
-        lambda: nidiff.Process(Schedule(FALLING * torch.tensor([1.0, 2.0, 2.0]), boundary="reflecting"), COV),
-        "schedule=.*reflecting",
-    ),
-    "a basis that has no name": (
-        lambda: nidiff.Process("blurring", nidiff.Diagonal(normal(2, 3).abs() + 0.1)),
-        "schedule=.*reflecting",
-    ),
-    "signal of another shape": (lambda: Schedule(FALLING, signal=[1.0, 0.5]), "signal"),
-    "signal of zero": (lambda: Schedule(FALLING, signal=[1.0, 0.5, 0.2, 0.0]), "signal"),
-    "unknown boundary": (lambda: nidiff.schedules.heat((4, 4), boundary="open"), "boundary='open'"),
-    "without a process": (lambda: Schedule(FALLING).level(1), "schedule=.*nidiff.Process"),
-    "one log-SNR": (lambda: Schedule(FALLING).level_at(0.0), "schedule=.*level"),
-    "heat without a start": (lambda: nidiff.sample(heated(), (1, 8, 8)), "schedule=heat.*start"),
-    "density of heat": (lambda: nidiff.log_likelihood(heated(), normal(1, 8, 8)), "schedule=heat"),
-    "designed without data": (lambda: nidiff.Process("designed", COV), "schedule needs"),
-    "ratio of zero": (lambda: nidiff.schedules.designed([1.0, 0.0]), "ratio"),
-    "ratio for all": (lambda: nidiff.schedules.designed(0.1, per_mode=True), "ratio=0.1"),
-    "blur": (lambda: nidiff.schedules.heat((4, 4), blur_max=0.1), "blur_max"),
-    "softness": (lambda: nidiff.schedules.soft_conditioning((4, 4), softness=0.0), "softness=0.0"),
-    "too hard": (lambda: nidiff.schedules.soft_conditioning((4, 4), softness=1e-4), "softness=0.0001"),
-    "base per mode": (lambda: nidiff.schedules.offset_ramp((4, 4), base="nothing"), "base='nothing'"),
-    "no variance": (lambda: nidiff.schedules.equal_snr(0.0), "mean_variance=0.0"),
-    "tau": (lambda: nidiff.schedules.blue((4, 4), tau=-1.0), "tau=-1.0"),
-    "least": (lambda: nidiff.schedules.blurring((4, 4), least=0.0), "least=0.0"),
-    "levels": (lambda: nidiff.schedules.flow(0), "num_levels=0"),
-    "time shift": (lambda: nidiff.schedules.flow(10, time_shift=0.0), "time_shift=0.0"),
-}
-
-
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message):
-        call()
+def test_what_a_schedule_per_mode_cannot_do_is_refused():
+    falling = torch.linspace(3, -3, 4, dtype=torch.float64).reshape(4, 1, 1).expand(4, 2, 3)
+    rising = falling.clone()
+    rising[2, 1, 1] = 9.0
+    cosines = Schedule(falling * torch.tensor([1.0, 2.0, 2.0]), boundary="reflecting")
+    exploding = nidiff.Denoiser(lambda x, label: x, nidiff.Process(repeated(nidiff.schedules.ve(5)), COV))
+    heated = nidiff.Denoiser(lambda x, label: x, nidiff.Process("heat", nidiff.Identity((8, 8))), "x0")
+    variances = nidiff.Diagonal(normal(2, 3).abs() + 0.1)
+    constant = repeated(nidiff.schedules.ddpm_linear(5))
+    family = nidiff.schedules
+    for argument, call in (
+        ("sampler", lambda: nidiff.sample(exploding, (1, 2, 3), sampler="als")),
+        ("scheduler", lambda: Whitened(torch.nn.Identity(), COV, clip=1.0, scheduler=constant)),
+        ("logsnr", lambda: Schedule(rising)),
+        ("logsnr", lambda: Schedule(falling[[0, 1, 1, 2]])),
+        ("signal", lambda: Schedule(falling, signal=[1.0, 0.5, 0.2, 0.0])),
+        ("schedule", lambda: nidiff.Process(Schedule(falling), nidiff.Identity((3, 2)))),
+        ("schedule", lambda: nidiff.Process(cosines, COV)),
+        ("schedule", lambda: nidiff.Process("blurring", variances)),
+        ("schedule", lambda: Schedule(falling).level(1)),
+        ("logsnr", lambda: Schedule(falling).level_at(0.0)),
+        ("schedule", lambda: nidiff.sample(heated, (1, 8, 8))),
+        ("schedule", lambda: nidiff.log_likelihood(heated, normal(1, 8, 8))),
+        ("schedule", lambda: nidiff.Process("designed", COV)),
+        ("boundary", lambda: family.heat((4, 4), boundary="open")),
+        ("ratio", lambda: family.designed(0.1, per_mode=True)),
+        ("blur_min", lambda: family.heat((4, 4), blur_max=0.1)),
+        ("softness", lambda: family.soft_conditioning((4, 4), softness=1e-4)),
+        ("base", lambda: family.offset_ramp((4, 4), base="nothing")),
+        ("mean_variance", lambda: family.equal_snr(0.0)),
+        ("tau", lambda: family.blue((4, 4), tau=-1.0)),
+        ("least", lambda: family.blurring((4, 4), least=0.0)),
+        ("num_levels", lambda: family.flow(0)),
+        ("time_shift", lambda: family.flow(10, time_shift=0.0)),
+    ):
+        with refused(argument):
+            call()
 
 
 def test_a_schedule_that_does_not_commute_with_channels_of_their_own_spectra_is_refused():
     """Σ = diag over channels of different periodic spectra: its spatial part alone looks white, but Σ is not. Channels
     that are white, of any variances, commute with every schedule, and then the score is the exact one."""
     shape = (6, 6)
-    data = torch.cat(
-        [nidiff.power_law(shape, p).sample((50, 1, *shape), torch.Generator().manual_seed(0)) for p in (1.0, 3.0)],
-        dim=1,
-    )
+    data = torch.cat([nidiff.power_law(shape, p).sample((50, 1, *shape), 0) for p in (1.0, 3.0)], dim=1)
     schedule = nidiff.schedules.soft_conditioning(shape, num_levels=20, boundary="reflecting")
     sigma = nidiff.fit_gaussian(data, channels="each").covariance
     with refused("schedule"):

@@ -37,6 +37,8 @@ def test_prior_is_the_top_of_the_process(schedule):
     assert torch.allclose(x, scale * noise, rtol=1e-12)
     peer = torch.distributions.MultivariateNormal(torch.zeros(12, dtype=torch.float64), scale**2 * COV.dense())
     assert torch.allclose(process.prior_log_prob(x), peer.log_prob(x.reshape(5, 12)), rtol=1e-10)
+    pair = torch.stack([x, 2 * x], dim=1)  # of channels, which are independent
+    assert torch.allclose(process.prior_log_prob(pair), peer.log_prob(pair.reshape(5, 2, 12)).sum(1), rtol=1e-10)
 
     # Images in [−1, 1] at the last row are a draw of it, up to what is left of them; halfway they are not.
     images, eps = normal(5, 3, 4, seed=1).clamp(-1, 1), normal(5, 3, 4, seed=2)
@@ -74,12 +76,14 @@ def test_coefficients_are_those_of_the_sde(schedule, time):
         assert (f, g2) == pytest.approx((0.0, 2 * sigma**2 * math.log(2000.0)), rel=1e-9)
 
     def sigma2(t: float) -> float:
-        return (
-            schedule.level_at(schedule.logsnr_at(torch.tensor(t, dtype=torch.float64)).item()).sigma.values.item() ** 2
-        )
+        logsnr = schedule.logsnr_at(torch.tensor(t, dtype=torch.float64)).item()
+        return float(schedule.level_at(logsnr).sigma) ** 2
 
     h = 1e-5
-    assert (sigma2(time + h) - sigma2(time - h)) / (2 * h) == pytest.approx(2 * f * sigma2(time) + g2, rel=1e-6)
+    slope = (sigma2(time + h) - sigma2(time - h)) / (2 * h)
+    assert slope == pytest.approx(2 * f * sigma2(time) + g2, rel=1e-6)
+    if f:  # printed after eq. 64: E[f xᵀ] in place of E[f (x − μ)ᵀ], which adds the square of the mean, here 1
+        assert slope != pytest.approx(2 * f * (sigma2(time) + 1 - sigma2(time)) + g2, rel=1e-2)
 
 
 def test_coefficients_of_a_table_are_its_betas():
@@ -131,7 +135,12 @@ def test_a_process_takes_names_and_refuses_what_is_neither():
     cov, schedule = nidiff.gaussian_free_field((2, 3)), nidiff.schedules.ddpm_linear(10)
     named = nidiff.Process("ddpm_linear:num_levels=10", cov)
     assert torch.equal(named.schedule.logsnr, schedule.logsnr)
-    with refused("schedule"):
-        nidiff.Process(cov, schedule)
-    with pytest.raises(nidiff.InputError, match="covariance='gff:gamma=1' needs the shape"):
-        nidiff.Process(schedule, "gff:gamma=1")
+    for swapped in ((cov, schedule), (schedule, "gff:gamma=1")):  # the text needs a shape
+        with refused("covariance"):
+            nidiff.Process(*swapped)
+
+
+def test_noise_of_one_image_is_not_repeated_over_a_batch():
+    process = nidiff.Process("ddpm_linear", COV)
+    with refused("eps"):
+        process.perturb(normal(5, 3, 4), process.schedule.level(500), normal(1, 3, 4))

@@ -1,6 +1,4 @@
-"""The public names: few at the top, all importable, and those that moved say where they are."""
-
-import importlib
+"""The public names: few at the top, and all importable."""
 
 import pytest
 
@@ -13,15 +11,6 @@ def test_the_top_has_at_most_fifty_names_and_all_of_them_exist():
         assert getattr(nidiff, name) is not None
     with pytest.raises(AttributeError):
         nidiff.no_such_name  # noqa: B018
-
-
-@pytest.mark.parametrize("namespace", nidiff.MOVED)
-def test_names_that_moved_say_where_they_are(namespace):
-    module = importlib.import_module(f"nidiff.{namespace}")
-    for name in nidiff.MOVED[namespace].split():
-        assert getattr(module, name) is not None
-        with pytest.raises(AttributeError, match=f"nidiff.{namespace}.{name}"):
-            getattr(nidiff, name)
 
 
 def test_what_an_extension_needs_is_in_public_places():

@@ -11,11 +11,10 @@ import nidiff
 from nidiff.covariance.waves import wavenumber
 
 story = load("resolution")
-N, SIDES = 8, (16, 32)
+N, n = 8, 16
 LAW = nidiff.power_law((N, N), 3.0)  # of the data
 NOISE = {"own": LAW, "smoother": nidiff.power_law((N, N), 4.0), "gff": nidiff.gaussian_free_field((N, N), 1.0)}
 SCHEDULE = nidiff.schedules.ddpm_cosine(200)
-finer = pytest.mark.parametrize("n", SIDES)
 
 
 def model(noise, n=N):
@@ -31,7 +30,7 @@ def logsnr(noise, n, row):
     return (float(level.signal) ** 2 * law.eigenvalues / (float(level.sigma) ** 2 * noise.eigenvalues)).log()
 
 
-def shared(n):
+def shared():
     """The same waves on N × N and on n × n, all below N/2."""
     k = torch.arange(1 - N // 2, N // 2)
     return [(k % side)[:, None] * side + k % side for side in (N, n)]
@@ -40,23 +39,13 @@ def shared(n):
 # Data and noise --------------------------------------------------------------------------------------------------
 
 
-@finer
-def test_a_field_on_the_coarse_grid_has_the_law_of_the_coarse_grid(n):
+def test_a_field_on_the_coarse_grid_has_the_law_of_the_coarse_grid():
     """A Σ' Aᵀ = Σ, every mode and pixel of it. White noise is (N/n)² too weak."""
     matrix = story.on_grid(torch.eye(n * n, dtype=torch.float64).reshape(-1, n, n), N).flatten(1).T
     for noise in NOISE.values():
         assert torch.allclose(matrix @ noise.at((n, n)).dense() @ matrix.T, noise.dense(), atol=1e-12)
     white = nidiff.Identity((N, N)).at((n, n)).dense()
     assert torch.allclose(matrix @ white @ matrix.T, (N / n) ** 2 * torch.eye(N * N).double(), atol=1e-12)
-
-
-@finer
-def test_waves_of_the_coarse_grid_are_the_same_functions_on_the_fine_one(n):
-    x = torch.arange(N, dtype=torch.float64) / N
-    fine = torch.arange(n, dtype=torch.float64) / n
-    wave = lambda t: torch.cos(2 * math.pi * (3 * t[:, None] - 2 * t) + 0.4)  # noqa: E731
-    assert torch.allclose(story.on_grid(wave(x), n), wave(fine), atol=1e-12)
-    assert torch.allclose(story.on_grid(wave(fine), N), wave(x), atol=1e-12)
 
 
 def test_fields_of_one_seed_are_one_field_on_all_grids():
@@ -68,31 +57,25 @@ def test_fields_of_one_seed_are_one_field_on_all_grids():
 # Signal and noise by mode -----------------------------------------------------------------------------------------
 
 
-@finer
-@pytest.mark.parametrize("row", [20, 100, 180])
-def test_snr_per_mode_is_kept_and_off_by_the_square_of_the_ratio_in_white_noise(n, row):
-    mine, its = shared(n)
-    for noise in NOISE.values():
-        before, after = logsnr(noise, N, row).flatten()[mine], logsnr(noise, n, row).flatten()[its]
-        assert torch.allclose(after, before, atol=1e-9)
-    white = nidiff.Identity((N, N))
-    before, after = logsnr(white, N, row).flatten()[mine], logsnr(white, n, row).flatten()[its]
-    assert torch.allclose(after - before, torch.tensor(2 * math.log(n / N)).double(), atol=1e-9)
+def test_snr_per_mode_is_kept_and_off_by_the_square_of_the_ratio_in_white_noise():
+    mine, its = shared()
+    for row in (20, 100, 180):
+        for noise, off in (*((noise, 0.0) for noise in NOISE.values()), (nidiff.Identity((N, N)), 2 * math.log(n / N))):
+            before, after = logsnr(noise, N, row).flatten()[mine], logsnr(noise, n, row).flatten()[its]
+            assert torch.allclose(after - before, torch.tensor(off).double(), atol=1e-9)
 
 
-@finer
-@pytest.mark.parametrize(("noise", "exponent"), [("own", 3.0), ("smoother", 4.0), ("gff", 2.0), ("white", 2.0)])
-def test_snr_per_pixel_frequency_is_kept_by_the_exponent_of_the_data_alone(n, noise, exponent):
+def test_snr_per_pixel_frequency_is_kept_by_the_exponent_of_the_data_alone():
     """Convolutions know cycles per pixel: there log-SNR is off by (q − p) log r. White noise is as good as q = 2."""
-    cov = NOISE.get(noise, nidiff.Identity((N, N)))
-    r, k = n // N, torch.arange(1, N // 2)
-    before, after = (logsnr(cov, side, 50)[0, k * side // N] for side in (N, n))
-    assert torch.allclose(after - before, torch.tensor((exponent - 3.0) * math.log(r)).double(), atol=1e-9)
+    for noise, exponent in {"own": 3.0, "smoother": 4.0, "gff": 2.0, "white": 2.0}.items():
+        cov = NOISE.get(noise, nidiff.Identity((N, N)))
+        r, k = n // N, torch.arange(1, N // 2)
+        before, after = (logsnr(cov, side, 50)[0, k * side // N] for side in (N, n))
+        assert torch.allclose(after - before, torch.tensor((exponent - 3.0) * math.log(r)).double(), atol=1e-9)
 
 
-@finer
 @pytest.mark.parametrize("noise", [*NOISE, "white"])
-def test_the_gaussian_denoiser_is_exact_on_the_finer_grid(n, noise):
+def test_the_gaussian_denoiser_is_exact_on_the_finer_grid(noise):
     """E[x0 | x] by dense algebra, with C of the fine grid from its formula."""
     cov = NOISE.get(noise, nidiff.Identity((N, N)))
     k = wavenumber((n, n)).clamp(min=1)
@@ -116,28 +99,24 @@ class Linear(torch.nn.Module):
 
     def forward(self, x, label):
         level = SCHEDULE.level(label[0].item())
-        gain = (
-            float(level.signal)
-            * self.law
-            / (float(level.signal) ** 2 * self.law + float(level.sigma) ** 2 * self.noise)
-        )
+        signal, sigma = float(level.signal), float(level.sigma)
+        gain = signal * self.law / (signal**2 * self.law + sigma**2 * self.noise)
         return torch.fft.ifft2(gain * torch.fft.fft2(x)).real
 
 
 def test_samples_of_a_linear_network_have_the_spectrum_of_the_noise_times_the_snr_it_believes_in():
     """S = Σ · (C/Σ)_believed, whatever is true: C if it is right, and as wrong as C/Σ is."""
-    n, noise = 16, nidiff.gaussian_free_field((16, 16), 1.0)
+    noise = nidiff.gaussian_free_field((n, n), 1.0)
     law, wrong = LAW.at((n, n)).eigenvalues, 0.5 + torch.rand(n, n).double()
     wrong = (wrong + wrong.flip(0, 1).roll((1, 1), (0, 1))) / 2  # the same for k and −k
     denoiser = nidiff.Denoiser(Linear(wrong * law, noise.eigenvalues), nidiff.Process(SCHEDULE, noise), "x0")
-    x = nidiff.sample(denoiser, (2000, 1, n, n), sampler="heun", num_steps=40, generator=range(2000))
+    x = nidiff.sample(denoiser, (1000, 1, n, n), sampler="heun", num_steps=40, generator=range(1000))
     ratio = noise.basis.power(x.double()).mean(0)[0] / law
-    assert torch.allclose(ratio, wrong, rtol=0.15)
+    assert torch.allclose(ratio, wrong, rtol=0.2)
     assert not torch.allclose(ratio, torch.ones(()).double(), rtol=0.3)
 
 
-@finer
-def test_the_prediction_is_a_power_of_the_ratio(n):
+def test_the_prediction_is_a_power_of_the_ratio():
     """S/C = r^(p − q) in pixels, where white noise counts as q = 2; on its own grid 1, and r^-2 in white noise."""
     r, noises = n / N, {**NOISE, "white": nidiff.Identity((N, N))}
     for name, power in {"own": 0, "smoother": -1, "gff": 1, "white": 1}.items():
@@ -157,16 +136,11 @@ class Warped(torch.nn.Module):
         return torch.tanh(x + x.roll(1, -1)) * (1 + 0.001 * label[0])
 
 
-def warped(noise, target):
-    gaussian = nidiff.GaussianModel(torch.zeros(1, N, N), LAW)
-    return nidiff.Denoiser(Warped(), nidiff.Process(SCHEDULE, noise), target, gaussian=gaussian)
-
-
-@finer
 @pytest.mark.parametrize("target", ["v", "residual"])
-def test_on_its_own_grid_a_network_samples_the_coarse_waves_as_it_would_there(n, target):
+def test_on_its_own_grid_a_network_samples_the_coarse_waves_as_it_would_there(target):
     """Path by path: the fine sample, brought to the coarse grid, is the coarse sample of the noise brought there."""
-    denoiser = warped(LAW, target)
+    gaussian = nidiff.GaussianModel(torch.zeros(1, N, N), LAW)
+    denoiser = nidiff.Denoiser(Warped(), nidiff.Process(SCHEDULE, LAW), target, gaussian=gaussian)
     start = LAW.at((n, n)).sample((2, 1, n, n), torch.Generator().manual_seed(0), dtype=torch.float64)
     options = {"sampler": "dpmpp_2m", "num_steps": 8, "dtype": torch.float64}
     ways = {"own grid": story.own_grid(denoiser, n), "pixels": denoiser.at((n, n))}
@@ -178,10 +152,9 @@ def test_on_its_own_grid_a_network_samples_the_coarse_waves_as_it_would_there(n,
     assert not torch.allclose(found["pixels"], expected, atol=0.05)
 
 
-@finer
-def test_in_white_noise_samples_lack_the_square_of_the_ratio_unless_the_level_is_shifted(n):
+def test_in_white_noise_samples_lack_the_square_of_the_ratio_unless_the_level_is_shifted():
     """On its own grid the network sees r² less noise than its level says: S = C / r². It needs a log-SNR 2 log r up."""
-    _, its = shared(n)
+    _, its = shared()
     power = {}
     for shift in (0.0, 2 * math.log(n / N)):
         denoiser = story.own_grid(model(nidiff.Identity((N, N))), n, shift)

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from problems import refused
 
 import nidiff
 from nidiff.diffusion.schedule import Schedule
@@ -45,24 +46,15 @@ def test_columns_are_float64_from_least_to_most_noise(make):
 
 
 @every_schedule
-def test_variance_or_signal_is_kept_also_between_rows_and_after_a_shift(make):
-    for schedule in (make(), make().shifted(1.5)):
-        level = schedule.level(torch.tensor([0.0, 3.25, 10.5]))
-        kept = {
-            "signal": level.signal.values,
-            "variance": (level.signal**2 + level.sigma**2).values,
-            "sum": (level.signal + level.sigma).values,
-        }[schedule.keeps]
-        assert torch.allclose(kept, torch.ones(3, dtype=torch.float64), rtol=1e-12)
-
-
-@every_schedule
-def test_a_shift_moves_log_snr_by_that_constant(make):
-    schedule = make()
-    moved = schedule.shifted(1.5)
+def test_a_shift_moves_log_snr_by_that_constant_and_keeps_the_rule(make):
+    schedule, moved = make(), make().shifted(1.5)
     before, after = (2 * (s.signal / s.sigma).log() for s in (schedule, moved))
     assert torch.allclose(after - before, torch.full_like(before, 1.5), rtol=1e-10)
     assert torch.allclose(moved.logsnr_at(schedule.time), schedule.logsnr_at(schedule.time) + 1.5, rtol=1e-10)
+    for each in (schedule, moved):
+        level = each.level(torch.tensor([0.0, 3.25, 10.5]))  # between rows, too
+        kept = {"signal": level.signal, "variance": level.signal**2 + level.sigma**2, "sum": level.signal + level.sigma}
+        assert torch.allclose(kept[each.keeps].values, torch.ones(3, dtype=torch.float64), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -83,12 +75,16 @@ def test_ddpm_tables_are_those_of_diffusers(ours, theirs):
 
 def test_ddpm_is_the_product_of_the_forward_steps():
     """ᾱ_t = ∏ (1 − β_s), so that x_t = √(1−β_t) x_{t−1} + √β_t Σ^½ z composes to the table."""
-    schedule = nidiff.schedules.ddpm_linear(50, 1e-3, 0.3)
-    signal, variance = 1.0, 0.0
-    for row, beta in enumerate(torch.linspace(1e-3, 0.3, 50, dtype=torch.float64).tolist()):
-        signal, variance = signal * math.sqrt(1 - beta), variance * (1 - beta) + beta
-        assert schedule.signal[row].item() == pytest.approx(signal, rel=1e-12)
-        assert schedule.sigma[row].item() == pytest.approx(math.sqrt(variance), rel=1e-12)
+    cosine = torch.cos((torch.arange(51, dtype=torch.float64) / 50 + 0.008) / 1.008 * math.pi / 2).square()
+    for schedule, betas in (
+        (nidiff.schedules.ddpm_linear(50, 1e-3, 0.3), torch.linspace(1e-3, 0.3, 50, dtype=torch.float64)),
+        (nidiff.schedules.ddpm_cosine(50), (1 - cosine[1:] / cosine[:-1]).clamp(max=0.999)),
+    ):
+        signal, variance = 1.0, 0.0
+        for row, beta in enumerate(betas.tolist()):
+            signal, variance = signal * math.sqrt(1 - beta), variance * (1 - beta) + beta
+            assert schedule.signal[row].item() == pytest.approx(signal, rel=1e-10)
+            assert schedule.sigma[row].item() == pytest.approx(math.sqrt(variance), rel=1e-10)
 
 
 def test_smld_scales_are_geometric_and_end_where_asked():
@@ -111,11 +107,7 @@ def test_vp_is_the_integral_of_beta():
 def test_levels_are_exact_at_rows_and_the_two_ways_to_ask_agree_between(make):
     schedule = make()
     level = schedule.level(7)
-    assert (float(level.signal), float(level.sigma), level.label) == (
-        schedule.signal[7].item(),
-        schedule.sigma[7].item(),
-        7,
-    )
+    assert (float(level.signal), float(level.sigma)) == (schedule.signal[7].item(), schedule.sigma[7].item())
     between = schedule.level(7.25)
     assert schedule.sigma[7] < float(between.sigma) < schedule.sigma[8]
     again = schedule.level_at(2 * math.log(float(between.signal / between.sigma)))
@@ -144,7 +136,6 @@ def test_a_schedule_is_rebuilt_from_its_configuration_and_from_a_pickle(make):
     for schedule in (make(), make().shifted(0.7).shifted(-0.2), Schedule(make().logsnr, make().keeps)):
         config = json.loads(json.dumps(schedule.to_config()))
         assert same(as_schedule(config), schedule)
-        assert same(as_schedule(config), schedule)
         assert same(pickle.loads(pickle.dumps(schedule)), schedule)
     assert not same(make(), make().shifted(1e-6))
 
@@ -153,7 +144,6 @@ def test_a_schedule_is_written_in_one_line():
     assert same(
         as_schedule("vp:num_levels=50,beta_max=10,shift=0.5"), nidiff.schedules.vp(50, beta_max=10).shifted(0.5)
     )
-    assert repr(nidiff.schedules.ddpm_linear(10)) == "ddpm_linear(num_levels=10, beta_min=0.0001, beta_max=0.02)"
     assert repr(nidiff.schedules.from_betas([0.1, 0.2]).shifted(1.0)) == "from_betas(betas=<2 numbers>, shift=1.0)"
     assert as_schedule(kept := nidiff.schedules.ve(5)) is kept
 
@@ -190,39 +180,30 @@ def test_the_schedule_of_a_diffusers_scheduler_is_its_table(config):
     assert torch.allclose(exact.signal.square(), peer.alphas_cumprod.double(), rtol=1e-12)
 
 
-BAD = {
-    "no levels": (lambda: nidiff.schedules.ddpm_linear(0), "num_levels=0"),
-    "negative levels": (lambda: nidiff.schedules.smld_geometric(-3, 1.0, 0.1), "num_levels=-3"),
-    "beta above one": (lambda: nidiff.schedules.ddpm_linear(10, 0.1, 1.5), "beta_max"),
-    "sigmas swapped": (lambda: nidiff.schedules.smld_geometric(10, 0.01, 50.0), "sigma_min=50.0"),
-    "offset": (lambda: nidiff.schedules.ddpm_cosine(10, offset=-1.0), "offset=-1.0"),
-    "time": (lambda: nidiff.schedules.vp(10, time_min=1.0), "time_min=1.0"),
-    "beta of vp": (lambda: nidiff.schedules.vp(10, beta_min=-1.0), "beta_min=-1.0"),
-    "rising log-SNR": (lambda: Schedule(torch.tensor([0.0, 1.0])), "logsnr"),
-    "nan": (lambda: Schedule(torch.tensor([float("nan")])), "logsnr"),
-    "clock too short": (lambda: table([1.0, 0.0], time=[0.5]), "time"),
-    "clock backwards": (lambda: Schedule([1.0, 0.0], time=[0.5, 0.1]), "time"),
-    "unknown rule": (lambda: Schedule(torch.tensor([0.0]), "energy"), "keeps='energy'.*'signal', 'sum', 'variance'"),
-    "row beyond the end": (lambda: nidiff.schedules.ddpm_linear(10).level(10), "label=10.*0 … 9"),
-    "shift": (lambda: nidiff.schedules.ddpm_linear(10).shifted(float("nan")), "amount=nan"),
-    "written shift": (lambda: as_schedule("ve:shift=much"), "shift='much'"),
-    "unknown schedule": (lambda: as_schedule("linear"), "schedule='linear'.*'ddpm_linear'"),
-    "unknown key": (lambda: as_schedule("ve:gamma=2"), "schedule=.*'gamma'.*num_levels"),
-    "no schedule": (lambda: as_schedule(1000), "schedule=1000"),
-    "no name": (lambda: as_schedule({"num_levels": 10}), "schedule="),
-    "beta of one": (lambda: nidiff.schedules.from_betas([0.1, 1.0]), "betas"),
-    "betas of words": (lambda: nidiff.schedules.from_betas(["a"]), "betas"),
-    "pure noise": (lambda: nidiff.schedules.from_alphas_cumprod([0.5, 0.0]), "alphas_cumprod"),
-    "zero terminal SNR": (lambda: from_diffusers({"rescale_betas_zero_snr": True}), "rescale_betas_zero_snr"),
-    "no betas": (lambda: from_diffusers({"beta_schedule": "sigmoid"}), "beta_schedule='sigmoid'"),
-    "a clock of one's own": (
-        lambda: Schedule(torch.zeros(1), logsnr_of_time=lambda time: -time).to_config(),
-        "logsnr_of_time",
-    ),
-}
+BAD = [
+    ("num_levels", lambda: nidiff.schedules.ddpm_linear(0)),
+    ("beta_min", lambda: nidiff.schedules.ddpm_linear(10, 0.1, 1.5)),
+    ("sigma_min", lambda: nidiff.schedules.smld_geometric(10, 0.01, 50.0)),
+    ("offset", lambda: nidiff.schedules.ddpm_cosine(10, offset=-1.0)),
+    ("time_min", lambda: nidiff.schedules.vp(10, time_min=1.0)),
+    ("logsnr", lambda: Schedule(torch.tensor([0.0, 1.0]))),
+    ("logsnr", lambda: Schedule([1.0, -4000.0])),
+    ("time", lambda: Schedule([1.0, 0.0], time=[0.5, 0.1])),
+    ("keeps", lambda: Schedule(torch.tensor([0.0]), "energy")),
+    ("label", lambda: nidiff.schedules.ddpm_linear(10).level(10)),
+    ("logsnr", lambda: nidiff.schedules.ddpm_linear(10).level_at(2000.0)),
+    ("amount", lambda: nidiff.schedules.ddpm_linear(10).shifted(float("nan"))),
+    ("shift", lambda: as_schedule("ve:shift=much")),
+    ("schedule", lambda: as_schedule("linear")),
+    ("schedule", lambda: as_schedule("ve:gamma=2")),
+    ("schedule", lambda: as_schedule(1000)),
+    ("betas", lambda: nidiff.schedules.from_betas([0.1, 1.0])),
+    ("rescale_betas_zero_snr", lambda: from_diffusers({"rescale_betas_zero_snr": True})),
+    ("beta_schedule", lambda: from_diffusers({"beta_schedule": "sigmoid"})),
+]
 
 
-@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD.keys())
-def test_bad_input_is_named_in_one_sentence(call, message):
-    with pytest.raises(nidiff.InputError, match=message):
-        call()
+def test_bad_input_is_named():
+    for argument, call in BAD:
+        with refused(argument):
+            call()

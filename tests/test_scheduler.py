@@ -11,10 +11,10 @@ from problems import refused
 
 import nidiff
 from nidiff.diffusion.gaussian import Kappa
-from nidiff.diffusion.target import TARGETS
 from nidiff.interop import NonIsotropicPipeline, NonIsotropicScheduler
 from nidiff.model.config import ALGORITHMS, SPACINGS, predictions
 from nidiff.model.folder import same_covariance
+from nidiff.model.network import unet2d
 from nidiff.randomness import generators_from_seeds
 from nidiff.testing.problems import normal, smooth_net
 
@@ -52,19 +52,15 @@ def loop(ours, net, x, generator=None, **options):
 
 # Σ = I is diffusers ----------------------------------------------------------------------------------------------
 
-PEERS = {
-    "ddpm": ("ddpm", {}, diffusers.DDPMScheduler, {}, {}),
-    "ddpm, large variance": (
-        "ddpm",
-        {"variance_type": "fixed_large"},
-        diffusers.DDPMScheduler,
-        {"variance_type": "fixed_large"},
-        {},
-    ),
-    "ddim": ("ddim", {}, diffusers.DDIMScheduler, {}, {}),
-    "ddim, eta": ("ddim", {}, diffusers.DDIMScheduler, {}, {"eta": 0.7}),
-    "dpmsolver++": ("dpmsolver++", {}, diffusers.DPMSolverMultistepScheduler, {}, {}),
+LARGE = {"variance_type": "fixed_large"}
+PEERS = {  # our algorithm, the peer, options of both, and arguments of their steps
+    "ddpm": ("ddpm", diffusers.DDPMScheduler, {}, {}),
+    "ddpm, large variance": ("ddpm", diffusers.DDPMScheduler, LARGE, {}),
+    "ddim": ("ddim", diffusers.DDIMScheduler, {}, {}),
+    "ddim, eta": ("ddim", diffusers.DDIMScheduler, {}, {"eta": 0.7}),
+    "dpmsolver++": ("dpmsolver++", diffusers.DPMSolverMultistepScheduler, {}, {}),
 }
+THEIR_PREDICTIONS = ("epsilon", "sample", "v_prediction")
 
 
 def in_float64(peer):
@@ -86,20 +82,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "spacing"), CASES)
-@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
+@pytest.mark.parametrize(
+    ("name", "spacing", "prediction"),
+    [(*case, prediction) for case, prediction in zip(CASES, itertools.cycle(THEIR_PREDICTIONS), strict=False)],
+)
 def test_with_white_noise_each_step_is_diffusers(name, spacing, prediction):
-    algorithm, options, peer_class, settings, arguments = PEERS[name]
-    clip = {} if algorithm == "dpmsolver++" else {"clip_sample": False}
-    peer = peer_class(prediction_type=prediction, timestep_spacing=spacing, **settings, **clip)
-    ours = scheduler(
-        nidiff.Identity((4, 4)),
-        schedule="ddpm_linear:num_levels=1000",
-        prediction_type=prediction,
-        algorithm=algorithm,
-        timestep_spacing=spacing,
-        **options,
-    )
+    """Every peer with every spacing, and the predictions in turn: a target is decoded before the step."""
+    algorithm, peer_class, options, arguments = PEERS[name]
+    both = {"prediction_type": prediction, "timestep_spacing": spacing, **options}
+    peer = peer_class(**both, **({} if algorithm == "dpmsolver++" else {"clip_sample": False}))
+    white, levels = nidiff.Identity((4, 4)), "ddpm_linear:num_levels=1000"
+    ours = scheduler(white, schedule=levels, algorithm=algorithm, **both)
     peer.set_timesteps(20)
     ours.set_timesteps(20)
     in_float64(peer)
@@ -118,10 +111,26 @@ def test_with_white_noise_each_step_is_diffusers(name, spacing, prediction):
         x = theirs.prev_sample.double()
 
 
+def test_before_set_timesteps_every_level_is_a_step_as_in_ddpm():
+    peer = diffusers.DDPMScheduler(clip_sample=False)
+    ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
+    in_float64(peer)
+    x, output = normal(*SHAPE), normal(*SHAPE, seed=1)
+    theirs = peer.step(output, 500, x, generator=seeded()).prev_sample
+    assert torch.allclose(ours.step(output, 500, x, generator=seeded()).prev_sample, theirs, atol=1e-6)
+    for each in (ours, peer):
+        assert (each.num_inference_steps, each.previous_timestep(500)) == (None, 499)
+        each.set_timesteps(10)
+    for t in ours.timesteps:
+        assert ours.previous_timestep(t) == peer.previous_timestep(t)
+    after = ours.step(output, 500, x, generator=seeded()).prev_sample
+    assert not torch.allclose(after, theirs, atol=1e-2)  # now it leads to 400
+
+
 @pytest.mark.parametrize("algorithm", ["ddpm", "ddim"])
 def test_clipping_is_diffusers_too(algorithm):
     """DDIM's with use_clipped_model_output: the noise direction follows the clipped image."""
-    peer = {"ddpm": diffusers.DDPMScheduler, "ddim": diffusers.DDIMScheduler}[algorithm](clip_sample_range=0.8)
+    peer = PEERS[algorithm][1](clip_sample_range=0.8)
     ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
     assert ours.config.algorithm == algorithm
     for each in (peer, ours):
@@ -140,12 +149,7 @@ THEIRS = {
     "scaled_linear": {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012},
     "cosine": {"beta_schedule": "squaredcos_cap_v2", "num_train_timesteps": 500},
     "betas": {"trained_betas": torch.linspace(1e-4, 0.03, 300).tolist(), "num_train_timesteps": 300},
-    "other words": {
-        "variance_type": "fixed_large",
-        "prediction_type": "v_prediction",
-        "timestep_spacing": "linspace",
-        "clip_sample_range": 0.5,
-    },
+    "other words": {"variance_type": "fixed_large", "prediction_type": "v_prediction", "clip_sample_range": 0.5},
     "sample, unclipped": {"prediction_type": "sample", "clip_sample": False, "timestep_spacing": "trailing"},
 }
 
@@ -181,9 +185,6 @@ def test_a_configuration_of_an_early_diffusers_has_its_defaults():
     for field in ("variance_type", "clip_sample", "clip_sample_range", "prediction_type", "timestep_spacing"):
         assert ours.config[field] == peer.config[field]
     assert ours.config.algorithm == "ddpm"
-    assert (
-        NonIsotropicScheduler.from_config(diffusers.DDIMScheduler().config, covariance=GFF).config.algorithm == "ddim"
-    )
 
 
 REFUSED = {
@@ -200,37 +201,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("field", REFUSED)
-def test_what_a_configuration_of_diffusers_asks_for_is_done_or_refused_by_name(field):
-    with pytest.raises(nidiff.InputError, match=field):
-        NonIsotropicScheduler.from_config(REFUSED[field].config, covariance=GFF)
-
-
-def test_before_set_timesteps_every_level_is_a_step_as_in_ddpm():
-    peer = diffusers.DDPMScheduler(clip_sample=False)
-    ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
-    in_float64(peer)
-    x, output = normal(*SHAPE), normal(*SHAPE, seed=1)
-    theirs = peer.step(output, 500, x, generator=seeded()).prev_sample
-    assert torch.allclose(ours.step(output, 500, x, generator=seeded()).prev_sample, theirs, atol=1e-6)
-    assert ours.num_inference_steps is peer.num_inference_steps is None
-    assert ours.previous_timestep(500) == peer.previous_timestep(500) == 499
-    for each in (ours, peer):
-        each.set_timesteps(10)
-    for t in ours.timesteps:
-        assert ours.previous_timestep(t) == peer.previous_timestep(t)
-    assert ours.previous_timestep(0) == -1
-    after = ours.step(output, 500, x, generator=seeded()).prev_sample
-    assert not torch.allclose(after, theirs, atol=1e-2)  # now it leads to 400
-
-
-def test_add_noise_and_velocity_with_white_noise_are_diffusers():
-    peer, ours = diffusers.DDPMScheduler(), NonIsotropicScheduler(nidiff.Identity((4, 4)))
-    x0, noise, t = normal(*SHAPE), normal(*SHAPE, seed=1), torch.tensor([3, 700])
-    in_float64(peer)
-    assert torch.allclose(ours.add_noise(x0, noise, t), peer.add_noise(x0, noise, t), rtol=0, atol=1e-12)
-    assert torch.allclose(ours.get_velocity(x0, noise, t), peer.get_velocity(x0, noise, t), rtol=0, atol=1e-12)
-    assert torch.allclose(ours.alphas_cumprod, peer.alphas_cumprod.float())
+def test_what_a_configuration_of_diffusers_asks_for_is_done_or_refused_by_name():
+    for field, peer in REFUSED.items():
+        with pytest.raises(nidiff.InputError, match=field):
+            NonIsotropicScheduler.from_config(peer.config, covariance=GFF)
 
 
 # Any Σ is nidiff.sample ------------------------------------------------------------------------------------------
@@ -250,23 +224,16 @@ SCHEDULED = {
 
 
 SAMPLED = [
-    *itertools.product(ALGORITHMS, ["epsilon"], SCHEDULED),
-    *itertools.product(["ddpm"], PREDICTIONS, ["cosine"]),
+    *zip(ALGORITHMS, itertools.repeat("epsilon"), itertools.cycle(SCHEDULED), strict=False),
+    *zip(itertools.cycle(ALGORITHMS), PREDICTIONS, itertools.repeat("cosine"), strict=False),
 ]
 
 
 @pytest.mark.parametrize("algorithm, prediction, schedule", dict.fromkeys(SAMPLED))
 def test_it_is_nidiff_sample_to_the_bit(algorithm, prediction, schedule):
     """Also after its configuration was written and read."""
-    ours = scheduler(
-        FITTED,
-        schedule=SCHEDULED[schedule],
-        prediction_type=prediction,
-        algorithm=algorithm,
-        clip_sample=True,
-        gaussian=GAUSSIAN,
-        kappa=KAPPA,
-    )
+    options = {"schedule": SCHEDULED[schedule], "prediction_type": prediction, "algorithm": algorithm}
+    ours = scheduler(FITTED, clip_sample=True, gaussian=GAUSSIAN, kappa=KAPPA, **options)
     ours = NonIsotropicScheduler.from_config(ours.config)
     net = smooth_net((4, 4))
     ours.set_timesteps(6)
@@ -279,9 +246,8 @@ def test_it_is_nidiff_sample_to_the_bit(algorithm, prediction, schedule):
     options = {"spacing": rows, "sampler": ALGORITHMS[algorithm], **SAMPLER_OPTIONS.get(algorithm, {})}
     expected = nidiff.sample(denoiser, SHAPE, generator=[5, 6], dtype=torch.float64, **options)
     assert torch.equal(x, expected)
-    white = nidiff.Denoiser(
-        net, nidiff.Process(SCHEDULED[schedule], nidiff.Identity((4, 4))), PREDICTIONS[prediction], clip=1.0, **told
-    )
+    process = nidiff.Process(SCHEDULED[schedule], nidiff.Identity((4, 4)))
+    white = nidiff.Denoiser(net, process, PREDICTIONS[prediction], clip=1.0, **told)
     other = nidiff.sample(white, SHAPE, generator=[5, 6], dtype=torch.float64, **options)
     assert not torch.allclose(other, expected, atol=1e-3)
 
@@ -307,24 +273,16 @@ def test_scale_model_input_makes_what_the_network_sees(sees):
     assert torch.allclose(first, both, atol=1e-12)
     if sees == "x":
         assert torch.equal(first, normal(*SHAPE))
-    else:
-        with pytest.raises(nidiff.InputError, match="timesteps"):
-            ours.scale_model_input(normal(*SHAPE))
 
 
-@pytest.mark.parametrize("algorithm", ["angle", "angle_2m"])
-def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retraining(algorithm, tmp_path):
+def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retraining(tmp_path):
     """What DDPMPipeline saved, with a Gaussian fitted to the data and κ measured: nidiff.sample of the same network."""
     torch.manual_seed(0)
-    unet = diffusers.UNet2DModel(
-        sample_size=8, in_channels=1, out_channels=1, block_out_channels=(8,), layers_per_block=1, norm_num_groups=4,
-        down_block_types=("DownBlock2D",), up_block_types=("UpBlock2D",), attention_head_dim=None,
-    ).eval()  # fmt: skip
+    algorithm, unet = "angle_2m", unet2d((1, 8, 8), widths=(8,), layers=1, attention=()).eval()
     diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler(num_train_timesteps=100)).save_pretrained(tmp_path / "theirs")
     theirs = diffusers.DDPMScheduler.from_pretrained(tmp_path / "theirs", subfolder="scheduler")
     data = nidiff.gaussian_free_field((8, 8)).sample((64, 1, 8, 8), seeded())
-    options = {"covariance": nidiff.Identity((8, 8)), "gaussian": nidiff.fit_gaussian(data)}
-    options |= {"algorithm": algorithm, "timestep_spacing": "angle"}
+    options = {"covariance": nidiff.Identity((8, 8)), "gaussian": nidiff.fit_gaussian(data), "algorithm": algorithm}
     plain = NonIsotropicScheduler.from_config(theirs.config, **options)
     measured = nidiff.design.measure_kappa(plain.denoiser(unet), data, num_images=16, num_rows=3)
     ours = NonIsotropicScheduler.from_config(theirs.config, kappa=measured.kappa, **options)
@@ -341,7 +299,7 @@ def test_a_white_noise_model_of_diffusers_is_sampled_by_angles_without_retrainin
 
 
 def test_the_spacing_is_the_algorithms_own_if_nothing_is_said():
-    gaussian, white = nidiff.GaussianModel(torch.zeros(1, 4, 4), GFF), nidiff.Identity((4, 4))
+    gaussian = nidiff.GaussianModel(torch.zeros(1, 4, 4), GFF)
     for algorithm in ALGORITHMS:
         options = {"algorithm": algorithm, "gaussian": gaussian, "schedule": "ddpm_linear:num_levels=20"}
         own = "angle" if algorithm.startswith("angle") else "trailing"
@@ -353,15 +311,8 @@ def test_the_spacing_is_the_algorithms_own_if_nothing_is_said():
         assert asked.config.timestep_spacing == again.config.timestep_spacing == "trailing"
         assert NonIsotropicScheduler.from_config(asked.config, timestep_spacing=None).config.timestep_spacing == own
     config = diffusers.DDPMScheduler().config  # its "leading" is for its own steps
-    options = {"algorithm": "angle_2m", "gaussian": gaussian, "clip_sample": False}
-    few, net = NonIsotropicScheduler.from_config(config, covariance=white, **options), smooth_net((4, 4))
-    assert few.config.timestep_spacing == "angle"
-    few.set_timesteps(5)
-    given = {"sampler": "angle_2m", "num_steps": 5, "generator": [0, 1], "dtype": torch.float64}
-    with pytest.warns(UserWarning, match="clip=None"):
-        expected = nidiff.sample(few.denoiser(net), SHAPE, **given)
-    start = few.init_noise(SHAPE, generators_from_seeds([0, 1]), dtype=torch.float64)
-    assert torch.allclose(loop(few, net, start), expected, atol=1e-9)
+    options = {"algorithm": "angle_2m", "gaussian": gaussian, "covariance": nidiff.Identity((4, 4))}
+    assert NonIsotropicScheduler.from_config(config, **options).config.timestep_spacing == "angle"
 
 
 def test_another_schedule_leaves_kappa_behind():
@@ -372,42 +323,24 @@ def test_another_schedule_leaves_kappa_behind():
     told = other.denoiser(smooth_net((4, 4)))
     assert told.kappa is None
     assert torch.equal(told.gaussian.mean, GAUSSIAN.mean)
-    with pytest.raises(nidiff.InputError, match="kappa is of a schedule of 100"):
+    with pytest.raises(nidiff.InputError, match="^kappa"):
         NonIsotropicScheduler.from_config(ours.config, schedule="ddpm_linear:num_levels=30", kappa=KAPPA)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
-def test_a_schedule_that_keeps_signal_starts_from_the_gaussian(dtype):
+def test_a_schedule_that_keeps_signal_starts_from_the_gaussian():
     """As start="gaussian" of nidiff.sample does; without a warning, which is an error here."""
     gaussian = nidiff.fit_gaussian(3 + 2 * normal(50, 1, 4, 4))
     ours = scheduler(schedule=HEAT, gaussian=gaussian, algorithm="ddim", prediction_type="sample")
     ours.set_timesteps(timesteps=[19, 12, 5])
     net, source = smooth_net((4, 4)), generators_from_seeds([0, 1])
-    start = ours.init_noise(SHAPE, source, dtype=dtype)
-    assert start.dtype == dtype
-    x = loop(ours, net, start.double(), source)
+    x = loop(ours, net, ours.init_noise(SHAPE, source, dtype=torch.float64), source)
     given = {"sampler": "ddim", "spacing": [19, 12, 5], "start": "gaussian", "generator": [0, 1]}
     expected = nidiff.sample(ours.denoiser(net), SHAPE, dtype=torch.float64, **given)
-    if dtype == torch.float64:
-        assert torch.allclose(x, expected, atol=1e-10)
+    assert torch.allclose(x, expected, atol=1e-10)
     at_last = gaussian.at(ours.process.schedule.level(19), GFF)
-    many = ours.init_noise((4000, 1, 4, 4), seeded(), dtype=dtype).double()
+    many = ours.init_noise((4000, 1, 4, 4), seeded(), dtype=torch.float16).double()
     assert at_last.to_z(many).mean(0).abs().max() < 0.1
     assert (many.mean() - 3).abs() < 0.1  # negative control: noise alone has mean 0
-
-
-def test_the_gaussian_and_tables_of_modes_are_arrays_beside_the_configuration(tmp_path):
-    schedule = per_mode(FITTED)
-    scheduler(FITTED, schedule=schedule, gaussian=GAUSSIAN, kappa=KAPPA).save_pretrained(tmp_path)
-    assert (tmp_path / "scheduler_config.json").stat().st_size < 4000
-    assert (tmp_path / "schedule.safetensors").stat().st_size < 8 * 100 * 16 + 1000
-    again = NonIsotropicScheduler.from_pretrained(tmp_path)
-    assert torch.equal(again.process.schedule.logsnr, schedule.logsnr)
-    told = again.denoiser(smooth_net((4, 4)))
-    assert torch.equal(told.gaussian.mean, GAUSSIAN.mean)
-    assert torch.equal(told.gaussian.covariance.eigenvalues, GAUSSIAN.covariance.eigenvalues)
-    assert torch.equal(told.kappa.rows, KAPPA.rows)
-    assert torch.equal(told.kappa.values, KAPPA.values)
 
 
 def test_noise_is_given_white_and_coloured_inside():
@@ -422,138 +355,82 @@ def test_noise_is_given_white_and_coloured_inside():
     assert torch.allclose(noisy, level.signal * output + level.sigma * GFF.sqrt(z), atol=1e-12)
 
 
-@pytest.mark.parametrize("prediction", ["epsilon", "sample", "v_prediction"])
-def test_the_targets_of_a_training_script_lead_back_to_the_image(prediction):
+def test_the_targets_of_a_training_script_lead_back_to_the_image():
     """noise, the image or get_velocity(image, noise): what a diffusers script compares the output with."""
-    ours = scheduler(prediction_type=prediction)
-    ours.set_timesteps(100)
     x0, noise, t = normal(*SHAPE), normal(*SHAPE, seed=1), torch.tensor([40])
-    targets = {"epsilon": noise, "sample": x0, "v_prediction": ours.get_velocity(x0, noise, t)}
-    x = ours.add_noise(x0, noise, t)
-    assert torch.allclose(ours.step(targets[prediction], 40, x).pred_original_sample, x0, atol=1e-10)
-
-
-def test_the_exact_network_of_one_image_is_sampled_to_that_image():
-    x0 = normal(1, 1, 4, 4)
-    ours = scheduler(algorithm="ddim", timestep_spacing="trailing")
-    ours.set_timesteps(100)
-
-    def exact(x, label):  # what training on one image converges to: eps = Σ^-½ (x − signal · x0) / sigma
-        level = ours.process.schedule.level(label[0].item())
-        return TARGETS["eps"].invert(x0.expand_as(x), x, level, GFF)
-
-    x = ours.init_noise((3, 1, 4, 4), seeded(), dtype=torch.float64)
-    assert torch.allclose(loop(ours, exact, x), x0.expand(3, -1, -1, -1), atol=1e-8)
-
-
-def test_a_schedule_is_given_as_an_object_a_configuration_or_text():
-    wanted = nidiff.schedules.ddpm_cosine(40).shifted(0.5)
-    text = "ddpm_cosine:num_levels=40,shift=0.5"
-    for given in (wanted, wanted.to_config(), text):
-        ours = scheduler(schedule=given)
-        assert torch.equal(ours.process.schedule.logsnr, wanted.logsnr)
-        assert ours.config.schedule == wanted.to_config()
-    table = nidiff.Schedule([3.0, 1.0, -2.0])
-    again = NonIsotropicScheduler.from_config(scheduler(schedule=table).config)
-    assert again.process.schedule.logsnr.tolist() == [3.0, 1.0, -2.0]
-
-
-def test_the_defaults_are_those_of_nidiff_sample():
-    ours = NonIsotropicScheduler(GFF, clip_sample=False)
-    ours.set_timesteps(20)
-    net = smooth_net((4, 4))
-    generators = generators_from_seeds([5, 6])
-    x = loop(ours, net, ours.init_noise(SHAPE, generators, dtype=torch.float64))
-    assert torch.equal(x, nidiff.sample(ours.denoiser(net), SHAPE, generator=[5, 6], dtype=torch.float64))
+    targets = {"epsilon": noise, "sample": x0, "v_prediction": scheduler().get_velocity(x0, noise, t)}
+    for prediction, target in targets.items():
+        ours = scheduler(prediction_type=prediction)
+        ours.set_timesteps(100)
+        assert torch.allclose(ours.step(target, 40, ours.add_noise(x0, noise, t)).pred_original_sample, x0, atol=1e-10)
 
 
 # diffusers' promises about schedulers ----------------------------------------------------------------------------
 
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
-
-@every_algorithm
 @pytest.mark.parametrize("covariance", [GFF, FITTED, nidiff.Channels(torch.eye(1) * 2, FITTED)], ids=repr)
-def test_a_saved_scheduler_is_the_same(algorithm, covariance, tmp_path):
-    options = {
-        "algorithm": algorithm,
-        "prediction_type": "v_prediction",
-        "variance_type": "fixed_large",
-        "timestep_spacing": "trailing",
-        "clip_sample_range": 0.7,
-        "clip_sample": True,
-    }
-    first = scheduler(covariance, **options)
+def test_a_saved_scheduler_is_the_same(covariance, tmp_path):
+    """The Gaussian, κ and tables of modes are arrays beside the configuration."""
+    options = {"prediction_type": "v_prediction", "variance_type": "fixed_large", "timestep_spacing": "trailing"}
+    if covariance is FITTED:
+        options |= {"schedule": per_mode(FITTED), "gaussian": GAUSSIAN, "kappa": KAPPA}
+    first = scheduler(covariance, clip_sample=True, clip_sample_range=0.7, **options)
     first.save_pretrained(tmp_path / "s")
     assert (tmp_path / "s" / "covariance.safetensors").exists() == bool(covariance.tensors())
-    second = NonIsotropicScheduler.from_pretrained(tmp_path / "s")
+    assert (tmp_path / "s" / "scheduler_config.json").stat().st_size < 4000
+    second = NonIsotropicScheduler.from_pretrained(tmp_path, subfolder="s")
     third = NonIsotropicScheduler.from_config(copy.deepcopy(first.config))  # no file in between
-    nested = NonIsotropicScheduler.from_pretrained(tmp_path, subfolder="s")
     x, output = first.init_noise(SHAPE, seeded(), dtype=torch.float64), normal(*SHAPE)
-    for other in (second, third, nested):
-        assert {k: v for k, v in other.config.items() if k[0] != "_"} == {
-            k: v for k, v in first.config.items() if k[0] != "_"
-        }
+    first.set_timesteps(7)
+    expected = first.step(output, first.timesteps[0], x, generator=seeded()).prev_sample
+    for other in (second, third):
+        assert all(other.config[key] == value for key, value in first.config.items() if key[0] != "_")
         assert same_covariance(other.covariance, covariance)
-        for each in (first, other):
-            each.set_timesteps(7)
-        t = first.timesteps[0]
-        a, b = (each.step(output, t, x, generator=seeded()).prev_sample for each in (first, other))
-        assert torch.equal(a, b)
+        other.set_timesteps(7)
+        assert torch.equal(other.step(output, other.timesteps[0], x, generator=seeded()).prev_sample, expected)
+        model = other.denoiser(smooth_net((4, 4)))
+        if covariance is FITTED:
+            assert torch.equal(other.process.schedule.logsnr, first.process.schedule.logsnr)
+            assert torch.equal(model.gaussian.mean, GAUSSIAN.mean)
+            assert torch.equal(model.gaussian.covariance.eigenvalues, GAUSSIAN.covariance.eigenvalues)
+            assert torch.equal(model.kappa.values, KAPPA.values)
 
 
-def test_the_configuration_of_a_reloaded_scheduler_keeps_every_field(tmp_path):
-    """diffusers marks what was not in a file as a default, which its from_config then leaves out."""
-    scheduler(FITTED, algorithm="ddim", prediction_type="sample").save_pretrained(tmp_path)
-    file = tmp_path / "scheduler_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "_use_default_values": ["algorithm"]}))
-    reloaded = NonIsotropicScheduler.from_pretrained(tmp_path)
-    again = NonIsotropicScheduler.from_config(reloaded.config)
-    assert again.config == reloaded.config
-    assert again.config.algorithm == "ddim"
-    marked = {**reloaded.config, "_use_default_values": ["algorithm", "prediction_type"]}
-    assert NonIsotropicScheduler.from_config(marked).config.prediction_type == "sample"
-
-
-def test_a_configuration_can_be_changed_on_the_way():
-    config = scheduler(FITTED).config
-    other = NonIsotropicScheduler.from_config(config, algorithm="ddim")
-    assert other.config.algorithm == "ddim"
-    assert same_covariance(other.covariance, FITTED)
+def test_a_configuration_is_changed_on_the_way_and_a_saved_covariance_is_not(tmp_path):
+    config = scheduler(FITTED, algorithm="ddpm", prediction_type="sample").config
     assert same_covariance(NonIsotropicScheduler.from_config(config, covariance=GFF).covariance, GFF)
     shorter = NonIsotropicScheduler.from_config(config, schedule="ddpm_linear:num_levels=30")
     assert len(shorter) == shorter.config.num_train_timesteps == 30
     assert NonIsotropicScheduler.from_config(config, return_unused_kwargs=True, foo=1)[1]["foo"] == 1
-
-
-def test_a_saved_scheduler_is_opened_with_its_own_covariance_only(tmp_path):
-    scheduler(FITTED).save_pretrained(tmp_path)
-    opened = NonIsotropicScheduler.from_pretrained(tmp_path, covariance=FITTED, algorithm="ddim")
-    assert opened.config.algorithm == "ddim"
+    NonIsotropicScheduler.from_config(config, algorithm="ddim").save_pretrained(tmp_path)
+    # diffusers marks what was not in a file as a default, which its from_config then leaves out.
+    file = tmp_path / "scheduler_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "_use_default_values": ["algorithm"]}))
+    reloaded = NonIsotropicScheduler.from_pretrained(tmp_path, covariance=FITTED)
+    again = NonIsotropicScheduler.from_config(reloaded.config)
+    assert again.config == reloaded.config
+    assert (again.config.algorithm, again.config.prediction_type) == ("ddim", "sample")
+    assert same_covariance(again.covariance, FITTED)
     for other in (GFF, GFF.to_config()):
-        with pytest.raises(ValueError, match="was trained with"):
+        with refused("covariance"):
             NonIsotropicScheduler.from_pretrained(tmp_path, covariance=other)
 
 
-@pytest.mark.parametrize("name", ["DDPM", "DDIM", "DPMSolverMultistep", "EulerDiscrete", "UniPCMultistep"])
-def test_a_scheduler_of_diffusers_refuses_our_configuration(name, tmp_path):
+def test_a_scheduler_of_diffusers_refuses_our_configuration(tmp_path):
     """It would drop Σ and take its own betas; instead it names the class that is needed."""
-    peer, ours = getattr(diffusers, f"{name}Scheduler"), scheduler()
+    ours = scheduler()
     ours.save_pretrained(tmp_path)
-    with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
-        peer.from_config(ours.config)
-    with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
-        peer.from_pretrained(tmp_path)
-    assert isinstance(peer.from_config(peer().config), peer)
+    for name in ("DDPM", "DDIM", "DPMSolverMultistep", "EulerDiscrete", "UniPCMultistep"):
+        peer = getattr(diffusers, f"{name}Scheduler")
+        for act, source in ((peer.from_config, ours.config), (peer.from_pretrained, tmp_path)):
+            with pytest.raises(NotImplementedError, match="needs nidiff.interop.NonIsotropicScheduler"):
+                act(source)
 
 
 @pytest.mark.parametrize("spacing", THEIR_SPACINGS)
-@pytest.mark.parametrize(
-    "peer", [diffusers.DDPMScheduler, diffusers.DDIMScheduler, diffusers.DPMSolverMultistepScheduler]
-)
-def test_timesteps_are_those_of_diffusers_for_any_number_of_steps(peer, spacing):
-    algorithm = {"DDPMScheduler": "ddpm", "DDIMScheduler": "ddim"}.get(peer.__name__, "dpmsolver++")
-    theirs = peer(timestep_spacing=spacing)
+@pytest.mark.parametrize("algorithm", ["ddpm", "ddim", "dpmsolver++"])
+def test_timesteps_are_those_of_diffusers_for_any_number_of_steps(algorithm, spacing):
+    theirs = PEERS[algorithm][1](timestep_spacing=spacing)
     ours = scheduler(schedule=nidiff.schedules.ddpm_linear(1000), algorithm=algorithm, timestep_spacing=spacing)
     for steps in (*range(1, 12), 20, 33, 50, 61, 103, 250, 499, 500, 999):
         for each in (theirs, ours):
@@ -562,11 +439,9 @@ def test_timesteps_are_those_of_diffusers_for_any_number_of_steps(peer, spacing)
         assert ours.timesteps.tolist() == theirs.timesteps.tolist()[:steps]
 
 
-@pytest.mark.parametrize("spacing", SPACINGS)
-@every_algorithm
+@pytest.mark.parametrize(("algorithm", "spacing"), [*zip(ALGORITHMS, itertools.cycle(SPACINGS), strict=False)])
 def test_timesteps_fall_within_the_schedule(algorithm, spacing):
-    gaussian = nidiff.GaussianModel(torch.zeros(1, 4, 4), GFF)  # which spacing "angle" needs
-    ours = scheduler(algorithm=algorithm, timestep_spacing=spacing, gaussian=gaussian)
+    ours = scheduler(algorithm=algorithm, timestep_spacing=spacing)
     assert ours.timesteps.tolist() == list(range(99, -1, -1))
     for steps in (1, 2, 3, 7, 33, 49, 98, 99, 100):
         ours.set_timesteps(steps)
@@ -579,8 +454,9 @@ def test_timesteps_fall_within_the_schedule(algorithm, spacing):
     assert ours.timesteps.tolist() == [90, 50, 3]
 
 
-@every_algorithm
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("algorithm", "dtype"), [*zip(ALGORITHMS, itertools.cycle([torch.float16, torch.bfloat16]), strict=False)]
+)
 def test_half_precision_stays_finite_and_keeps_its_type(algorithm, dtype):
     options = {"algorithm": algorithm, "timestep_spacing": "trailing", "gaussian": GAUSSIAN}
     ours = NonIsotropicScheduler(FITTED, "ddpm_cosine:num_levels=1000", **options)
@@ -594,29 +470,12 @@ def test_half_precision_stays_finite_and_keeps_its_type(algorithm, dtype):
     assert bool(noisy.isfinite().all())
 
 
-@every_algorithm
-def test_a_generator_decides_everything(algorithm):
-    def draw(*generators):
-        ours = scheduler(algorithm=algorithm)
-        ours.set_timesteps(10)
-        eta = {"eta": 1.0} if algorithm == "ddim" else {}
-        source = list(generators) if len(generators) > 1 else generators[0]
-        return loop(ours, smooth_net((4, 4)), ours.init_noise(SHAPE, source, dtype=torch.float64), source, **eta)
-
-    assert torch.equal(draw(seeded(3)), draw(seeded(3)))
-    assert not torch.equal(draw(seeded(3)), draw(seeded(4)))
-    assert torch.allclose(draw(seeded(3), seeded(4))[0], draw(seeded(3), seeded(5))[0], rtol=0, atol=1e-12)
-
-
-@every_algorithm
-def test_a_step_returns_what_diffusers_users_unpack(algorithm):
-    ours = scheduler(algorithm=algorithm)
-    ours.set_timesteps(10)
+def test_a_step_returns_what_diffusers_users_unpack():
+    ours = ready()
     x, output = ours.init_noise(SHAPE, seeded()), torch.zeros(SHAPE)
     result = ours.step(output, ours.timesteps[0], x, seeded())
     pair = ours.step(output, int(ours.timesteps[0]), x, seeded(), return_dict=False)
-    assert result.prev_sample.shape == result.pred_original_sample.shape == x.shape
-    assert torch.equal(result[0], pair[0])
+    assert torch.equal(result.prev_sample, pair[0])
     assert torch.equal(result["pred_original_sample"], pair[1])
     assert ours.scale_model_input(x, 3) is x
     assert len(ours) == ours.config.num_train_timesteps == 100
@@ -624,20 +483,8 @@ def test_a_step_returns_what_diffusers_users_unpack(algorithm):
     assert ours.compatibles == []  # a scheduler for white noise is not
 
 
-def test_a_second_run_knows_nothing_of_the_first():
-    ours = scheduler(algorithm="dpmsolver++")
-    net, x = smooth_net((4, 4)), ours.init_noise(SHAPE, seeded(), dtype=torch.float64)
-    ours.set_timesteps(8)
-    first = loop(ours, net, x)
-    assert torch.equal(loop(ours, net, x), first)  # without set_timesteps in between
-    ours.set_timesteps(5)
-    loop(ours, net, x)
-    ours.set_timesteps(8)
-    assert torch.equal(loop(ours, net, x), first)
-
-
 def test_dpmsolver_looks_back_only_at_the_step_that_led_here():
-    """Of second order in one run; another batch in between, or a start half way, is not mixed with it."""
+    """Of second order in one run; a run before, another batch in between, or a start half way, is not mixed with it."""
     ours = scheduler(algorithm="dpmsolver++", timestep_spacing="trailing")
     net = smooth_net((4, 4))
     ours.set_timesteps(10)
@@ -658,13 +505,13 @@ def test_dpmsolver_looks_back_only_at_the_step_that_led_here():
     run(x, slice(0, 5))
     rounded = run(middle.float().double(), slice(5, 6))
     assert torch.allclose(rounded, second_order, atol=1e-5 * second_order.abs().max())
+    assert torch.equal(run(x, slice(0, 10)), run(x, slice(0, 10)))
 
 
 # The classic mistake ---------------------------------------------------------------------------------------------
 
 GUARDED = {
     "gff": (nidiff.gaussian_free_field((8, 8)), "ddpm_linear"),
-    "steep": (nidiff.gaussian_free_field((16, 16), gamma=2.0), "ddpm_cosine"),
     "blue": (nidiff.power_law((16, 16), -1.0), "ddpm_linear"),
     "smld": (nidiff.gaussian_free_field((8, 8)), "smld_geometric:num_levels=20,sigma_max=9,sigma_min=0.02"),
     "white smld": (nidiff.Identity((8, 8)), "smld_geometric:num_levels=20,sigma_max=9,sigma_min=0.02"),
@@ -677,40 +524,29 @@ def test_a_white_start_is_warned_of_and_a_right_one_is_not(case):
     ours = NonIsotropicScheduler(covariance, schedule)
     ours.set_timesteps(10)
     t, shape = ours.timesteps[0], (4, 3, *covariance.event_shape)
-    for seed in range(50):  # warnings are errors here
+    for seed in range(20):  # warnings are errors here
         x = ours.init_noise(shape, seeded(seed))
         ours.step(torch.zeros(shape), t, x, seeded())
         ours.step(torch.zeros(shape), t, x.half(), seeded())
     ours.step(torch.zeros(shape), ours.timesteps[1], torch.randn(shape, generator=seeded()), seeded())  # not the first
-    with pytest.warns(UserWarning, match="init_noise"):
-        ours.step(torch.zeros(shape), t, torch.randn(shape, generator=seeded()), seeded())
-    with pytest.warns(UserWarning, match="init_noise"):
-        ours.step(torch.zeros(shape), t, torch.zeros(shape), seeded())
+    for x in (torch.randn(shape, generator=seeded()), torch.zeros(shape)):
+        with pytest.warns(UserWarning, match="init_noise"):
+            ours.step(torch.zeros(shape), t, x, seeded())
 
 
-def test_with_white_noise_a_white_start_is_right():
-    ours = NonIsotropicScheduler(nidiff.Identity((8, 8)))
-    ours.set_timesteps(10)
-    ours.step(torch.zeros(1, 1, 8, 8), ours.timesteps[0], torch.randn(1, 1, 8, 8, generator=seeded()), seeded())
-
-
-@pytest.mark.parametrize("covariance", [nidiff.offset((64, 64), 0.1), GFF], ids=repr)
-def test_a_white_start_passes_where_hardly_a_number_tells(covariance):
-    """The limits of the warning, as documented: few modes that differ from white noise, or few numbers in all."""
-    ours = NonIsotropicScheduler(covariance)
-    ours.set_timesteps(10)
-    x = torch.randn(1, 1, *covariance.event_shape, generator=seeded())
-    ours.step(torch.zeros_like(x), ours.timesteps[0], x, seeded())  # warnings are errors here
-
-
-def test_a_start_from_an_image_is_no_mistake():
-    """Image to image: the first of the chosen timesteps is not the noisiest, so nobody starts from the prior there."""
-    board = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1
+def test_a_white_start_where_hardly_a_number_tells_and_a_start_from_an_image_pass():
+    """The limits of the warning, as documented: few modes that differ from white noise, or few numbers in all. And
+    image to image: the first of the chosen timesteps is not the noisiest, so nobody starts from the prior there."""
+    for covariance in (nidiff.offset((64, 64), 0.1), GFF, nidiff.Identity((8, 8))):
+        ours = NonIsotropicScheduler(covariance)
+        ours.set_timesteps(10)
+        x = torch.randn(1, 1, *covariance.event_shape, generator=seeded())
+        ours.step(torch.zeros_like(x), ours.timesteps[0], x, seeded())  # warnings are errors here
     ours = NonIsotropicScheduler(nidiff.gaussian_free_field((16, 16)), algorithm="ddim")
-    x0 = board.expand(4, 1, 16, 16)
-    x = ours.add_noise(x0, torch.randn(x0.shape, generator=seeded()), torch.tensor([300]))
+    board = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1
+    x = ours.add_noise(board.expand(4, 1, 16, 16), torch.randn(4, 1, 16, 16, generator=seeded()), torch.tensor([300]))
     ours.set_timesteps(timesteps=[300, 100])
-    ours.step(torch.zeros_like(x), 300, x)  # warnings are errors here
+    ours.step(torch.zeros_like(x), 300, x)
     ours.set_timesteps(timesteps=[999, 300])
     with pytest.warns(UserWarning, match="init_noise"):
         ours.step(torch.zeros_like(x), 999, x)
@@ -719,7 +555,7 @@ def test_a_start_from_an_image_is_no_mistake():
 # What makes a Σ the same -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gamma", [0.5, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("gamma", [0.5, 3.0])
 def test_a_difference_in_one_mode_is_seen(gamma):
     """The largest mode, the smallest, and one in between."""
     cov = nidiff.gaussian_free_field((32, 32), gamma=gamma)
@@ -751,80 +587,33 @@ DENSE = nidiff.fit_gaussian(
 )
 BAD = {
     "schedule": (lambda: scheduler(schedule="ddpm_liner"), "schedule"),
-    "levels": (lambda: scheduler(num_train_timesteps=1000), "num_train_timesteps"),
     "prediction": (lambda: scheduler(prediction_type="eps"), "prediction_type"),
     "algorithm": (lambda: scheduler(algorithm="dpmsolver"), "algorithm"),
     "variance": (lambda: scheduler(variance_type="learned"), "variance_type"),
     "spacing": (lambda: scheduler(timestep_spacing="even"), "timestep_spacing"),
-    "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "clip_sample"),
+    "clip": (lambda: scheduler(clip_sample=True, clip_sample_range=0), "clip"),
     "spacing without a Gaussian": (lambda: scheduler(timestep_spacing="angle").set_timesteps(5), "timestep_spacing"),
     "heat without a Gaussian": (lambda: scheduler(schedule=HEAT).init_noise(SHAPE), "schedule"),
     "angles without a Gaussian": (lambda: scheduler(algorithm="angle", gaussian=None), "algorithm"),
-    "residual without a Gaussian": (lambda: scheduler(prediction_type="residual"), "target"),
     "gaussian of another basis": (lambda: scheduler(gaussian=DENSE), "gaussian"),
-    "gaussian of another shape": (lambda: scheduler(gaussian=nidiff.fit_gaussian(normal(9, 1, 5, 5))), "gaussian"),
-    "sees": (lambda: scheduler(gaussian=GAUSSIAN, sees="y"), "sees"),
-    "sees without a Gaussian": (lambda: scheduler(sees="z"), "sees"),
-    "kappa of another shape": (
-        lambda: scheduler(FITTED, gaussian=GAUSSIAN, kappa=KAPPA._replace(values=torch.zeros(3, 4))),
-        "kappa",
-    ),
     "kappa without a Gaussian": (lambda: scheduler(FITTED, kappa=KAPPA), "kappa"),
     "unknown option": (lambda: NonIsotropicScheduler.from_config(scheduler().config, algoritm="ddim"), "config"),
-    "betas of diffusers": (
-        lambda: NonIsotropicScheduler.from_config(scheduler().config, beta_schedule="linear"),
-        "beta_schedule",
-    ),
-    "levels of another schedule": (
-        lambda: NonIsotropicScheduler.from_config(
-            scheduler().config, schedule="ddpm_linear:num_levels=30", num_train_timesteps=100
-        ),
-        "num_train_timesteps",
-    ),
     "a DDPM config": (lambda: NonIsotropicScheduler.from_config(diffusers.DDPMScheduler().config), "covariance"),
     "too many steps": (lambda: scheduler().set_timesteps(101), "num_inference_steps"),
-    "no steps": (lambda: scheduler().set_timesteps(0), "num_inference_steps"),
     "neither": (lambda: scheduler().set_timesteps(), "num_inference_steps"),
     "rising timesteps": (lambda: scheduler().set_timesteps(timesteps=[3, 50]), "timesteps"),
-    "timesteps beyond": (lambda: scheduler().set_timesteps(timesteps=[100, 50]), "timesteps"),
     "another timestep": (lambda: ready().step(X, 3, X), "timestep"),
-    "between two timesteps": (lambda: ready().step(X, 50.7, X), "timestep"),
     "eta for a generator": (lambda: ready(algorithm="ddim").step(X, 50, X, 0.5), "generator"),
     "shape of Σ": (lambda: ready().step(X[..., :3], 50, X[..., :3]), "sample"),
-    "shape of the output": (lambda: ready().step(X[:1], 50, X), "model_output"),
-    "both noises": (lambda: ready().step(X, 50, X, seeded(), variance_noise=X), "variance_noise"),
+    "shape of the output": (lambda: ready().step(X[:1], 50, X), "net"),
     "eta of ddpm": (lambda: ready().step(X, 50, X, eta=0.5), "eta"),
     "generators": (lambda: ready().step(X, 50, X, [seeded()]), "generator"),
     "noise beyond": (lambda: scheduler().add_noise(X, X, torch.tensor([3, 100])), "label"),
-    "noise count": (lambda: scheduler().add_noise(X, X, torch.tensor([1, 2, 3])), "timesteps"),
-    "velocity": (lambda: scheduler().get_velocity(X, X[:1], torch.tensor([1])), "noise"),
+    "shape of the noise": (lambda: scheduler().add_noise(X, X[:1], torch.tensor([1])), "eps"),
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_refused_by_the_name_of_its_argument(case):
-    act, argument = BAD[case]
-    with refused(argument):
-        act()
-
-
-@pytest.mark.parametrize("name", ["covariance", "schedule", "gaussian"])
-def test_missing_and_damaged_files_are_os_errors(name, tmp_path):
-    scheduler(FITTED, schedule=per_mode(FITTED), gaussian=GAUSSIAN).save_pretrained(tmp_path)
-    arrays = tmp_path / f"{name}.safetensors"
-    arrays.write_bytes(b"torn")
-    with pytest.raises(OSError, match="damaged"):
-        NonIsotropicScheduler.from_pretrained(tmp_path)
-    arrays.unlink()
-    with pytest.raises(OSError, match=f"{name}.safetensors.*missing"):
-        NonIsotropicScheduler.from_pretrained(tmp_path)
-    with pytest.raises(OSError, match="scheduler_config.json"):
-        NonIsotropicScheduler.from_pretrained(tmp_path / "..", subfolder="nowhere")
-
-
-def test_an_unknown_field_in_a_file_is_refused(tmp_path):
-    scheduler(FITTED).save_pretrained(tmp_path)
-    file = tmp_path / "scheduler_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "gamma": 1}))
-    with pytest.raises(ValueError, match="unknown field 'gamma'"):
-        NonIsotropicScheduler.from_pretrained(tmp_path)
+def test_bad_input_is_refused_by_the_name_of_its_argument():
+    for act, argument in BAD.values():
+        with refused(argument):
+            act()

@@ -58,9 +58,9 @@ def test_a_run_that_has_not_ended_has_no_model_yet(run, verify):
     assert "no model yet, checkpoints 2" in out
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
+def test_a_changed_file_is_named(run, verify, tmp_path):
+    whole = shutil.copytree(run / "model", tmp_path / "whole")
+    for name in (
         "model/unet/config.json",
         "model/unet/diffusion_pytorch_model.safetensors",
         "model/scheduler/scheduler_config.json",
@@ -71,20 +71,18 @@ def test_a_run_that_has_not_ended_has_no_model_yet(run, verify):
         "metrics.json",
         "generated/*/job.json",
         "generated/*/samples.npz",
-    ],
-)
-def test_a_changed_file_is_named(run, verify, name, tmp_path):
-    (file,) = run.glob(name)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 4
-    file.write_bytes(content)
-    whole = shutil.copytree(run / "model", tmp_path / "whole") if "model/" not in name else None
-    code, out, log = verify(run, *([whole] if whole else []))
-    assert code == 2
-    assert file.name in log
-    assert f"{run}: " not in out  # only what is in order is listed
-    if whole:  # the others are checked too
-        assert out.startswith(f"{whole}: model ")
+    ):
+        (file,) = run.glob(name)
+        content = file.read_bytes()
+        changed = bytearray(content)
+        changed[len(content) // 2] ^= 4
+        file.write_bytes(changed)
+        code, out, log = verify(run, whole)
+        assert (code, file.name in log) == (2, True), name
+        assert out.startswith(f"{whole}: model ")  # the others are checked too, and only what is in order is listed
+        assert f"{run}: " not in out
+        file.write_bytes(content)
+    assert verify(run, whole)[0] == 0
 
 
 def test_bad_paths_are_bad_input(verify, tmp_path):

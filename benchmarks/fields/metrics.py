@@ -5,9 +5,8 @@ from torch import Tensor
 
 import nidiff
 from nidiff.data.dataset import quantise
-from nidiff.evaluation.cache import reference_features
 from nidiff.evaluation.classifier import recognised, train_classifier
-from nidiff.evaluation.features import compute_features, load_features
+from nidiff.evaluation.features import compute_features, load_features, reference_features
 
 Metrics = dict[str, float]
 

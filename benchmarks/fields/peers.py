@@ -7,7 +7,7 @@ from diffusers import UniPCMultistepScheduler
 from torch import Tensor
 
 import nidiff
-from nidiff.interop import whitened
+from nidiff.interop import Whitened
 from nidiff.randomness import generators_from_seeds, white_noise
 
 
@@ -23,7 +23,7 @@ def unipc(denoiser: nidiff.Denoiser, shape: Sequence[int], num_steps: int, seeds
         timestep_spacing="trailing",
     )
     scheduler.set_timesteps(num_steps)
-    net = whitened(denoiser.net, denoiser.process.covariance, clip=denoiser.clip, scheduler=schedule)
+    net = Whitened(denoiser.net, denoiser.process.covariance, clip=denoiser.clip, scheduler=schedule)
     y = white_noise(shape, generators_from_seeds(seeds))
     for time in scheduler.timesteps:
         y = scheduler.step(net(y, time.expand(len(y))).sample, time, y).prev_sample

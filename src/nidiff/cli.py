@@ -56,25 +56,9 @@ class Command(Protocol):
     def run(self) -> None: ...
 
 
-ALL = (
-    Calibrate,
-    Demo,
-    Denoise,
-    Design,
-    Evaluate,
-    Explore,
-    Likelihood,
-    Models,
-    Noise,
-    Report,
-    Restore,
-    Sample,
-    Sweep,
-    Table,
-    Train,
-    Verify,
-)
-COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in ALL}
+_ALL: tuple[type[Command], ...] = (Calibrate, Demo, Denoise, Design, Evaluate, Explore, Likelihood, Models)
+_ALL += (Noise, Report, Restore, Sample, Sweep, Table, Train, Verify)
+COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -92,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
         elif not arguments:
             print(_greeting())
         elif arguments[0].partition("=")[0] == "--completion":
-            print(completion(_shell(arguments), COMMANDS))
+            print(completion(" ".join([*arguments[0].split("=")[1:], *arguments[1:]]), COMMANDS))
         else:
             with explained(), _plain_warnings():
                 parse_command(arguments).run()
@@ -118,8 +102,7 @@ def main(argv: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
-    """What nidiff warns of is one sentence on stderr, once, without the line of code; other warnings stay as they
-    are."""
+    """What nidiff warns of is one sentence on stderr, once; other warnings stay as they are."""
     ours, before, printed = str(Path(nidiff.__file__).parent), warnings.showwarning, set[str]()
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
@@ -142,18 +125,9 @@ def _open_closed_streams() -> None:
 
 
 def _greeting() -> str:
+    about = "Diffusion models whose Gaussian noise has any covariance you like."
     commands = aligned([(f"  {command}", what) for command, what in GREETING.items()])
-    return (
-        f"Diffusion models whose Gaussian noise has any covariance you like.\n\n{commands}\n\nnidiff --help lists all."
-    )
-
-
-def _shell(arguments: list[str]) -> str:
-    """The value of ``--completion``."""
-    words = [*arguments[0].split("=", 1)[1:], *arguments[1:]]
-    if len(words) != 1:
-        raise InputError("--completion", None, "takes one value", "give the name of your shell, bash or zsh")
-    return words[0]
+    return f"{about}\n\n{commands}\n\nnidiff --help lists all."
 
 
 def parse_command(arguments: list[str]) -> Command:

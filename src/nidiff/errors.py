@@ -7,15 +7,13 @@ from pathlib import PurePath
 from typing import TypeVar
 
 T = TypeVar("T")
-LONGEST = 200  # letters of a value in a message
 
 
 class InputError(ValueError):
     """Bad input, in four parts: the ``argument``, its ``value``, the ``problem`` and the ``remedy``.
 
-    ``str(error)`` is one sentence, "argument=value problem: remedy.". A value of None is not shown, and an argument of
-    None is left out, for input that no single argument is to blame for. Other arguments that ``problem`` or ``remedy``
-    name are written in backticks, so that the command line can print their flags (`rendered`). The command line exits
+    ``str(error)`` is one sentence, "argument=value problem: remedy."; what is None is left out. Other arguments that
+    ``problem`` or ``remedy`` name are written in backticks, so that the command line can print their flags. It exits
     with 2 and prints no traceback. Any other exception is a bug of ours.
     """
 
@@ -48,12 +46,8 @@ def shown(value: object) -> str:
     """``value`` as a message shows it: on one line, and cut if it is long and no path."""
     if isinstance(value, PurePath):
         return repr(str(value))
-    try:
-        text = " ".join(repr(value).split())
-    except ValueError:  # a whole number of thousands of digits
-        return f"a {type(value).__name__}"
-    half = LONGEST // 2
-    return text if len(text) <= LONGEST else f"{text[:half]}…{text[-half:]}"  # of a path, the end says most
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 200 else f"{text[:100]}…{text[-100:]}"  # of a path, the end says most
 
 
 TENSOR = "give a tensor, such as torch.from_numpy(array)"  # the remedy where something else was given
@@ -81,9 +75,8 @@ def one_of(argument: str, value: object, known: Iterable[str]) -> str:
 def known_names(value: object, known: Iterable[str]) -> str:
     """The remedy for an unknown name: the nearest of the ``known`` ones, if any is near, and all of them."""
     names = sorted(known)
-    near = difflib.get_close_matches(value, names, n=1) if isinstance(value, str) else []
-    hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
-    return f"{hint} {', '.join(map(repr, names))}"
+    near = difflib.get_close_matches(str(value), names, n=1)
+    return f"{f'did you mean {near[0]!r}? Choose' if near else 'choose'} from {', '.join(map(repr, names))}"
 
 
 def choose(argument: str, value: "str | T", registry: "Mapping[str, T]") -> T:

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves is rubbish
 COPY_AGAIN = "copy it again from where it was saved"  # the remedy for a damaged file
-LARGEST_JSON = 2**26  # bytes
 REPLACED = ".replaced-"  # how the name of a folder begins while another takes its place
 
 
@@ -29,21 +29,24 @@ def writing(argument: str, path: Path, remedy: str = "choose another place or ma
     """Turn a failure of the file system into one sentence: every file of ours is written inside this."""
     try:
         yield
+    except FileError:  # of a file that was read
+        raise
     except OSError as error:
-        if isinstance(error, InputError):  # of a file that was read
-            raise
         raise InputError(argument, path, f"cannot be written ({error.strerror or error})", remedy) from error
 
 
 @contextlib.contextmanager
-def blaming(file: str | Path, remedy: str = COPY_AGAIN) -> Iterator[None]:
+def blaming(
+    file: str | Path | None, remedy: str = COPY_AGAIN, problem: str = "cannot be used", argument: str | None = "file"
+) -> Iterator[None]:
     """Turn whatever goes wrong inside into one sentence that blames ``file``; a `FileError` stays as it is."""
     try:
         yield
-    except Exception as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError("file", Path(file), f"cannot be used ({first_line(error)})", remedy) from error
+    except FileError:
+        raise
+    except Exception as error:  # libraries raise nearly anything when a file is broken
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise FileError(argument, file, f"{problem} ({reason})", remedy) from error
 
 
 @contextlib.contextmanager
@@ -115,8 +118,8 @@ def sync(path: Path) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
+    """UTF-8, whatever the system's encoding is; a name that is not UTF-8 keeps its bytes."""
     with replacing(path) as file:
-        # UTF-8, whatever the system's encoding is. A name that is not UTF-8 keeps its bytes.
         file.write(text.encode(errors="surrogateescape"))
 
 
@@ -125,21 +128,9 @@ def replace_json(path: Path, values: Any) -> None:
 
 
 def read_json(file: Path, remedy: str = COPY_AGAIN) -> Any:
-    """What a JSON file holds; a `FileError` if it is not JSON, or has NaN, infinite or huge numbers, which we never
-    write."""
-    try:
-        if file.is_fifo() and not str(file).startswith("/dev/"):  # the shell's own <(…) is there, and has an end
-            raise ValueError("it is a pipe, which nobody may ever write to")
-        with file.open("rb") as stream:
-            content = stream.read(LARGEST_JSON + 1)
-        if len(content) > LARGEST_JSON:
-            raise ValueError(f"it has more than {LARGEST_JSON >> 20} MiB")
-        return json.loads(content.decode(), parse_int=_whole, parse_float=_finite, parse_constant=_finite)
-    except FileNotFoundError as error:
-        raise FileError("file", file, "is missing", remedy) from error
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise FileError("file", file, f"cannot be read ({reason})", remedy) from error
+    """What a JSON file holds; a `FileError` if it is not JSON, or has NaN or infinite numbers, which we never write."""
+    with blaming(file, remedy, "cannot be read"):
+        return json.loads(file.read_text("utf-8"), parse_float=_finite, parse_constant=_finite)
 
 
 def read_object(file: Path, remedy: str = COPY_AGAIN) -> dict[str, Any]:
@@ -150,12 +141,6 @@ def read_object(file: Path, remedy: str = COPY_AGAIN) -> dict[str, Any]:
     return values
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > 20:
-        raise ValueError(f"it has a number of {len(digits)} digits")
-    return int(digits)
-
-
 def _finite(digits: str) -> float:
     if not math.isfinite(value := float(digits)):
         raise ValueError(f"it has the number {digits[:20]}")
@@ -164,13 +149,10 @@ def _finite(digits: str) -> float:
 
 def as_path(argument: str, value: Any) -> Path:
     """``value`` as a path that the system can look for: every public function that takes a path begins with this."""
-    try:
+    # Refused: a name that is too long or has a zero byte, or a folder that is closed to us. What is missing may come.
+    missing = contextlib.suppress(FileNotFoundError, NotADirectoryError)
+    with blaming(value, "give another path", argument=argument), missing:
         os.lstat(value)
-    except (FileNotFoundError, NotADirectoryError):
-        pass  # it may be there later
-    except (OSError, TypeError, ValueError) as error:  # too long, a zero byte, a folder that is closed to us
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(argument, value, f"cannot be used ({reason})", "give another path") from error
     return Path(os.fsdecode(value))
 
 
@@ -185,44 +167,20 @@ def replace_npz(path: Path, arrays: "Mapping[str, ArrayLike]") -> None:
 
 
 def read_npz(file: Path, names: list[str], remedy: str, optional: Sequence[str] = ()) -> "dict[str, NDArray[Any]]":
-    """The arrays ``names`` of an npz, and those of ``optional`` that it has.
-
-    Its members have checksums, so what is read is what was written. A header that promises more than there is is
-    refused before memory is asked for.
-    """
+    """The arrays ``names`` of an npz, and those of ``optional`` that it has. Each is read to its end, so that its
+    checksum is compared: what is read is what was written."""
     import numpy as np
 
-    try:
-        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:  # numpy leaves a bad zip open
-            wanted = [*names, *(name for name in optional if name in content.files)]
-            for name in wanted:
-                check_member(content.zip, content.zip.getinfo(f"{name}.npy"), file.stat().st_size)
-            return {name: content[name] for name in wanted}
-    except Exception as error:  # zipfile, zlib and numpy each have many of their own
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise FileError("file", file, f"cannot be read as an npz ({reason})", remedy) from error
-
-
-def check_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> None:
-    """Refuse, by a ValueError, an array whose header asks for more than there is in an npz of ``size`` bytes."""
-    from numpy.lib import format as npy
-
-    with archive.open(info) as member:
-        version = npy.read_magic(member)
-        shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(member)
-        if math.prod(shape) * dtype.itemsize != info.file_size - member.tell():
-            raise ValueError(f"{info.filename} is not of the size that its header says")
-    if info.file_size > size * (1 if info.compress_type == zipfile.ZIP_STORED else 1100):  # deflate's best is 1032
-        raise ValueError(f"{info.filename} is larger than the file can hold")
+    with blaming(file, remedy, "cannot be read as an npz"), zipfile.ZipFile(file) as archive:
+        wanted = [*names, *(name for name in optional if f"{name}.npy" in archive.namelist())]
+        members = {name: BytesIO(archive.read(f"{name}.npy")) for name in wanted}
+        return {name: np.load(member, allow_pickle=False) for name, member in members.items()}
 
 
 def file_sha256(path: Path) -> str:
     """The checksum of a file."""
     digest = hashlib.sha256()
-    try:
-        with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                digest.update(part)
-    except OSError as error:
-        raise FileError("file", path, f"cannot be read ({error.strerror})", "give a file that exists") from error
+    with blaming(path, "give a file that exists", "cannot be read"), path.open("rb") as file:
+        while part := file.read(1 << 20):
+            digest.update(part)
     return digest.hexdigest()

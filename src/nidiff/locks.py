@@ -1,11 +1,11 @@
 """Who may write to a folder: one process at a time, and the others are told which one it is."""
 
 import contextlib
+import errno
 import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,16 @@ from typing import Any
 from nidiff.errors import InputError
 from nidiff.files import writing
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-
 LOCK = ".lock"  # in the folder, while it is claimed
 NO_LINK = getattr(os, "O_NOFOLLOW", 0)  # a lock is written to, and a stranger's link could lead to any file
 
 
 @contextlib.contextmanager
 def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
-    """Keep ``folder`` for this process, or say in an `InputError` who has it. The folder is made if need be.
+    """Keep ``folder``, which is made if need be, for this process, or say in an `InputError` who has it.
 
-    The lock is the system's own, released however the process ends, so a stale one cannot remain. On a file system
-    without locks the file `LOCK` counts, as long as the process that it names is alive.
+    The lock is the system's own, released however the process ends. On a file system without locks the file `LOCK`
+    counts, as long as the process that it names is alive.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     with writing(argument, folder):
@@ -47,10 +42,9 @@ def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Let one process at a time into the block, for work that reads a file of ``folder`` and then replaces it."""
+    import fcntl  # not on Windows, where models can be read all the same
+
     folder.mkdir(parents=True, exist_ok=True)
-    if fcntl is None:
-        yield
-        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
@@ -90,55 +84,41 @@ def _open_lock(folder: Path, argument: str) -> int:
 
 def _take(descriptor: int, folder: Path, argument: str) -> None:
     """Lock an open file, or say who has it."""
+    import fcntl
+
     holder = _holder(descriptor)
     try:
-        if fcntl is None:
-            raise OSError
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
     except BlockingIOError:
-        for _ in range(50):  # who has just locked it may not have written its name yet
-            if holder := _holder(descriptor):
-                break
-            time.sleep(0.01)
-        remedy = "wait until it has ended, or stop it"
-        raise InputError(argument, folder, f"is in use by {_described(holder)}", remedy) from None
+        is_taken = True
     except OSError:  # no locks on this file system: go by the file
-        if holder and holder != _self() and _may_be_alive(holder):
-            remedy = f"wait until it has ended; if it is gone, delete {folder / LOCK}"
-            raise InputError(argument, folder, f"is in use by {_described(holder)}", remedy) from None
+        is_taken = bool(holder) and _may_be_alive(holder)
+    if is_taken:
+        who = "process {process} on {host} ({command})".format(**holder) if holder else "another process"
+        remedy = f"wait until it has ended, or stop it; if it is gone, delete {folder / LOCK}"
+        raise InputError(argument, folder, f"is in use by {who}", remedy)
 
 
 def _self() -> dict[str, Any]:
-    words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
-    return {"process": os.getpid(), "host": socket.gethostname(), "command": " ".join(words), "since": _started}
+    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:2]])
+    return {"process": os.getpid(), "host": socket.gethostname(), "command": command}
 
 
 def _holder(descriptor: int) -> dict[str, Any]:
-    try:
+    """What the holder of a lock wrote; nothing while it is being written, or if it is not ours."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
         holder = json.loads(os.pread(descriptor, 4096, 0))
-        return holder if isinstance(holder, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}  # it is being written, or is not ours
-
-
-def _described(holder: dict[str, Any]) -> str:
-    if not holder:
-        return "another process"
-    parts = [f"{holder.get(key)!s:.60}" for key in ("process", "host", "command", "since")]
-    return "process {} on {} ({}, since {})".format(*parts)
+        if isinstance(holder, dict) and {*_self()} <= {*holder}:
+            return holder
+    return {}
 
 
 def _may_be_alive(holder: dict[str, Any]) -> bool:
-    process = holder.get("process")
-    if holder.get("host") != socket.gethostname() or not isinstance(process, int):
+    if holder["host"] != socket.gethostname():
         return True  # we cannot tell
     try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:
-        pass  # it is another user's
-    return True
-
-
-_started = time.strftime("%Y-%m-%d %H:%M:%S")
+        os.kill(holder["process"], 0)
+    except OSError as error:
+        return error.errno == errno.EPERM  # it is another user's
+    return bool(holder["process"] != os.getpid())

@@ -12,32 +12,24 @@ MOST_SEEDS = 10_000_000
 
 
 def parse_call(argument: str, text: str) -> tuple[str, dict[str, Any]]:
-    """``NAME:key=value,…`` as the name and its keyword arguments.
-
-    Values are numbers, true, false or words; ``a/b`` is a tuple of such.
-    """
+    """``NAME:key=value,…`` as the name and its keyword arguments: numbers, true, false, words, or a tuple ``a/b``."""
     name, _, rest = text.partition(":")
     arguments: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (key and equals and value):
-            raise InputError(argument, text, "cannot be read", "write it as NAME:key=value,key=value")
-        if key in arguments:
-            raise InputError(argument, text, f"gives {key!r} twice", "leave one out")
+        if not (key and equals and value) or key in arguments:
+            raise InputError(argument, text, "cannot be read", "write it as NAME:key=value,key=value, each key once")
         arguments[key] = _value(value)
     return name.strip(), arguments
 
 
 def _value(text: str) -> Any:
     parts = text.split("/")
-    return tuple(map(_literal, parts)) if len(parts) > 1 and all(parts) else _literal(text)
-
-
-def _literal(text: str) -> int | float | bool | str:
-    with suppress(ValueError):
-        return int(text)
-    with suppress(ValueError):
-        return float(text)
+    if len(parts) > 1 and all(parts):
+        return tuple(map(_value, parts))
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
     return {"true": True, "false": False}.get(text.lower(), text)
 
 

@@ -2,8 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, signature
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin
@@ -23,20 +24,23 @@ class Origin(NamedTuple):
     scale: float = 1.0
 
 
-def remembered(function: Callable[P, T], canonical: Mapping[str, Callable[[Any], Any]] | None = None) -> Callable[P, T]:
+def remembered(function: Callable[P, T]) -> Callable[P, T]:
     """Let what ``function`` returns remember the call in ``origin``: its name and all its arguments.
 
-    Arguments annotated as numbers, or as true or false, are checked to be that. Those named in ``canonical`` pass
-    through its functions, and tensors are copied.
+    Arguments annotated as numbers, or as true or false, are checked to be that; sequences of numbers become tuples, and
+    tensors are copied.
     """
+    call = signature(function)
 
     @functools.wraps(function)
     def build(*args: P.args, **kwargs: P.kwargs) -> T:
-        arguments = call_arguments(function, args, kwargs)
+        bound = call.bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = {name: plain(value) for name, value in bound.arguments.items()}
         check_kinds(function, arguments)
         for name, value in arguments.items():
-            if canonical and name in canonical:
-                arguments[name] = canonical[name](value)
+            if call.parameters[name].annotation in (Sequence[int], Sequence[float]) and isinstance(value, Iterable):
+                arguments[name] = tuple(map(plain, value))
             elif hasattr(value, "detach"):
                 arguments[name] = value.detach().clone()
         made: Any = function(**arguments)  # type: ignore[call-arg]
@@ -44,21 +48,6 @@ def remembered(function: Callable[P, T], canonical: Mapping[str, Callable[[Any],
         return made
 
     return build
-
-
-def call_arguments(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, defaults included; numbers of numpy and torch as Python's own."""
-    known = signature(function).parameters
-    try:
-        call = signature(function).bind(*args, **kwargs)
-    except TypeError as error:
-        problem = f"{function.__name__} cannot be called so ({error})"
-        raise InputError(None, None, problem, f"it takes {', '.join(known)}") from error
-    call.apply_defaults()
-    arguments: dict[str, Any] = {}
-    for name, value in call.arguments.items():
-        arguments |= value if known[name].kind is Parameter.VAR_KEYWORD else {name: value}
-    return {name: plain(value) for name, value in arguments.items()}
 
 
 def check_kinds(function: Callable[..., object], arguments: Mapping[str, Any]) -> None:
@@ -72,17 +61,18 @@ def check_kinds(function: Callable[..., object], arguments: Mapping[str, Any]) -
 
 def is_number(value: Any) -> bool:
     """Whether it is a finite number that a float64 can hold; true and false are not numbers."""
-    try:
-        return fits(value, float) and math.isfinite(value)
-    except OverflowError:  # a whole number of hundreds of digits
-        return False
+    return fits(value, float) and abs(value) <= sys.float_info.max
 
 
-def check_number(argument: str, value: Any) -> float:
-    """``value``, also of numpy or torch, as a finite float."""
+def check_number(
+    argument: str, value: Any, least: float = -math.inf, most: float = math.inf, above: float = -math.inf
+) -> float:
+    """``value``, also of numpy or torch, as a finite float from ``least`` to ``most`` and above ``above``."""
     value = plain(value)
-    if not is_number(value):
-        raise InputError(argument, value, "is not a finite number", "give one")
+    if not is_number(value) or not least <= value <= most or value <= above:
+        limits = {f"above {above:g}": above, f"at least {least:g}": least, f"at most {most:g}": most}
+        wanted = " and ".join(words for words, limit in limits.items() if math.isfinite(limit))
+        raise InputError(argument, value, "is out of range", f"give a finite number {wanted}".rstrip())
     return float(value)
 
 

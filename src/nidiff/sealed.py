@@ -3,9 +3,11 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nidiff.errors import FileError
+from nidiff.files import file_sha256, read_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,3 +54,27 @@ def unseal(values: Mapping[str, Any], what: str, remedy: str) -> dict[str, Any]:
     if not whole:
         raise FileError(None, None, f"{what} has changed since it was written, by its checksum", remedy)
     return inner
+
+
+def read_sealed(file: Path, version: int, remedy: str) -> dict[str, Any]:
+    """The values of a sealed JSON file whose ``format`` is ``version``."""
+    values = unseal(read_object(file, remedy), repr(str(file)), remedy)
+    if values.pop("format", None) != version:
+        raise FileError("file", file, "is of another version of nidiff", "use the one that wrote it")
+    return values
+
+
+def check_files(folder: Path, present: Iterable[str], recorded: Mapping[str, str], remedy: str) -> None:
+    """Refuse a folder in which a file was added, is missing or has changed, by the ``recorded`` checksums. Only files
+    that are ``present`` are opened, whatever is recorded."""
+    names = {*present}
+    for name in sorted(names | recorded.keys()):
+        if name not in recorded:
+            problem = "was added to the model"
+        elif name not in names:
+            problem = "is missing"
+        elif file_sha256(folder / name) != recorded[name]:
+            problem = "has changed since the model was saved, by its checksum"
+        else:
+            continue
+        raise FileError("file", folder / name, problem, remedy)

@@ -21,7 +21,7 @@ TINY = """--widths 8 --attention 0 --layers 1 --batch-size 4 --warmup 0 --cooldo
     --num-samples 1 --num-steps 2 --precision fp32""".split()  # noqa: SIM905 - as it is typed
 SAMPLING = "--sampler ddim:eta=1 --num-steps 2 --seeds 0-3 --floats".split()  # noqa: SIM905
 MEASURING = "--features pixels --seeds 0-7 --num-steps 2 --num-real 20 --bootstrap 0 --json".split()  # noqa: SIM905
-QUICK = 24  # damages tried by `make test`
+QUICK = 16  # damages tried by `make test`
 
 
 def flip(content: bytes, draw: random.Random) -> bytes:
@@ -126,49 +126,40 @@ def right(runs: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> di
     return found
 
 
-@pytest.mark.parametrize("part", range(2))
-def test_a_damaged_file_is_named_or_makes_no_difference(part, runs, right, tmp_path, capfd, tally):
-    draw = random.Random(f"damage {part}")
-    files = [path.relative_to(runs["run"]) for path in sorted(runs["run"].rglob("*")) if path.is_file()]
-    checked = [file for file in files if not any(text in str(file) for text in TEXTS)]
-    assert len(checked) >= 15
-    wrong = []
-    for case in range(QUICK // 2 * CASES):
-        file, (kind, damage) = draw.choice(checked), draw.choice([*DAMAGES.items()])
+def checked_files(run: Path) -> list[Path]:
+    files = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
+    return [file for file in files if not any(text in str(file) for text in TEXTS)]
+
+
+def test_a_damaged_file_is_named_or_makes_no_difference(runs, right, tmp_path, capfd, tally):
+    draw, files, wrong = random.Random("damage"), checked_files(runs["run"]), []
+    assert len(files) >= 15
+    for case in range(QUICK * CASES):
+        file, (kind, damage) = draw.choice(files), draw.choice([*DAMAGES.items()])
         command = draw.choice([*COMMANDS])
         run = tmp_path / f"{case}" / "run"
         shutil.copytree(runs["run"], run)
         content = damage((run / file).read_bytes(), draw)
         (run / file).unlink() if content is None else (run / file).write_bytes(content)
-        problem = _problem(command, run, right, capfd)
-        if problem:
+        if problem := _problem(command, run, right, capfd):
             wrong.append(f"{file} {kind}, then {command}: {problem}")
         shutil.rmtree(run.parent)
-    tally("damaged files of a run", QUICK // 2 * CASES, len(wrong))
+    tally("damaged files of a run", QUICK * CASES, len(wrong))
     assert not wrong, "\n".join(wrong)
 
 
 def test_a_file_of_another_run_is_named_or_makes_no_difference(runs, right, tmp_path, capfd, tally):
-    draw = random.Random("exchanged")
-    files = [path.relative_to(runs["run"]) for path in sorted(runs["run"].rglob("*")) if path.is_file()]
-    both = [file for file in files if (runs["other"] / file).is_file() and not any(t in str(file) for t in TEXTS)]
-    whole = [
-        Path("model"),
-        Path("model/scheduler"),
-        Path("model/unet"),
-        Path("checkpoints/000004"),
-        Path("checkpoints"),
-    ]
-    cases = [*both, *whole] if CASES > 1 else [*draw.sample(both, 5), *whole]
-    wrong = []
+    draw, wrong = random.Random("exchanged"), []
+    both = [file for file in checked_files(runs["run"]) if (runs["other"] / file).is_file()]
+    folders = [Path(name) for name in ("model", "model/scheduler", "model/unet", "checkpoints/000004", "checkpoints")]
+    cases = [*(both if CASES > 1 else draw.sample(both, 3)), *folders]
     for case, (place, command) in enumerate((place, command) for place in cases for command in _commands(draw)):
         run = tmp_path / f"{case}" / "run"
         shutil.copytree(runs["run"], run)
         shutil.rmtree(run / place) if (run / place).is_dir() else (run / place).unlink()
         copy = shutil.copytree if (runs["other"] / place).is_dir() else shutil.copy
         copy(runs["other"] / place, run / place)
-        problem = _problem(command, run, right, capfd)
-        if problem:
+        if problem := _problem(command, run, right, capfd):
             wrong.append(f"{place} of another run, then {command}: {problem}")
         shutil.rmtree(run.parent)
     tally("files of a run exchanged for another's", case + 1, len(wrong))

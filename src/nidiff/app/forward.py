@@ -1,5 +1,6 @@
 """The tab *Forward*: how noise covers an item, white beside Σ, and which of its scales still show at each level."""
 
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,52 +9,46 @@ import gradio as gr
 import torch
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
-from PIL import Image, ImageOps
 from torch import Tensor
 
-from nidiff.app.layout import HIDDEN_PROGRESS, LARGEST_SEED, Page
-from nidiff.app.uploads import LIMITS, open_picture
-from nidiff.app.work import QUICK, check_between, with_user_errors
-from nidiff.covariance.config import TIMES, as_covariance
-from nidiff.covariance.covariance import Covariance
-from nidiff.data.encoded import MODES, fit
+from nidiff.app.layout import LARGEST_SEED, Page, on, seed_number
+from nidiff.app.uploads import LIMITS, SUFFIXES, read_picture
+from nidiff.covariance.config import as_covariance
 from nidiff.data.figures import drawable, thumbnail
 from nidiff.data.grid import Grid
 from nidiff.data.load import load_dataset
-from nidiff.data.pictures import grid_pixels
-from nidiff.data.spec import DataSpec
+from nidiff.data.pictures import grid_image
 from nidiff.design.candidates import band_logsnr
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.schedules import as_schedule
-from nidiff.errors import InputError, one_of
+from nidiff.errors import one_of
 from nidiff.generation.loaded_model import open_model, process_state
 from nidiff.model.zoo import zoo_models
 from nidiff.randomness import generators_from_seeds, white_noise
-from nidiff.recipe import check_whole
-from nidiff.report.design import draw_logsnr, draw_spectra
+from nidiff.recipe import check_number, check_whole
+from nidiff.report.design import draw_spectra
 from nidiff.report.page import data_uri, figure, image, picture, plot
+from nidiff.report.spectrum import draw_logsnr
 from nidiff.sampling.sampler import sample
 from nidiff.style import BLUE, ORANGE, dark_page, drawn, ink
 
 DIGIT, TURBULENCE, UPLOAD = "A digit", "Turbulence", "Your picture"
 SIDE = 64  # pixels of a visitor's picture, after it was cropped and resized
-SUFFIXES = [".png", ".jpeg", ".jpg", ".webp", ".gif"]
 WHITE = "white"
-# Fields whose modes have a wavenumber |k|, and that take no time to build.
-ALLOWED = (WHITE, "gff", "power_law", "matern", "offset", "from_data")
 NOISES = (
     "gff:gamma=1",
     "gff:gamma=0.5",
+    "power_law:exponent=3",
     "matern:length_scale=4",
     "offset:strength=0.1",
     "from_data",
     "from_data:power=0.5",
+    WHITE,
 )
 SCHEDULES = ("ddpm_linear", "ddpm_cosine", "scaled_linear", "flow")
-LONGEST = 120  # letters of a spec of Σ
-CACHED = 32  # data, scenes and charts that stay in memory
+CACHED = 32  # scenes and charts that stay in memory
 STEPS, DRAWS = 10, 512  # of the turbulence
 MOST_LETTERS = 100_000  # of a picture as a data URI
 
@@ -61,43 +56,30 @@ MOST_LETTERS = 100_000  # of a picture as a data URI
 # The item x0 ----------------------------------------------------------------------------------------------------------
 
 
-class Upload(NamedTuple):
-    """A visitor's picture as uint8 [channels, SIDE, SIDE]: small, and hashable for the caches."""
-
-    channels: int
-    pixels: bytes
-
-
-class Subject(NamedTuple):
+@dataclass(frozen=True, eq=False)  # a key of caches
+class Subject:
     """An item [C, H, W] in the units of a model, and data [N, C, H, W] that have its spectrum."""
 
     x0: Tensor
     data: Tensor
     caption: str
+    average: str = "modes"
+    """How the power of the data is averaged."""
     is_picture: bool = True
 
 
-def read_upload(path: Any) -> Upload | None:
+def read_upload(path: Any) -> Subject | None:
     """The picture in a file, cropped to its middle and resized."""
     if path is None:
         return None
-    with open_picture("picture", Path(str(path))) as picture_file:
-        channels = 1 if picture_file.mode in ("1", "L", "LA") else 3
-        upright = ImageOps.exif_transpose(picture_file)
-        return Upload(
-            channels, fit(upright.convert(MODES[upright.mode]), DataSpec(size=SIDE, channels=channels)).tobytes()
-        )
+    x0 = read_picture("picture", Path(str(path)), (SIDE, SIDE)).float() / 127.5 - 1
+    # With its negative the mean is 0, so that the power of the picture is that of the data. One picture says too little
+    # of each mode.
+    return Subject(x0, torch.stack([x0, -x0]), "Your picture; its spectrum is that of this picture alone.", "radial")
 
 
-@lru_cache(CACHED)
-def subject(source: str, digit: int, upload: Upload | None) -> Subject:
-    if source == TURBULENCE:
-        return _turbulence()
-    if upload is not None:
-        pixels = torch.frombuffer(bytearray(upload.pixels), dtype=torch.uint8)
-        x0 = pixels.reshape(upload.channels, SIDE, SIDE).float() / 127.5 - 1
-        # With its negative the mean is 0, so that the power of the picture is that of the data.
-        return Subject(x0, torch.stack([x0, -x0]), "Your picture; its spectrum is that of this picture alone.")
+@cache
+def digit_subject(digit: int) -> Subject:
     digits = load_dataset("digits")
     data, labels = digits.all(), digits.labels
     assert labels is not None
@@ -106,7 +88,7 @@ def subject(source: str, digit: int, upload: Upload | None) -> Subject:
 
 
 @cache
-def _turbulence() -> Subject:
+def turbulence_subject() -> Subject:
     model = open_model(zoo_models()["turbulence"], process_state())
     gaussian = model.denoiser.gaussian
     assert gaussian is not None
@@ -119,30 +101,8 @@ def _turbulence() -> Subject:
 # Σ, and what it does at each level ----------------------------------------------------------------------------------
 
 
-class Request(NamedTuple):
-    """What a browser asks for, after it was checked."""
-
-    source: str
-    digit: int
-    upload: Upload | None
-    noise: str
-    schedule: str
-
-
-def checked(source: Any, digit: Any, upload: Any, noise: Any, schedule: Any) -> Request:
-    if not isinstance(noise, str) or len(noise) > LONGEST:
-        raise InputError("covariance", noise, "is not a spec", f"give at most {LONGEST} letters, such as gff:gamma=1")
-    source = one_of("source", source, (DIGIT, TURBULENCE, UPLOAD))
-    return Request(
-        source,
-        check_whole("digit", digit, 0, 9) if source == DIGIT else 0,
-        upload if source == UPLOAD and isinstance(upload, Upload) else None,
-        " ".join(noise.split()),
-        one_of("schedule", schedule, SCHEDULES),
-    )
-
-
-class Scene(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Scene:
     """A subject with white noise and with Σ under one schedule."""
 
     subject: Subject
@@ -152,26 +112,13 @@ class Scene(NamedTuple):
 
 
 @lru_cache(CACHED)
-def scene(request: Request) -> Scene:
-    item = subject(request.source, request.digit, request.upload)
-    covariance = build_noise(request.noise, item.data)
-    white = as_covariance(WHITE, covariance.event_shape)
-    average = "radial" if request.source == UPLOAD else "modes"  # one picture says too little of each mode
+def scene(subject: Subject, noise: str, schedule_name: str) -> Scene:
+    covariance = as_covariance(noise, subject.data.shape[2:], subject.data)
+    schedule = as_schedule(schedule_name)
     basis = "periodic" if covariance.is_constant else covariance
-    gaussian = fit_gaussian(item.data, basis=basis, event_axes=2, average=average)
-    schedule = as_schedule(request.schedule)
-    processes = {WHITE: Process(schedule, white), request.noise: Process(schedule, covariance)}
-    return Scene(item, gaussian, schedule, processes)
-
-
-def build_noise(spec: str, data: Tensor) -> Covariance:
-    """Σ of a visitor's spec. The name of a folder, which `as_covariance` would open, is refused."""
-    for factor in spec.split(TIMES):
-        one_of("covariance", factor.partition(":")[0].strip(), ALLOWED)
-    covariance = as_covariance(spec, data.shape[2:], data)
-    if covariance.basis.wavenumbers is None and not covariance.is_constant:
-        raise InputError("covariance", spec, "has no wavenumbers", "name one field, such as gff:gamma=1")
-    return covariance
+    gaussian = fit_gaussian(subject.data, basis=basis, event_axes=2, average=subject.average)
+    noises = {WHITE: as_covariance(WHITE, covariance.event_shape), noise: covariance}
+    return Scene(subject, gaussian, schedule, {name: Process(schedule, each) for name, each in noises.items()})
 
 
 def noisy(scene: Scene, row: int, seed: int) -> dict[str, Tensor]:
@@ -186,15 +133,21 @@ def noisy(scene: Scene, row: int, seed: int) -> dict[str, Tensor]:
 
 
 def render(
-    source: Any, digit: Any, upload: Any, noise: Any, schedule: Any, level: Any, seed: Any, is_dark: Any
+    source: Any, digit: Any, upload: Subject | None, noise: Any, schedule: Any, level: Any, seed: Any, is_dark: Any
 ) -> tuple[str, str, str]:
     """The three pictures, the maps of the effective log-SNR with the level marked, and the spectra, as HTML."""
-    request = checked(source, digit, upload, noise, schedule)
-    share, seed = check_between("level", level, 0, 1), check_whole("seed", seed, 0, LARGEST_SEED)
-    if request.source == UPLOAD and request.upload is None:
+    share, seed = check_number("level", level, 0, 1), check_whole("seed", seed, 0, LARGEST_SEED)
+    noise, schedule = one_of("covariance", noise, NOISES), one_of("schedule", schedule, SCHEDULES)
+    source = one_of("source", source, (DIGIT, TURBULENCE, UPLOAD))
+    if source == DIGIT:
+        upload = digit_subject(check_whole("digit", digit, 0, 9))
+    elif source == TURBULENCE:
+        upload = turbulence_subject()
+    if upload is None:
         return f"<p>Choose a picture: {LIMITS}.</p>", "", ""
-    charts = _charts(request, is_dark is True)
-    return _pictures(scene(request), share, seed), charts.marked(share), charts.spectra
+    shown = scene(upload, noise, schedule)
+    charts = _charts(shown, is_dark is True)
+    return _pictures(shown, share, seed), charts.marked(share), charts.spectra
 
 
 def _pictures(scene: Scene, share: float, seed: int) -> str:
@@ -215,10 +168,7 @@ def _pictures(scene: Scene, share: float, seed: int) -> str:
 
 
 def _tile(x: Tensor, subject: Subject, caption: str) -> str:
-    if subject.is_picture:
-        tile = Image.fromarray(grid_pixels(x[None]).squeeze(-1).numpy())
-    else:
-        tile = thumbnail(x, subject.x0, Grid.usual(tuple(x.shape)))
+    tile = grid_image(x[None]) if subject.is_picture else thumbnail(x, subject.x0, Grid.usual(tuple(x.shape)))
     return figure(picture(tile, SIDE, MOST_LETTERS), caption, caption, "small")
 
 
@@ -240,9 +190,9 @@ class Charts(NamedTuple):
 
 
 @lru_cache(CACHED)
-def _charts(request: Request, is_dark: bool) -> Charts:
+def _charts(scene: Scene, is_dark: bool) -> Charts:
     with dark_page(is_dark):
-        return _draw_charts(scene(request))
+        return _draw_charts(scene)
 
 
 @drawn
@@ -289,14 +239,10 @@ def forward_tab(page: Page) -> None:
             source = gr.Radio([DIGIT, TURBULENCE, UPLOAD], value=DIGIT, label="Image x0", elem_id="forward-source")
             digit = gr.Dropdown(list(range(10)), value=3, label="Digit", elem_id="forward-digit")
             file = gr.File(label="Picture", file_types=SUFFIXES, height=120, visible=False, elem_id="forward-file")
-            noise = gr.Dropdown(
-                NOISES, value=NOISES[0], label="Noise Σ", info="Or write your own: NAME:key=value,…",
-                allow_custom_value=True, elem_id="forward-noise",
-            )  # fmt: skip
+            noise = gr.Dropdown(NOISES, value=NOISES[0], label="Noise Σ", elem_id="forward-noise")
             schedule = gr.Dropdown(SCHEDULES, value=SCHEDULES[0], label="Schedule", elem_id="forward-schedule")
             level = gr.Slider(0, 1, 0.3, step=0.01, label="Level", info="0: data, 1: noise", elem_id="forward-level")
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=LARGEST_SEED, elem_id="forward-seed")
-            upload = gr.State(None)
+            seed, upload = seed_number("forward"), gr.State(None)
         with gr.Column(scale=3, min_width=320):
             pictures = gr.HTML(elem_id="forward-pictures")
             with gr.Row():
@@ -304,13 +250,9 @@ def forward_tab(page: Page) -> None:
                     maps = gr.HTML(elem_id="forward-maps")
                 with gr.Column(scale=3, min_width=280):
                     spectra = gr.HTML(elem_id="forward-spectra")
-    event: dict[str, Any] = {
-        "fn": with_user_errors(render),
-        "inputs": [source, digit, upload, noise, schedule, level, seed, page.dark],
-        "outputs": [pictures, maps, spectra],
-        **HIDDEN_PROGRESS,
-    }
-    page.ready.then(**event)
-    gr.on([control.change for control in (digit, noise, schedule, level, seed)], trigger_mode="always_last", **event)
-    source.change(with_user_errors(controls_of), source, [digit, file], **HIDDEN_PROGRESS).then(**event)
-    file.change(with_user_errors(read_upload), file, upload, **QUICK).then(**event)
+    inputs = [source, digit, upload, noise, schedule, level, seed, page.dark]
+    chosen = on(source.change, controls_of, source, [digit, file])
+    read = on(file.change, read_upload, file, upload)
+    changes = [control.change for control in (digit, noise, schedule, level, seed)]
+    for event in (page.ready.then, chosen.then, read.then, changes):
+        on(event, render, inputs, [pictures, maps, spectra])

@@ -3,19 +3,17 @@
 import gradio as gr
 
 from nidiff.app.forward import forward_tab
-from nidiff.app.gate import LIFETIME
-from nidiff.app.layout import Page
+from nidiff.app.layout import QUICK, Page
 from nidiff.app.noise import noise_tab
 from nidiff.app.restore import restore_tab
 from nidiff.app.runs import runs_tab
 from nidiff.app.sample import sample_tab
 from nidiff.app.shelf import Shelf
-from nidiff.app.work import QUICK
 
 TABS = {"Noise": noise_tab, "Forward": forward_tab, "Sample": sample_tab, "Restore": restore_tab, "Runs": runs_tab}
 HEAD = '<p class="head"><b>nidiff</b> Noise with a covariance: look at it, add it, take it away again.</p>'
 IS_DARK = "() => document.body.classList.contains('dark')"
-CLEANED = (600, LIFETIME)  # seconds: how often files for download are looked through, and how old they may be
+CLEANED = (600, 3600)  # seconds: how often files of visitors are looked through, and how old they may be
 
 
 def build(shelf: Shelf) -> gr.Blocks:

@@ -9,42 +9,49 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gradio as gr
+import numpy as np
 import torch
 from gradio.utils import get_upload_folder
 from matplotlib.figure import Figure
-from PIL import Image
 from torch import Tensor
 
-from nidiff.app.layout import HIDDEN_PROGRESS, Page, code, labelled, stop_button
+from nidiff.app.layout import Page, buttons, code, labelled, on, on_buttons
 from nidiff.app.shelf import Shelf
-from nidiff.app.work import LONG, Show, check_between, check_work, watched, with_user_errors
+from nidiff.app.work import Show, check_work, watched
 from nidiff.data.dataset import as_stored
 from nidiff.data.figures import drawable, samples_figure, save_samples_figure
-from nidiff.data.pictures import grid_pixels
+from nidiff.data.pictures import grid_image
 from nidiff.diffusion.condition import CLASSES
+from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.spacing import ANGLE, SPACINGS
 from nidiff.errors import one_of
+from nidiff.evaluation.spectrum import Shells
 from nidiff.generation.export import Samples, write_npy
 from nidiff.generation.job import Job, draw_seeds, plan_job
 from nidiff.generation.loaded_model import Model
 from nidiff.notation import parse_seeds, seeds_text
 from nidiff.randomness import generators_from_seeds
-from nidiff.recipe import check_whole
+from nidiff.recipe import check_number, check_whole
 from nidiff.report.page import figure, picture, plot
 from nidiff.report.restored import item_picture
-from nidiff.report.spectrum import POWER, common_shells, expected_spectrum, mean_spectrum, wavenumber_label
+from nidiff.report.spectrum import (
+    POWER,
+    common_shells,
+    draw_wavenumbers,
+    expected_spectrum,
+    mean_spectrum,
+    wavenumber_label,
+)
 from nidiff.sampling.sampler import SAMPLERS, rehearse
 from nidiff.sampling.step import Visit
-from nidiff.style import dark_page, drawn, ink
+from nidiff.style import dark_page, drawn, ink, looks
 
 MOST_SEEDS, MOST_STEPS, MOST_GUIDANCE = 36, 100, 10.0
 SIDE, LIMIT = 1024, 2**18  # pixels of a picture, letters of one without loss
-# Of one data set, with white noise and with Σ. The first pair is in a checkout alone, the second also in the wheel.
-PAIRS = (("fashion-mnist-ddpm", "fashion-mnist"), ("digits-ddpm", "digits"))
+PAIR = ("digits-ddpm", "digits")  # of one data set, with white noise and with Σ
 SEEDS, SAMPLER, STEPS = "0-15", "ancestral", 12  # the pair draws them in a few seconds
 NONE, DEFAULT, ALL = "none", "the sampler's own", "all in turn"
 ALL_SPACINGS = [DEFAULT, *SPACINGS, ANGLE]
-NOISY, CLEAN = "the noisy state x", "the denoised estimate x̂0"
 
 
 class Order(NamedTuple):
@@ -77,10 +84,8 @@ class Order(NamedTuple):
 
 
 def default_models(shelf: Shelf) -> tuple[str, str]:
-    """The first two of the user, or the first pair that ships."""
-    users = shelf.user_models()
-    pairs = [pair for pair in PAIRS if shelf.shipped.keys() >= {*pair}]
-    first, second, *_ = [*users, NONE] if users else [*next(iter(pairs), ()), *shelf.shipped, NONE]
+    """The first two of the user, or a pair that ships."""
+    first, second, *_ = [*shelf.user_models(), NONE] if shelf.user_models() else PAIR
     return first, second
 
 
@@ -90,28 +95,16 @@ def classes_of(model: Model) -> int:
     return 0 if condition is None else condition.classes or 0
 
 
-def read_seeds(text: Any) -> list[int]:
-    return parse_seeds(str(text), most=MOST_SEEDS)
-
-
 def read_models(shelf: Shelf, first: Any, second: Any) -> dict[str, Model]:
     """The models that are chosen, one or two, by name."""
     return {name: shelf.open(name) for name in ([first] if second in (NONE, None) else [first, second])}
 
 
 def read_orders(
-    shelf: Shelf,
-    first: Any,
-    second: Any,
-    seeds: Any,
-    sampler: Any,
-    steps: Any,
-    spacing: Any,
-    label: Any = ALL,
-    guidance: Any = 1.0,
+    shelf: Shelf, first: Any, second: Any, seeds: Any, sampler: Any, steps: Any, spacing: Any, label: Any, guidance: Any
 ) -> list[Order]:
     """What each model is to draw. A request that cannot be drawn is refused before anything is."""
-    numbers, count = read_seeds(seeds), check_whole("steps", steps, 1, MOST_STEPS)
+    numbers, count = parse_seeds(str(seeds), most=MOST_SEEDS), check_whole("steps", steps, 1, MOST_STEPS)
     spec = one_of("sampler", sampler, SAMPLERS)
     if one_of("spacing", spacing, ALL_SPACINGS) != DEFAULT:
         spec = f"{spec}:spacing={spacing}"
@@ -128,30 +121,25 @@ def _read_classes(classes: int, label: Any, guidance: Any) -> dict[str, Any]:
     """The arguments of `plan_job` about the classes of a model that has some."""
     if not classes:
         return {}
-    scale = check_between("guidance", guidance, 0, MOST_GUIDANCE)
-    label = one_of("class", label, [ALL, NONE, *map(str, range(classes))])
-    chosen = {ALL: None, NONE: []}.get(label, [int(label)] if label.isdecimal() else None)
-    return {"classes": chosen, "guidance": None if scale == 1 or label == NONE else scale}
+    scale = check_number("guidance", guidance, 0, MOST_GUIDANCE)
+    chosen: dict[str, list[int] | None] = {ALL: None, NONE: []}
+    chosen |= {str(number): [number] for number in range(classes)}
+    label = one_of("class", label, chosen)
+    return {"classes": chosen[label], "guidance": None if scale == 1 or label == NONE else scale}
 
 
 # HTML ----------------------------------------------------------------------------------------------------------------
 
 
-def state_picture(x: Tensor, model: Model) -> Image.Image:
-    """States [N, C, *event] in the units of the model, as one picture; those beyond the range of the data are scaled
-    into it."""
+def state_figure(x: Tensor, name: str, model: Model, caption: str) -> str:
+    """States [N, C, *event] in the units of the model as one picture, scaled into the range of the data."""
     x = x.cpu() / max(1.0, x.abs().quantile(0.99).item())
     if model.grid.kind == "picture":
         tiles = as_stored(x, model.denoiser.scaling, model.grid.dtype)
     else:
-        images = [item_picture(item, x.transpose(0, 1), model.grid).convert("RGB") for item in x]
-        tiles = torch.stack([torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images])
-        tiles = tiles.reshape(len(images), *images[0].size[::-1], 3).movedim(-1, 1)
-    return Image.fromarray(grid_pixels(tiles).squeeze(-1).numpy())
-
-
-def state_figure(x: Tensor, name: str, model: Model, caption: str) -> str:
-    return figure(picture(state_picture(x, model), SIDE, LIMIT), f"{name}: {caption}", f"{name}: {caption}", "small")
+        images = [np.array(item_picture(item, x.transpose(0, 1), model.grid).convert("RGB")) for item in x]
+        tiles = torch.from_numpy(np.stack(images)).movedim(-1, 1)
+    return figure(picture(grid_image(tiles), SIDE, LIMIT), f"{name}: {caption}", f"{name}: {caption}", "small")
 
 
 def noise_figure(name: str, model: Model, seeds: Sequence[int]) -> str:
@@ -172,79 +160,54 @@ def side_by_side(figures: Sequence[str]) -> str:
     return f'<div class="pair">{"".join(figures)}</div>'
 
 
-class Spectrum(NamedTuple):
-    """The power by wavenumber of the data, as the model knows it, and of samples by the name of their model."""
-
-    wavenumber: Tensor
-    data: Tensor
-    samples: dict[str, Tensor]
-    label: str
-    """What the wavenumber counts."""
-
-
-def spectra(orders: Sequence[Order], samples: Sequence[Tensor]) -> list[Spectrum]:
-    """The spectra of x − μ in the units of the models. Models of the same data share one; those that know no Gaussian
-    N(μ, C) of the data have none."""
-    distinct: list[Spectrum] = []
-    for order, x in zip(orders, samples, strict=True):
-        if (gaussian := order.model.denoiser.gaussian) is None:
-            continue
-        shells = common_shells([gaussian.power(1.0)])
-        data = expected_spectrum(gaussian.covariance, shells)
-        power = mean_spectrum(x - gaussian.mean.to(x), shells)
-        same = [
-            other
-            for other in distinct
-            if other.data.shape == data.shape and torch.allclose(other.data, data, rtol=0.05)
-        ]
-        if same:
-            same[0].samples[order.name] = power
-        else:
-            label = wavenumber_label(shells.shape, shells.boundary)
-            distinct.append(Spectrum(shells.wavenumber, data, {order.name: power}, label))
-    return distinct
+def spectra(gaussian: GaussianModel, x: Tensor) -> tuple[Shells, Tensor, Tensor]:
+    """The power of x − μ by wavenumber, in the units of the model: of the data, as N(μ, C) has it, and of samples."""
+    shells = common_shells([gaussian.power(1.0)])
+    return shells, expected_spectrum(gaussian.covariance, shells), mean_spectrum(x - gaussian.mean.to(x), shells)
 
 
 @drawn
-def spectrum_figure(spectrum: Spectrum, count: int) -> Figure:
+def spectra_figure(samples: dict[str, tuple[GaussianModel, Tensor]]) -> Figure:
+    """The spectra of samples of models, by name, and of their data; those of the same data are drawn once."""
     drawing = Figure((7.2, 3.4), dpi=120, layout="constrained")
-    axes = drawing.subplots()
-    k = spectrum.wavenumber[1:]
-    axes.loglog(k, spectrum.data[1:], color=ink(), linewidth=2.0, label="training data")
-    for marker, (name, power) in zip("os", spectrum.samples.items(), strict=False):
-        label = f"{count} samples of {drawable(name, 40)}"
-        axes.loglog(k, power[1:], f"{marker}-", markersize=4, linewidth=1.0, label=label)
-    axes.set(xlabel=spectrum.label, ylabel=f"{POWER}\n(squared units of the model)")
-    axes.grid(visible=True)
+    axes, known = drawing.subplots(), list[Tensor]()
+    for marker, (colour, _), (name, (gaussian, x)) in zip("os", looks(), samples.items(), strict=False):
+        shells, data, measured = spectra(gaussian, x)
+        k = shells.wavenumber[1:]
+        if not any(other.shape == data.shape and torch.allclose(other, data, rtol=0.05) for other in known):
+            of = f" of {drawable(name, 40)}" if known else ""
+            axes.plot(k, data[1:], color=colour if known else ink(), linewidth=2.0, label=f"training data{of}")
+            known.append(data)
+        label = f"{len(x)} samples of {drawable(name, 40)}"
+        axes.plot(k, measured[1:], f"{marker}-", color=colour, markersize=4, linewidth=1.0, label=label)
+    draw_wavenumbers(axes, k[-1].item(), wavenumber_label(shells.shape, shells.boundary))
+    axes.set_ylabel(f"{POWER}\n(squared units of the model)")
     axes.legend(frameon=False)
     return drawing
 
 
 def spectra_view(orders: Sequence[Order], samples: Sequence[Tensor]) -> str:
     """The spectra of the samples against those of the data."""
-    count = len(orders[0].seeds)
-    note = f"The spectrum of {count} samples, and that of all training data, as it is stored with the models."
-    plots = []
-    for spectrum in spectra(orders, samples):
-        alt = f"Power by wavenumber of the data and of {' and '.join(spectrum.samples)}"
-        plots.append(plot(spectrum_figure(spectrum, count), alt, note))
-    without = [order.name for order in orders if order.model.denoiser.gaussian is None]
-    notes = [
-        f"<p>{escape(name)} stores no spectrum of its data, so there is none to compare with.</p>" for name in without
-    ]
-    return "".join(plots + notes)
+    known, view = {}, ""
+    for order, x in zip(orders, samples, strict=True):
+        if (gaussian := order.model.denoiser.gaussian) is not None:
+            known[order.name] = gaussian, x
+        else:
+            view += f"<p>{escape(order.name)} stores no spectrum of its data, so there is none to compare with.</p>"
+    if known:
+        note = f"The spectrum of {len(x)} samples, and that of all training data, as it is stored with the models."
+        view = plot(spectra_figure(known), f"Power by wavenumber of the data and of {' and '.join(known)}", note) + view
+    return view
 
 
 def save_files(order: Order, x: Tensor) -> list[str]:
     """PNG and NPY of samples in the units of the data, in a new folder from which the page sends them."""
-    place = Path(get_upload_folder())
-    place.mkdir(parents=True, exist_ok=True)
-    folder, grid = Path(tempfile.mkdtemp(dir=place, prefix="samples-")), order.model.grid
+    folder, grid = Path(tempfile.mkdtemp(dir=get_upload_folder(), prefix="samples-")), order.model.grid
     data = as_stored(x, order.model.denoiser.scaling, grid.dtype)
     files = [folder / f"{order.model.name}.png", folder / f"{order.model.name}.npy"]
     save_samples_figure(data, grid, files[0])
-    write_npy(Samples(data.numpy(), torch.tensor(order.seeds).numpy(), grid, {}), files[1])
-    return [str(file) for file in files if file.is_file()]
+    write_npy(Samples(data.numpy(), np.array(order.seeds), grid, {}), files[1])
+    return list(map(str, files))
 
 
 # Events --------------------------------------------------------------------------------------------------------------
@@ -252,7 +215,7 @@ def save_files(order: Order, x: Tensor) -> list[str]:
 
 def preview(shelf: Shelf, first: Any, second: Any, seeds: Any) -> tuple[str, Any, Any]:
     """The noise of the seeds for the chosen models, and the controls of classes and guidance."""
-    numbers, models = read_seeds(seeds), read_models(shelf, first, second)
+    numbers, models = parse_seeds(str(seeds), most=MOST_SEEDS), read_models(shelf, first, second)
     for model in models.values():
         check_work("seeds", len(numbers), 1, model.shape)
     view = side_by_side([noise_figure(name, model, numbers) for name, model in models.items()])
@@ -261,9 +224,9 @@ def preview(shelf: Shelf, first: Any, second: Any, seeds: Any) -> tuple[str, Any
     return view, classes, gr.update(visible=most > 0)
 
 
-def draw(shelf: Shelf, is_dark: Any, watch: Any, *values: Any) -> Iterator[tuple[str, Any, Any, str]]:
+def draw(shelf: Shelf, is_dark: Any, *values: Any) -> Iterator[tuple[str, Any, Any, str]]:
     """The progress, the pictures, the files, and the command, again and again until all is drawn."""
-    orders, clean = read_orders(shelf, *values), one_of("watch", watch, (NOISY, CLEAN)) == CLEAN
+    orders = read_orders(shelf, *values)
     command = "\n".join(order.command for order in orders)
     figures = {order.name: noise_figure(order.name, order.model, order.seeds) for order in orders}
 
@@ -273,7 +236,7 @@ def draw(shelf: Shelf, is_dark: Any, watch: Any, *values: Any) -> Iterator[tuple
     def render(frame: tuple[Order, Visit]) -> tuple[str, Any, Any, str]:
         order, visit = frame
         step = f"step {visit.step} of {visit.num_steps}"
-        figures[order.name] = state_figure(visit.x0 if clean else visit.x, order.name, order.model, step)
+        figures[order.name] = state_figure(visit.x, order.name, order.model, step)
         return f"{escape(order.name)}: {step}", side_by_side([*figures.values()]), None, command
 
     samples = yield from watched(work, render)
@@ -300,10 +263,7 @@ def sample_tab(page: Page) -> None:
             guidance = gr.Slider(
                 0, MOST_GUIDANCE, 1, step=0.1, label="Guidance", visible=False, elem_id="sample-guidance"
             )
-            watch = gr.Radio([NOISY, CLEAN], value=NOISY, label="Watch", elem_id="sample-watch")
-            with gr.Row():
-                go = gr.Button("Draw", variant="primary", min_width=100, elem_id="sample-draw")
-                stop = gr.Button("Stop", min_width=100, elem_id="sample-stop")
+            both = buttons("sample", "Draw")
         with gr.Column(scale=3, min_width=320):
             status = gr.HTML("Press Draw.", elem_id="sample-status", padding=False)
             view = gr.HTML(elem_id="sample-view", padding=False)
@@ -314,11 +274,8 @@ def sample_tab(page: Page) -> None:
         known = [*shelf.models()]  # a training may have ended since the page was made
         return gr.update(choices=labelled(known)), gr.update(choices=labelled([NONE, *known]))
 
-    page.ready.then(with_user_errors(menus), None, [first, second], **HIDDEN_PROGRESS)
-    previewed = with_user_errors(partial(preview, shelf)), [first, second, seeds], [view, label, guidance]
-    for event in (page.ready.then, first.input, second.input, seeds.submit):
-        event(*previewed, **HIDDEN_PROGRESS)
-    inputs = [page.dark, watch, first, second, seeds, sampler, steps, spacing, label, guidance]
-    outputs = [status, view, files, command]
-    drawing = go.click(with_user_errors(partial(draw, shelf)), inputs, outputs, show_progress="hidden", **LONG)
-    stop_button(stop, drawing, status)
+    on(page.ready.then, menus, None, [first, second])
+    for event in (page.ready.then, [first.input, second.input, seeds.submit]):
+        on(event, partial(preview, shelf), [first, second, seeds], [view, label, guidance])
+    inputs = [page.dark, first, second, seeds, sampler, steps, spacing, label, guidance]
+    on_buttons(both, partial(draw, shelf), inputs, [status, view, files, command])

@@ -3,19 +3,19 @@
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 
-from nidiff.app.gate import LARGEST_FILE, LOCAL, Gate
 from nidiff.app.shelf import Shelf
 from nidiff.errors import InputError, first_line
 from nidiff.recipe import check_whole
 
-LOOPBACK, FIRST, PORTS = "127.0.0.1", 7860, 100
+FIRST, PORTS = 7860, 100
 WAITING = 100  # requests in the queue; one more is told to come again
 
 
@@ -32,8 +32,7 @@ def free_port(host: str, port: int | None) -> int:
                 reason = error.strerror
             else:
                 return int(trial.getsockname()[1])
-    problem = "cannot be used" if port is not None else f"is missing, and none from {FIRST} to {number} can be used"
-    raise InputError("port", port, f"{problem} on {host} ({reason})", "give another")
+    raise InputError("port", number, f"cannot be used on {host} ({reason})", "give another")
 
 
 def address_of(host: str) -> str:
@@ -46,48 +45,57 @@ def address_of(host: str) -> str:
     return str(addresses[0][4][0])
 
 
+def serve(shelf: Shelf, host: str, port: int | None, announce: Callable[[str], None]) -> None:
+    """Serve the page about what is on the shelf until Ctrl-C, or a signal that asks this process to end, and end it.
+    ``announce`` is called with the address of the page."""
+    over = threading.Event()
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the last is not everywhere
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda *_: over.set())
+    with _serving(shelf, host, port) as url:
+        announce(url)
+        over.wait()
+    print("stopped", file=sys.stderr, flush=True)
+    os._exit(0)  # a thread of gradio may still be in torch, which aborts if Python is taken down around it
+
+
 @contextmanager
-def serving(shelf: Shelf, host: str = LOOPBACK, port: int | None = None) -> Iterator[str]:
-    """Serve the page about what is on the shelf, and yield its address. In the end its files for download are gone."""
+def _serving(shelf: Shelf, host: str, port: int | None) -> Iterator[str]:
+    """Serve the page, and yield its address. In the end its files for download are gone."""
     free_port(host, port)  # a bad address is refused now, before the slow imports
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ |= _settings(host, cache)  # read when gradio is imported
         import torch
         from starlette.middleware import Middleware
 
+        from nidiff.app.gate import LOCAL, Gate
         from nidiff.app.layout import HEAD, theme
         from nidiff.app.page import build
         from nidiff.app.work import closing
 
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))  # two requests are worked on at a time
-        closing.clear()
         blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
         hosts = (*LOCAL, host) if ip_address(address_of(host)).is_loopback else ()
-        port = free_port(host, port)
         try:
-            try:
-                _, url, _ = blocks.launch(
-                    server_name=host,
-                    server_port=port,
-                    prevent_thread_lock=True,
-                    show_error=True,
-                    quiet=True,
-                    theme=theme(),
-                    head=HEAD,
-                    footer_links=[],
-                    max_file_size=LARGEST_FILE,
-                    state_session_capacity=200,
-                    strict_cors=True,
-                    enable_monitoring=False,
-                    share=False,
-                    ssr_mode=False,
-                    pwa=False,
-                    mcp_server=False,
-                    app_kwargs={"middleware": [Middleware(Gate, hosts=hosts, folder=Path(cache))]},
-                )
-            except OSError as error:
-                raise InputError("port", port, "was taken while the page was prepared", "start it again") from error
+            _, url, _ = blocks.launch(
+                server_name=host,
+                server_port=free_port(host, port),
+                prevent_thread_lock=True,
+                show_error=True,
+                quiet=True,
+                theme=theme(),
+                head=HEAD,
+                footer_links=[],
+                state_session_capacity=200,
+                strict_cors=True,
+                enable_monitoring=False,
+                share=False,
+                ssr_mode=False,
+                pwa=False,
+                mcp_server=False,
+                app_kwargs={"middleware": [Middleware(Gate, hosts=hosts, folder=Path(cache))]},
+            )
             yield url
         finally:
             closing.set()
@@ -105,12 +113,3 @@ def _settings(host: str, cache: str) -> dict[str, str]:
         "no_proxy": direct,
         "NO_PROXY": direct,
     }
-
-
-def interrupt() -> threading.Event:
-    """The event that Ctrl-C sets from now on, or a signal that asks this process to end."""
-    over = threading.Event()
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # the last is not everywhere
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: over.set())
-    return over

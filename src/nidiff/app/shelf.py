@@ -1,11 +1,10 @@
 """What the page may open: the models that ship, and those in the folders it was given. Nothing else is read."""
 
 import os
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
-from threading import Lock
 
 from nidiff.errors import FileError, one_of
 from nidiff.generation.loaded_model import Model, open_model, process_state, run_folder
@@ -25,37 +24,28 @@ class Shelf:
         self.shipped = zoo_models()
         self._paths: dict[str, Path] = {}
         self._folders = [] if folder is None else [folder]
-        self._loaded: OrderedDict[tuple[str, int], Model] = OrderedDict()
-        self._lock = Lock()
         for path in paths:
             self._add(path)
 
     def _add(self, path: Path) -> None:
         """A run or a model whose training has ended, or a folder that holds some, ended or not."""
-        place, problem = run_folder(find_model(path, "model")), ""
+        place = run_folder(find_model(path, "model"))
         if place in self.shipped.values():
             return
-        if not place.is_dir():
-            problem, remedy = "is not a folder", "give a run, a model, or a folder of runs"
-        elif not _is_utf8(str(path)):
-            problem, remedy = "cannot be shown in a browser", "rename it to UTF-8"
-        elif is_run(place) and not RunDirectory.open(place).has_model:
-            problem = "has no model yet, since its training has not finished"
+        if is_run(place) and not RunDirectory.open(place).has_model:
             remedy = f"wait until it has, or watch it with nidiff explore {place.parent}"
-        elif _is_run_or_model(place):
+            raise FileError("model", str(path), "has no model yet, since its training has not finished", remedy)
+        if _is_run_or_model(place) and _is_utf8(str(path)):
             self._paths[str(path)] = place
         elif any(map(_is_run_or_model, _inside(place))):
             self._folders.append(place)
         else:
-            problem = "is neither a run nor a model, and contains none"
             remedy = "give a run of nidiff train, a saved model, or a folder that contains some"
-        if problem:
-            raise FileError("model", str(path), problem, remedy)
+            raise FileError("model", str(path), "is neither a run nor a model, and contains none", remedy)
 
     def models(self) -> dict[str, Path]:
         """All that can be sampled now. A model of the user hides one that ships under the same name."""
-        users = self.user_models()
-        return users | {name: path for name, path in self.shipped.items() if name not in users}
+        return self.user_models() | {**self.shipped, **self.user_models()}
 
     def user_models(self) -> dict[str, Path]:
         """All models that the user has named, directly or by their folder, and that can be sampled now."""
@@ -74,18 +64,16 @@ class Shelf:
         """A model by its name; the last few stay in memory until their files change."""
         known = self.models()
         path = known[one_of("model", name, known)]
-        key = (name, (path / "model" if is_run(path) else path).stat().st_mtime_ns)
-        with self._lock:
-            if key not in self._loaded:
-                self._loaded[key] = open_model(path, process_state())
-            self._loaded.move_to_end(key)
-            while len(self._loaded) > OPEN:
-                self._loaded.popitem(last=False)
-            return self._loaded[key]
+        return _opened(path, (path / "model" if is_run(path) else path).stat().st_mtime_ns)
 
     def run(self, name: str) -> RunDirectory:
         known = self.runs()
         return RunDirectory.open(known[one_of("run", name, known)])
+
+
+@lru_cache(OPEN)
+def _opened(path: Path, changed: int) -> Model:
+    return open_model(path, process_state())
 
 
 def is_run(folder: Path) -> bool:
@@ -97,8 +85,7 @@ def _is_run_or_model(folder: Path) -> bool:
 
 
 def _inside(folder: Path) -> list[Path]:
-    """The folders inside, the newest first, without links, which could lead anywhere, and without those that cannot be
-    read or have just gone."""
+    """The folders inside that can be read, the newest first, without links, which could lead anywhere."""
     folders = []
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -110,11 +97,8 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def _is_utf8(name: str) -> bool:
-    """Whether a browser can show a name: those of files may be any bytes."""
-    try:
-        return bool(name.encode())
-    except UnicodeEncodeError:
-        return False
+    """Whether a browser can show a name: those of files may be any bytes, and others are read as lone surrogates."""
+    return name == name.encode(errors="ignore").decode()
 
 
 def _has_links(folder: Path) -> bool:

@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from inspect import isgeneratorfunction
 from typing import Any, TypeVar
@@ -16,92 +17,70 @@ from typing import Any, TypeVar
 import gradio as gr
 
 from nidiff.errors import InputError
-from nidiff.recipe import check_number
 
 LONGEST = 120.0  # seconds that one request may take
 PATIENCE = 10.0  # seconds after which a visitor who takes nothing has gone
 OFTEN = 0.2  # seconds between two pictures of the same work
 MOST_WORK = 2**23  # items × steps × numbers of an item
 
-# Two workers on two cores: a long one never keeps the sliders waiting. Visitors beyond that wait in the queue.
-QUICK: dict[str, Any] = {"concurrency_id": "quick", "concurrency_limit": 1, "api_visibility": "private"}
-LONG: dict[str, Any] = {"concurrency_id": "long", "concurrency_limit": 1, "api_visibility": "private"}
-
 T = TypeVar("T")
 R = TypeVar("R")
 Show = Callable[[T], None]
 
-closing = threading.Event()  # while it is set, all work ends at its next step
+closing = threading.Event()  # once it is set, all work ends at its next step
 
 
 class Stopped(Exception):
     """The visitor has stopped the work, or gone."""
 
 
-def watched(
-    work: Callable[[Show[T]], R], render: Callable[[T], Any] = lambda frame: frame, seconds: float = LONGEST
-) -> Generator[Any, None, R]:
+def watched(work: Callable[[Show[T]], R], render: Callable[[T], Any] = lambda frame: frame) -> Generator[Any, None, R]:
     """Do ``work(show)`` in a thread, yield the frames that it shows, each through ``render``, and return its result.
 
     ``work`` calls ``show`` at every step. That ends the work when the visitor stops it, which closes this generator,
-    when nobody has asked the generator for a frame for `PATIENCE`, and when ``seconds`` have passed. Of frames that
-    come faster than every `OFTEN` seconds, only the newest is yielded.
+    when nobody has asked the generator for a frame for `PATIENCE`, and when `LONGEST` has passed. Of frames that come
+    faster than every `OFTEN` seconds, only the newest is yielded.
     """
     frames: queue.Queue[T] = queue.Queue(1)
-    over, end = threading.Event(), time.monotonic() + seconds
-    taken, put, failures, results = time.monotonic(), 0.0, list[BaseException](), list[R]()
+    over, end = threading.Event(), time.monotonic() + LONGEST
+    taken, put = time.monotonic(), 0.0
 
     def show(frame: T) -> None:
         nonlocal put
         now = time.monotonic()
         if over.is_set() or closing.is_set() or now - taken > PATIENCE:
             raise Stopped
-        if now > end:
-            problem = f"this takes longer than the {seconds:g} s that a request may take"
-            raise InputError(None, None, problem, "ask for fewer steps or samples")
+        check_time(end)
         if now - put >= OFTEN:
             with contextlib.suppress(queue.Empty):
                 frames.get_nowait()
             frames.put_nowait(frame)
             put = now
 
-    def run() -> None:
-        try:
-            results.append(work(show))
-        except BaseException as error:  # it is raised where the visitor waits
-            failures.append(error)
-
-    thread = threading.Thread(target=run)  # which Python waits for when it ends: torch would abort
-    thread.start()
+    worker = ThreadPoolExecutor(1)
+    result = worker.submit(work, show)
+    worker.shutdown(wait=False)
     try:
-        while thread.is_alive():
+        while not result.done():
             taken = time.monotonic()
             with contextlib.suppress(queue.Empty):
                 yield render(frames.get(timeout=0.05))
     finally:
         over.set()
-    if failures:
-        raise failures[0]
-    return results[0]
+    return result.result()
 
 
 def with_user_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """An event of the page whose errors reach the visitor as one sentence of plain text."""
-    if isgeneratorfunction(function):
-
-        @functools.wraps(function)
-        def steps(*values: Any) -> Iterator[Any]:
-            with _user_errors():
-                yield from function(*values)
-
-        return steps
+    if not isgeneratorfunction(function):
+        return _user_errors()(function)
 
     @functools.wraps(function)
-    def once(*values: Any) -> Any:
+    def steps(*values: Any) -> Iterator[Any]:
         with _user_errors():
-            return function(*values)
+            yield from function(*values)
 
-    return once
+    return steps
 
 
 @contextlib.contextmanager
@@ -109,7 +88,8 @@ def _user_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise error if isinstance(error, gr.Error) else user_error(_sentence(error)) from None
+        sentence = " ".join(_sentence(error).split())[:600]
+        raise gr.Error(escape(sentence), duration=20, title="nidiff", print_exception=False) from None
 
 
 def _sentence(error: Exception) -> str:
@@ -125,18 +105,10 @@ def _sentence(error: Exception) -> str:
     return "something went wrong: see the terminal where nidiff explore is running."
 
 
-def user_error(sentence: str) -> gr.Error:
-    """The error that shows a sentence to the visitor, on one line and of bounded length."""
-    words = " ".join(sentence.split())
-    return gr.Error(escape(words[:600]), duration=20, title="nidiff", print_exception=False)
-
-
-def check_between(argument: str, value: Any, low: float, high: float) -> float:
-    """``value`` as a number from ``low`` to ``high``."""
-    number = check_number(argument, value)
-    if not low <= number <= high:
-        raise InputError(argument, number, "is out of range", f"give a number from {low:g} to {high:g}")
-    return number
+def check_time(end: float) -> None:
+    """Refuse to work on after ``end``, a time of the monotonic clock."""
+    if time.monotonic() > end:
+        raise InputError(None, None, "this takes longer than a request may take", "ask for fewer steps or samples")
 
 
 def check_work(argument: str, count: int, steps: int, shape: tuple[int, ...]) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import arg
 
@@ -13,10 +13,7 @@ from nidiff.commands.flags import DataArgument
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.progress import progress_bar
-from nidiff.recipe import fits
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from nidiff.recipe import check_whole, fits
 
 RANGES = {"symmetric": "[-1, 1]", "unit": "[0, 1]"}
 OPTIONS: dict[str, dict[str, type]] = {"batch": {"batch_size": int}, "quantile": {"quantile": float}}  # of --distance
@@ -56,13 +53,13 @@ class Calibrate:
         from nidiff.covariance.config import as_covariance
         from nidiff.design.distance import as_pixels
         from nidiff.design.scales import Calibration, calibrate
+        from nidiff.diffusion.scaling import PIXELS
         from nidiff.report.calibration import calibration_figure
         from nidiff.report.noise import check_out, save_figure
 
         check_out(self.out)
         one_of("range", self.range, RANGES)
-        if self.seed < 0:
-            raise InputError("seed", self.seed, "is negative", "use 0 or more")
+        check_whole("seed", self.seed, 0)
         distance, options = parse_call("distance", self.distance)
         known = OPTIONS.get(distance, {})
         if not all(key in known and fits(value, known[key]) for key, value in options.items()):
@@ -70,7 +67,10 @@ class Calibrate:
             raise InputError("distance", self.distance, "is unknown", remedy)
         options |= {"sigma_min": self.sigma_min, "ratio": self.ratio, "distance": distance, "epsilon": self.epsilon}
         options |= {"steps_per_level": self.steps_per_level, "preconditioned": not self.printed}
-        images, generator = self._load(), torch.Generator().manual_seed(self.seed)
+        data, generator = self.data.require().load(memory_limit=None, annotations=()), torch.Generator()
+        generator.manual_seed(self.seed)
+        # 8-bit images as they are, which need less memory; all else as floats in the model's units.
+        images = data.stored(torch.arange(len(data))) if data.scaling == PIXELS else data.all()
         if self.range == "unit":
             if images.dtype != torch.uint8 and bool((images.abs() > 1).any()):
                 raise InputError("range", self.range, "is for images with pixels in [-1, 1]", "leave it out")
@@ -78,29 +78,18 @@ class Calibrate:
         covariance = as_covariance(self.covariance, tuple(images.shape[2:]), lambda: as_pixels(images))
         with progress_bar("distances", "pairs") as progress:
             calibration = calibrate(images, covariance, generator=generator, progress=progress, **options)
-        config = covariance.to_config()
         save_figure(calibration_figure(images, covariance, calibration, generator=generator), self.out)
         print(f"wrote {self.out}", file=sys.stderr)
         hints = get_type_hints(Calibration, include_extras=True)
         formulas = {name: hint.__metadata__[0] for name, hint in hints.items()}
         if self.json:
-            about = {"data": self.data.source, "range": self.range, "out": str(self.out), "covariance": config}
-            print(json.dumps({**about, **asdict(calibration), "formulas": formulas}, indent=2))
+            about = {"data": self.data.source, "range": self.range, "out": str(self.out)}
+            results = {"covariance": covariance.to_config(), **asdict(calibration), "formulas": formulas}
+            print(json.dumps({**about, **results}, indent=2))
         else:
-            numbers = (
-                f"pixels in {RANGES[self.range]}" if images.dtype == torch.uint8 else "numbers as the model sees them"
-            )
+            numbers = f"pixels in {RANGES[self.range]}" if data.scaling == PIXELS else "numbers as the model sees them"
             print(f"{numbers}, noise {covariance!r}\n")
             print(aligned([(name, _cell(value), formulas[name]) for name, value in asdict(calibration).items()]))
-
-    def _load(self) -> "Tensor":
-        """8-bit images as they are, which need less memory; all else as floats in the model's units."""
-        import torch
-
-        from nidiff.diffusion.scaling import PIXELS
-
-        data = self.data.require().load(memory_limit=None, annotations=())
-        return data.stored(torch.arange(len(data))) if data.scaling == PIXELS else data.all()
 
 
 def _cell(value: Any) -> str:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
-from nidiff.errors import FileError
 from nidiff.extras import require
 from nidiff.files import replace_text, writing
 from nidiff.training.experiment import PRESETS
@@ -45,14 +44,13 @@ class Demo:
         from nidiff.evaluation.classifier import recognised, train_classifier
         from nidiff.model.folder import load_model
         from nidiff.randomness import generators_from_seeds
-        from nidiff.report.panels import save_panels
+        from nidiff.report.contact import save_panels
         from nidiff.sampling.sampler import sample
 
         trainings = self._trainings()  # checked, all of them, before the first begins
         if self._draw_first():
-            _say(
-                f"wrote {self.out / 'first.png'} after {time.monotonic() - started:.1f} s: {FIRST}, a model that ships"
-            )
+            seconds = time.monotonic() - started
+            _say(f"wrote {self.out / 'first.png'} after {seconds:.1f} s: {FIRST}, a model that ships")
         real, held_out = load_dataset("digits"), load_dataset("digits", split="test")
         assert real.labels is not None
         classifier, test = train_classifier(real.all(), real.labels), held_out.all()
@@ -98,7 +96,7 @@ class Demo:
             return False
         from nidiff.generation.loaded_model import open_model, process_state
         from nidiff.randomness import generators_from_seeds, white_noise
-        from nidiff.report.panels import save_panels
+        from nidiff.report.contact import save_panels
         from nidiff.sampling.sampler import sample
 
         model = open_model(Path(FIRST), process_state())
@@ -120,9 +118,6 @@ class Demo:
 
         check_whole("num_samples", self.num_samples)
         require_memory("num_samples", self.num_samples, BYTES * self.num_samples, "draw fewer samples")
-        for path in (self.out / name for name in ("first.png", "demo.png", "demo.json")):
-            if path.is_dir():
-                raise FileError("out", str(path), "is a directory", "choose another place")
         trainings = {}
         for title, preset in RUNS.items():
             experiment = replace(PRESETS[preset], steps=self.steps, cooldown=self.steps // 2)

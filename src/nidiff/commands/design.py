@@ -63,27 +63,18 @@ class Design:
         check_out(self.out)
         if self.num_steps not in STEPS:
             raise InputError("num_steps", self.num_steps, "is unknown", f"choose from {', '.join(map(str, STEPS))}")
-        self.data.require()
         for text in self.schedules or ():
             one_of("schedules", text.partition(":")[0], SCHEDULES)
-        experiment = Experiment(
-            data=self.data,
-            covariance="white",
-            boundary=self.boundary,
-            gaussian=self.gaussian,
-        )
-        images = self.data.load(annotations=())
+        images = self.data.require().load(annotations=())
+        experiment = Experiment(self.data, covariance="white", boundary=self.boundary, gaussian=self.gaussian)
         texts = NOISES if self.covariances is None else self.covariances
         noises = {text: build_covariance(replace(experiment, covariance=text), images) for text in texts}
-        gaussian = _gaussian(experiment, images, noises)
+        gaussian, schedules = (
+            _gaussian(experiment, images, noises),
+            CLOCKS if self.schedules is None else self.schedules,
+        )
         with progress_bar("candidates", "") as progress:
-            designed = compare(
-                gaussian,
-                noises.__getitem__,
-                texts,
-                CLOCKS if self.schedules is None else self.schedules,
-                progress,
-            )
+            designed = compare(gaussian, noises.__getitem__, texts, schedules, progress)
         for text in designed.left_out:
             print(f"left out {text}, which keeps signal at its last level: it needs start=gaussian", file=sys.stderr)
         save_figure(design_figure(designed), self.out)
@@ -93,13 +84,13 @@ class Design:
             print(json.dumps(self._report(designed, command), indent=2))
             return
         print(f"predicted error of the spectrum, mean |S/C - 1|, with {self.num_steps} steps\n")
-        print(aligned([(*HEAD, *_samplers(designed)), *(self._cells(candidate) for candidate in designed.candidates)]))
+        head = (*HEAD, *designed.recommended.errors)
+        print(aligned([head, *(self._cells(candidate) for candidate in designed.candidates)]))
         for title, candidate in (("white noise", designed.baseline), ("recommended", designed.recommended)):
             if candidate is not None:
                 print(f"\n{title}: {candidate.covariance}, {candidate.schedule}\n")
-                lines = [
-                    (name, *(f"{error:.2g}" for error in errors.values())) for name, errors in candidate.errors.items()
-                ]
+                errors = candidate.errors.items()
+                lines = [(name, *(f"{error:.2g}" for error in by_steps.values())) for name, by_steps in errors]
                 print(aligned([("steps", *map(str, STEPS)), *lines]))
         print(f"\nbecause {designed.reason}.\n\n    {command}")
 
@@ -115,64 +106,36 @@ class Design:
         return [*words, "--out", "runs/designed"]
 
     def _report(self, designed: "designs.Design", command: str) -> dict[str, Any]:
-        rows = [
-            {
-                "covariance": candidate.covariance,
-                "schedule": candidate.schedule,
-                "roughness": candidate.roughness,
-                "snr_last": candidate.snr_last,
-                "snr_first": candidate.snr_first,
-                "errors": {
-                    name: {str(steps): error for steps, error in by_steps.items()}
-                    for name, by_steps in candidate.errors.items()
-                },
-                "faults": candidate.faults,
-            }
-            for candidate in designed.candidates
-        ]
-        chosen = designed.candidates.index(designed.recommended)
+        rows = [vars(candidate) | {"faults": candidate.faults} for candidate in designed.candidates]
+        for row in rows:
+            del row["logsnr"]
+        chosen = rows[designed.candidates.index(designed.recommended)]
         return {
             "data": self.data.source,
             "out": str(self.out),
             "shape": list(designed.gaussian.shape),
             "candidates": rows,
-            "recommended": {**rows[chosen], "reason": designed.reason, "command": command},
+            "recommended": {**chosen, "reason": designed.reason, "command": command},
         }
 
     def _cells(self, candidate: "designs.Candidate") -> tuple[str, ...]:
         """In plain ASCII, so that it prints on any terminal."""
         numbers = (f"{candidate.roughness:.3g}", f"{candidate.snr_last:.2g}", f"{candidate.snr_first:.2g}")
-        return (
-            candidate.covariance,
-            candidate.schedule,
-            *numbers,
-            *(f"{each[self.num_steps]:.2g}" for each in candidate.errors.values()),
-        )
+        errors = (f"{by_steps[self.num_steps]:.2g}" for by_steps in candidate.errors.values())
+        return (candidate.covariance, candidate.schedule, *numbers, *errors)
 
 
 def _gaussian(experiment: "Experiment", images: "Dataset", noises: "dict[str, Covariance]") -> "GaussianModel":
     """The data's Gaussian in the basis that all Σ share; white noise has any."""
-    fields = [text for text, covariance in noises.items() if not covariance.is_constant]
-    if not noises:
-        raise InputError("covariances", None, "is empty", "name at least one, such as white")
     from nidiff.training.build import build_gaussian
 
-    gaussian = build_gaussian(experiment, images, noises[(fields or [*noises])[0]])
-    assert gaussian is not None
+    if not noises:
+        raise InputError("covariances", None, "is empty", "name at least one, such as white")
+    fields = [text for text, covariance in noises.items() if not covariance.is_constant]
     for text in fields:
-        if not _has_modes(gaussian, noises[text]):
+        if noises[text].spatial != noises[fields[0]].spatial:
             remedy = "compare them in two runs, or give both the same boundary"
             raise InputError("covariances", text, f"has other modes than {fields[0]!r}", remedy)
+    gaussian = build_gaussian(experiment, images, noises[(fields or [*noises])[0]])
+    assert gaussian is not None
     return gaussian
-
-
-def _has_modes(gaussian: "GaussianModel", covariance: "Covariance") -> bool:
-    try:
-        gaussian.check_basis(covariance)
-    except InputError:
-        return False
-    return True
-
-
-def _samplers(designed: "designs.Design") -> tuple[str, ...]:
-    return tuple(designed.candidates[0].errors)

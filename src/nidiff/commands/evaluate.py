@@ -12,7 +12,6 @@ from nidiff.commands.flags import Comparing, ConditioningFlags, Drawing
 from nidiff.errors import InputError
 from nidiff.files import read_npz
 from nidiff.notation import parse_seeds
-from nidiff.recipe import fits
 
 CHANNELS_LAST = {3: "NLC", 4: "NHWC", 5: "NDHWC"}  # how samples.npz holds signals, fields, and volumes or video
 
@@ -58,24 +57,15 @@ class Evaluate:
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
             drawing = (self.drawing, self.conditioning, self.sampler, self.num_steps)
-            if drawing != (Drawing(), ConditioningFlags(), Evaluate.sampler, None):
-                problem = "holds images, which are measured as they are"
-                raise InputError("run_or_images", str(path), problem, "leave out the flags of drawing")
-            file = path / "samples.npz"
-            if not path.exists():  # nor may it be the name of a data set
-                raise InputError("run_or_images", str(path), "does not exist", "give a run, a model, or samples")
+            if not path.exists() or drawing != (Drawing(), ConditioningFlags(), None, None):
+                problem = "holds images, which are measured as they are" if path.exists() else "does not exist"
+                remedy = "give a run, a model, or images without the flags of drawing"
+                raise InputError("run_or_images", str(path), problem, remedy)
             layout, source, classes = self.comparing.layout, path, None
-            if file.exists():  # of nidiff sample, whatever the layout of the real data is
+            if (file := path / "samples.npz").exists():  # of nidiff sample, whatever the layout of the real data is
                 arrays = read_npz(file, ["arr_0"], "draw it again with nidiff sample", optional=["classes"])
-                classes = arrays.get("classes")
-                layout, source = CHANNELS_LAST.get(arrays["arr_0"].ndim), file
+                layout, source, classes = CHANNELS_LAST.get(arrays["arr_0"].ndim), file, arrays.get("classes")
             images = load_dataset(source.absolute(), scaling="none", layout=layout, memory_limit=None)
             result = evaluate_images(images, name=path.name, classes=classes, **vars(self.comparing))
         if result is not None:
             print(json.dumps(result.to_json(), indent=2) if self.json else detailed_text(result))
-            for unit in () if self.json else ("bits", "nats"):
-                if fits(cost := result.provenance.get(f"gaussian_{unit}_per_dim"), float):
-                    what = "real images" if unit == "bits" else "real data, in their units,"
-                    print(
-                        f"Gaussian baseline: {cost:.4g} {unit} per dimension of the {what} under the fitted N(mu, C)."
-                    )

@@ -33,16 +33,14 @@ class Explore:
     def run(self) -> None:
         if find_spec("gradio") is None:  # it is imported later, when it has been told where its files go
             require("gradio")
-        from nidiff.app.server import interrupt, serving
+        from nidiff.app.server import serve
         from nidiff.app.shelf import Shelf
 
-        shelf = Shelf(self.models, folder=None if self.models else USUAL)
-        over = interrupt()
-        with serving(shelf, self.host, self.port) as url:
-            print(f"{url}   (press Ctrl-C to stop)", file=sys.stderr, flush=True)
-            if self.open:
-                import webbrowser
+        serve(Shelf(self.models, folder=None if self.models else USUAL), self.host, self.port, self._announce)
 
-                webbrowser.open(url)
-            over.wait()
-        print("stopped", file=sys.stderr)
+    def _announce(self, url: str) -> None:
+        print(f"{url}   (press Ctrl-C to stop)", file=sys.stderr, flush=True)
+        if self.open:
+            import webbrowser
+
+            webbrowser.open(url)

@@ -65,34 +65,27 @@ class Likelihood:
         if real.data.shape != model.shape:
             problem = f"has items {real.data.shape}, and the model makes {model.shape}"
             raise InputError("data", None, problem, "give data of the shape of the model")
-        solving: dict[str, Any] = {key: getattr(self, key) for key in ("trace", "num_probes", "rtol", "atol")}
+        names = ("num_images", "batch", "seed", "trace", "num_probes", "rtol", "atol")
+        settings: dict[str, Any] = {key: getattr(self, key) for key in names}
         denoiser, classes = model.denoiser, model.denoiser.conditions.get(CLASSES)
         if self.unconditional and classes is not None:
             denoiser = denoiser.given(**{CLASSES: classes.absent})
-        amount = {"num_images": self.num_images, "batch": self.batch, "seed": self.seed}
         with progress_bar(f"likelihood of {real.name}", "items") as progress:
-            likelihood = measure_likelihood(denoiser, real.data, **amount, **solving, progress=progress)
+            likelihood = measure_likelihood(denoiser, real.data, **settings, progress=progress)
         about = {
             "run": model.name,
             "model_sha256": model.sha256,
             "data": real.name,
             "split": real.split,
-            "num_images": len(likelihood.log_prob),
             "dimensions": likelihood.dimensions,
             "dequantised": likelihood.is_whole,
             **({} if classes is None else {"of_class": likelihood.of_class}),
-            "seed": self.seed,
-            **solving,
+            **settings,
+            "num_images": len(likelihood.log_prob),
         }
         summary = likelihood.summary()
-        if self.json:
-            costs = {
-                of: {name: {"value": cost.finite, "error": cost.error} for name, cost in row.items()}
-                for of, row in summary.items()
-            }
-            print(json.dumps({**about, **costs}, indent=2))
-        else:
-            print(_text(about, summary))
+        costs = {of: {name: cost.to_json() for name, cost in row.items()} for of, row in summary.items()}
+        print(json.dumps({**about, **costs}, indent=2) if self.json else _text(about, summary))
 
 
 COLUMNS = {
@@ -110,19 +103,15 @@ def _text(about: dict[str, object], summary: dict[str, dict[str, "Measured"]]) -
     rows = [["", *COLUMNS.values()]]
     rows += [[NAMES[of], *(number(row[key], PLAIN) for key in COLUMNS)] for of, row in summary.items()]
     part = {"train": "training data", "given": "not a part of the run"}.get(str(about["split"]), "held-out data")
-    units = (
-        "whole numbers with uniform noise, a step is 1"
-        if about["dequantised"]
-        else "the density in the units of the data"
-    )
+    whole, density = "whole numbers with uniform noise, a step is 1", "the density in the units of the data"
+    units = whole if about["dequantised"] else density
     lines = [
         f"-log p per dimension of {about['num_images']} items of {about['data']} ({part}), less is better",
         aligned(rows),
         f"Of {about['dimensions']} dimensions; {units}; +- is the standard error over items.",
     ]
     if "of_class" in about:
-        of_class = "the class of each item: log p(x | class)" if about["of_class"] else "no class"
-        lines.append(f"The model is given {of_class}.")
+        lines.append(f"The model is given {'the' if about['of_class'] else 'no'} class of each item.")
     if "gaussian" not in summary:
         lines.append("The model has no Gaussian of its data (--gaussian none), so there is no baseline.")
     return "\n".join(lines)

@@ -4,16 +4,12 @@ import json
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
 from nidiff.errors import InputError, one_of
-
-if TYPE_CHECKING:
-    from nidiff.model.zoo import Card
-    from nidiff.training.experiment import Experiment
 
 HEAD = ("model", "noise", "training", "parameters", "size", "score", "what it is")
 
@@ -40,11 +36,13 @@ class Models:
             entry = models[one_of("name", self.name, models)]
             print(json.dumps(described(entry), indent=2) if self.json else "\n".join(_words(entry)))
             return
-        from nidiff.report.contact import save_contact_sheet
+        from PIL import Image
+
+        from nidiff.report.contact import save_sheet
 
         cards = [described(entry) for entry in models.values()]
-        pictures = {card["name"]: Path(card["picture"]["file"]) for card in cards}
-        save_contact_sheet(pictures, self.out, min(5, len(cards)))
+        pictures = [(card["name"], Image.open(card["picture"]["file"]).convert("RGB")) for card in cards]
+        save_sheet(pictures, self.out, min(5, len(cards)))
         print(f"wrote {self.out}", file=sys.stderr)
         print(json.dumps(cards, indent=2) if self.json else aligned([HEAD, *map(_cells, cards)]))
 
@@ -67,29 +65,23 @@ def described(entry: Path) -> dict[str, Any]:
 
 
 def _cells(card: dict[str, Any]) -> tuple[str, ...]:
-    """A row of the table, in plain ASCII."""
+    """A row of the table, in plain ASCII; of the scores the first metric of the first, and how it was drawn."""
     from nidiff.model.zoo import time_words
 
-    experiment = card["experiment"]
+    experiment, score = card["experiment"], ""
     time = "" if card["seconds"] is None else f", {time_words(card['seconds'])}"
+    for first in card["scores"][:1]:
+        name, metric = next(iter(first["metrics"].items()))
+        score = f"{name} {metric['value']:.4g} ({first['sampler']}, {first['num_steps']})"
     return (
         card["name"],
         experiment["covariance"],
         f"{experiment['steps']} x {experiment['batch_size']}{time}",
         f"{card['parameters'] / 1e6:.2f} M",
         f"{card['bytes'] / 1e6:.2f} MB",
-        _headline(card["scores"]),
+        score,
         card["title"],
     )
-
-
-def _headline(scores: Any) -> str:
-    """The first metric of the first score, and how it was drawn."""
-    if not scores:
-        return ""
-    first = scores[0]
-    name, metric = next(iter(first["metrics"].items()))
-    return f"{name} {metric['value']:.4g} ({first['sampler']}, {first['num_steps']})"
 
 
 def _words(entry: Path) -> list[str]:
@@ -104,10 +96,11 @@ def _words(entry: Path) -> list[str]:
     picture, seeds = card.picture, seeds_text(card.picture.seeds)
     took = "time not recorded" if card.seconds is None else time_words(card.seconds)
     amount = f"{experiment.steps} steps of {experiment.batch_size}, {card.images} items seen"
+    weighting = "what is predicted" if experiment.weighting == "target" else experiment.weighting
     facts = [
         ("noise", f"N(0, Sigma), Sigma = {experiment.covariance}"),
         ("schedule", experiment.schedule),
-        ("target", f"{experiment.target}, loss weighted as the error of {_weighting(experiment)}"),
+        ("target", f"{experiment.target}, loss weighted as the error of {weighting}"),
         ("data", experiment.data.source + (", mirrored at random" if experiment.flip else "")),
         ("network", f"{card.parameters} parameters, float16, {entry_bytes(entry) / 1e6:.2f} MB with all files"),
         ("training", f"{amount}, seed {experiment.seed}; {took} on {card.processor}"),
@@ -121,22 +114,7 @@ def _words(entry: Path) -> list[str]:
     ]
     lines = [f"{name}: {card.title}", "", aligned(facts), ""]
     if not (entry / METRICS).is_file():
-        return [*lines, *(_scores(card) or ["It has not been measured."])]
+        return [*lines, "It has not been measured."]
     note = "Measured with the weights as they were trained, before they were rounded to float16."
     results = [replace(result, run=name) for result in read_results(entry / METRICS)]
     return [*lines, text(results), note]
-
-
-def _weighting(experiment: "Experiment") -> str:
-    return "what is predicted" if experiment.weighting == "target" else experiment.weighting
-
-
-def _scores(card: "Card") -> list[str]:
-    """The scores that only the card has."""
-    from nidiff.model.zoo import number_words
-
-    return [
-        f"{score['sampler']}, {score['num_steps']} steps: "
-        + ", ".join(f"{name} {number_words(metric)}" for name, metric in score["metrics"].items())
-        for score in card.scores
-    ]

@@ -49,11 +49,9 @@ class Noise:
         check_noise(check_shape(shape), len(names), self.num_images, self.seed)
         if not self.data.source:
             self.data.refuse(*(option.name for option in fields(self.data)[1:]))
+        elif self.shape is not None:
+            raise InputError("shape", self.shape, "has no meaning with `data`, whose items have one", "leave it out")
         else:
-            if self.shape is not None:
-                raise InputError(
-                    "shape", self.shape, "has no meaning with `data`, whose items have one", "leave it out"
-                )
             images = self.data.load(annotations=()).all()
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
@@ -61,9 +59,8 @@ class Noise:
         covariances = {name: as_covariance(name, shape, images) for name in names}
         shapes = {name: covariance.event_shape for name, covariance in covariances.items()}
         if len(set(shapes.values())) > 1:
-            raise InputError(
-                "covariances", None, f"have different shapes ({shapes})", "give `shape`, or draw them apart"
-            )
+            problem = f"have different shapes ({shapes})"
+            raise InputError("covariances", None, problem, "give `shape`, or draw them apart")
         figure = noise_figure(covariances, num_images=self.num_images, seed=self.seed)
         rows = [
             {"label": name, "config": covariance.to_config(), **summary(covariance)._asdict()}

@@ -15,13 +15,11 @@ from nidiff.recipe import check_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nidiff.diffusion.denoiser import Denoiser
     from nidiff.generation.job import Job
     from nidiff.generation.loaded_model import Model
-    from nidiff.generation.restoration import Blocks, Restoration
+    from nidiff.generation.restoration import Restoration
     from nidiff.inverse.operators import Operator
 
-VARIATION = 1  # tells the noise that denoise adds from that of other purposes
 SAME = (
     "all samples of an item are the same, so they are not draws of the posterior: {} adds no fresh noise (ancestral "
     "does), or all of it is beyond the range of the model."
@@ -62,34 +60,35 @@ class RestoringFlags:
     """Of NetCDF, HDF5 and Zarr: the axis of the items."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: in the run)")] = None
     """A new directory for the files; of a model that ships by default in out/NAME."""
-    format: Annotated[str, arg(metavar="{npz,netcdf,zarr}")] = "npz"
-    """samples.npz alone, or samples.nc or samples.zarr beside it, with names, units and coordinates."""
+    format: Annotated[str, arg(metavar="{npz,png,npy,netcdf,zarr,wav,gif}")] = "npz"
+    """samples.npz, which is always written, or another format besides, as in nidiff sample."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
 
     def open(self, path: Path) -> tuple["Model", "Job"]:
         """The model, and the job of its samples."""
+        from nidiff.generation.export import check_format
         from nidiff.generation.loaded_model import open_model, process_state
-        from nidiff.generation.restoration import UNITS, restoration_job
-        from nidiff.generation.restoration_folder import check_format
+        from nidiff.generation.observations import UNITS
+        from nidiff.generation.restoration import restoration_job
 
         one_of("units", self.units, UNITS)
         for name, least, most in (("samples", 1, None), ("batch", 1, None), ("seed", 0, 2**62)):
             check_whole(name, getattr(self, name), least, most)
         model = open_model(path, process_state())
         check_format(self.format, model.grid)
-        conditioning: Any = {"classes": [] if self.classes is None else [self.classes], "guidance": self.guidance}
-        job = restoration_job(model, self.sampler, self.num_steps, clip=self.clip, tile=self.tile, **conditioning)
-        return model, job
+        classes = [] if self.classes is None else [self.classes]
+        options: Any = {"clip": self.clip, "tile": self.tile, "classes": classes, "guidance": self.guidance}
+        return model, restoration_job(model, self.sampler, self.num_steps, **options)
 
     @property
     def drawing(self) -> dict[str, Any]:
-        """The arguments of `restore` that say which samples are drawn."""
+        """The arguments of `restore` and `denoise` that say which samples are drawn."""
         return {"samples": self.samples, "seed": self.seed, "batch": self.batch}
 
     def load(self, path: Path, model: "Model", shape: tuple[int, ...], *, with_nan: bool = False) -> "Tensor":
         """Items [N, C, *event] in the units of the data."""
-        from nidiff.data.items import load_items
+        from nidiff.data.load import load_items
         from nidiff.data.science import is_science
 
         names = self.variables or (model.grid.channels if is_science(path) else ())
@@ -100,11 +99,10 @@ class RestoringFlags:
             raise InputError("file", path, problem, "convert it to their type")
         if not items.is_floating_point() or bool((known := items.isfinite()).all()):
             return items
-        if not with_nan or bool(items.isinf().any()):
+        if not with_nan or bool(items.isinf().any()) or not bool(known.flatten(1).any(1).all()):
+            problem = "has infinite values, NaN, or an item that is NaN everywhere"
             remedy = "use nidiff restore with --missing, which takes NaN as unobserved, or fill them in"
-            raise InputError("file", path, "has NaN or infinite values", remedy)
-        if not bool(known.flatten(1).any(1).all()):
-            raise InputError("file", path, "has an item that is NaN everywhere", "leave it out")
+            raise InputError("file", path, problem, remedy)
         return items
 
     def finish(
@@ -122,13 +120,7 @@ class RestoringFlags:
         ``arguments`` are those of the command that decide the numbers, besides the flags here and the job.
         """
         from nidiff.files import replacing_folder, writing
-        from nidiff.generation.restoration_folder import (
-            check_writable,
-            default_folder,
-            errors_text,
-            known_facts,
-            write_restoration,
-        )
+        from nidiff.generation.restoration import default_folder, errors_text, known_facts, write_restoration
         from nidiff.report.restored import save_restored
         from nidiff.sealed import shaped, tensors_sha256
 
@@ -139,7 +131,6 @@ class RestoringFlags:
         out = default_folder(model, task) if self.out is None else self.out
         facts = known_facts(out, task)
         if facts is None:
-            check_writable(out)
             restoration = make()
             counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
             facts = {"task": task, "found": {**counts, **restoration.errors()}}
@@ -189,20 +180,17 @@ class Restore:
     any model), gradient, or replacement (for masks without noise)."""
 
     def run(self) -> None:
-        from nidiff.generation.restoration import Restoration, observe, restore
+        from nidiff.generation.observations import observe
+        from nidiff.generation.restoration import Restoration, restore
         from nidiff.sealed import shaped, tensors_sha256
 
         flags, kind = self.restoring, self._kind()
         model, job = flags.open(self.model)
-        shape = self._shape(model)
-        try:
-            items = flags.load(self.file, model, shape, with_nan=kind in ("mask", "missing"))
-        except InputError as error:
-            if self.scale is None or self.degrade:
-                raise
-            remedy = f"{error.remedy or ''}; for a file of full size, add --degrade".removeprefix("; ")
-            raise type(error)(error.argument, error.value, error.problem, remedy) from error
-        operator = self._operator(model, items)
+        operator, shape = self._operator(model), model.shape
+        if self.scale is not None and not self.degrade:
+            shape = (shape[0], *(size // self.scale for size in shape[1:]))
+        items = flags.load(self.file, model, shape, with_nan=kind in ("mask", "missing"))
+        operator = operator or self._mask(model, items)
         degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
         observation = observe(model, items, operator, self.noise, units=flags.units, **degrading)
         truth = items.float() if self.degrade else None
@@ -227,31 +215,24 @@ class Restore:
             raise InputError("degrade", None, "needs clean data, and with `missing` some are not known", "give `mask`")
         return kinds[0]
 
-    def _shape(self, model: "Model") -> tuple[int, ...]:
-        """The shape of the items in the file."""
-        from nidiff.generation.restoration import coarse_event
-
-        if self.scale is None:
-            return model.shape
-        event = coarse_event(model, self.scale)  # which refuses a number that does not divide the model's
-        return model.shape if self.degrade else (model.shape[0], *event)
-
-    def _operator(self, model: "Model", items: "Tensor") -> "Operator":
-        from nidiff.generation.masks import as_mask
-        from nidiff.generation.restoration import MASK, blurring, pooling, seeded
-        from nidiff.inverse.operators import mask
+    def _operator(self, model: "Model") -> "Operator | None":
+        """Blocks or a blur; None for a mask."""
+        from nidiff.generation.observations import blurring, pooling
 
         if self.scale is not None:
             return pooling(model, self.scale)
-        if self.blur is not None:
-            return blurring(model, self.blur)
+        return None if self.blur is None else blurring(model, self.blur)
+
+    def _mask(self, model: "Model", items: "Tensor") -> "Operator":
+        from nidiff.generation.observations import MASK, as_mask, seeded
+        from nidiff.inverse.operators import mask
+
         if self.mask is None:
             return mask(items.isfinite())
         masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
-        if items.is_floating_point() and bool((masks & items.isnan()).any()):
-            raise InputError("mask", self.mask, "includes points that are NaN in the file", "use `missing` instead")
-        if self.degrade and items.is_floating_point() and bool(items.isnan().any()):
-            raise InputError("degrade", None, f"needs clean data, and {str(self.file)!r} has NaN", "leave it out")
+        if bool(((masks | self.degrade) & items.isnan()).any()):
+            remedy = "use `missing` instead, without `degrade`"
+            raise InputError("mask", self.mask, "includes points that are NaN in the file", remedy)
         return mask(masks)
 
 
@@ -274,35 +255,19 @@ class Denoise:
     units of the model, where data have a standard deviation of about 1, or a range from -1 to 1."""
 
     def run(self) -> None:
-        from nidiff.generation.restoration import Restoration, draw, noise_level, seeded, to_model
+        from nidiff.generation.observations import noise_level
+        from nidiff.generation.restoration import denoise
 
-        flags = self.restoring
-        if (self.noise is None) == (self.add_noise is None):
+        flags, add_noise = self.restoring, self.add_noise is not None
+        if (self.noise is not None) == add_noise:
             remedy = "give `noise`, that of the file, or `add_noise`, which is to be added"
             raise InputError(None, None, "one of `noise` and `add_noise` is needed", remedy)
         model, job = flags.open(self.model)
-        if self.add_noise is not None:
-            level = noise_level(self.add_noise, model, "model", "add_noise")
-        else:
-            level = noise_level(self.noise or 0.0, model, flags.units)
-        items = flags.load(self.file, model, model.shape)
-        denoiser, y = job.denoiser(model.denoiser, [0]), to_model(items, model)
-
-        def prepare(item: int) -> "tuple[Denoiser, Blocks]":
-            def arguments(seeds: list[int]) -> dict[str, Any]:
-                start = y[item].expand(len(seeds), *model.shape)
-                if self.add_noise is not None:
-                    sources = [seeded(seed, VARIATION) for seed in seeds]
-                    noise = denoiser.process.noise(tuple(start.shape), sources, device=y.device)
-                    start = start + level.sigma / level.signal * noise
-                return {"start": start, "level": level}
-
-            return denoiser, arguments
+        name, units = ("add_noise", "model") if add_noise else ("noise", flags.units)
+        amount = getattr(self, name)
+        level, items = noise_level(amount, model, units, name), flags.load(self.file, model, model.shape)
 
         def make() -> "Restoration":
-            x, seeds = draw(model, job, len(items), prepare, title="denoising", **flags.drawing)
-            label = "observed" if self.add_noise is None else "given"
-            return Restoration(x, seeds, items.float(), model.grid, model.denoiser.scaling, label=label)
+            return denoise(model, job, items, level, add_noise=add_noise, **flags.drawing)
 
-        noise = {"noise": self.noise} if self.add_noise is None else {"add_noise": self.add_noise}
-        flags.finish("denoise", self.file, model, job, items, noise, make)
+        flags.finish("denoise", self.file, model, job, items, {name: amount}, make)

@@ -33,10 +33,10 @@ class Sample:
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None
     """Where the samples go; those of a model that ships by default to out/NAME/generated/…."""
-    format: Annotated[str, arg(metavar="{npz,png,both,npy,netcdf,zarr,wav,gif}")] = "npz"
-    """In the units of the data: one samples.npz (arr_0 [N, *event, C], seeds and any classes), a PNG per seed, or both;
-    or the npz and samples.npy, samples.nc, samples.zarr (with names, units and coordinates), a WAV file per seed, for
-    signals, or a GIF per seed, for video. What is no picture is drawn in a PNG."""
+    format: Annotated[str, arg(metavar="{npz,png,npy,netcdf,zarr,wav,gif}")] = "npz"
+    """samples.npz is always written (arr_0 [N, *event, C] in the units of the data, seeds and any classes). Besides it:
+    a PNG per seed, where what is no picture is drawn; samples.npy; samples.nc or samples.zarr, with names, units and
+    coordinates; a WAV file per seed, for signals; or a GIF per seed, for video."""
     shape: Annotated[tuple[int, ...] | None, arg(metavar="INT ...", help_behavior_hint="(default: the model's)")] = None
     """Sample on another grid over the same domain, of so many points along each axis."""
     rate: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: that of the data)")] = None

@@ -4,6 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,25 +12,20 @@ from tyro.conf import Fixed, Suppress, arg
 
 from nidiff.aligned import aligned
 from nidiff.commands.flags import Comparing, Drawing, Measuring
-from nidiff.commands.grid import TABLE, expand, split_flags, without_no
+from nidiff.commands.grid import TABLE, expand
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
-from nidiff.commands.usage import check_words, flags_of, own_flags, parse
-from nidiff.errors import FileError, InputError, Interrupted
+from nidiff.commands.usage import own_flags, parse, split_flags
+from nidiff.errors import InputError, Interrupted, shown
 from nidiff.extras import require
 from nidiff.notation import parse_seeds
 
 if TYPE_CHECKING:
-    from nidiff.data.dataset import Dataset
     from nidiff.training.experiment import Experiment
     from nidiff.training.run import RunDirectory
 
 PROG = "nidiff sweep"
 NEW, BEGUN, FINISHED = "new", "to resume", "finished"
-NOT_HERE = {
-    "--resume": "leave it out: a sweep resumes what has begun and skips what is finished",
-    "--overwrite": "delete the run, or choose another --out: a sweep replaces nothing",
-}
 
 
 class Planned(NamedTuple):
@@ -64,78 +60,73 @@ class Sweep:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
     grid: Annotated[Mapping[str, Sequence[str]], Fixed, Suppress] = field(default_factory=dict)
-    table_words: Annotated[tuple[str, ...], Fixed, Suppress] = ()
 
     also = (Train,)  # whose flags are taken too
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> "Sweep":
         """The sweep that the words of a command line ask for."""
-        check_words(cls, words, prog=PROG)
         if {"-h", "--help"} & {*words}:
             return parse(cls, ["--help"], prog=PROG)
-        known, own_names = flags_of(cls), own_flags(cls)
-        given = split_flags(words, known, PROG)
-        for flag in (bare for flag in given if (bare := without_no(flag, known)) in NOT_HERE):
-            raise InputError(flag, None, f"is not a flag of {PROG}", NOT_HERE[flag])
-        mine = {flag: values for flag, values in given.items() if without_no(flag, known) in own_names}
-        of_table = own_flags(Table).keys() - {"--out"}
-        return replace(
-            parse(cls, [word for flag, values in mine.items() for word in (flag, *values)], prog=PROG),
-            grid={flag: values for flag, values in given.items() if flag not in mine},
-            table_words=tuple(word for flag in mine if flag in of_table for word in (flag, *mine[flag])),
-        )
+        (_, loose), *given = split_flags(cls, words, PROG)
+        if loose:
+            raise InputError(None, None, f"{shown(loose[0])} is one argument too many", f"see {PROG} --help")
+        names, mine = [flag.replace("--no-", "--", 1) for flag, _ in given], own_flags(cls)
+        for name in names:
+            if name in ("--resume", "--overwrite"):
+                remedy = "leave it out: a sweep resumes what has begun, and replaces nothing"
+                raise InputError(name, None, f"is not a flag of {PROG}", remedy)
+            if names.count(name) > 1:
+                raise InputError(name, None, "is given twice", "give it once, with all of its values after it")
+        own_words = [word for flag, values in given if flag in mine for word in (flag, *values)]
+        grid = {flag: values for flag, values in given if flag not in mine}
+        return replace(parse(cls, own_words, prog=PROG), grid=grid)
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing
         runs = self.planned()
         left = [run for run in runs if run.state != FINISHED]
-        if self.dry_run:
-            print(aligned([("run", "state"), *((run.name, run.state) for run in runs)]))
-        elif self.commands:
+        if self.commands:
             for run in left:
                 print(shlex.join(["nidiff", *run.words]))
-            table = ["nidiff", "table", *(str(self.out / run.name) for run in runs), *self._table_words()]
-            print(f"when they have ended: {shlex.join(table)}", file=sys.stderr)
+            print(f"when they have ended, the same {PROG} without --commands makes the table", file=sys.stderr)
+            return
+        self._check(left)
+        if self.dry_run:
+            print(aligned([("run", "state"), *((run.name, run.state) for run in runs)]))
         else:
-            self._check(left)
             try:
-                self._train(runs)
+                for number, run in enumerate(runs, 1):
+                    print(f"run {number} of {len(runs)}: {run.name} ({run.state})", file=sys.stderr, flush=True)
+                    if run.state != FINISHED:
+                        run.train.train()
                 self._table(runs).run()
             except (Interrupted, KeyboardInterrupt) as error:
                 reason = str(error).rstrip(".") or "interrupted"
                 raise Interrupted(f"{reason}; the same {PROG} command continues the whole sweep.") from error
 
     def planned(self) -> list[Planned]:
-        """The runs, of which each is checked as far as that is possible without its data."""
+        """The runs of the grid, and what there is of each."""
         from nidiff.evaluation.seeds import settings_of
 
-        if self.out.exists() and not self.out.is_dir():
-            raise FileError("out", str(self.out), "is a file", "choose another directory")
-        self._check_table()
         planned: list[Planned] = []
-        known: list[tuple[dict[str, Any], str]] = []
+        known: list[dict[str, Any]] = []
         for name, words in expand(self.grid):
             words = ("train", *words, "--out", str(self.out / name))
             train = Train.parsed(words[1:])
             settings = settings_of(train.experiment)
-            if same := next((other for before, other in known if before == settings), None):
-                raise InputError(
-                    None, None, f"{same!r} and {name!r} of the grid are the same training", "leave one out"
-                )
-            known.append((settings, name))
-            _check_experiment(train.experiment)
+            if settings in known:
+                same = f"{planned[known.index(settings)].name!r} and {name!r} of the grid are the same training"
+                raise InputError(None, None, same, "leave one out")
+            known.append(settings)
+            for flag in ("warmup", "cooldown"):
+                if (length := getattr(train.experiment, flag)) > (steps := train.experiment.steps):
+                    raise InputError(flag, length, f"is more than steps={steps}", f"give `{flag}` with `steps`")
             state = _state(train.directory(), train.experiment)
             if state == BEGUN:
                 train, words = replace(train, resume=True), (*words, "--resume")
             planned.append(Planned(name, train, words, state))
         return planned
-
-    def _train(self, runs: Sequence[Planned]) -> None:
-        for number, run in enumerate(runs, 1):
-            print(f"run {number} of {len(runs)}: {run.name} ({run.state})", file=sys.stderr, flush=True)
-            if run.state != FINISHED:
-                run.train.train()
 
     def _table(self, runs: Sequence[Planned]) -> Table:
         return Table(
@@ -148,36 +139,16 @@ class Sweep:
             json=self.json,
         )
 
-    def _table_words(self) -> list[str]:
-        """The flags of ``nidiff table``; its own defaults of samplers and steps are others."""
-        words = [*self.table_words, "--out", str(self.out / TABLE)]
-        for flag, values in (("--samplers", self.samplers), ("--num-steps", self.num_steps)):
-            words += [] if flag in words else [flag, *map(str, values)]
-        return words
-
-    def _check_table(self) -> None:
-        """Refuse what the table would refuse for any model."""
-        from nidiff.evaluation.metrics import check_bootstrap
-        from nidiff.recipe import check_whole
-        from nidiff.sampling.sampler import as_sampler
-
-        if not (self.samplers and self.num_steps):
-            raise InputError("samplers", None, "and `num_steps` are empty", "give one of each, or more")
-        for sampler in self.samplers:
-            as_sampler(sampler)
-        for steps in self.num_steps:
-            check_whole("num_steps", steps)
-        check_bootstrap(self.measuring.bootstrap)
-        check_whole("k", self.measuring.k)
-        parse_seeds(self.drawing.seeds)
-        self._table([]).check_out()
-
     def _check(self, runs: Sequence[Planned]) -> None:
-        """Build each setting with its data, without a step of training, and draw an image for each cell of the table:
-        what would be refused after hours is refused before the first run."""
+        """Build each setting with its data, without a step of training, draw an image for each cell of the table, and
+        open what it compares with: what would be refused after hours is refused before the first run."""
+        from nidiff.evaluation.evaluator import open_evaluator
         from nidiff.sampling.sampler import rehearse
         from nidiff.training.build import build
 
+        if not (self.samplers and self.num_steps):
+            raise InputError("samplers", None, "and `num_steps` are empty", "give one of each, or more")
+        self._table([]).check_out()
         tried: list[Experiment] = []
         for run in runs:
             experiment = replace(run.train.experiment, seed=0, compile=False)
@@ -185,53 +156,22 @@ class Sweep:
                 continue
             print(f"checking {run.name}", file=sys.stderr, flush=True)
             trainer = build(experiment, memory_limit=0)
-            for sampler in self.samplers:
-                for steps in self.num_steps:
-                    rehearse(trainer.denoiser, trainer.data.shape, sampler=sampler, num_steps=steps)
-            if experiment.data.source not in [other.data.source for other in tried]:
-                self._check_measuring(trainer.data)
+            for sampler, steps in product(self.samplers, self.num_steps):
+                rehearse(trainer.denoiser, trainer.data.shape, sampler=sampler, num_steps=steps)
+            if experiment.data not in [other.data for other in tried]:
+                evaluator = open_evaluator(self.out, trainer.data, **vars(self.measuring))
+                evaluator.check(tuple(trainer.data.shape), len(parse_seeds(self.drawing.seeds)))
             tried.append(experiment)
-
-    def _check_measuring(self, data: "Dataset") -> None:
-        """Refuse features that are not there, and too few samples, before hours of training."""
-        from nidiff.evaluation.evaluator import USUAL_FEATURES, are_pictures
-        from nidiff.evaluation.features import load_features
-
-        features, trust, k = self.measuring.features, self.measuring.trust_features, self.measuring.k
-        if are_pictures(data):
-            load_features(features or USUAL_FEATURES, file=self.measuring.features_file, trust=trust)
-            if len(parse_seeds(self.drawing.seeds)) <= k:
-                raise InputError("seeds", self.drawing.seeds, f"are too few for k={k}", "give k + 1 or more")
-        elif features is not None:
-            load_features(features, shape=data.shape, trust=trust)
-
-
-def _check_experiment(experiment: "Experiment") -> None:
-    """Refuse names that are not known, and settings that contradict each other, without reading data."""
-    from nidiff.covariance.config import check_text
-    from nidiff.diffusion.objective import WEIGHTINGS
-    from nidiff.errors import one_of
-    from nidiff.training.build import check_sampling
-
-    one_of("weighting", experiment.weighting, WEIGHTINGS)
-    check_text(experiment.covariance)
-    check_sampling(experiment)
-    for name in ("warmup", "cooldown"):
-        if (length := getattr(experiment, name)) > experiment.steps:
-            problem = f"is more than steps={experiment.steps}"
-            raise InputError(name, length, problem, f"give `{name}` with `steps`")
 
 
 def _state(run: "RunDirectory", experiment: "Experiment") -> str:
     """What there is of a run; one of other settings is refused."""
     from nidiff.training.checkpoint import list_checkpoints, step_of
 
-    begun = run.exists()
+    begun, steps = run.exists(), experiment.steps
     run.check(experiment, resume=begun, overwrite=False)
     if not begun:
         return NEW
-    if (steps := run.experiment.steps) != experiment.steps:
-        problem = f"holds a run of {steps} steps, and `steps` is {experiment.steps}"
-        raise FileError("out", str(run.folder), problem, "choose another directory")
     newest = [step_of(path) for path in list_checkpoints(run.checkpoints)[-1:]]
-    return FINISHED if run.has_model and all(step >= steps for step in newest) else BEGUN
+    is_done = run.has_model and run.experiment.steps == steps and all(step >= steps for step in newest)
+    return FINISHED if is_done else BEGUN

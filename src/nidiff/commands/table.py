@@ -58,9 +58,8 @@ class Table:
 
         state, seeds = process_state(), parse_seeds(self.drawing.seeds)
         if not (self.runs and self.samplers and self.num_steps):
-            raise InputError(
-                "runs", None, "and `samplers` and `num_steps` must not be empty", "give one of each, or more"
-            )
+            problem = "and `samplers` and `num_steps` must not be empty"
+            raise InputError("runs", None, problem, "give one of each, or more")
         models = [open_model(path, state) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs", None, "must have different names, those of their directories", "rename one")
@@ -68,7 +67,6 @@ class Table:
         lines: list[Result] = []
         paired: list[Comparison] = []
         conditions = self.conditioning.arguments
-        drawing = vars(self.drawing) | conditions | {"seeds": seeds}
         for model in models:  # all of them are checked before the first takes hours
             evaluator = open_evaluator(model.path, model=model, **vars(self.comparing))
             evaluator = evaluator.of_classes(plan_job(model, **conditions).conditioning.classes)
@@ -76,12 +74,13 @@ class Table:
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
                 drawn = {"clip": self.drawing.clip, "tile": self.drawing.tile, **conditions}
                 rehearse(model.denoiser, model.shape, **plan_job(model, sampler, num_steps, **drawn).arguments)
-                cells.append((model, evaluator, {"sampler": sampler, "num_steps": num_steps}))
+                drawn |= {"sampler": sampler, "num_steps": num_steps, "seeds": seeds, "batch": self.drawing.batch}
+                cells.append((model, evaluator, drawn))
         groups = [] if self.no_groups else group_runs({model.name: model.path for model in models})
         self.check_out()
         with claimed(self.out) if state.is_main_process else contextlib.nullcontext():
-            for model, evaluator, steps in cells:
-                result = evaluate_cell(model, evaluator, **steps, **drawing)
+            for model, evaluator, drawn in cells:
+                result = evaluate_cell(model, evaluator, **drawn)
                 if result is not None:  # write the results so far
                     results.append(result)
                     lines, paired = over_groups(results, groups), compare_groups(results, groups)
@@ -110,9 +109,8 @@ class Table:
         """Refuse a directory with a table that is not ours: ours has results in table.json, which is written first."""
         from nidiff.evaluation.results import read_results
 
-        if self.out.exists() and not self.out.is_dir():
-            raise InputError("out", str(self.out), "is a file", "choose another directory")
         names = [name for suffix in SUFFIXES if (self.out / (name := f"table.{suffix}")).exists()]
-        if names and not ("table.json" in names and read_results(self.out / "table.json")):
-            problem = f"holds {names[0]}, which is not a table of nidiff"
+        is_ours = not names or ("table.json" in names and read_results(self.out / "table.json"))
+        if self.out.is_file() or not is_ours:
+            problem = f"is a file, or holds {', '.join(names)}, which is not a table of nidiff"
             raise InputError("out", str(self.out), problem, "choose another directory, or delete it")

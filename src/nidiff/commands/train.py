@@ -1,6 +1,5 @@
 """``nidiff train``: from a data set to a trained model."""
 
-import argparse
 import json
 import math
 import os
@@ -8,22 +7,23 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from nidiff.commands.usage import check_words, parse
+from nidiff.commands.usage import parse, split_flags
 from nidiff.errors import InputError, one_of
 from nidiff.extras import require
 from nidiff.files import as_path
 from nidiff.model.zoo import find_model
-from nidiff.training.experiment import PRESETS, Experiment, experiment_file, read_experiment
+from nidiff.training.experiment import EXPERIMENT, PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
     from nidiff.training.build import Trainer
     from nidiff.training.run import RunDirectory
+
+PROG = "nidiff train"
 
 
 @dataclass(frozen=True)
@@ -47,36 +47,27 @@ class Train:
     """Print the experiment, the size of the network, memory, and an estimate of the speed and the time to the end."""
 
     @staticmethod
-    def defaults(arguments: list[str]) -> "Train":
+    def defaults(words: Sequence[str]) -> "Train":
         """The defaults of the flags: those of --preset or --config, or of the run that --resume continues."""
-        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        for name in ("--preset", "--config", "--out"):
-            parser.add_argument(name, nargs="?")
-        parser.add_argument("--resume", action="store_true")
-        given, _ = parser.parse_known_args(arguments)
-        for name in ("config", "out"):
-            if getattr(given, name) == "":
-                raise InputError(name, None, "is empty", "give a path, or leave it out")
-        if given.preset is not None and given.config is not None:
-            raise InputError("preset", given.preset, "excludes `config`", "give one of them")
-        out = None if given.out is None else as_path("out", given.out)
-        if given.resume and out and given.preset is None and given.config is None:
+        given = dict(split_flags(Train, words, PROG))
+        preset, config, out = (" ".join(given.get(flag, [])[:1]) for flag in ("--preset", "--config", "--out"))
+        if preset and config:
+            raise InputError("preset", preset, "excludes `config`", "give one of them")
+        if "--resume" in given and out and not preset and not config:
             with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
-                return Train(read_experiment(experiment_file(out)))
-        if given.config is not None:
-            return Train(read_experiment(find_model(given.config, "config")))
-        return Train(PRESETS[one_of("preset", "digits" if given.preset is None else given.preset, PRESETS)])
+                return Train(read_experiment(experiment_file(as_path("out", out))))
+        if config:
+            return Train(read_experiment(find_model(config, "config")))
+        return Train(PRESETS[one_of("preset", preset or "digits", PRESETS)])
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> "Train":
         """The run that the words of a command line ask for; its flags have the defaults of a preset."""
-        prog = "nidiff train"
-        check_words(cls, words, prog=prog)
-        default = cls.defaults([*words])
+        default = cls.defaults(words)
         settings = {**default.experiment.settings(), "report": True}
         on = {f"--{name}".replace("_", "-") for name, value in settings.items() if value is True}
         words = [word for word in words if word not in on]  # tyro takes only --no-… for a flag that is on by default
-        return parse(cls, words, prog=prog, default=default)
+        return parse(cls, words, prog=PROG, default=default)
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing
@@ -100,14 +91,15 @@ class Train:
         processes.wait_for_everyone()  # nothing is written before all have looked
         with run.claim(self.experiment, **asked) if processes.is_main_process else nullcontext():
             processes.wait_for_everyone()
-            stored = run.stored() if self.resume else None
-            process = None if stored is None else (run.identity or {}).get("process")
-            trainer = build(self.experiment, stored=stored, process=process)
+            trainer = build(self.experiment, resumed=run if self.resume else None)
             for note in trainer.notes:
                 _say(trainer, note)
             if skipped := trainer.data.skipped:
                 _say(trainer, f"skipped {len(skipped)} corrupt: {', '.join(skipped)}")
-            self._resume(trainer, run) if self.resume else self._begin(trainer, run)
+            if self.resume:
+                _resume(trainer, run)
+            elif processes.is_main_process:
+                run.begin(trainer)
             processes.wait_for_everyone()
             train(trainer, run)
             if not processes.is_main_process:
@@ -120,38 +112,16 @@ class Train:
     def directory(self) -> "RunDirectory":
         from nidiff.training.run import RunDirectory
 
-        config = Path(self.preset if self.config is None else os.path.abspath(self.config))  # a dot has no name
-        name = config.parent.name if config.name == "experiment.json" else config.stem
-        return RunDirectory(Path("runs") / name if self.out is None else self.out)
-
-    def _begin(self, trainer: "Trainer", run: "RunDirectory") -> None:
-        if trainer.accelerator.is_main_process:
-            facts = _facts(trainer) | {"gaussian": trainer.baseline}
-            run.begin(trainer.experiment, trainer.denoiser, trainer.data.grid, facts, trainer.identity)
-
-    def _resume(self, trainer: "Trainer", run: "RunDirectory") -> None:
-        from nidiff.training.checkpoint import load_checkpoint
-        from nidiff.training.loop import restore
-
-        run.check_same(trainer.identity)
-        checkpoint = load_checkpoint(run.checkpoints, trainer.identity, use=partial(restore, trainer))
-        for line in checkpoint.damaged if checkpoint else ():
-            _say(trainer, f"skipped a checkpoint that cannot be used: {line}")
-        run.check_steps(trainer.step, self.experiment)
-        trainer.accelerator.wait_for_everyone()  # nothing is written before all have read
-        if trainer.accelerator.is_main_process:
-            facts = {**run.facts, **_facts(trainer)}
-            run.resume(trainer.step, trainer.experiment, trainer.denoiser, facts, trainer.identity)
-        _say(trainer, f"resuming {run.folder} after step {trainer.step}")
+        return RunDirectory(Path("runs") / run_name(self.preset, self.config) if self.out is None else self.out)
 
     def _dry_run(self) -> None:
         from nidiff.data.spec import MEMORY_LIMIT
         from nidiff.training.build import BYTES, build
-        from nidiff.training.speed import seconds_per_step
+        from nidiff.training.loop import seconds_per_step
 
         # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
         trainer = build(replace(self.experiment, compile=False), memory_limit=0)
-        facts, experiment, seconds = _facts(trainer), self.experiment.resolved(), seconds_per_step(trainer)
+        facts, experiment, seconds = trainer.facts, self.experiment.resolved(), seconds_per_step(trainer)
         size = math.prod(trainer.data.values.shape) * trainer.data.values.dtype.itemsize
         estimate = {
             "experiment": experiment.to_json(),
@@ -165,18 +135,28 @@ class Train:
         trainer.accelerator.print(json.dumps(estimate, indent=2))
 
 
+def run_name(preset: str, config: str | Path | None) -> str:
+    """The name of a run that is given none: that of the preset, or of the file or directory of the config."""
+    path = Path(preset if config is None else os.path.abspath(config))  # a dot has no name
+    return path.parent.name if path.name == EXPERIMENT else path.stem
+
+
+def _resume(trainer: "Trainer", run: "RunDirectory") -> None:
+    """Put the trainer where the run stopped."""
+    from nidiff.training.checkpoint import load_checkpoint
+    from nidiff.training.loop import restore
+
+    run.check_same(trainer)
+    if checkpoint := load_checkpoint(run.checkpoints, trainer.identity):
+        restore(trainer, checkpoint)
+        for line in checkpoint.damaged:
+            _say(trainer, f"skipped a checkpoint that cannot be used: {line}")
+    run.check_steps(trainer)
+    trainer.accelerator.wait_for_everyone()  # nothing is written before all have read
+    if trainer.accelerator.is_main_process:
+        run.resume(trainer)
+    _say(trainer, f"resuming {run.folder} after step {trainer.step}")
+
+
 def _say(trainer: "Trainer", text: str) -> None:
     trainer.accelerator.print(text, file=sys.stderr)
-
-
-def _facts(trainer: "Trainer") -> dict[str, Any]:
-    """What came of the settings, for people to read."""
-    conditions = {
-        name: condition.classes or list(condition.shape) for name, condition in trainer.denoiser.conditions.items()
-    }
-    return {
-        "images": len(trainer.data),
-        "image_shape": list(trainer.data.shape),
-        **({"conditions": conditions} if conditions else {}),
-        "parameters": sum(p.numel() for p in trainer.net.parameters()),
-    }

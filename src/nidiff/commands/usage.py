@@ -20,21 +20,22 @@ from nidiff.files import as_path
 C = TypeVar("C")
 NAMES = {int: "INT", float: "FLOAT", str: "STR", Path: "PATH"}
 CONFIG = (tyro.conf.FlagCreatePairsOff,)
+REGISTRY = ConstructorRegistry()
 _cli: Any = tyro.cli  # its overloads cannot say what keywords in a dictionary are
 
 
 def parse(command: type[C], words: Sequence[str], *, prog: str, **default: C) -> C:
     """The command that ``words`` ask for. ``--help`` prints and ends in `SystemExit`, as tyro does it."""
-    check_words(command, words, prog=prog)
-    complaints: list[str] = []
+    for flag, values in split_flags(command, words, prog)[1:]:
+        _check_values(flag, flags_of(command).get(flag), values)
     output, options = io.StringIO(), {"prog": prog, "args": words, "config": CONFIG, **default}
     try:
         with contextlib.redirect_stderr(output):
-            made, unknown = _cli(command, registry=reading(complaints), return_unknown_args=True, **options)
+            made, unknown = _cli(command, registry=REGISTRY, return_unknown_args=True, **options)
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise InputError(None, None, _sentence(output.getvalue(), complaints), f"see {prog} --help") from None
+        raise InputError(None, None, _sentence(output.getvalue()), f"see {prog} --help") from None
     if unknown:
         raise _unknown(unknown[0], flags_of(command), prog)
     return made
@@ -48,98 +49,100 @@ def flags_of(command: type) -> dict[str, Any]:
 
 def own_flags(command: type) -> dict[str, Any]:
     """Each flag of a command and the type of its value, those of the dataclasses inside it too."""
-    found: dict[str, Any] = {}
+    flags: dict[str, Any] = {}
     for name, hint in get_type_hints(command, include_extras=True).items():
         kind, *extras = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         if is_dataclass(kind):
-            found |= own_flags(cast(type, kind))
+            flags |= own_flags(cast(type, kind))
         elif not {tyro.conf.Positional, tyro.conf.Fixed} & {*extras}:
             name = next((extra.name for extra in extras if getattr(extra, "name", None)), name)
-            found[f"--{name.replace('_', '-')}"] = kind
-    return found
+            flags[f"--{name.replace('_', '-')}"] = kind
+    return flags
 
 
-def check_words(command: type, words: Sequence[str], *, prog: str) -> None:
-    """Refuse a flag that the command does not have, and ``--flag=value`` where it takes no value or there is none."""
+def split_flags(command: type, words: Sequence[str], prog: str) -> list[tuple[str, list[str]]]:
+    """Each flag that is given, with the words that follow it; first, for "", the words that follow none."""
     flags = flags_of(command)
     known = {"--help", *flags, *(f"--no-{flag[2:]}" for flag, kind in flags.items() if kind is bool)}
-    for word in words[: words.index("--") if "--" in words else None]:
+    end = words.index("--") if "--" in words else len(words)
+    loose = current = [*words[end + 1 :]]
+    given = [("", loose)]
+    for word in words[:end]:
         flag, equals, value = word.partition("=")
-        kind = flags.get(flag.replace("_", "-"))
-        if equals and kind is bool:
+        flag = flag.replace("_", "-")
+        if not word.startswith("--"):
+            current.append(word)
+        elif flag not in known:
+            raise _unknown(word, flags, prog)
+        elif equals and flags.get(flag) in (bool, None):
             raise InputError(flag, None, "takes no value", f"leave {shown('=' + value)} out; see {prog} --help")
-        if equals and kind is not None and not value:
-            raise InputError(flag, None, "has no value", f"give one, or leave it out; see {prog} --help")
-        if flag.startswith("--") and flag.replace("_", "-") not in known:
-            raise _unknown(flag, flags, prog)
+        else:
+            given.append((flag, [value] if equals else []))
+            current = loose if equals else given[-1][1]
+    return given
 
 
-def reading(complaints: list[str]) -> ConstructorRegistry:
-    """How a word becomes a number, a name or a path. What is wrong with it goes to ``complaints``, in plain words."""
-    registry = ConstructorRegistry()
-
-    @registry.primitive_rule
-    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-        kinds = get_args(info.type) if isinstance(info.type, UnionType) else (info.type,)
-        whole = next((kind for kind in kinds if kind is not NoneType), None)
-        several, optional = get_origin(whole) is tuple, NoneType in kinds
-        kind = get_args(whole)[0] if several else whole
-        if kind not in NAMES:
-            return None
-
-        def from_words(words: list[str]) -> Any:
-            if optional and words == ["None"]:
-                return None
-            try:
-                values = tuple(_value(kind, word) for word in words)
-            except ValueError as error:
-                complaints.append(str(error))
-                raise
-            return values if several else values[0]
-
-        def to_words(value: Any) -> list[str]:
-            return ["none"] if value is None else [str(part) for part in (value if several else [value])]
-
-        return PrimitiveConstructorSpec(
-            nargs="*" if several else 1,
-            metavar=f"{NAMES[kind]} ..." if several else NAMES[kind],
-            instance_from_str=from_words,
-            is_instance=lambda value: True,
-            str_from_instance=to_words,
-        )
-
-    return registry
+def _check_values(flag: str, kind: Any, words: Sequence[str]) -> None:
+    """Refuse that a flag has no value, or one that is not of its kind."""
+    single, several, optional = _parts(kind)
+    if single not in NAMES:
+        return
+    words = words if several else words[:1]  # what follows is a positional argument
+    if "" in words or not (words or several):
+        raise InputError(flag, None, "has no value", "give one, or leave it out")
+    for word in words:
+        if single is Path:
+            as_path(flag, word)
+        elif single is not str and not _is_number(single, word) and not (optional and word == "None"):
+            whole = "whole " if single is int else ""
+            raise InputError(flag, word, f"is not a {whole}number, or it is too large", "give one")
 
 
-def _value(kind: Any, word: str) -> Any:
-    """A word as ``kind``; the error continues the sentence that begins with the name of the flag."""
-    if not word:
-        raise ValueError(" has no value, so give one or leave it out")
-    if kind is Path:
-        return as_path("", word)
-    if kind is str:
-        return word
+def _is_number(kind: Any, word: str) -> bool:
     try:
         value = kind(word)
-        if (
-            math.isnan(value)
-            or (kind is int and abs(value) >= 2**63)
-            or (math.isinf(value) and "inf" not in word.lower())
-        ):
-            raise ValueError
     except ValueError:
-        whole = "whole " if kind is int else ""
-        raise ValueError(f"={shown(word)} is not a {whole}number, or it is too large") from None
-    return value
+        return False
+    if kind is int:
+        return bool(abs(value) < 2**63)
+    return not math.isnan(value) and (math.isfinite(value) or "inf" in word.lower())
 
 
-def _sentence(output: str, complaints: list[str]) -> str:
+def _parts(kind: Any) -> tuple[Any, bool, bool]:
+    """The type of one value of a flag, whether it takes several, and whether it may be None."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    first = next((kind for kind in kinds if kind is not NoneType), None)
+    several = get_origin(first) is tuple
+    return get_args(first)[0] if several else first, several, NoneType in kinds
+
+
+@REGISTRY.primitive_rule
+def _rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    """How words become numbers, names or paths, and how ``--help`` shows them: INT, not {None}|INT."""
+    single, several, optional = _parts(info.type)
+    if single not in NAMES:
+        return None
+
+    def from_words(words: list[str]) -> Any:
+        if optional and words == ["None"]:
+            return None
+        return tuple(map(single, words)) if several else single(words[0])
+
+    def to_words(value: Any) -> list[str]:
+        return ["none"] if value is None else [str(part) for part in (value if several else [value])]
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if several else 1,
+        metavar=f"{NAMES[single]} ..." if several else NAMES[single],
+        instance_from_str=from_words,
+        is_instance=lambda value: True,
+        str_from_instance=to_words,
+    )
+
+
+def _sentence(output: str) -> str:
     """What tyro prints in a box of many lines, in one sentence."""
     text = " ".join(re.sub("[│╭╮╰╯─|+]+|--{2,}", " ", output).split())
-    if complaints and (flag := re.search(r"Error parsing (.+?):", text)):
-        return f"{flag[1].strip('[]')}{complaints[-1].rstrip('.')}"
-    if missing := re.search(r"Missing value for argument [^\w-]*([\w-]+)", text):
-        return f"{missing[1]} has no value"
     if missing := re.search(r"Missing from [\w ]+: (\S+)", text):
         return f"{missing[1]} is missing"
     return text.partition(" For full helptext")[0]

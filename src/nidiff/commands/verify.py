@@ -32,14 +32,11 @@ class Verify:
                 if self.accept:
                     accept_model(path)
                 results.append(checked(path))
-            except InputError as error:  # noqa: PERF203 - the others are checked too
+            except InputError as error:
                 results.append({"path": str(path), "model_sha256": None, "wrong": str(error)})
-        if self.json:
-            print(json.dumps(results, indent=2))
-        else:
-            for result in results:
-                if not result["wrong"]:
-                    print(f"{result['path']}: {described(result)}")
+        lines = [f"{result['path']}: {described(result)}" for result in results if not result["wrong"]]
+        if self.json or lines:
+            print(json.dumps(results, indent=2) if self.json else "\n".join(lines))
         if wrong := [result["wrong"].removesuffix(".") for result in results if result["wrong"]]:
             count = "" if len(wrong) == 1 else f"{len(wrong)} of {len(results)}: "
             raise InputError(None, None, count + "; ".join(wrong))

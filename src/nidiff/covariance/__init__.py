@@ -2,10 +2,11 @@
 
 from nidiff.covariance.basis import Basis, Eigen, PerMode, Pixels, Product
 from nidiff.covariance.config import BASES
-from nidiff.covariance.families import remembered
-from nidiff.covariance.fields import FAMILIES, FIELDS
+from nidiff.covariance.families import FAMILIES
+from nidiff.covariance.fields import FIELDS
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.waves import Waves
+from nidiff.recipe import remembered
 
 __all__ = [
     "BASES",

@@ -18,7 +18,7 @@ class Basis(ABC):
     """Real orthonormal modes over ``event_shape``, one per entry; coefficients are laid out like the event.
 
     A basis of your own needs a constructor that sets ``event_shape``, `analyse` and `synthesise`. To save covariances
-    in it, give it `arguments` and add it to `BASES` of `nidiff.covariance.config`.
+    in it, give it `arguments` and add it to `nidiff.covariance.BASES`.
     """
 
     event_shape: tuple[int, ...]
@@ -35,16 +35,17 @@ class Basis(ABC):
     def synthesise(self, coefficients: Tensor) -> Tensor:
         """The inverse of `analyse`, which is its transpose."""
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments of the constructor: numbers, words, tensors and bases."""
-        raise InputError("basis", None, f"{type(self).__name__} has no method arguments", "write one to save it")
+    def arguments(self) -> dict[str, Any] | None:
+        """The arguments of the constructor: numbers, words, tensors and bases. None for a basis that is never saved."""
+        return None
 
     @cached_property
     def key(self) -> Hashable:
         """Equal for two bases with the same modes in the same order: the type and its `arguments`, if it has any."""
-        if type(self).arguments is Basis.arguments:
+        arguments = self.arguments()
+        if arguments is None:
             return id(self)
-        return type(self), *((name, _hashable(value)) for name, value in self.arguments().items())
+        return type(self), *((name, _hashable(value)) for name, value in arguments.items())
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Basis) and self.key == other.key)
@@ -106,10 +107,9 @@ class Basis(ABC):
             raise InputError(argument, None, "is not even, λ(k) = λ(−k)", "use its mean with its mirror image")
 
     def __repr__(self) -> str:
-        saved = type(self).arguments is not Basis.arguments  # a basis that is never saved needs none
-        arguments = self.arguments() if saved else {"shape": self.event_shape}
-        shown = {key: value for key, value in arguments.items() if not torch.is_tensor(value)}
-        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in shown.items())})"
+        arguments = self.arguments() or {"shape": self.event_shape}
+        shown = [f"{key}={value!r}" for key, value in arguments.items() if not torch.is_tensor(value)]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Pixels(Basis):
@@ -135,7 +135,8 @@ class Cast:
     """A float64 table in every dtype and on every device it has been used with."""
 
     def __init__(self, table: Tensor) -> None:
-        self.table, self._cast = table, dict[Hashable, Tensor]()
+        self.table = table
+        self._cast: dict[Hashable, Tensor] = {}
 
     def __call__(self, like: Tensor) -> Tensor:
         key = like.dtype, like.device
@@ -152,11 +153,11 @@ class Eigen(Basis):
         self.vectors = as_numbers(vectors, "vectors")
         size = len(self.vectors)
         self.event_shape = check_shape((size,) if shape is None else shape)
-        if tuple(self.vectors.shape) != (size, size) or self.size != size:
-            raise InputError("vectors", None, f"has shape {tuple(self.vectors.shape)}", f"give N×N, N={self.size}")
-        error = (self.vectors.T @ self.vectors - torch.eye(size, dtype=torch.float64, device="cpu")).abs().max()
-        if not bool(error < 1e-8 * size):
-            raise InputError("vectors", None, "has columns that are not orthonormal", "give the eigenvectors")
+        square = tuple(self.vectors.shape) == (self.size, self.size)
+        identity = torch.eye(size, dtype=torch.float64, device="cpu")
+        if not square or not bool((self.vectors.T @ self.vectors - identity).abs().max() < 1e-8 * size):
+            problem = f"is not an orthonormal N×N matrix, N={self.size}"
+            raise InputError("vectors", None, problem, "give the eigenvectors as its columns")
         self._columns = Cast(padded(self.vectors))
 
     def analyse(self, x: Tensor) -> Tensor:
@@ -227,16 +228,14 @@ class Product(Basis):
 class PerMode(Basis):
     """Channels in front of ``spatial``: mode k of the event has the channel vectors ``vectors`` [C, C, *event].
 
-    ``vectors[c, i, *k]`` is channel c of vector i; axes of length 1 share the vectors between modes. Between waves,
-    along periodic axes, a channel may lag behind another: then the vectors are complex, vectors + i · ``quadrature``,
-    those of −k the conjugates of those of k.
+    ``vectors[c, i, *k]`` is channel c of vector i; axes of length 1 share the vectors between modes. Where a channel
+    lags behind another, between waves, they are complex: vectors + i · ``quadrature``, those of −k the conjugates.
     """
 
     inner: Basis
 
     def __init__(self, vectors: Tensor, spatial: Basis, quadrature: Tensor | None = None) -> None:
-        self.vectors, self._spatial = as_numbers(vectors, "vectors"), spatial
-        self.inner = spatial
+        self.vectors, self.inner = as_numbers(vectors, "vectors"), spatial
         axes = len(spatial.event_shape)
         if self.vectors.ndim == 2:
             self.vectors = self.vectors.reshape(*self.vectors.shape, *[1] * axes)
@@ -248,7 +247,7 @@ class PerMode(Basis):
 
     @property
     def spatial(self) -> Basis:
-        return self._spatial
+        return self.inner
 
     def analyse(self, x: Tensor) -> Tensor:
         return self._turn(self.spatial.analyse(x))

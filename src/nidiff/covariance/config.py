@@ -3,6 +3,7 @@
 This is the one place where the arrays of Σ are written and read.
 """
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
@@ -17,23 +18,20 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 
 from nidiff.covariance.basis import Basis, Eigen, PerMode, Pixels, Product
-from nidiff.covariance.checks import check_shape
 from nidiff.covariance.covariance import Covariance
-from nidiff.covariance.families import Kronecker
-from nidiff.covariance.fields import ALIASES, COVARIANCES, FAMILIES, FIELDS, from_data, one_axis
+from nidiff.covariance.families import FAMILIES, Kronecker
+from nidiff.covariance.fields import ALIASES, COVARIANCES, FIELDS, from_data, one_axis
 from nidiff.covariance.waves import Boundary, Waves, check_boundary
-from nidiff.errors import FileError, InputError, first_line, one_of, shown
-from nidiff.files import as_path, read_object, replace_json, replacing, writing
+from nidiff.errors import FileError, InputError, first_line, known_names, one_of, shown
+from nidiff.files import as_path, read_object, replacing
 from nidiff.notation import call, parse_call
 
-FACTOR = "factor"  # by which the result of the call is multiplied
 TIMES = " x "  # between the factors of a product
 DEEPEST = 8  # covariances inside each other
 ARRAYS = "covariance.safetensors"  # beside the JSON that names them, if it names any
 # Where a folder may hold Σ: one of its own, a scheduler's, a model's, a run's.
 SCHEDULER = "scheduler_config.json"
 PLACES = ("covariance.json", SCHEDULER, f"scheduler/{SCHEDULER}", f"model/scheduler/{SCHEDULER}")
-
 
 BASES: dict[str, Callable[..., Basis]] = {
     "Pixels": Pixels,
@@ -55,62 +53,43 @@ class Config(dict[str, Any]):
 # To JSON and back ------------------------------------------------------------------------------------------------
 
 
-def describe(covariance: Covariance, prefix: str = "") -> Config:
-    """The call that makes ``covariance`` as JSON, or its eigenvalues in its basis; arrays are named in it as
-    ``{"tensor": name}``."""
-    origin = covariance.origin
-    if origin is None or origin.name not in COVARIANCES:
-        arguments = {"eigenvalues": covariance.eigenvalues, "basis": covariance.basis, "allow_singular": True}
-        return _as_json("covariance", "Covariance", arguments, prefix)
-    config = _as_json("covariance", origin.name, origin.arguments, prefix)
-    return config if origin.scale == 1 else Config({**config, FACTOR: origin.scale}, config.tensors)
-
-
-def _as_json(kind: str, name: str, arguments: Mapping[str, Any], prefix: str) -> Config:
-    """A call as JSON: the name under the key ``kind``, and its arguments."""
+def describe(value: Covariance | Basis, prefix: str = "") -> Config:
+    """The call that makes a covariance or a basis, as JSON: its name and its arguments. Without a call a covariance is
+    its eigenvalues in its basis. Arrays are named as ``{"tensor": name}``."""
+    arguments: Mapping[str, Any] | None
+    kind, scale = "covariance", 1.0
+    if isinstance(value, Basis):
+        kind, name, arguments = "basis", type(value).__name__, value.arguments()
+    elif value.origin is None or value.origin.name not in COVARIANCES:
+        name, arguments = "Covariance", {"eigenvalues": value.eigenvalues, "basis": value.basis, "allow_singular": True}
+    else:
+        name, arguments, scale = value.origin
+    if arguments is None or (kind == "basis" and BASES.get(name) is not type(value)):
+        remedy = f'give it a method arguments, and add it by nidiff.covariance.BASES["{name}"] = {name}'
+        raise InputError("basis", None, f"{name} could not be loaded if it were saved", remedy)
     tensors: dict[str, Tensor] = {}
     config = Config({kind: name}, tensors)
-    for key, value in arguments.items():
-        if isinstance(value, Covariance | Basis):
-            inner = (
-                describe(value, f"{prefix}{key}.")
-                if isinstance(value, Covariance)
-                else _basis(value, f"{prefix}{key}.")
-            )
+    for key, argument in arguments.items():
+        if isinstance(argument, Covariance | Basis):
+            inner = describe(argument, f"{prefix}{key}.")
             config[key] = dict(inner)
             tensors |= inner.tensors
-        elif isinstance(value, Tensor | np.ndarray):
-            tensors[prefix + key] = torch.as_tensor(value)
+        elif isinstance(argument, Tensor | np.ndarray):
+            tensors[prefix + key] = torch.as_tensor(argument)
             config[key] = {"tensor": prefix + key}
         else:
-            try:
-                config[key] = json.loads(json.dumps(value, allow_nan=False, default=lambda number: number.item()))
-            except (AttributeError, TypeError, ValueError) as error:
-                remedy = "build it from numbers, words, tensors and covariances"
-                raise InputError(key, value, f"of {name} cannot be saved", remedy) from error
+            config[key] = json.loads(json.dumps(argument, allow_nan=False, default=lambda number: number.item()))
+    if scale != 1:
+        config["factor"] = scale
     return config
 
 
-def _basis(basis: Basis, prefix: str) -> Config:
-    name = type(basis).__name__
-    if BASES.get(name) is not type(basis):
-        remedy = f'add it by nidiff.covariance.config.BASES["{name}"] = {name}'
-        raise InputError("basis", None, f"{name} is not registered, so what is saved could not be loaded", remedy)
-    return _as_json("basis", name, basis.arguments(), prefix)
-
-
-def build(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Covariance:
+def build(config: Any, tensors: Mapping[str, Tensor], kinds: Sequence[str] = ("covariance",), depth: int = 0) -> Any:
     """The covariance that `describe` described."""
-    made: Covariance = _built(config, tensors, ("covariance",))
-    return made
-
-
-def _built(config: Any, tensors: Mapping[str, Tensor], kinds: tuple[str, ...], depth: int = 0) -> Any:
     kind = next((key for key in kinds if isinstance(config, Mapping) and isinstance(config.get(key), str)), None)
-    if kind is None or not isinstance(tensors, Mapping):
-        raise InputError("config", None, 'has no key "covariance"', "give what to_config() and tensors() returned")
-    if depth > DEEPEST:
-        raise InputError("config", None, f"has covariances more than {DEEPEST} deep", "save it again")
+    if kind is None or depth > DEEPEST:
+        problem = f'has no key "covariance", or more than {DEEPEST} inside each other'
+        raise InputError("config", None, problem, "give what to_config() and tensors() returned")
     known: Mapping[str, Callable[..., Any]] = BASES if kind == "basis" else COVARIANCES
     name = one_of(f'config["{kind}"]', config[kind], known)
     arguments: dict[str, Any] = {}
@@ -121,25 +100,17 @@ def _built(config: Any, tensors: Mapping[str, Tensor], kinds: tuple[str, ...], d
                 raise InputError("tensors", None, f"has no {shown(array)}", "load the safetensors file of config")
             arguments[key] = tensors[array]
         elif isinstance(value, Mapping):
-            arguments[key] = _built(value, tensors, ("covariance", "basis"), depth + 1)
+            arguments[key] = build(value, tensors, ("covariance", "basis"), depth + 1)
         elif key != kind:
             arguments[key] = tuple(value) if isinstance(value, list) else value
-    eigenvalues, factor = arguments.pop("with_eigenvalues", None), arguments.pop(FACTOR, 1)
+    eigenvalues, factor = arguments.pop("with_eigenvalues", None), arguments.pop("factor", 1)
     made = call("config", name, arguments, known)
-    if isinstance(made, Covariance) and eigenvalues is not None:
+    if isinstance(made, Covariance) and eigenvalues is not None:  # as early versions of 0.2 wrote it
         made = made.with_eigenvalues(eigenvalues)
     return made if factor == 1 else factor * made
 
 
 # To files and back -----------------------------------------------------------------------------------------------
-
-
-def save(covariance: Covariance, folder: Path) -> None:
-    """Write covariance.json and, where there are arrays, covariance.safetensors."""
-    config = describe(covariance)
-    with writing("folder", folder):
-        save_arrays(config.tensors, folder)
-        replace_json(folder / PLACES[0], config)
 
 
 def save_arrays(tensors: Mapping[str, Tensor], folder: Path, name: str = ARRAYS) -> None:
@@ -149,22 +120,19 @@ def save_arrays(tensors: Mapping[str, Tensor], folder: Path, name: str = ARRAYS)
             file.write(to_bytes({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}))
 
 
-def names_arrays(config: Any, depth: int = 0) -> bool:
+def names_arrays(config: Any) -> bool:
     """Whether the configuration of a Σ refers to arrays."""
-    if not isinstance(config, Mapping):
-        return False
-    return "tensor" in config or (depth <= DEEPEST and any(names_arrays(value, depth + 1) for value in config.values()))
+    return '"tensor":' in json.dumps(config)
 
 
 def read_arrays(file: Path, owner: str = "Σ") -> dict[str, Tensor]:
     """The arrays in the file that `save_arrays` wrote."""
-    again = "copy it again from where it was saved, or save it again"
-    if not file.is_file():
-        raise FileError("file", str(file), f"with the arrays of {owner} is missing", again)
     try:
         return dict(from_bytes(file.read_bytes()))  # a path need not be UTF-8
     except (OSError, ValueError, SafetensorError) as error:
-        raise FileError("file", str(file), f"is damaged ({first_line(error)})", again) from error
+        problem = f"with the arrays of {owner} is missing or damaged ({first_line(error)})"
+        remedy = "copy it again from where it was saved, or save it again"
+        raise FileError("file", str(file), problem, remedy) from error
 
 
 def load(folder: Path) -> Covariance:
@@ -174,9 +142,7 @@ def load(folder: Path) -> Covariance:
     if file is None:
         raise InputError("folder", str(folder), "holds no covariance", "give a saved covariance, model or run")
     config = read_object(file, "save it again")
-    if "covariance" not in config:
-        raise FileError("file", str(file), "holds no covariance", "save it again")
-    config = config["covariance"] if file.name == SCHEDULER else config
+    config = config.get("covariance", {}) if file.name == SCHEDULER else config
     tensors = read_arrays(file.with_name(ARRAYS)) if names_arrays(config) else {}
     try:
         return build(config, tensors)
@@ -205,87 +171,68 @@ def as_covariance(
         return value
     if isinstance(value, Mapping):
         return build(value, getattr(value, "tensors", {}))
-    if isinstance(value, Path):
-        return load(as_path("covariance", value))
-    if not isinstance(value, str):
+    if not isinstance(value, str | Path):
         remedy = "give a covariance, its configuration, a folder, or NAME:key=value,…"
         raise InputError("covariance", value, "does not name a covariance", remedy)
-    known = _named()
-    name = value.partition(":")[0].strip()
-    first, times, _ = value.partition(TIMES)
-    if times and first.partition(":")[0].strip() in (*known, "from_data"):
-        return _product(value, shape, boundary)
-    if name not in (*known, "from_data") and ("/" in value or as_path("covariance", value).is_dir()):
+    calls = _calls(value) if isinstance(value, str) else []
+    if not calls:
         return load(as_path("covariance", value))
-    name, arguments = parse_call("covariance", value)
-    if name == "from_data":
-        if data is None:
-            raise InputError("covariance", value, "is fitted to data", "give `data`, or name a field that needs none")
-        data = data() if callable(data) else data
-        given = {"event_axes": data.ndim - 2, **_with_boundary(from_data, arguments, boundary)}
-        return call("covariance", name, given, {name: from_data}, data)
-    one_of("covariance", name, [*known, "from_data"])
-    arguments = _with_boundary(known[name], arguments, boundary)
-    over_times = "times" in signature(known[name]).parameters
-    if over_times and "times" in arguments:
-        field: Covariance = call("covariance", name, arguments, known)
-        if shape is not None and field.event_shape != check_shape(shape):
-            problem = f"has {field.size} numbers, and the event is {tuple(shape)}"
-            raise InputError("times", None, problem, "give one per step")
-        return field
-    if shape is None:
-        raise InputError("covariance", value, "needs the shape of the event", "give `shape`, such as (32, 32)")
-    if over_times:
-        return call("covariance", name, arguments, known, range(one_axis(name, shape)))
-    return call("covariance", name, arguments, known, shape)
+    edges = None if boundary is None else check_boundary(boundary)
+    factors, last = [], len(calls) - 1
+    for number, (name, arguments) in enumerate(calls):
+        axes = slice(number, None if number == last else number + 1)  # one each, and the last has the rest
+        event = None if shape is None else tuple(shape)[axes]
+        edge = edges[axes] if isinstance(edges, tuple) else edges
+        factors.append(_field(name, arguments, event, None if last else data, edge))
+    return functools.reduce(lambda rest, factor: Kronecker(factor, rest), reversed(factors))
 
 
-def check_text(text: str) -> None:
-    """Refuse a text whose name or keys `as_covariance` does not know; nothing is built. A folder must be there."""
-    known = {**_named(), "from_data": from_data}
-    factors = text.split(TIMES) if text.partition(":")[0].strip() in known else [text]
-    for factor in factors:
-        if factor.partition(":")[0].strip() not in known and ("/" in text or as_path("covariance", text).is_dir()):
-            load(as_path("covariance", text))
-            continue
-        name, arguments = parse_call("covariance", factor)
-        function = known[one_of("covariance", name, known)]
-        keys = [*signature(function).parameters]
-        for key in arguments:  # the shape or the data come first, and are not written; times can be
-            one_of(f"the key of covariance={shown(text)}", key, keys if keys[0] == "times" else keys[1:])
+def _calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The factors that a text names, each with its arguments; none where the text is a folder."""
+    known = _named()
+    first = text.partition(TIMES)[0].partition(":")[0].strip()
+    if first not in known and ("/" in text or as_path("covariance", text).is_dir()):
+        return []
+    calls = [parse_call("covariance", factor) for factor in text.split(TIMES)]
+    for name, arguments in calls:
+        keys = [*signature(known[one_of("covariance", name, known)]).parameters]
+        keys = keys if keys[0] == "times" else keys[1:]  # the shape or the data are not written; times can be
+        for key in arguments:
+            if key not in keys:
+                raise InputError("covariance", name, f"has no argument {key!r}", known_names(key, keys))
+    return calls
 
 
 def _named() -> dict[str, Callable[..., Covariance]]:
-    """What a text can name, beside from_data."""
-    known = {**FIELDS, **{key: family for key, family in FAMILIES.items() if _is_built_from_a_shape(family)}}
+    """What a text can name: fields, families that are built from a shape and no array, and from_data."""
+    known = {**FIELDS, "from_data": from_data}
+    for name, family in FAMILIES.items():
+        parameters = signature(family).parameters
+        if [*parameters][:1] == ["shape"] and not any(value.annotation is Tensor for value in parameters.values()):
+            known[name] = family
     return known | {alias: COVARIANCES[name] for alias, name in ALIASES.items()}
 
 
-def _product(text: str, shape: Sequence[int] | None, boundary: Boundary | None) -> Covariance:
-    """``A x B``: A over the first axis, and B over the others."""
-    first, _, others = text.partition(TIMES)
-    if not all(part.strip() for part in text.split(TIMES)):
-        raise InputError("covariance", text, "has an empty factor", "name a field on both sides of ' x '")
-    if any(part.strip().startswith("from_data") for part in text.split(TIMES)):
-        raise InputError("covariance", text, "has from_data, which is over all axes", "use it without a product")
-    if shape is not None and len(check_shape(shape)) < 2:
-        raise InputError("covariance", text, f"is over two axes or more, and shape={shape} has one", "leave one out")
-    leading, rest = (None, None) if shape is None else (tuple(shape)[:1], tuple(shape)[1:])
-    front = behind = None if boundary is None else check_boundary(boundary)
-    if isinstance(front, tuple):
-        front, behind = front[:1], front[1:]
-    return Kronecker(as_covariance(first, leading, None, front), as_covariance(others, rest, None, behind))
-
-
-def _with_boundary(
-    function: Callable[..., Covariance], arguments: dict[str, Any], boundary: Boundary | None
-) -> dict[str, Any]:
-    """The arguments with a boundary, where the function has one and they do not say it."""
-    if boundary is None or "boundary" not in signature(function).parameters:
-        return arguments
-    return {"boundary": boundary, **arguments}
-
-
-def _is_built_from_a_shape(family: Callable[..., Covariance]) -> bool:
-    parameters = signature(family).parameters
-    return [*parameters][:1] == ["shape"] and not any(value.annotation is Tensor for value in parameters.values())
+def _field(
+    name: str,
+    arguments: Mapping[str, Any],
+    shape: Sequence[int] | None,
+    data: Tensor | Callable[[], Tensor] | None,
+    boundary: Boundary | None,
+) -> Covariance:
+    """The field that one call names, with what the text leaves out."""
+    known = _named()
+    parameters = signature(known[name]).parameters
+    if boundary is not None and "boundary" in parameters:
+        arguments = {"boundary": boundary, **arguments}
+    if "times" in arguments:
+        return call("covariance", name, arguments, known)
+    if name == "from_data":
+        if data is None:
+            raise InputError("covariance", name, "is fitted to data", "give `data`, or name a field that needs none")
+        data = data() if callable(data) else data
+        return call("covariance", name, {"event_axes": data.ndim - 2, **arguments}, known, data)
+    if shape is None:
+        raise InputError("covariance", name, "needs the shape of the event", "give `shape`, such as (32, 32)")
+    first = range(one_axis(name, shape)) if "times" in parameters else shape
+    return call("covariance", name, arguments, known, first)

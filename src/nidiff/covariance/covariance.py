@@ -1,21 +1,21 @@
 """Σ: eigenvalues in a basis, which can draw, has a density, and remembers the call that made it."""
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.basis import Basis
+from nidiff.covariance.basis import Basis, Cast
 from nidiff.covariance.checks import as_numbers, check_finite, check_sizes
 from nidiff.covariance.modes import Modes, outside_autocast
-from nidiff.errors import TENSOR, InputError, expect
-from nidiff.files import as_path
+from nidiff.errors import InputError
+from nidiff.files import as_path, replace_json, writing
 from nidiff.memory import require_memory
 from nidiff.randomness import FLOATS, Generators, check_place, white_noise
-from nidiff.recipe import Origin, plain
+from nidiff.recipe import Origin, check_number, plain
 
 if TYPE_CHECKING:
     from nidiff.covariance.distribution import GaussianField
@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 class Covariance(Modes):
     """A covariance matrix over the trailing axes of a tensor: ``eigenvalues`` ≥ 0, one per mode of ``basis``.
 
-    Any axes may stand in front of the event. Σ is applied outside autocast, in float32 or better, and the result has
-    the dtype of the argument. Everything is differentiable in x.
+    Σ is applied outside autocast, in float32 or better, and the result has the dtype of x. All is differentiable in x.
 
     Args:
         eigenvalues: one per mode, of the shape of the event; finite, not negative, not all 0.
@@ -44,17 +43,15 @@ class Covariance(Modes):
         allow_singular: bool = False,
         argument: str = "eigenvalues",
     ) -> None:
-        values = as_numbers(eigenvalues, argument).detach()
-        if values.numel() != basis.size:
+        values = as_numbers(eigenvalues, argument)
+        if tuple(values.shape) not in ((basis.size,), basis.event_shape):
             problem = f"has shape {tuple(values.shape)}, but the event has shape {basis.event_shape}"
-            raise InputError(argument, None, problem, "give one eigenvalue per entry")
+            raise InputError(argument, None, problem, "give one eigenvalue per mode")
         check_finite(argument, values)
-        if bool((values < 0).any()) or not bool((values > 0).any()):
-            problem = f"gives Σ an eigenvalue of {values.min().item():.3g}"
-            raise InputError(argument, None, problem, "a covariance needs positive ones")
-        if not allow_singular and bool((values == 0).any()):
-            remedy = "make it positive, or pass allow_singular=True if you only draw noise and multiply"
-            raise InputError(argument, None, "gives Σ an eigenvalue of 0, so it has no inverse and no density", remedy)
+        least = values.min().item()
+        if least < 0 or not bool(values.any()) or (least == 0 and not allow_singular):
+            remedy = "make them positive; some may be 0 with allow_singular=True, if you only draw noise and multiply"
+            raise InputError(argument, None, f"gives Σ an eigenvalue of {least:.3g}", remedy)
         values = values.reshape(basis.event_shape)
         basis.check_even(argument, values)
         values = basis.evened(values)  # what is left is rounding
@@ -62,9 +59,9 @@ class Covariance(Modes):
         positive = self.values[self.values > 0]
         # Plain numbers, so that a compiled function need not look into a tensor.
         self.is_singular = len(positive) < values.numel()
-        self.condition_number: float = (positive.max() / positive.min()).item()  # over the positive eigenvalues
         self._range = positive.min().item(), positive.max().item()
-        self._powers: dict[Hashable, Tensor] = {}
+        self.condition_number: float = self._range[1] / self._range[0]  # over the positive eigenvalues
+        self._powers: dict[tuple[float, torch.dtype], Cast] = {}
         self.origin: Origin | None = None
         """The call of a named constructor that made this Σ: how it is printed, saved and put on another grid."""
 
@@ -81,23 +78,13 @@ class Covariance(Modes):
 
     @property
     def size(self) -> int:
-        """The number of variables of one event: Σ is size × size."""
+        """The number of entries of one event: Σ is size × size."""
         return self.basis.size
 
     @property
     def spatial(self) -> Basis:
         """The basis over the event alone, without channels."""
         return self.basis.spatial
-
-    @property
-    def boundary(self) -> tuple[str, ...] | None:
-        """The boundary of each axis where the modes are waves, cosines or sines; None for any other basis."""
-        return self.basis.boundary
-
-    @property
-    def wavenumbers(self) -> Tensor | None:
-        """|k| of every mode in units of the lowest frequency above 0, of shape event_shape; None without `boundary`."""
-        return self.basis.wavenumbers
 
     @property
     def marginal_variance(self) -> Tensor:
@@ -123,8 +110,7 @@ class Covariance(Modes):
         """Σ x, which is ``Σ @ x``."""
         return self.power(x, 1.0)
 
-    def apply(self, x: Tensor) -> Tensor:
-        return self.power(x, 1.0)
+    apply = matmul
 
     def solve(self, x: Tensor) -> Tensor:
         """Σ⁻¹ x."""
@@ -181,12 +167,10 @@ class Covariance(Modes):
         """The same field on a grid of another ``shape`` over the same domain: its modes keep their law.
 
         An orthonormal mode of N' pixels in place of N has λ' = (N'/N) λ, so that at every mode which both grids have
-        the noise is to the data what it was. A coarser grid leaves modes out. A finer one has new modes: those of the
-        formula for `gaussian_free_field`, `power_law` and `matern` (with ``aliased``, whose modes hold those beyond
-        Nyquist, it is the kernel at the new pixels), and for any other spectrum those of the power law of its upper
-        octave. So the variance changes a little, and converges if λ falls fast enough (gamma > d/2 in d dimensions).
-        White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` may leave them
-        out; a `Kronecker` product goes by its factors.
+        the noise is to the data what it was. A coarser grid leaves modes out. The new modes of a finer one follow the
+        formula of `gaussian_free_field`, `power_law` and `matern`, and for any other spectrum the power law of its
+        upper octave. White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` may
+        leave them out; a `Kronecker` product goes by its factors.
         """
         from nidiff.covariance.grids import on_grid
 
@@ -197,15 +181,6 @@ class Covariance(Modes):
         from nidiff.covariance.distribution import GaussianField
 
         return GaussianField(self, channels)
-
-    # Checks ------------------------------------------------------------------------------------------------------
-
-    def check_trailing(self, shape: Sequence[int], argument: str) -> None:
-        """Refuse a ``shape`` whose last axes are not the event."""
-        shape = tuple(shape)
-        if shape[max(0, len(shape) - len(self.event_shape)) :] != self.event_shape:
-            problem = f"has shape {shape}, but this Σ is over trailing axes {self.event_shape}"
-            raise InputError(argument, None, problem, "reshape it or build Σ for its shape")
 
     def require_invertible(self, what: str) -> None:
         """Refuse a singular Σ, for ``what`` needs its inverse."""
@@ -225,11 +200,9 @@ class Covariance(Modes):
 
     def __mul__(self, other: Any) -> Any:
         """c·Σ for a number c > 0, not renormalised; else as `Modes`."""
-        factor = plain(other)
-        if not isinstance(factor, int | float):
+        if not isinstance(plain(other), int | float):
             return super().__mul__(other)
-        if not 0 < factor < math.inf:
-            raise InputError("factor", factor, "does not scale a covariance", "give a positive number")
+        factor = check_number("factor", other, above=0.0)
         product = self.with_eigenvalues(self.values * factor)
         if self.origin is not None:
             product.origin = self.origin._replace(scale=self.origin.scale * factor)
@@ -265,9 +238,12 @@ class Covariance(Modes):
 
     def save(self, folder: str | Path) -> None:
         """Write ``covariance.json`` and, where Σ has arrays, ``covariance.safetensors`` into ``folder``."""
-        from nidiff.covariance.config import save
+        from nidiff.covariance.config import PLACES, describe, save_arrays
 
-        save(self, as_path("folder", folder))
+        config, place = describe(self), as_path("folder", folder)
+        with writing("folder", place):
+            save_arrays(config.tensors, place)
+            replace_json(place / PLACES[0], config)
 
     @staticmethod
     def load(folder: str | Path) -> "Covariance":
@@ -287,28 +263,27 @@ class Covariance(Modes):
 
     def _power(self, exponent: float, like: Tensor) -> Tensor:
         """λ^p in the dtype and on the device of ``like``."""
-        key = exponent, like.dtype, like.device
+        key = exponent, like.dtype
         if key not in self._powers:
             self._check_precision(exponent, like.dtype)
             with torch.inference_mode(False):  # else a table first used while sampling could never train
-                self._powers[key] = self.values.pow(exponent).to(dtype=like.dtype, device=like.device)
-        return self._powers[key]
+                self._powers[key] = Cast(self.values.pow(exponent))
+        return self._powers[key](like)
 
     def _check_precision(self, exponent: float, dtype: torch.dtype) -> None:
         """In Σ^½ x the smallest modes must stand above the rounding of the largest, λ_max/λ_min ≤ 1/eps², and the
         largest eigenvalue of Σ^p must be a number of the dtype."""
-        kind, limit = str(dtype).removeprefix("torch."), torch.finfo(dtype).eps ** -2
-        if self.condition_number > limit:
-            problem = f"{self!r} has condition number {self.condition_number:.2g}, and {kind} loses a field above"
-            remedy = "use a smaller gamma (exponent, length scale), or float64"
-            raise InputError("covariance", None, f"{problem} {limit:.2g}", remedy)
+        kind = torch.finfo(dtype)
         largest = exponent * math.log(self._range[int(exponent > 0)])
-        if not math.log(torch.finfo(dtype).tiny) <= largest <= math.log(torch.finfo(dtype).max):
-            remedy = "use an exponent nearer to 0 or a scale nearer to 1"
-            raise InputError("exponent", exponent, f"takes {self!r} beyond {kind}", remedy)
+        held = math.log(kind.tiny) <= largest <= math.log(kind.max)
+        if not held or self.condition_number > kind.eps**-2:
+            low, high = self._range
+            values = f"eigenvalues from {low:.2g} to {high:.2g}, condition number {self.condition_number:.2g}"
+            problem = f"{self!r} is lost in {kind.dtype} ({values})"
+            remedy = "use a smaller gamma (exponent, length scale), a scale nearer to 1, or float64"
+            raise InputError("covariance", None, problem, remedy)
 
     def _check_event(self, x: Tensor) -> None:
-        expect("x", x, Tensor, TENSOR)
         if x.dtype not in FLOATS:
             raise InputError("x", None, f"has dtype {x.dtype}", "convert it to real floating-point numbers")
         self.check_trailing(tuple(x.shape), "x")

@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints, register_kl
 
-from nidiff.covariance.checks import check_shape
 from nidiff.covariance.covariance import Covariance
-from nidiff.covariance.families import Channels
-from nidiff.errors import TENSOR, InputError, expect
-
-BLOCK = 256
-LIMIT = 16384  # variables of an event whose trace is computed impulse by impulse
+from nidiff.covariance.families import Identity, Kronecker
+from nidiff.errors import InputError
+from nidiff.recipe import check_whole
 
 
 class GaussianField(Distribution):
@@ -27,29 +24,21 @@ class GaussianField(Distribution):
     has_rsample = True
 
     def __init__(self, covariance: Covariance, channels: int | None = None, validate_args: bool | None = None) -> None:
-        expect("covariance", covariance, Covariance)
         covariance.require_invertible("the density of N(0, Σ)")
-        front = () if channels is None else check_shape((channels,), "channels")
+        if channels is not None:
+            covariance = Kronecker(Identity((check_whole("channels", channels),)), covariance)
         self.covariance = covariance
-        event = torch.Size((*front, *covariance.event_shape))
-        super().__init__(event_shape=event, validate_args=validate_args)
+        super().__init__(event_shape=torch.Size(covariance.event_shape), validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False)
     def support(self) -> constraints.Constraint:
         return constraints.independent(constraints.real, len(self.event_shape))
 
     @property
-    def channels(self) -> int:
-        """How many independent draws of N(0, Σ) make one event."""
-        return self.event_shape.numel() // self.covariance.size
-
-    @property
     def mean(self) -> Tensor:
         return torch.zeros(self._extended_shape())
 
-    @property
-    def mode(self) -> Tensor:
-        return self.mean
+    mode = mean
 
     @property
     def variance(self) -> Tensor:
@@ -70,21 +59,16 @@ class GaussianField(Distribution):
         return self.covariance.sample(shape, dtype=torch.get_default_dtype())
 
     def log_prob(self, value: Tensor) -> Tensor:
-        axes = len(self.event_shape)
-        expect("value", value, Tensor, TENSOR)
-        if value.shape[max(0, value.ndim - axes) :] != self.event_shape:
-            remedy = f"its last axes must be {tuple(self.event_shape)}"
-            raise InputError("value", None, f"has shape {tuple(value.shape)}", remedy)
+        self.covariance.check_trailing(value.shape, "value")
         if self._validate_args and value.numel():
             self._validate_sample(value)
-        batch = value.shape[: value.ndim - axes]
+        batch = value.shape[: value.ndim - len(self.event_shape)]
         log_prob = self.covariance.log_prob(value.reshape(batch.numel(), *self.event_shape)).reshape(batch)
         return log_prob.expand(torch.broadcast_shapes(batch, self.batch_shape))
 
     def entropy(self) -> Tensor:
-        """C/2 (N (1 + log 2π) + log det Σ)."""
-        size, logdet = self.covariance.size, self.covariance.logdet()
-        entropy = 0.5 * self.channels * (size * (1 + math.log(2 * math.pi)) + logdet)
+        """½ (N (1 + log 2π) + log det Σ)."""
+        entropy = 0.5 * (self.covariance.size * (1 + math.log(2 * math.pi)) + self.covariance.logdet())
         return torch.tensor(entropy).expand(self.batch_shape)
 
 
@@ -94,31 +78,20 @@ def kl_divergence(p: GaussianField, q: GaussianField) -> Tensor:
     if p.event_shape != q.event_shape:
         problem = f"is over events {tuple(p.event_shape)} and q over {tuple(q.event_shape)}"
         raise InputError("p", None, problem, "use one shape")
-    batch, channels, a, b = torch.broadcast_shapes(p.batch_shape, q.batch_shape), p.channels, p.covariance, q.covariance
-    if a.event_shape != b.event_shape:  # one of them has its channels in Σ
-        channels, a, b = 1, _of_whole_events(p), _of_whole_events(q)
-    divergence = 0.5 * channels * (_trace_of_ratio(a, b) - a.size + b.logdet() - a.logdet())
-    return torch.tensor(divergence).expand(batch)
-
-
-def _of_whole_events(field: GaussianField) -> Covariance:
-    """Σ over all axes of the event: block diagonal, one block per channel."""
-    if tuple(field.event_shape) == field.covariance.event_shape:
-        return field.covariance
-    return Channels(torch.eye(field.channels, dtype=torch.float64), field.covariance, normalize=False)
+    a, b = p.covariance, q.covariance
+    divergence = 0.5 * (_trace_of_ratio(a, b) - a.size + b.logdet() - a.logdet())
+    return torch.tensor(divergence).expand(torch.broadcast_shapes(p.batch_shape, q.batch_shape))
 
 
 def _trace_of_ratio(a: Covariance, b: Covariance) -> float:
     """tr(B⁻¹ A) = Σ_j ‖B^-½ A^½ e_j‖² over the entries j."""
     if a.basis == b.basis or a.is_constant or b.is_constant:
         return (a.eigenvalues / b.eigenvalues).sum().item()
-    if a.size > LIMIT:
-        problem = (
-            f"and q do not share a basis, and their divergence costs two transforms for each of {a.size} variables"
-        )
-        raise InputError("p", None, problem, f"use an event of at most {LIMIT}")
+    if a.size > 16384:
+        problem = f"and q do not share a basis, and an event of {a.size} variables costs as many transforms"
+        raise InputError("p", None, problem, "use an event of at most 16384")
     total = 0.0
-    for entries in torch.arange(a.size, device="cpu").split(BLOCK):
+    for entries in torch.arange(a.size, device="cpu").split(256):
         impulses = torch.nn.functional.one_hot(entries, a.size).double().reshape(-1, *a.event_shape)
         total += b.inv_sqrt(a.sqrt(impulses)).square().sum().item()
     return total

@@ -20,11 +20,11 @@ def symmetric_eigen(matrix: Any, argument: str, shape: Sequence[int] | None = No
     matrix = as_numbers(matrix, argument)
     size = len(matrix) if matrix.ndim else 0
     event = check_shape((size,) if shape is None else shape)
-    if tuple(matrix.shape) != (size, size) or math.prod(event) != size:
-        raise InputError(argument, None, f"has shape {tuple(matrix.shape)}", f"give N×N, N the size of {event}")
     check_finite(argument, matrix)
-    if bool((matrix - matrix.T).abs().max() > 1e-8 * matrix.abs().max()):
-        raise InputError(argument, None, "is not symmetric", "use (m + m.T) / 2 if the difference is rounding")
+    square = tuple(matrix.shape) == (size, size) and math.prod(event) == size
+    if not square or bool((matrix - matrix.T).abs().max() > 1e-8 * matrix.abs().max()):
+        problem = f"is not a symmetric N×N matrix, N the size of {event}"
+        raise InputError(argument, None, problem, "use (m + m.T) / 2 if the difference is rounding")
     values, vectors = _eigen((matrix + matrix.T) / 2, event)
     return _without_rounding(values, argument), vectors
 

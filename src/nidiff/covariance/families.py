@@ -2,25 +2,17 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import ParamSpec
 
 import torch
 from torch import Tensor
 
-from nidiff import recipe
 from nidiff.covariance.basis import Basis, Eigen, PerMode, Pixels, Product
-from nidiff.covariance.checks import as_numbers, check_finite, check_shape, check_times
+from nidiff.covariance.checks import as_numbers, check_finite, check_shape
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.eigen import eigen_per_mode, symmetric_eigen
 from nidiff.covariance.waves import Boundary, Waves
 from nidiff.errors import InputError, expect
-
-P = ParamSpec("P")
-
-
-def remembered(function: Callable[P, Covariance]) -> Callable[P, Covariance]:
-    """Let the covariance that ``function`` returns remember the call in ``origin`` (`nidiff.recipe.remembered`)."""
-    return recipe.remembered(function, {"shape": check_shape, "times": check_times})
+from nidiff.recipe import remembered
 
 
 @remembered
@@ -50,36 +42,28 @@ def Dense(
     Diagonalised once, in float64. Costs N² memory and per image N² operations: for N up to a few thousand. If
     ``eigenvalues`` is given, ``matrix`` holds the eigenvectors as its columns.
     """
-    if eigenvalues is None:
-        values, vectors = symmetric_eigen(matrix, "matrix", shape)
-    else:
-        values, vectors = as_numbers(eigenvalues, "eigenvalues"), as_numbers(matrix, "matrix")
-    return Covariance(
-        values, Eigen(vectors, shape), normalize=normalize, allow_singular=allow_singular, argument="matrix"
-    )
+    values, vectors = (eigenvalues, matrix) if eigenvalues is not None else symmetric_eigen(matrix, "matrix", shape)
+    basis = Eigen(vectors, shape)
+    return Covariance(values, basis, normalize=normalize, allow_singular=allow_singular, argument="matrix")
 
 
 def Spectral(
-    shape: Sequence[int],
-    spectrum: Tensor,
-    boundary: Boundary,
-    *,
-    normalize: bool = True,
-    allow_singular: bool = False,
+    shape: Sequence[int], spectrum: Tensor, boundary: Boundary, *, normalize: bool = True, allow_singular: bool = False
 ) -> Covariance:
     """A stationary field: one eigenvalue per mode of `Waves`, with a ``boundary`` per axis.
 
     ``spectrum`` is in the order of `frequencies`: that of `torch.fft.fftn` along periodic axes, where it must be even,
     λ(k) = λ(−k), and a rising one along the others.
     """
-    return stationary(shape, spectrum, boundary, normalize=normalize, allow_singular=allow_singular)
+    basis = Waves(shape, boundary)
+    return Covariance(spectrum, basis, normalize=normalize, allow_singular=allow_singular, argument="spectrum")
 
 
 def Fourier(
     shape: Sequence[int], spectrum: Tensor, *, normalize: bool = True, allow_singular: bool = False
 ) -> Covariance:
     """`Spectral` with a periodic boundary along all axes: Σ = W⁻¹ diag(spectrum) W with the DFT W (section 4, E6)."""
-    return stationary(shape, spectrum, "periodic", normalize=normalize, allow_singular=allow_singular)
+    return Spectral(shape, spectrum, "periodic", normalize=normalize, allow_singular=allow_singular)
 
 
 def Cosine(
@@ -89,18 +73,7 @@ def Cosine(
 
     Nothing wraps around the edges, so the marginal variance is not the same at every pixel: its mean is 1.
     """
-    return stationary(shape, spectrum, "reflecting", normalize=normalize, allow_singular=allow_singular)
-
-
-def stationary(
-    shape: Sequence[int], spectrum: Tensor, boundary: Boundary, *, normalize: bool, allow_singular: bool = False
-) -> Covariance:
-    """The Σ with this spectrum and boundary."""
-    basis, spectrum = Waves(shape, boundary), as_numbers(spectrum, "spectrum")
-    if tuple(spectrum.shape) != basis.event_shape:
-        problem = f"has shape {tuple(spectrum.shape)}, but shape={basis.event_shape}"
-        raise InputError("spectrum", None, problem, "give one eigenvalue per mode")
-    return Covariance(spectrum, basis, normalize=normalize, allow_singular=allow_singular, argument="spectrum")
+    return Spectral(shape, spectrum, "reflecting", normalize=normalize, allow_singular=allow_singular)
 
 
 @remembered
@@ -108,8 +81,6 @@ def Channels(matrix: Tensor, spatial: Covariance, *, normalize: bool = True) -> 
     """matrix ⊗ Σ_spatial over [C, *spatial event]: a C×C covariance between channels, e.g. the colours of an image."""
     expect("spatial", spatial, Covariance)
     values, vectors = symmetric_eigen(matrix, "matrix")
-    if values[0] == 0:
-        raise InputError("matrix", None, "is singular", "add a small multiple of the identity")
     values = values.reshape(-1, *[1] * len(spatial.event_shape)) * spatial.eigenvalues
     basis = PerMode(vectors, spatial.basis)
     return Covariance(values, basis, normalize=normalize, allow_singular=spatial.is_singular, argument="matrix")
@@ -169,39 +140,43 @@ def correlated(covariances: Sequence[Covariance], correlation: Tensor, *, normal
     D(k) has the eigenvalues of the ``covariances`` at mode k on its diagonal; they must share a basis.
     """
     total = functools.reduce(lambda a, b: a + b, covariances)  # which refuses two bases
-    values, _ = symmetric_eigen(correlation, "correlation")
-    matrix = as_numbers(correlation, "correlation")
-    if len(matrix) != len(covariances) or bool((matrix.diagonal() - 1).abs().max() > 1e-6):
-        count = len(covariances)
+    matrix, count = as_numbers(correlation, "correlation"), len(covariances)
+    if tuple(matrix.shape) != (count, count) or bool((matrix.diagonal() - 1).abs().max() > 1e-6):
         raise InputError("correlation", None, f"must be {count}×{count} with ones on its diagonal", "correct it")
-    if values[0] == 0:
-        raise InputError("correlation", None, "is singular: channels are copies of each other", "bring it nearer to I")
     roots = torch.stack([covariance.eigenvalues for covariance in covariances], dim=-1).sqrt()
-    matrices = roots.unsqueeze(-1) * ((matrix + matrix.T) / 2) * roots.unsqueeze(-2)
     singular = any(covariance.is_singular for covariance in covariances)
+    matrices = roots.unsqueeze(-1) * matrix * roots.unsqueeze(-2)
     return CrossSpectral(matrices, total.basis, normalize=normalize, allow_singular=singular)
 
 
 def _check_matrices(argument: str, matrices: Tensor, spatial: Basis, real: Tensor | None = None) -> Tensor:
     """Symmetric and even in k, or, given the ``real`` part, antisymmetric and odd; what rounding adds is removed."""
-    matrices, event = as_numbers(matrices, argument).detach(), spatial.event_shape
-    sign = 1 if real is None else -1
-    square = tuple(matrices.shape[:-2]) == event and matrices.shape[-1] == matrices.shape[-2] and matrices.numel()
-    if not square or (real is not None and matrices.shape != real.shape):
-        problem = f"has shape {tuple(matrices.shape)}"
-        raise InputError(
-            argument, None, problem, f"give a C×C matrix for every mode of `spatial`, which is over {event}"
-        )
+    matrices, event = as_numbers(matrices, argument), spatial.event_shape
+    shape = (*event, *matrices.shape[-1:] * 2) if real is None else real.shape
+    if matrices.shape != shape or not matrices.numel():
+        remedy = f"give a C×C matrix for every mode of `spatial`, which is over {event}"
+        raise InputError(argument, None, f"has shape {tuple(matrices.shape)}", remedy)
     check_shape((matrices.shape[-1], *event), argument)
     check_finite(argument, matrices)
-    scale = (matrices if real is None else real).abs()
-    limit = 1e-8 * scale.amax((-2, -1), keepdim=True)
-    if bool(((matrices - sign * matrices.mT).abs() > limit).any()):
-        kind = "symmetric" if sign > 0 else "antisymmetric"
-        raise InputError(argument, None, f"has a matrix that is not {kind}", "remove the rest if it is rounding")
+    sign, kinds = (1, "symmetric and even") if real is None else (-1, "antisymmetric and odd")
     pairs = ((matrices + sign * matrices.mT) / 2).movedim((-2, -1), (0, 1))
     even = spatial.evened(pairs) if sign > 0 else pairs - spatial.evened(pairs)
-    if not torch.allclose(pairs, even, rtol=1e-5, atol=1e-9 * scale.max().item()):
-        kind = "even, M(k) = M(−k)" if sign > 0 else "odd, Q(k) = −Q(−k)"
-        raise InputError(argument, None, f"is not {kind}, and Σ not a real matrix", "average both")
+    scale = (matrices if real is None else real).abs()
+    crooked = (matrices - sign * matrices.mT).abs() > 1e-8 * scale.amax((-2, -1), keepdim=True)
+    if bool(crooked.any()) or not torch.allclose(pairs, even, rtol=1e-5, atol=1e-9 * scale.max().item()):
+        raise InputError(argument, None, f"is not {kinds} in k, so Σ is not a real matrix", "average over ±k")
     return even.movedim((0, 1), (-2, -1)).contiguous()
+
+
+FAMILIES: dict[str, Callable[..., Covariance]] = {
+    "Covariance": Covariance,
+    "Identity": Identity,
+    "Diagonal": Diagonal,
+    "Dense": Dense,
+    "Fourier": Fourier,
+    "Cosine": Cosine,
+    "Spectral": Spectral,
+    "Channels": Channels,
+    "CrossSpectral": CrossSpectral,
+    "Kronecker": Kronecker,
+}

@@ -6,8 +6,7 @@ and a finer one has new modes.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,10 +16,9 @@ from nidiff.covariance.checks import check_shape
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.families import Channels, CrossSpectral, Identity, Kronecker, cross_spectrum
 from nidiff.covariance.fields import FIELDS, per_axis
-from nidiff.covariance.waves import ROWS, Waves, frequencies, magnitude
+from nidiff.covariance.waves import Waves, frequencies, magnitude
 from nidiff.errors import InputError
-
-FORMULAS = ("gaussian_free_field", "power_law", "matern")  # of |k|, with a spacing
+from nidiff.recipe import Origin
 
 
 def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
@@ -33,62 +31,37 @@ def on_grid(covariance: Covariance, shape: Sequence[int]) -> Covariance:
         raise InputError("shape", shape, f"has {len(shape)} axes, and Σ is over {before}", "give as many")
     if shape == before:
         return covariance
-    origin = covariance.origin
-    if origin is not None and not covariance.is_singular and not covariance.is_constant:
-        given = origin.arguments
-        if origin.name == "Kronecker":
-            first = len(given["a"].event_shape)
-            return _scaled(origin.scale, Kronecker(given["a"].at(shape[:first]), given["b"].at(shape[first:])))
-        if origin.name == "Channels":  # whose factors keep their scale, normalised or not
-            matrix, spatial = given["matrix"], given["spatial"]
-            scale = covariance.eigenvalues.mean() / Channels(matrix, spatial, normalize=False).eigenvalues.mean()
-            return _scaled(scale.item(), Channels(matrix, spatial.at(shape), normalize=False))
-        if _has_formula(origin.name, before, shape):
-            return _formula(covariance, origin.name, given, shape)
+    if covariance.origin is not None and not covariance.is_singular and not covariance.is_constant:
+        made = _by_call(covariance, covariance.origin, shape)
+        if made is not None:
+            return made
     if isinstance(covariance.basis, PerMode):
         return _over_channels(covariance, covariance.basis, shape)
-    basis = _basis(covariance.basis, shape)
+    basis, values = _basis(covariance.basis, shape), covariance.eigenvalues
     if covariance.is_constant:  # white noise has no continuous field behind it: its variance per pixel stays
-        return _scaled(float(covariance.eigenvalues.flatten()[0]), _white(basis))
-    return Covariance(_table(covariance.basis, covariance.eigenvalues, shape), basis, allow_singular=True)
+        white = Identity(shape) if isinstance(basis, Pixels) else Covariance(values.new_ones(shape), basis)
+        return _scaled(float(values.flatten()[0]), white)
+    return Covariance(_table(covariance.basis, values, shape), basis, allow_singular=True)
 
 
-def _scaled(factor: float, covariance: Covariance) -> Covariance:
-    scaled: Covariance = covariance if factor == 1 else factor * covariance
-    return scaled
-
-
-def _white(basis: Basis) -> Covariance:
-    if isinstance(basis, Pixels):
-        return Identity(basis.event_shape)
-    return Covariance(torch.ones(basis.event_shape, dtype=torch.float64, device="cpu"), basis)
-
-
-def _basis(basis: Basis, shape: tuple[int, ...]) -> Basis:
-    """The modes of the same kind on another grid."""
-    if shape == basis.event_shape:
-        return basis
-    if isinstance(basis, Pixels | Waves):
-        return type(basis)(**{**basis.arguments(), "shape": shape})
-    if isinstance(basis, Product):
-        first = len(basis.a.event_shape)
-        return Product(_basis(basis.a, shape[:first]), _basis(basis.b, shape[first:]))
-    raise _refused(basis)
-
-
-def _has_formula(name: str, before: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether the field of that name has one that holds on the other grid, too: the unit of |k| in power laws is the
-    lowest frequency, which an axis of one pixel does not have."""
-    same_axes = all((n == 1) == (new == 1) for n, new in zip(before, shape, strict=True))
-    return name in ("matern", "offset") or (name in FORMULAS and same_axes)
-
-
-def _formula(covariance: Covariance, name: str, given: Mapping[str, Any], shape: tuple[int, ...]) -> Covariance:
-    """The same formula with the pixels nearer to each other or further apart."""
+def _by_call(covariance: Covariance, origin: Origin, shape: tuple[int, ...]) -> Covariance | None:
+    """The call that made Σ for the other grid: of a product its factors, and of a formula the pixels nearer to each
+    other or further apart. None where there is no such call."""
+    name, given, scale = origin
+    if name == "Kronecker":
+        first = len(given["a"].event_shape)
+        return _scaled(scale, Kronecker(given["a"].at(shape[:first]), given["b"].at(shape[first:])))
+    if name == "Channels":  # whose factors keep their scale, normalised or not
+        matrix, spatial = given["matrix"], given["spatial"]
+        before, after = (Channels(matrix, each, normalize=False) for each in (spatial, spatial.at(shape)))
+        return _scaled((covariance.eigenvalues.mean() / before.eigenvalues.mean()).item(), after)
     if name == "offset":
-        scale = 1.0 if covariance.origin is None else covariance.origin.scale
         return _scaled(scale, FIELDS[name](**{**given, "shape": shape}))
-    steps = per_axis("spacing", given["spacing"], len(shape))
+    # The unit of |k| in power laws is the lowest frequency, which an axis of one pixel does not have.
+    same_axes = all((n == 1) == (new == 1) for n, new in zip(covariance.event_shape, shape, strict=True))
+    if name != "matern" and not (name in ("gaussian_free_field", "power_law") and same_axes):
+        return None
+    steps = per_axis("spacing", given["spacing"], covariance.basis)
     steps = [step * n / new for step, n, new in zip(steps, covariance.event_shape, shape, strict=True)]
     field = FIELDS[name](**{**given, "shape": shape, "spacing": steps, "normalize": False})
     if given.get("aliased"):  # the kernel at the pixels, wherever they are
@@ -96,6 +69,25 @@ def _formula(covariance: Covariance, name: str, given: Mapping[str, Any], shape:
     lowest = (0,) * len(shape)
     ratio = math.prod(shape) / covariance.size
     return _scaled((ratio * covariance.eigenvalues[lowest] / field.eigenvalues[lowest]).item(), field)
+
+
+def _scaled(factor: float, covariance: Covariance) -> Covariance:
+    scaled: Covariance = factor * covariance
+    return scaled
+
+
+def _basis(basis: Basis, shape: tuple[int, ...]) -> Basis:
+    """The modes of the same kind on another grid."""
+    if shape == basis.event_shape:
+        return basis
+    if isinstance(basis, Pixels):
+        return Pixels(shape)
+    if isinstance(basis, Waves):
+        return Waves(shape, basis.boundary)
+    if isinstance(basis, Product):
+        first = len(basis.a.event_shape)
+        return Product(_basis(basis.a, shape[:first]), _basis(basis.b, shape[first:]))
+    raise _refused(basis)
 
 
 def _over_channels(covariance: Covariance, basis: PerMode, shape: tuple[int, ...]) -> Covariance:
@@ -198,29 +190,19 @@ def resampled(x: Tensor, basis: Basis, shape: Sequence[int]) -> Tensor:
     A periodic axis of n points has them at i / n of its length, any other at (i + ½) / n. An axis without modes of that
     kind is taken as reflecting.
     """
-    before = basis.event_shape
-    for axis, (n, new, name) in enumerate(zip(before, shape, _boundaries(basis), strict=True), -len(before)):
-        if n != new:
-            x = (x.movedim(axis, -1) @ _resampling(n, new, name).T.to(x)).movedim(-1, axis)
-    return x
+    before, boundary, shape = basis.event_shape, _boundaries(basis), tuple(shape)
+    index, shared = _shared_modes(before, boundary, shape)
+    weight = math.sqrt(math.prod(shape) / math.prod(before)) * shared.double()
+    for axis, (n, new, name) in enumerate(zip(before, shape, boundary, strict=True)):
+        if name == "periodic" and n != new:  # the wave of two pixels is its own mirror, and not seen on a coarser grid
+            shortest = 2 * (torch.fft.fftfreq(new, device="cpu") * new).round().abs() == min(n, new)
+            kept = torch.where(shortest, 0.5 if new > n else 0.0, 1.0)
+            weight *= kept.reshape(-1, *[1] * (len(shape) - 1 - axis))
+    coefficients = Waves(before, boundary).analyse(x).flatten(x.ndim - len(before))[..., index]
+    return Waves(shape, boundary).synthesise(coefficients * weight.to(x))
 
 
 def _boundaries(basis: Basis) -> tuple[str, ...]:
     if isinstance(basis, Product):
         return _boundaries(basis.a) + _boundaries(basis.b)
     return basis.boundary or ("reflecting",) * len(basis.event_shape)
-
-
-def _resampling(n: int, new: int, boundary: str) -> Tensor:
-    """The new × n matrix that evaluates the modes at the new pixels."""
-    if boundary in ROWS:
-        both = min(n, new)
-        return math.sqrt(new / n) * ROWS[boundary](new)[:both].T @ ROWS[boundary](n)[:both]
-    places = torch.arange(new, dtype=torch.float64, device="cpu") * n / new
-    modes = torch.arange(min(n, new) // 2 + 1, dtype=torch.float64, device="cpu")
-    weight = torch.full_like(modes, 2.0)
-    weight[0] = 1.0
-    if len(modes) > 1 and min(n, new) % 2 == 0:
-        weight[-1] = 1.0 if new > n else 0.0  # the wave of two pixels: its own mirror on n, and not to be seen on new
-    lag = places[:, None] - torch.arange(n, dtype=torch.float64, device="cpu")
-    return torch.cos(2 * math.pi / n * lag.unsqueeze(-1) * modes) @ weight / n

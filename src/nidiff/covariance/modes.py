@@ -1,11 +1,6 @@
-"""Diagonal operators: one number per mode of a basis, used like a number.
+"""Diagonal operators, used like numbers: samplers, targets and posteriors are formulas of such coefficients."""
 
-Samplers, targets and posteriors are written as formulas of coefficients. A coefficient is a `Modes`: one number for
-everything, one per image, or one per mode. ``signal * x0`` multiplies every mode of x0 by its own number, and costs no
-transform where all modes share one.
-"""
-
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Union
 
 import torch
@@ -21,16 +16,18 @@ class Modes:
     """The operator with eigenvalues ``values`` in ``basis``; without a basis the same number in every mode of any.
 
     ``values`` is float64 of shape [*event], or [B, *event] with one row per image; without a basis it is a number or
-    [B]. Arithmetic with numbers and other modes is mode by mode. Two operands need one basis, or one whose last axes
-    are the other's (`Basis.extends`): an operand over [*event] is the same for every channel of one over [C, *event].
-    An operand that is the same in all modes fits every basis. ``modes * x``, or ``modes @ x``, applies the operator to
-    a tensor x [B, ..., *event], in x's dtype.
+    [B], and costs no transform. Arithmetic with numbers and other modes is mode by mode. Two operands need one basis,
+    or one whose last axes are the other's (`Basis.extends`): an operand over [*event] is the same for every channel of
+    one over [C, *event]. ``modes * x``, or ``modes @ x``, applies the operator to a tensor x [B, ..., *event], in x's
+    dtype.
     """
 
     __array_ufunc__ = None  # numpy numbers leave the arithmetic to us
 
     def __init__(self, values: Tensor | float, basis: Basis | None = None) -> None:
-        self.values: Tensor = values.double() if isinstance(values, Tensor) else _number(values)
+        if not isinstance(values, Tensor):
+            values = torch.tensor(values, dtype=torch.float64, device="cpu")
+        self.values = values.double()
         self.basis = basis
 
     @property
@@ -56,12 +53,8 @@ class Modes:
 
     def map(self, function: Callable[..., Tensor], *others: Coefficient) -> "Modes":
         """A function of torch, number by number, of this and other coefficients."""
-        if not others:
-            return Modes(function(self.values), self.basis)
-        operands = [self, *map(as_modes, others)]
-        if all(modes.basis is self.basis for modes in operands):
-            basis = self.basis
-        else:
+        operands, basis = [self, *map(as_modes, others)], self.basis
+        if any(modes.basis is not basis for modes in operands):
             operands, basis = _in_one_basis(operands)
         return Modes(function(*(_over(operand, basis) for operand in operands)), basis)
 
@@ -70,14 +63,18 @@ class Modes:
         if self.basis is None:
             values = self.values.to(x.device, x.dtype) if self.values.ndim else self.values
             return values.reshape(-1, *[1] * (x.ndim - 1)) * x if values.ndim else values * x
-        event = self.basis.event_shape
-        if tuple(x.shape[max(0, x.ndim - len(event)) :]) != event:
-            raise InputError("x", None, f"has shape {tuple(x.shape)}", f"its last axes must be {event}")
-        values = self.values
+        self.check_trailing(x.shape, "x")
+        values, basis, event = self.values, self.basis, self.event_shape
         if self.per_image:
             values = values.reshape(len(values), *[1] * (x.ndim - 1 - len(event)), *event)
-        basis = self.basis
         return outside_autocast(x, lambda work: basis.multiply(values.to(work.device, work.dtype), work))
+
+    def check_trailing(self, shape: Sequence[int], argument: str) -> None:
+        """Refuse a ``shape`` whose last axes are not the event."""
+        shape = tuple(shape)
+        if shape[max(0, len(shape) - len(self.event_shape)) :] != self.event_shape:
+            problem = f"has shape {shape}, but {type(self).__name__} is over trailing axes {self.event_shape}"
+            raise InputError(argument, None, problem, "reshape it, or use one for its shape")
 
     def __matmul__(self, x: Tensor) -> Tensor:
         return self.apply(x)
@@ -141,24 +138,21 @@ def as_modes(value: Any) -> Modes:
     return value if isinstance(value, Modes) else Modes(value)
 
 
-def _number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64, device="cpu")
-
-
 def outside_autocast(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of x in float32 or better, and its result in x's dtype."""
     with torch.autocast(x.device.type, enabled=False):
         return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 
 
-def _in_one_basis(operands: list[Modes]) -> tuple[list[Modes], Basis | None]:
+def _in_one_basis(operands: list[Modes], freed: bool = False) -> tuple[list[Modes], Basis | None]:
     """The operands, and a basis in which all of them are diagonal."""
-    for attempt in (operands if first else [_freed(modes, operands) for modes in operands] for first in (True, False)):
-        bases = [modes.basis for modes in attempt if modes.basis is not None]
-        widest = max(bases, key=lambda basis: len(basis.event_shape), default=None)
-        if widest is None or all(widest.extends(basis) for basis in bases):
-            return attempt, widest
-    names = " and ".join(repr(modes.basis) for modes in operands if modes.basis is not None)
+    bases = [modes.basis for modes in operands if modes.basis is not None]
+    widest = max(bases, key=lambda basis: len(basis.event_shape), default=None)
+    if widest is None or all(widest.extends(basis) for basis in bases):
+        return operands, widest
+    if not freed:
+        return _in_one_basis([_freed(modes, operands) for modes in operands], freed=True)
+    names = " and ".join(map(repr, bases))
     raise InputError("basis", None, f"of two operators differs: {names}", "use one for Σ, schedule and data")
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -34,11 +34,8 @@ class Waves(Basis):
         axes = len(self.event_shape)
         self.boundary = boundary_per_axis(boundary, axes, argument)
         self.periodic = tuple(axis - axes for axis, name in enumerate(self.boundary) if name == "periodic")
-        self._rows = [
-            (axis - axes, Cast(padded(ROWS[name](n))))
-            for axis, (name, n) in enumerate(zip(self.boundary, self.event_shape, strict=True))
-            if name in ROWS
-        ]
+        rows = ((axis - axes, ROWS.get(name)) for axis, name in enumerate(self.boundary))
+        self._rows = [(axis, Cast(padded(matrix(self.event_shape[axis])))) for axis, matrix in rows if matrix]
 
     @cached_property
     def key(self) -> Hashable:
@@ -67,10 +64,9 @@ class Waves(Basis):
     def diagonal(self, values: Tensor) -> Tensor:
         if self.periodic:
             values = values.mean(self.periodic, keepdim=True).expand_as(values)
-        for axis, name in enumerate(self.boundary, -len(self.boundary)):
-            if name in ROWS:
-                squares = ROWS[name](self.event_shape[axis]).square()
-                values = (values.movedim(axis, -1) @ squares).movedim(-1, axis)
+        for axis, rows in self._rows:
+            n = self.event_shape[axis]
+            values = (values.movedim(axis, -1) @ rows.table[:n, :n].square()).movedim(-1, axis)
         return values
 
     def mirrored(self, values: Tensor) -> Tensor:
@@ -98,22 +94,21 @@ def hartley(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
 def check_boundary(boundary: Any, argument: str = "boundary") -> str | tuple[str, ...]:
     """A word, or a tuple of one per axis."""
-    if isinstance(boundary, str) and "/" not in boundary:
-        return one_of(argument, boundary, BOUNDARIES)
-    names = boundary.split("/") if isinstance(boundary, str) else boundary
+    names = [name.strip() for name in boundary.split("/")] if isinstance(boundary, str) else boundary
     if not isinstance(names, list | tuple) or not names:
         return one_of(argument, boundary, BOUNDARIES)
-    return tuple(one_of(argument, name.strip() if isinstance(name, str) else name, BOUNDARIES) for name in names)
+    checked = tuple(one_of(argument, name, BOUNDARIES) for name in names)
+    return checked[0] if isinstance(boundary, str) and len(names) == 1 else checked
 
 
 def boundary_per_axis(boundary: Any, axes: int, argument: str = "boundary") -> tuple[str, ...]:
     """The boundary of each axis."""
     names = check_boundary(boundary, argument)
-    if isinstance(names, tuple) and len(names) != axes:
-        raise InputError(
-            argument, boundary, f"is for {len(names)} axes, and the event has {axes}", "give one word, or one per axis"
-        )
-    return names if isinstance(names, tuple) else (names,) * axes
+    names = names if isinstance(names, tuple) else (names,) * axes
+    if len(names) != axes:
+        problem = f"is for {len(names)} axes, and the event has {axes}"
+        raise InputError(argument, boundary, problem, "give one word, or one per axis")
+    return names
 
 
 def frequencies(shape: Sequence[int], boundary: Boundary) -> list[Tensor]:
@@ -164,21 +159,13 @@ def _in_batch(x: Tensor, axes: int, transform: Callable[[Tensor], Tensor]) -> Te
     return result.reshape(*leading, *result.shape[1:])
 
 
-def _cosines(n: int) -> Tensor:
-    """The orthonormal DCT-II matrix: row k is the k-th cosine."""
-    modes = torch.arange(n, dtype=torch.float64, device="cpu")
-    matrix = torch.cos(math.pi / n * modes[:, None] * (modes[None, :] + 0.5)) * math.sqrt(2 / n)
-    matrix[0] /= math.sqrt(2)
-    return matrix
-
-
-def _sines(n: int) -> Tensor:
-    """The orthonormal DST-II matrix: row k is the sine of k + 1 half turns, which is 0 at both edges."""
-    pixels = torch.arange(n, dtype=torch.float64, device="cpu")
-    matrix = torch.sin(math.pi / n * (pixels[:, None] + 1) * (pixels[None, :] + 0.5)) * math.sqrt(2 / n)
-    matrix[-1] /= math.sqrt(2)
+def _rows(function: Callable[[Tensor], Tensor], first: int, n: int) -> Tensor:
+    """The orthonormal matrix of cosines (DCT-II) or sines (DST-II): row k has k + ``first`` half turns."""
+    numbers = torch.arange(n, dtype=torch.float64, device="cpu")
+    matrix = function(math.pi / n * (numbers[:, None] + first) * (numbers[None, :] + 0.5)) * math.sqrt(2 / n)
+    matrix[-first] /= math.sqrt(2)  # the constant, or the wave that changes sign at every pixel
     return matrix
 
 
 # As matrices: torch has no DCT, and a product of this size is as quick as one built of FFTs.
-ROWS = {"reflecting": _cosines, "fixed": _sines}
+ROWS = {"reflecting": partial(_rows, torch.cos, 0), "fixed": partial(_rows, torch.sin, 1)}

@@ -1,7 +1,4 @@
-"""Annotations of a data set: the class of each item (labels), or numbers or fields that belong to it (conditions).
-
-They come with the data, and become the conditions of a network that is trained on them.
-"""
+"""Annotations of a data set: the class of each item (labels), or numbers or fields that belong to it (conditions)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -36,39 +33,29 @@ def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
             remedy = "sort the images into a subfolder per class, or give an array file or the name of a variable"
             raise InputError("labels", labels, f"has no class for the items of {name!r}, or for some of them", remedy)
         return data
-    values = _read("labels", [labels], data, name)[0]
-    if values.shape != (len(data),):
-        raise InputError("labels", labels, f"has shape {values.shape}", f"give one label for each of {len(data)} items")
-    numbers, names = _as_classes(labels, values)
-    return replace(data, labels=numbers, class_names=names, num_classes=len(names) or None)
-
-
-def _as_classes(labels: str, values: "NDArray[Any]") -> tuple[Tensor, tuple[str, ...]]:
-    """Labels as whole numbers from 0, and the sorted names of the classes if the labels are words."""
+    values, names = _read("labels", [labels], data, name)[0], np.array([])
+    shape = values.shape
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
-    if values.dtype.kind in "Ub" or (values.dtype.kind == "O" and all(isinstance(value, str) for value in values)):
+    if values.dtype.kind in "UbO":
         names, values = np.unique(values.astype(str), return_inverse=True)
-    else:
-        names = np.array([])
-    is_number = values.dtype.kind in "iuf"
-    wrong = ~((values == np.floor(values)) & (values >= 0) & (values < MOST_CLASSES)) if is_number else values == values
-    if wrong.any():
-        remedy = f"give words, or whole numbers from 0 to at most {MOST_CLASSES - 1}"
-        raise InputError("labels", labels, f"has {values[wrong][0]}, which is not a class", remedy)
-    return torch.from_numpy(values.reshape(-1).astype(np.int64)), tuple(map(str, names))
+    is_class = values.dtype.kind in "iuf" and (values == np.floor(values)) & (values >= 0) & (values < MOST_CLASSES)
+    if shape != (len(data),) or not np.all(is_class):
+        remedy = f"give a word, or a whole number from 0 to at most {MOST_CLASSES - 1}, for each of {len(data)} items"
+        raise InputError("labels", labels, f"has {values.dtype} {shape} that are no classes", remedy)
+    numbers = torch.from_numpy(values.astype(np.int64))
+    return replace(data, labels=numbers, class_names=tuple(map(str, names)), num_classes=len(names) or None)
 
 
 def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> Dataset:
-    """The data set ``name`` with the numbers or fields that ``condition`` names, standardised per channel over its rows
-    ``train``."""
+    """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``."""
     names = condition.split(",")
     arrays = _read("condition", names, data, name)
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1 or len(arrays[0]) != len(data):
         problem = f"has shape {' and '.join(map(str, shapes))}, and the data have {len(data)} items"
         raise InputError("condition", condition, problem, "give one row for each, of one shape")
-    values = arrays[0] if len(arrays) == 1 and _is_array(names[0]) else np.stack(arrays, 1)
+    values = arrays[0] if condition.lower().endswith(ARRAYS) else np.stack(arrays, 1)
     if values.ndim == 1 or (2 < values.ndim == len(data.shape)):
         values = values[:, None]  # one number, or one channel
     if values.ndim > 2:
@@ -117,17 +104,13 @@ def _standard(values: Tensor) -> Scaling:
 def _read(argument: str, names: Sequence[str], data: Dataset, name: str) -> "list[NDArray[Any]]":
     """The array of a file, or variables of the file that the data are from."""
     value = ",".join(names)
-    if len(names) == 1 and _is_array(value):
+    if value.lower().endswith(ARRAYS):
         return [read_array(Path(value), argument)]
     if not is_science(Path(name)) or data.along is None:
         problem = f"is not an array file, and {shown(name)} has no variables"
         other = "'data', or " if argument == "labels" else ""
         raise InputError(argument, value, problem, f"give {other}an .npy or .npz file")
     return read_variables(Path(name), argument, names, data.along[0], data.grid.axes)
-
-
-def _is_array(name: str) -> bool:
-    return Path(name).suffix.lower() in ARRAYS
 
 
 # The conditions of a network ----------------------------------------------------------------------------------------
@@ -169,8 +152,7 @@ def rows_of(
 
 
 def examples_of(data: Dataset, count: int) -> dict[str, Tensor]:
-    """The values of the conditions for ``count`` samples: the classes 0, 1, 2, … in turn, and the conditions of the
-    first items."""
+    """Conditions for ``count`` samples: the classes 0, 1, 2, … in turn, or those of the first items."""
     rows = rows_of(data, torch.arange(count) % len(data))
     if data.num_classes is not None and CLASSES in rows:
         rows[CLASSES] = torch.arange(count) % data.num_classes

@@ -1,90 +1,110 @@
-"""Arrays of numpy, .npy and .npz, as values [N, C, *event]."""
+"""Arrays of numpy, .npy and .npz, as values [N, C, *event], and the layout of their axes, such as NCHW."""
 
-import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from nidiff.data.dataset import Dataset
-from nidiff.data.grid import Grid
-from nidiff.data.layout import Layout, as_layout
-from nidiff.data.sources import Limits, WatchedFile, gather, load_or_stream, slices_of
+from nidiff.data.dataset import Dataset, Source
+from nidiff.data.grid import AXES, Grid
+from nidiff.data.sources import Limits, gather, load_or_stream, slices_of, watched
 from nidiff.data.spec import DataSpec
-from nidiff.errors import FileError, InputError, first_line, one_of
-from nidiff.files import check_member
-from nidiff.memory import require_memory
+from nidiff.errors import FileError, InputError
+from nidiff.files import blaming
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
+
+MOST_COLOURS = 4  # an array N×H×W×C without a layout has so many channels, or fewer
+EXAMPLES = {2: "NL", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Letters in the order of the file: N for the items, C for the channels if there are any, and those of `AXES`."""
+
+    letters: str
+
+    def __post_init__(self) -> None:
+        letters = self.letters
+        is_known = {"N"} <= {*letters} <= {"N", "C", *AXES}
+        if not is_known or not 1 <= len(self.event) <= 3 or len({*letters}) < len(letters):
+            remedy = f"give N for the items, C for the channels if there are any, and one to three of {', '.join(AXES)}"
+            raise InputError("layout", letters, "is not a layout", f"{remedy}, such as NCHW")
+
+    @property
+    def event(self) -> str:
+        """The letters of an item without its channels."""
+        return self.letters.replace("N", "").replace("C", "")
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        return tuple(AXES[letter] for letter in self.event)
+
+    def arrange(self, array: "NDArray[Any]") -> "NDArray[Any]":
+        """The array as [N, C, *event], without copying it."""
+        wanted = "N" + "C" * ("C" in self.letters) + self.event
+        array = array.transpose([self.letters.index(letter) for letter in wanted])
+        return array if "C" in self.letters else array[:, None]
+
+
+def as_layout(text: str | None, name: str, shape: Sequence[int]) -> Layout:
+    """The layout ``text`` of the array ``name``; by default NL, NHW, or NHWC with at most 4 channels."""
+    has_colours = len(shape) >= 4 and shape[-1] <= MOST_COLOURS
+    usual = {2: "NL", 3: "NHW", 4: "NHWC" if has_colours else None}
+    letters = usual.get(len(shape)) if text is None else Layout(text).letters
+    if letters is None or len(letters) != len(shape):
+        example = "NTHWC" if has_colours and len(shape) == 5 else EXAMPLES.get(len(shape), "NCHW")
+        problem = f"does not say what the axes of {name!r} are, whose shape is {tuple(shape)}"
+        raise InputError("layout", text, problem, f"give one letter per axis, such as {example}")
+    return Layout(letters)
 
 
 def open_array(file: Path, spec: DataSpec, limits: Limits) -> Dataset:
     """The numbers of an .npy or .npz file. An .npy of more bytes than the memory limit is read batch by batch."""
     name, array = str(file), stored_array(file, "data", spec.variables)
-    if array.size == 0:
-        raise FileError("data", name, f"has shape {array.shape}", "give at least one item")
     dtype, layout = stored_type(name, array.dtype), as_layout(spec.layout, name, array.shape)
-    layout.order(name, array.shape)  # which refuses another number of axes
-    values: Any
-    if isinstance(array, np.memmap) and array.flags.c_contiguous and layout.letters[0] == "N":
-        values = load_or_stream(Npy(file, array, layout), name, limits)
-    else:
-        require_memory("data", name, 2.0 * array.size * dtype.itemsize, "give fewer items")
-        values = torch.from_numpy(as_stored_numbers(layout.arrange(name, array), dtype))
+    arranged = layout.arrange(array)
+    is_by_item = isinstance(array, np.memmap) and array.flags.c_contiguous and layout.letters[0] == "N"
+
+    def read(rows: "NDArray[Any]") -> "NDArray[Any]":
+        return as_stored_numbers(layout.arrange(_items(file, array, rows)) if is_by_item else arranged[rows], dtype)
+
+    source = Source(arranged.shape, getattr(torch, dtype.name), watched(file, partial(gather, read=read)))
+    values = load_or_stream(source, name, limits if is_by_item else limits._replace(memory_limit=None))
     return Dataset(values, grid=Grid(layout.axes, dtype=dtype.name))
+
+
+def _items(file: Path, array: "NDArray[Any]", rows: "NDArray[Any]") -> "NDArray[Any]":
+    """Rising rows of an .npy file, which is read: a mapped file that is cut short ends the process."""
+    size, parts, start = prod(array.shape[1:]), [], array.offset  # type: ignore[attr-defined]  # of a memmap
+    for part in slices_of(rows):
+        offset = start + part.start * size * array.dtype.itemsize
+        parts.append(np.fromfile(file, array.dtype, (part.stop - part.start) * size, offset=offset))
+    return np.concatenate(parts).reshape(-1, *array.shape[1:])
 
 
 def read_array(file: Path, argument: str) -> "NDArray[Any]":
     """The array of an .npy or .npz file that ``argument`` names, in memory."""
-    array = stored_array(file, argument)
-    require_memory(argument, str(file), 2.0 * array.nbytes, "give fewer items")
-    return np.array(array)
+    return np.array(stored_array(file, argument))
 
 
-def stored_array(file: Path, argument: str, variables: tuple[str, ...] = ()) -> "NDArray[Any]":
-    """The array of a file as it is stored: an .npy is mapped; of an .npz, the one that ``variables`` names."""
-    try:
-        if file.suffix.lower() == ".npz":
-            return _member_of_npz(file, argument, variables)
-        return np.lib.format.open_memmap(file, mode="r")  # numpy compares its shape with the size of the file
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:  # numpy and zipfile raise nearly anything when a file is broken
-        problem = f"cannot be read as an array ({first_line(error)})"
-        raise FileError(argument, str(file), problem, "write it with numpy.save, without objects") from error
-
-
-class Npy:
-    """An .npy file whose items come first, one after the other. It is read, not mapped: a mapped file that is cut
-    short ends the process."""
-
-    def __init__(self, file: Path, array: "np.memmap[Any, Any]", layout: Layout) -> None:
-        stored = stored_type(str(file), array.dtype)
-        self.dtype: torch.dtype = getattr(torch, stored.name)
-        self.shape = layout.arrange(str(file), array).shape
-        self._watched, self._layout, self._stored = WatchedFile.now(file), layout, stored
-        self._offset, self._item, self._as_is = array.offset, array.shape[1:], array.dtype
-
-    def __len__(self) -> int:
-        return int(self.shape[0])
-
-    def index_select(self, dim: int, index: Tensor) -> Tensor:
-        with self._watched.reading():
-            return gather(index, len(self), self._read)
-
-    def _read(self, rows: "NDArray[Any]") -> "NDArray[Any]":
-        size = prod(self._item)
-        parts = []
-        with self._watched.path.open("rb") as file:
-            for part in slices_of(rows):
-                file.seek(self._offset + part.start * size * self._as_is.itemsize)
-                parts.append(np.fromfile(file, self._as_is, (part.stop - part.start) * size))
-        items = np.concatenate(parts).reshape(len(rows), *self._item)
-        return as_stored_numbers(self._layout.arrange("", items), self._stored)
+def stored_array(file: Path, argument: str, variables: Sequence[str] = ()) -> "NDArray[Any]":
+    """The array of a file: an .npy is mapped; of an .npz, the one of ``variables``, the only one, or ``arr_0``."""
+    with blaming(str(file), "write it with numpy.save, without objects", "cannot be read as an array", argument):
+        if file.suffix.lower() != ".npz":
+            return np.lib.format.open_memmap(file, mode="r")  # numpy compares its shape with the size of the file
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as content:  # numpy leaves a bad zip open
+            names = [*variables] or (content.files if len(content.files) == 1 else ["arr_0"])
+            if len(names) == 1 and names[0] in content.files:
+                return np.asarray(content[names[0]])
+            problem = f"has the arrays {sorted(content.files)}, and not {names}"
+            raise FileError(argument, str(file), problem, "name one of them with `variables`")
 
 
 def stored_type(name: str, dtype: "DTypeLike") -> "np.dtype[Any]":
@@ -101,18 +121,3 @@ def as_stored_numbers(array: "NDArray[Any]", dtype: "np.dtype[Any]") -> "NDArray
     """A copy as ``dtype``; what float32 cannot hold becomes infinite, which is refused or filled later."""
     with np.errstate(over="ignore"):
         return np.array(array, dtype=dtype, order="C")
-
-
-def _member_of_npz(file: Path, argument: str, names: tuple[str, ...]) -> "NDArray[Any]":
-    """The array of an .npz file that is named, the only one, or ``arr_0``."""
-    with zipfile.ZipFile(file) as archive:
-        members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        only = next(iter(members)) if len(members) == 1 else "arr_0"
-        if len(names) > 1 or (not names and only not in members):
-            problem = f"has the arrays {sorted(members)}"
-            raise FileError(argument, str(file), problem, "call one arr_0, or name one with `variables`")
-        name = one_of("variables", names[0], members) if names else only
-        require_memory(argument, str(file), 2.0 * members[name].file_size, "give fewer items")
-        check_member(archive, members[name], file.stat().st_size)
-        with archive.open(members[name]) as stream:
-            return np.lib.format.read_array(stream, allow_pickle=False)

@@ -1,9 +1,9 @@
 """A data set [N, C, *event] that gives batches as the network sees them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,19 +20,21 @@ LARGEST = {"uint8": 255, "uint16": 65535}
 WHOLE = {"uint8": PIXELS, "uint16": Scaling(32767.5, 32767.5)}  # the range of the type is [−1, 1]
 
 
-class Source(Protocol):
+@dataclass(frozen=True, eq=False)
+class Source:
     """Values [N, C, *event] that are read when they are needed, through the interface of a tensor."""
 
-    @property
-    def shape(self) -> tuple[int, ...]: ...
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[Tensor], Tensor]
+    """From rows [B], in any order and perhaps repeated, to their items."""
 
-    @property
-    def dtype(self) -> torch.dtype: ...
-
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def index_select(self, dim: int, index: Tensor) -> Tensor:
         """The items of ``index``, as `torch.Tensor.index_select` along ``dim`` = 0."""
+        return self.read(index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,15 +48,13 @@ class Dataset:
     skipped: list[str] = field(default_factory=list)
     """The names of the corrupt items that were left out."""
     scaling: Scaling = None  # type: ignore[assignment]
-    """Between the units of the data and those of the model. By default, whole numbers become [−1, 1], and floats are in
-    the model's units already."""
+    """From the units of the model to those of the data; by default whole numbers become [−1, 1], and floats stay."""
     grid: Grid = None  # type: ignore[assignment]
     """Names, units and coordinates."""
     along: "Along | None" = None
     """The name and the coordinates [N] of the sample axis, where there are any: the times, or the names of files."""
     conditions: Tensor | None = None
-    """[N, P], numbers, or [N, C', *event], fields on the grid of the data: float32 of mean 0 and standard deviation 1,
-    where they are asked for."""
+    """[N, P], numbers, or [N, C', *event], fields: float32 of mean 0 and standard deviation 1."""
     condition_scaling: Scaling | None = None
     """Between the units of the conditions and those of the model."""
     class_names: tuple[str, ...] = ()
@@ -83,6 +83,17 @@ class Dataset:
     def has_known_range(self) -> bool:
         """Whether the model sees [−1, 1], the range of the whole numbers that the data are."""
         return WHOLE.get(self.grid.dtype) == self.scaling
+
+    def take(self, rows: Tensor) -> "Dataset":
+        """The data set of some rows."""
+        values, along = self.values, self.along
+        if isinstance(values, Tensor):
+            chosen: Tensor | Source = values[rows]
+        else:
+            chosen = Source((len(rows), *self.shape), values.dtype, lambda index: values.index_select(0, rows[index]))
+        labels, conditions = (None if numbers is None else numbers[rows] for numbers in (self.labels, self.conditions))
+        along = None if along is None else (along[0], along[1][rows.numpy()])
+        return replace(self, values=chosen, labels=labels, conditions=conditions, along=along)
 
     def all(self) -> Tensor:
         """All items as float32 [N, C, *event], as the model sees them."""
@@ -120,16 +131,14 @@ def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
     if images.dtype == torch.uint8:
         return images
-    if not images.is_floating_point():
-        raise InputError("images", None, f"has dtype {images.dtype}", "give floats in [-1, 1] or uint8")
-    if not bool(torch.isfinite(images).all()):
-        raise InputError("images", None, "has NaN or infinite pixels", "remove those images")
+    if not images.is_floating_point() or not bool(torch.isfinite(images).all()):
+        problem = f"has dtype {images.dtype}, or NaN or infinite pixels"
+        raise InputError("images", None, problem, "give floats in [-1, 1] or uint8")
     return as_stored(images, PIXELS, "uint8")
 
 
 def as_stored(x: Tensor, scaling: Scaling | None, dtype: str) -> Tensor:
-    """What the model made, in the units of the data and the type of its files; whole numbers are rounded and stay in
-    the range of their type."""
+    """Samples in the units of the data and the type of its files; whole numbers are clipped and rounded."""
     data = x.detach().float() if scaling is None else scaling.to_data(x.detach().float())
     if dtype not in LARGEST:
         return data

@@ -3,15 +3,14 @@
 import hashlib
 import os
 from collections.abc import Sequence
-from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
 
 from tqdm import tqdm
 
-from nidiff.errors import FileError, InputError
-from nidiff.files import replacing
+from nidiff.errors import FileError
+from nidiff.files import blaming, replacing
 
 PART, LARGEST = 2**16, 2**30  # bytes: several times our largest file, so that a wrong one does not fill the disk
 
@@ -25,11 +24,7 @@ class Remote(NamedTuple):
 
 def cache_folder() -> Path:
     """Where downloads are kept: the environment variable NIDIFF_DATA, or ~/.cache/nidiff."""
-    try:
-        return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
-    except RuntimeError as error:  # as in a container whose user has no name
-        remedy = "set the environment variable NIDIFF_DATA to a folder"
-        raise InputError("data_dir", None, "is not known, since this user has no home folder", remedy) from error
+    return Path(os.environ.get("NIDIFF_DATA") or Path.home() / ".cache" / "nidiff")
 
 
 def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path], progress: bool) -> Path:
@@ -48,17 +43,11 @@ def official_file(remote: Remote, data_dir: Path | None, folders: Sequence[Path]
 def download(remote: Remote, file: Path, progress: bool = True, remedy: str = "give `data_dir`, where it is") -> None:
     """Download ``remote`` to ``file``, which appears only once its checksum is right."""
     digest, hidden = hashlib.sha256(), None if progress else True  # None: hidden unless stderr is a terminal
-    try:
-        with urlopen(remote.url, timeout=30) as page, replacing(file) as out:
-            with tqdm.wrapattr(page, "read", page.length, desc=file.name, leave=False, disable=hidden) as stream:
-                while out.tell() <= LARGEST and (part := stream.read(PART)):
-                    out.write(part)
-                    digest.update(part)
-            if digest.hexdigest() != remote.sha256:
-                problem = f"{remote.url} is not the expected file, by its checksum"
-                raise FileError(None, None, problem, f"try again, or {remedy}")
-    except InputError:
-        raise
-    except (OSError, HTTPException) as error:
-        problem = f"{remote.url} cannot be downloaded to {str(file.parent)!r} ({error})"
-        raise FileError(None, None, problem, remedy) from error
+    blamed = blaming(None, remedy, f"{remote.url} cannot be downloaded to {str(file.parent)!r}", None)
+    with blamed, urlopen(remote.url, timeout=30) as page, replacing(file) as out:
+        with tqdm.wrapattr(page, "read", page.length, desc=file.name, leave=False, disable=hidden) as stream:
+            while out.tell() <= LARGEST and (part := stream.read(PART)):
+                out.write(part)
+                digest.update(part)
+        if digest.hexdigest() != remote.sha256:
+            raise ValueError("its checksum is not that of the expected file")

@@ -1,12 +1,11 @@
-"""Figures that fit what the numbers are: lines for signals, a colour map and its bar for each channel of fields, three
-slices through volumes, frames side by side for video. Values are in the units of the data."""
+"""Figures that fit what the numbers are: lines for signals, a colour map and its bar for each channel of fields, slices
+of volumes and frames of video side by side. Values are in the units of the data."""
 
 import io
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,28 +25,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
-MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_VOLUMES, MOST_VIDEOS, MOST_FRAMES = 4, 5, 9, 3, 5, 8
+MOST_CHANNELS, MOST_LINES, MOST_FIELDS, MOST_FILMS, MOST_FRAMES = 4, 5, 9, 5, 8
 MOST_POINTS = 512  # along an axis of a panel; of more, every second, third, … is drawn
-LETTERS = 13  # of a label, per inch
 OUTSIDE = 0.002  # of the values may lie beyond either end of a colour bar
 WIDE = 100.0  # from this ratio of the largest to the smallest value on, colours go by the logarithm
 
 
 def save_samples_figure(data: Tensor, grid: Grid, path: Path, columns: int | None = None) -> None:
     """Write samples [N, C, *event], or the first of them, as one PNG: pictures as they are, in so many
-    ``columns``, anything else as a figure.
-
-    Without matplotlib, a line on stderr says that there is no figure.
-    """
+    ``columns``, anything else as a figure, if it can be drawn."""
     if grid.kind == "picture":
         save_grid(data, path, columns)
-        return
+    elif can_draw(path):
+        save_drawn(samples_figure(data, grid), path)
+
+
+def can_draw(path: Path) -> bool:
+    """Whether there is matplotlib; if not, a line on stderr says that the figure is not drawn."""
     try:
         require("matplotlib")
     except InputError as error:
         print(f"{path.name} is not drawn: {error}", file=sys.stderr)
-        return
-    save_drawn(samples_figure(data, grid), path)
+        return False
+    return True
 
 
 @style.drawn
@@ -60,8 +60,7 @@ def save_drawn(figure: "Figure", path: Path, about: Mapping[str, str] | None = N
 @style.drawn
 def samples_figure(data: Tensor, grid: Grid) -> "Figure":
     """The first of the samples [N, C, *event] as ``grid`` describes them, and the first of many channels."""
-    kinds = {"signal": _draw_signals, "volume": _draw_volumes, "video": _draw_videos}
-    require("matplotlib")
+    kinds = {"signal": _draw_signals, "volume": _draw_frames, "video": _draw_frames}
     figure: Figure = require("matplotlib.figure").Figure(layout="constrained")
     channels = data.shape[1]
     kinds.get(grid.kind, _draw_fields)(figure, data, grid)
@@ -88,7 +87,7 @@ def thumbnail(x: Tensor, like: Tensor, grid: Grid) -> Image.Image:
         look = _colours(reference)
         colours = colour_maps[look["cmap"]].with_extremes(bad=style.MISSING)
         tiles.append(colours(look["norm"](np.ma.masked_invalid(plane)), bytes=True)[..., :3])
-    film, _ = _mosaic(np.stack(tiles)[None] / 255.0)
+    film, _ = mosaic(np.stack(tiles)[None] / 255.0)
     return Image.fromarray((255 * film).round().astype(np.uint8))
 
 
@@ -119,8 +118,7 @@ def _draw_signals(figure: "Figure", data: Tensor, grid: Grid) -> None:
     """A row for each signal, a column for each channel, with one scale per column."""
     values = _numbers(data[:MOST_LINES, :MOST_CHANNELS])
     rows, columns, _ = values.shape
-    height = 1.1 * rows + 0.9
-    figure.set_size_inches(style.WIDTH, height)
+    figure.set_size_inches(style.WIDTH, 1.1 * rows + 0.9)
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey="col")
     along, label = _along(grid, 0, values.shape[-1])
     for row, panel in enumerate(panels.flat):
@@ -128,11 +126,8 @@ def _draw_signals(figure: "Figure", data: Tensor, grid: Grid) -> None:
         panel.plot(along, values[place, channel], color=style.BLUE, linewidth=0.8)
         panel.margins(x=0.0)
         panel.grid()
-    if columns == 1:
-        figure.supylabel(fill(_channel(grid, 0), int(LETTERS * height)), fontsize=style.SMALL)
-    else:
-        for channel, panel in enumerate(panels[0]):
-            panel.set_title(_channel(grid, channel), fontsize=style.SMALL)
+    for channel, panel in enumerate(panels[0]):
+        panel.set_title(_channel(grid, channel), fontsize=style.SMALL)
     figure.supxlabel(label, fontsize=style.SMALL)
 
 
@@ -147,54 +142,34 @@ def _draw_fields(figure: "Figure", data: Tensor, grid: Grid) -> None:
     width = (4.2 if count == 1 else 1.9) / math.sqrt(ratio)
     abreast, down = min(channels, 2), math.ceil(channels / 2)
     figure.set_size_inches((width * columns + 1.9) * abreast, (width * ratio * rows + 0.9) * down)
-    for channel, block in enumerate(_blocks(figure, down, abreast)[:channels]):
+    for channel, block in enumerate([*figure.subfigures(down, abreast, squeeze=False).flat][:channels]):
         panels = block.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
         look = _colours(values[:, channel])
         for panel, field in zip(panels.flat, values[:, channel], strict=True):
-            mesh = _draw_plane(panel, field, grid, (0, 1), look)
+            mesh = _draw_plane(panel, field, grid, look)
         block.supylabel(_along(grid, 0, values.shape[-2])[1], fontsize=style.SMALL)
         block.supxlabel(_along(grid, 1, values.shape[-1])[1], fontsize=style.SMALL)
         _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
 
 
-def _draw_volumes(figure: "Figure", data: Tensor, grid: Grid) -> None:
-    """Three slices through the middle of each volume."""
-    values = _numbers(data[:MOST_VOLUMES, :MOST_CHANNELS])
-    count, channels, *shape = values.shape
-    side = 3.0 if count == 1 else 2.1
-    figure.set_size_inches(3 * side + 1.2, (side * count + 0.8) * channels)
-    for channel, block in enumerate(_blocks(figure, channels, 1)):
-        panels = block.subplots(count, 3, squeeze=False)
-        look = _colours(values[:, channel])
-        for (row, across), panel in np.ndenumerate(panels):
-            up, along = (axis for axis in range(3) if axis != across)
-            middle = np.take(values[row, channel], shape[across] // 2, axis=across)
-            mesh = _draw_plane(panel, middle, grid, (up, along), look)
-            panel.set_ylabel(_along(grid, up, shape[up])[1])
-            if row == 0:
-                panel.set_title(_place(grid, across, shape[across] // 2, shape[across]))
-            if row == count - 1:
-                panel.set_xlabel(_along(grid, along, shape[along])[1])
-        _draw_bar(block, mesh, panels, _channel(grid, channel), values[:, channel])
-
-
-def _draw_videos(figure: "Figure", data: Tensor, grid: Grid) -> None:
-    """A row for each video: frames from the first to the last. Numbers have a block and a colour bar per channel."""
+def _draw_frames(figure: "Figure", data: Tensor, grid: Grid) -> None:
+    """A row for each video or volume: its planes along the first axis, from the first to the last. Numbers have a block
+    and a colour bar per channel."""
     frames, *size = data.shape[2:]
     shown = np.unique(np.linspace(0, frames - 1, min(frames, MOST_FRAMES)).round().astype(int))
-    films = _pixels(data[:MOST_VIDEOS]) if _is_colour(data, grid) else _numbers(data[:MOST_VIDEOS, :MOST_CHANNELS])
+    films = _pixels(data[:MOST_FILMS]) if _is_colour(data, grid) else _numbers(data[:MOST_FILMS, :MOST_CHANNELS])
     count, channels = films.shape[:2]
     ratio = _ratio(grid, 1, 2, size)
     width = 1.25 / math.sqrt(ratio)
     figure.set_size_inches(width * len(shown) + 1.4, (width * ratio * count + 0.7) * channels)
     (times, label), rising = _along(grid, 0, frames), np.diff(_coordinates(grid, 1, size[0]))
-    for channel, block in enumerate(_blocks(figure, channels, 1)):
+    for channel, block in enumerate(figure.subfigures(channels, 1, squeeze=False).flat):
         panel, film = block.subplots(), films[:, channel, shown]
         if rising.size and rising[0] > 0:
             film = film[:, :, ::-1]  # so that coordinates rise upwards
         look = {"cmap": style.GREY, "vmin": 0, "vmax": 1} if _is_colour(data, grid) else _colours(film)
-        mosaic, (tall, wide) = _mosaic(film)
-        mesh = panel.imshow(mosaic, interpolation="nearest", aspect=ratio * size[1] / size[0], **look)
+        picture, (tall, wide) = mosaic(film)
+        mesh = panel.imshow(picture, interpolation="nearest", aspect=ratio * size[1] / size[0], **look)
         panel.set_xticks((np.arange(len(shown)) + 0.5) * wide - 1, [f"{times[frame]:.4g}" for frame in shown])
         panel.set_yticks((np.arange(count) + 0.5) * tall - 1, range(count) if count > 1 else [""])
         panel.tick_params(length=0)
@@ -205,11 +180,10 @@ def _draw_videos(figure: "Figure", data: Tensor, grid: Grid) -> None:
             _draw_bar(block, mesh, panel, _channel(grid, channel), film)
 
 
-def _mosaic(film: "NDArray[Any]") -> tuple["NDArray[Any]", tuple[int, int]]:
+def mosaic(film: "NDArray[Any]") -> tuple["NDArray[Any]", tuple[int, int]]:
     """[rows, columns, H, W, …] as one picture with blank lines between, and the size of a tile with its line."""
     gap = max(1, min(film.shape[2:4]) // 16)
-    lines = [(0, 0), (0, 0), (0, gap), (0, gap)] + [(0, 0)] * (film.ndim - 4)
-    tiles = np.pad(film, lines, constant_values=np.nan)
+    tiles = np.pad(film, [(0, 0), (0, 0), (0, gap), (0, gap), *[(0, 0)] * (film.ndim - 4)], constant_values=np.nan)
     if film.ndim > 4:  # of colours, which NaN is none of
         tiles = np.where(np.isnan(tiles), np.array(ImageColor.getrgb(style.look().paper)) / 255, tiles)
     rows, columns, tall, wide, *rest = tiles.shape
@@ -225,20 +199,18 @@ def _pixels(data: Tensor) -> "NDArray[Any]":
 # Their parts --------------------------------------------------------------------------------------------------------
 
 
-def _draw_plane(
-    panel: "Axes", values: "NDArray[Any]", grid: Grid, axes: tuple[int, int], look: Mapping[str, Any]
-) -> Any:
-    """A plane [rows, columns] over two axes of the grid. With coordinates they rise upwards and to the right; without
-    any, rows go down, as in a picture."""
+def _draw_plane(panel: "Axes", values: "NDArray[Any]", grid: Grid, look: Mapping[str, Any]) -> Any:
+    """A field [rows, columns]. With coordinates they rise upwards and to the right; without any, rows go down, as in a
+    picture."""
     shape = values.shape
-    panel.set_box_aspect(_ratio(grid, *axes, shape))
+    panel.set_box_aspect(_ratio(grid, 0, 1, shape))
     panel.locator_params(nbins=4)
     panel.set_facecolor(style.MISSING)
     steps = [math.ceil(size / MOST_POINTS) for size in shape]
-    (up, _), (across, _) = (_along(grid, axis, size) for axis, size in zip(axes, shape, strict=True))
+    (up, _), (across, _) = (_along(grid, axis, size) for axis, size in enumerate(shape))
     thin = values[:: steps[0], :: steps[1]]
     mesh = panel.pcolormesh(across[:: steps[1]], up[:: steps[0]], thin, shading="nearest", rasterized=True, **look)
-    if not any(_coordinates(grid, axis, size) for axis, size in zip(axes, shape, strict=True)):
+    if not any(_coordinates(grid, axis, size) for axis, size in enumerate(shape)):
         panel.set_ylim(shape[0] - 0.5, -0.5)
     return mesh
 
@@ -251,9 +223,8 @@ def _colours(values: "NDArray[Any]") -> dict[str, Any]:
     if low < 0 < high and min(-low, high) > 0.1 * max(-low, high):
         limit = max(-low, high)
         return {"cmap": style.DIVERGING, "norm": colours.Normalize(-limit, limit)}
-    if low > 0 and high > WIDE * low:
-        return {"cmap": style.SEQUENTIAL, "norm": colours.LogNorm(low, high)}
-    return {"cmap": style.SEQUENTIAL, "norm": colours.Normalize(low, high)}
+    scale = colours.LogNorm if low > 0 and high > WIDE * low else colours.Normalize
+    return {"cmap": style.SEQUENTIAL, "norm": scale(low, high)}
 
 
 def _ends(values: "NDArray[Any]") -> tuple[float, float]:
@@ -266,15 +237,9 @@ def _ends(values: "NDArray[Any]") -> tuple[float, float]:
 
 def _draw_bar(block: Any, mesh: Any, panels: Any, label: str, values: "NDArray[Any]") -> None:
     """The colour bar of a block, with points where values lie beyond its ends."""
-    finite, (low, high) = values[np.isfinite(values)], mesh.get_clim()
-    beyond = (bool((finite < low).any()), bool((finite > high).any()))
-    ends = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-    bar = block.colorbar(mesh, ax=panels, shrink=0.8, extend=ends, pad=0.02)
-    bar.set_label(label)
-
-
-def _blocks(figure: "Figure", rows: int, columns: int) -> list[Any]:
-    return list(figure.subfigures(rows, columns, squeeze=False).flat)
+    low, high = mesh.get_clim()
+    ends = {0: "neither", 1: "min", 2: "max", 3: "both"}[bool((values < low).any()) + 2 * bool((values > high).any())]
+    block.colorbar(mesh, ax=panels, shrink=0.8, extend=ends, pad=0.02, label=label)
 
 
 def _channel(grid: Grid, index: int) -> str:
@@ -298,12 +263,6 @@ def _coordinates(grid: Grid, axis: int, size: int) -> tuple[float, ...]:
     known = grid.coordinates.get(grid.axes[axis], ())
     rising = np.diff(known)
     return known if len(known) == size and bool((rising > 0).all() or (rising < 0).all()) else ()
-
-
-def _place(grid: Grid, axis: int, index: int, size: int) -> str:
-    name, known = grid.axes[axis], _coordinates(grid, axis, size)
-    unit = grid.axis_units.get(name, "") if known else ""
-    return drawable(f"{name} = {known[index] if known else index:.4g} {unit}".strip(), 40)
 
 
 def _ratio(grid: Grid, up: int, across: int, shape: Sequence[int]) -> float:

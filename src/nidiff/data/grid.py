@@ -1,17 +1,15 @@
 """What the numbers of a data set are: names and units of its channels, names and coordinates of its axes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nidiff.errors import FileError, InputError
-from nidiff.recipe import fits, is_number
+from nidiff.recipe import check_whole, fits
 
 # The letters of a layout such as NCHW, without N for the items and C for the channels.
 AXES = {"L": "position", "T": "time", "D": "depth", "H": "height", "W": "width", "X": "x", "Y": "y", "Z": "z"}
 USUAL = {1: ("position",), 2: ("height", "width"), 3: ("depth", "height", "width")}
-STORED = ("uint8", "uint16", "float32")
-MOST_COORDINATES = 10**6
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,8 @@ class Grid:
         object.__setattr__(self, "axis_units", dict(self.axis_units))
         if not 1 <= len(self.axes) <= 3 or len({*self.axes}) < len(self.axes):
             raise InputError("axes", self.axes, "are not those of a grid", "give one to three different names")
-        if self.rate is not None and not 0 < self.rate < 2**31:
-            raise InputError("rate", self.rate, "is out of range", "give a positive whole number")
+        if self.rate is not None:
+            check_whole("rate", self.rate, 1, 2**31 - 1)
 
     @classmethod
     def usual(cls, shape: Sequence[int], dtype: str = "float32") -> "Grid":
@@ -82,32 +80,11 @@ class Grid:
     @classmethod
     def from_json(cls, values: Any) -> "Grid":
         """The inverse of `to_json`, of a file that may be damaged."""
-        if not isinstance(values, dict) or "axes" not in values or not all(map(_is_stored, values.items())):
-            known = ", ".join(sorted(KINDS))
-            raise FileError("grid", values, "is not that of a model", f"give axes, and nothing but {known}")
-        return cls(**values)
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-# What a file may hold.
-KINDS: dict[str, Callable[[Any], bool]] = {
-    "axes": _is_words,
-    "channels": _is_words,
-    "units": _is_words,
-    "coordinates": lambda value: isinstance(value, dict) and all(map(_is_numbers, value.values())),
-    "axis_units": lambda value: isinstance(value, dict) and _is_words([*value.values()]),
-    "dtype": lambda value: value in STORED,
-    "rate": lambda value: value is None or fits(value, int),
-}
-
-
-def _is_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= MOST_COORDINATES and all(map(is_number, value))
-
-
-def _is_stored(entry: tuple[str, Any]) -> bool:
-    """Whether an entry of the JSON of a grid is of the kind that `Grid.to_json` writes."""
-    return entry[0] in KINDS and KINDS[entry[0]](entry[1])
+        grid = cls(**values)
+        words = [values.get(name, []) for name in ("axes", "channels", "units")]
+        words.append([*grid.axis_units.values()])
+        numbers = [*grid.coordinates.values()]
+        is_whole = fits(words, tuple[tuple[str, ...], ...]) and fits(numbers, tuple[tuple[float, ...], ...])
+        if not is_whole or grid.dtype not in ("uint8", "uint16", "float32"):
+            raise FileError("grid", values, "is not that of a model", "copy it again")
+        return grid

@@ -1,4 +1,4 @@
-"""From a `DataSpec` to a `Dataset`: a named data set, a path, or a data set of the Hugging Face Hub."""
+"""From a `DataSpec` to a `Dataset`, by name, path or from the Hugging Face Hub; and from a file to a few items."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,24 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nidiff.data.annotations import with_conditions, with_labels
-from nidiff.data.dataset import Dataset
+from nidiff.data.arrays import as_stored_numbers, open_array, stored_array, stored_type
+from nidiff.data.dataset import Dataset, Source
 from nidiff.data.encoded import Encoded, read_encoded
 from nidiff.data.images import files_of, fit_pixels, open_images
-from nidiff.data.missing import MEAN, REFUSE, Cleaning, as_missing, cleaned
+from nidiff.data.missing import MEAN, as_fills, without_missing
 from nidiff.data.named import DATASETS
 from nidiff.data.science import is_science, open_science
 from nidiff.data.sounds import SUFFIXES as SOUNDS
 from nidiff.data.sounds import open_sounds
-from nidiff.data.sources import Limits, take
-from nidiff.data.spec import MEMORY_LIMIT, DataSpec
+from nidiff.data.sources import Limits
+from nidiff.data.spec import ARRAYS, CHANNELS, MEMORY_LIMIT, DataSpec
 from nidiff.data.split import held_out_rows
-from nidiff.data.units import FITTED, LOG, as_rules, fit_scaling, measure
+from nidiff.data.units import as_rules, fit_scaling, measure
 from nidiff.diffusion.scaling import Scaling
-from nidiff.errors import InputError, first_line, known_names, one_of
+from nidiff.errors import FileError, InputError, known_names, one_of
 from nidiff.extras import require
-from nidiff.files import as_path
+from nidiff.files import as_path, blaming
 
 HUB = "hf:"
 
@@ -74,10 +76,58 @@ def load_dataset(
     return spec.load(split, scaling=known, memory_limit=memory_limit, progress=progress)
 
 
+def load_items(
+    path: str | Path,
+    shape: Sequence[int],
+    *,
+    layout: str | None = None,
+    variables: Sequence[str] = (),
+    sample_axis: str | None = None,
+    argument: str = "file",
+) -> Tensor:
+    """Items [N, C, *event] = [N, *shape] in the units of the data and the type of the file; NaN stay NaN.
+
+    ``path`` is a picture, or anything with a path that `nidiff.load_dataset` reads. An array needs no layout: it is one
+    item or several, with the channels first, last or, if there is one, left out.
+    """
+    path, shape = as_path(argument, path), tuple(shape)
+    if not path.exists():
+        raise FileError(argument, str(path), "does not exist", "give a picture, an array or a folder of pictures")
+    spec = DataSpec(str(path), layout=layout, variables=tuple(variables), sample_axis=sample_axis)
+    suffix = path.suffix.lower()
+    if len(shape) == 3 and not is_science(path) and suffix not in ARRAYS:
+        spec = replace(spec, channels=shape[0] if shape[0] in CHANNELS else None)
+    try:
+        values: Tensor | Source
+        if suffix in ARRAYS and path.is_file() and layout is None:
+            stored = stored_array(path, "data", spec.variables)
+            values = _arranged(torch.from_numpy(as_stored_numbers(stored, stored_type(str(path), stored.dtype))), shape)
+        else:
+            values = _open_path(path, spec, Limits(memory_limit=None)).values
+    except InputError as error:
+        name = argument if error.argument == "data" else error.argument
+        raise type(error)(name, error.value, error.problem, error.remedy) from error
+    if len(values) == 0 or tuple(values.shape[1:]) != shape:
+        size, channels = " × ".join(map(str, shape[1:])), f"{shape[0]} channel{'s' * (shape[0] > 1)}"
+        remedy = f"give items of {size} points with {channels}, or say with `layout` what the axes of an array are"
+        raise FileError(argument, str(path), f"has shape {tuple(values.shape)}, and items must be {shape}", remedy)
+    return values.index_select(0, torch.arange(len(values)))
+
+
+def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An array of one item or several, with channels first, last or left out, as [N, *shape]; any other as it is."""
+    channels, *event = shape
+    if tuple(array.shape) in (shape, (*event, channels), (*event,)):
+        array = array[None]
+    if channels == 1 and array.shape[1:] == (*event,):
+        return array[:, None]
+    return array.movedim(-1, 1) if array.shape[1:] == (*event, channels) else array
+
+
 def load(spec: DataSpec, split: str, limits: Limits, *, annotations: Sequence[str], scaling: Scaling | None) -> Dataset:
     """The part ``split`` of the data: with the ``annotations`` that are asked for, without missing values, and with the
     ``scaling`` of the training part, which is fitted if it is not known."""
-    data, missing = _open(spec, split, limits), as_missing(spec.missing)
+    data, statistics = _open(spec, split, limits), None
     if "labels" in annotations and spec.labels is not None:
         data = with_labels(data, spec.labels, spec.source)
     is_test = torch.zeros(len(data), dtype=torch.bool)
@@ -88,20 +138,18 @@ def load(spec: DataSpec, split: str, limits: Limits, *, annotations: Sequence[st
         if spec.held_out is None and split != "train":
             raise InputError("condition", spec.condition, "is that of the training part", "leave out `split`")
         data = with_conditions(data, spec.condition, spec.source, train)
-    rules = [] if scaling is not None else as_rules(spec.scaling, data)
-    is_fitted = any(rule.kind in FITTED for rule in rules)
+    rules = as_rules(spec.scaling, data) if scaling is None else []
+    is_fitted, is_mean = any(isinstance(rule, str) for rule in rules), spec.missing == MEAN
     if is_fitted and spec.source in DATASETS and split != "train":
         scaling, is_fitted = load(spec, "train", limits, annotations=(), scaling=None).scaling, False
-    values, cleaning, statistics = data.values, Cleaning(spec.source, data.grid, data.along), None
-    if missing != MEAN:
-        fills = None if missing == REFUSE else (float(missing),) * data.shape[0]
-        values = cleaned(values, replace(cleaning, fills=fills))
-    if missing == MEAN or is_fitted:
-        statistics = measure(values, train, [rule.kind == LOG for rule in rules], progress=limits.progress)
-        if missing == MEAN:
-            values = cleaned(values, replace(cleaning, fills=statistics.means(data.grid)))
-    whole = replace(data, values=values, scaling=scaling or fit_scaling(rules, data, statistics))
-    return whole if spec.held_out is None else take(whole, train if split == "train" else test)
+    if not is_mean:
+        data = without_missing(data, spec.source, as_fills(spec.missing, data.shape[0]))
+    if is_mean or is_fitted:
+        statistics = measure(data, train, rules, progress=limits.progress)
+        if is_mean:
+            data = without_missing(data, spec.source, statistics.values.mean.tolist())
+    data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics))
+    return data if spec.held_out is None else data.take(train if split == "train" else test)
 
 
 def _open(spec: DataSpec, split: str, limits: Limits) -> Dataset:
@@ -112,7 +160,7 @@ def _open(spec: DataSpec, split: str, limits: Limits) -> Dataset:
         if values.dtype != torch.uint8:
             spec.refuse("size", "channels")
             return Dataset(values, labels)
-        return Dataset(fit_pixels(values, spec), labels)
+        return Dataset(fit_pixels(values, spec, limits), labels)
     if spec.source.startswith(HUB):
         spec.refuse("layout", "variables", "sample_axis", "held_out", "data_dir")
         return _open_hub(spec, split, limits)
@@ -126,15 +174,18 @@ def _open(spec: DataSpec, split: str, limits: Limits) -> Dataset:
     elif split != "train":
         remedy = "say with `held_out` which part that is, or give the path of the data you want"
         raise InputError("split", split, f"is not a part of {spec.source!r}, which has no splits", remedy)
-    return open_path(path, spec, limits)
+    return _open_path(path, spec, limits)
 
 
-def open_path(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
+def _open_path(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
     """All of the data of a file or folder, with their numbers as they are stored."""
     if is_science(path):
         spec.refuse("size", "channels")
         return open_science(path, spec, limits)
     spec.refuse("sample_axis", *([] if path.suffix.lower() == ".npz" else ["variables"]))
+    if path.is_file() and path.suffix.lower() in ARRAYS:
+        data = open_array(path, spec, limits)
+        return replace(data, values=fit_pixels(data.values, spec, limits))
     if path.is_dir() and (sounds := files_of(path, SOUNDS)):
         return open_sounds(sounds, spec, limits)
     return open_images(path, spec, limits)
@@ -143,14 +194,11 @@ def open_path(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
 def _open_hub(spec: DataSpec, split: str, limits: Limits) -> Dataset:
     """The first column of images of a data set of the Hub, and its column ``label`` if there is one."""
     datasets, name = require("datasets"), spec.source
-    try:
+    with blaming(name, "correct the name or the `split`", "cannot be loaded", "data"):
         table = datasets.load_dataset(name.removeprefix(HUB), split=split)
-    except Exception as error:  # the Hub, its files and their readers fail in many ways
-        problem = f"cannot be loaded ({first_line(error)})"
-        raise InputError("data", name, problem, "correct the name or the `split`") from error
     column = next((column for column, kind in table.features.items() if isinstance(kind, datasets.Image)), None)
     if column is None:
-        raise InputError("data", name, f"has no images among {table.column_names}", "give a data set of images")
+        raise FileError("data", name, f"has no images among {table.column_names}", "give a data set of images")
     images = table.select_columns([column]).cast_column(column, datasets.Image(decode=False))
 
     def file(row: int) -> Path | bytes:

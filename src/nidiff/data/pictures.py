@@ -43,6 +43,11 @@ def grid_pixels(images: Tensor, columns: int | None = None) -> Tensor:
     return picture.reshape(rows * (height + 1), columns * (width + 1), channels)[:-1, :-1]
 
 
+def grid_image(images: Tensor, columns: int | None = None) -> Image.Image:
+    """`grid_pixels` as a picture of Pillow."""
+    return Image.fromarray(grid_pixels(images, columns).squeeze(-1).numpy())
+
+
 def eight_bits(images: Tensor) -> Tensor:
     """Whole numbers, or floats in [-1, 1], as uint8."""
     return (images.int() // 257).byte() if images.dtype == torch.uint16 else quantise(images)

@@ -9,124 +9,84 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.dataset import Dataset
+from nidiff.data.dataset import Dataset, Source
 from nidiff.data.grid import Grid
-from nidiff.data.sources import Limits, WatchedFile, load_or_stream
+from nidiff.data.sources import Limits, load_or_stream, watched
 from nidiff.data.spec import DataSpec
-from nidiff.errors import FileError, InputError, first_line
+from nidiff.errors import FileError
+from nidiff.files import blaming
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIXES = (".wav", ".wave")
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
-BITS = {PCM: (8, 16, 24, 32), FLOAT: (32, 64)}
-MOST_CHANNELS = 64
+# By the format and the number of bits.
+STORED = {(PCM, 8): "u1", (PCM, 16): "<i2", (PCM, 24): "3u1", (PCM, 32): "<i4", (FLOAT, 32): "<f4", (FLOAT, 64): "<f8"}
 
 
 class Header(NamedTuple):
     """What a WAV file says of itself."""
 
-    format: int
-    bits: int
+    dtype: "np.dtype[Any]"
     channels: int
     rate: int
-    start: int
-    """Where the numbers begin, in bytes."""
-    length: int
-    """Of each channel."""
+    start: int  # where the numbers begin, in bytes
+    length: int  # of each channel
 
 
 def open_sounds(files: Sequence[Path], spec: DataSpec, limits: Limits) -> Dataset:
-    """The WAV files of a folder, all of one rate, length and number of channels; with a size, the middle ``size``
-    numbers of each. Whole numbers of b bits are divided by 2^(b−1)."""
+    """The WAV files of a folder, all of one rate, length and number of channels; with a size, the middle of each."""
     spec.refuse("channels", "skip_corrupt", *([] if spec.layout in ("NCL", "NLC") else ["layout"]))
-    headers = [_read_header(file) for file in files]
-    first, length = headers[0], headers[0].length if spec.size is None else spec.size
-    if isinstance(length, tuple):
-        raise InputError("size", spec.size, "has two numbers, and sounds have one axis", "give one number")
+    spec.refuse(*(["size"] if isinstance(spec.size, tuple) else []))  # sounds have one axis
+    headers = [_header(file) for file in files]
+    first = headers[0]
+    length = spec.size if isinstance(spec.size, int) else first.length
     for file, header in zip(files, headers, strict=True):
         is_like = (header.channels, header.rate) == (first.channels, first.rate) and header.length >= length
         if not is_like or (spec.size is None and header.length != length):
             mine, other = (f"{h.channels} channels of {h.length} samples at {h.rate}" for h in (header, first))
             problem = f"has {mine} per second, but {length} samples like {str(files[0])!r} with {other} are needed"
             raise FileError("data", str(file), problem, "make all sounds alike, or give a smaller `size`")
-    values = load_or_stream(Sounds(files, headers, length), spec.source, limits)
+    readers = [watched(file, _samples) for file in files]
+
+    def read(rows: Tensor) -> Tensor:
+        sounds = [readers[row](files[row], headers[row], length) for row in rows.tolist()]
+        return torch.from_numpy(np.stack(sounds))
+
+    source = Source((len(files), first.channels, length), torch.float32, read)
     names = np.array([str(file.relative_to(spec.source)) for file in files])
+    values = load_or_stream(source, spec.source, limits)
     return Dataset(values, grid=Grid(("time",), rate=first.rate), along=("file", names))
 
 
-class Sounds:
-    """A source of WAV files."""
-
-    dtype = torch.float32
-
-    def __init__(self, files: Sequence[Path], headers: Sequence[Header], length: int) -> None:
-        self.shape = (len(files), headers[0].channels, length)
-        self._files, self._headers = [WatchedFile.now(file) for file in files], headers
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def index_select(self, dim: int, index: Tensor) -> Tensor:
-        values = torch.empty(len(index), *self.shape[1:])
-        for row, out in zip(index.tolist(), values.numpy(), strict=True):
-            with self._files[row].reading():
-                out[:] = _numbers(self._files[row].path, self._headers[row], self.shape[2])
-        return values
-
-
-def _numbers(file: Path, header: Header, length: int) -> "NDArray[Any]":
-    """The middle ``length`` samples [C, L] of a file."""
-    width, count = header.bits // 8, length * header.channels
-    before = (header.length - length) // 2 * header.channels * width
-    with file.open("rb") as stream:
-        stream.seek(header.start + before)
-        raw = stream.read(count * width)
-    if len(raw) != count * width:
-        raise ValueError("it ends too early")
-    if header.format == FLOAT:
-        numbers = np.frombuffer(raw, f"<f{width}")
-    elif width == 1:
-        numbers = (np.frombuffer(raw, np.uint8) - 128.0) / 128.0
-    elif width == 3:  # the upper three of four bytes
-        padded = np.zeros((count, 4), np.uint8)
-        padded[:, 1:] = np.frombuffer(raw, np.uint8).reshape(count, 3)
-        numbers = padded.view("<i4")[:, 0] / 2.0**31
-    else:
-        numbers = np.frombuffer(raw, f"<i{width}") / 2.0 ** (header.bits - 1)
+def _samples(file: Path, header: Header, length: int) -> "NDArray[Any]":
+    """The middle ``length`` samples [C, L] of a file; whole numbers of b bits are divided by 2^(b−1)."""
+    before = (header.length - length) // 2 * header.channels * header.dtype.itemsize
+    numbers = np.fromfile(file, header.dtype, length * header.channels, offset=header.start + before)
+    if numbers.ndim == 2:  # three bytes, as the upper ones of four
+        numbers = np.pad(numbers, ((0, 0), (1, 0))).view("<i4")
+    if numbers.dtype.kind == "u":
+        numbers = numbers / 128.0 - 1
+    elif numbers.dtype.kind == "i":
+        numbers = numbers / 2.0 ** (8 * numbers.dtype.itemsize - 1)
     with np.errstate(over="ignore"):
         return numbers.astype(np.float32).reshape(length, header.channels).T
 
 
-def _read_header(file: Path) -> Header:
-    try:
-        return _header(file)
-    except (OSError, ValueError, struct.error) as error:
-        problem = f"cannot be read as a WAV file ({first_line(error)})"
-        raise FileError("data", str(file), problem, "repair or remove it, or convert it to PCM or floats") from error
-
-
 def _header(file: Path) -> Header:
     """Go through the parts of a RIFF file: ``fmt `` says what the numbers are, ``data`` holds them."""
-    size, form = file.stat().st_size, b""
-    with file.open("rb") as stream:
-        if stream.read(4) != b"RIFF" or stream.read(8)[4:] != b"WAVE":
-            raise ValueError("it does not begin as one")
-        while len(head := stream.read(8)) == 8 and head[:4] != b"data":
-            length = int.from_bytes(head[4:], "little")
-            if head[:4] == b"fmt ":
-                form = stream.read(length if length <= 4096 else 0)
-                stream.seek(length % 2, 1)
-            else:
-                stream.seek(length + length % 2, 1)
-        start = stream.tell()
-    kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
-    if kind == EXTENSIBLE:
-        (kind,) = struct.unpack("<H", form[24:26])
-    if bits not in BITS.get(kind, ()) or not 1 <= channels <= MOST_CHANNELS or rate == 0:
-        raise ValueError(f"it has {channels} channels of {bits} bits in the format {kind} at {rate} samples per second")
-    frame, claimed = channels * bits // 8, int.from_bytes(head[4:], "little")
-    if len(head) < 8 or claimed > size - start or claimed < frame:
-        raise ValueError(f"it promises {claimed} bytes of sound and has {size - start}")
-    return Header(kind, bits, channels, rate, start, claimed // frame)
+    remedy = "repair or remove it, or convert it to PCM or floats"
+    with blaming(str(file), remedy, "cannot be read as a WAV file", "data"), file.open("rb") as stream:
+        stream.seek(12)  # RIFF, the size of the file, WAVE
+        parts: dict[bytes, bytes] = {}
+        while b"data" not in parts:
+            name, size = struct.unpack("<4sI", stream.read(8))
+            parts[name] = b"" if name == b"data" else stream.read(size + size % 2)
+        start, form = stream.tell(), parts[b"fmt "]
+        kind, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
+        if kind == EXTENSIBLE:
+            (kind,) = struct.unpack("<H", form[24:26])
+        if (kind, bits) not in STORED or size > file.stat().st_size - start:
+            raise ValueError(f"it has {size} bytes of {bits} bits in the format {kind}")
+        return Header(np.dtype(STORED[kind, bits]), channels, rate, start, size // (channels * bits // 8))

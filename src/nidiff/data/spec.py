@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
 MEMORY_LIMIT = 4 * 2**30  # bytes; data that need more are read batch by batch
 CHANNELS = {1: "L", 3: "RGB"}  # Pillow's names
-MOST_PIXELS = 2**27  # of one image: a file of a few kilobytes can claim any number
 ARRAYS = (".npy", ".npz")
 FROM_DATA_SET = "data"  # labels=data: those that the data set has
 
@@ -65,7 +63,7 @@ class DataSpec:
         sides = self.image_size
         if sides is not None and not (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
             raise InputError("size", self.size, "is not a size", "give one positive number, or height and width")
-        if self.channels is not None and self.channels not in CHANNELS:
+        if self.channels not in (None, *CHANNELS):
             raise InputError("channels", self.channels, "is not supported", "give 1 (grey) or 3 (RGB)")
 
     def load(
@@ -77,10 +75,8 @@ class DataSpec:
         memory_limit: int | None = MEMORY_LIMIT,
         progress: bool = True,
     ) -> "Dataset":
-        """The part ``split`` of the data; see `nidiff.load_dataset`.
-
-        ``annotations`` says which of labels and condition are read. A ``scaling`` that is known is not fitted again.
-        """
+        """The part ``split`` of the data; see `nidiff.load_dataset`. ``annotations`` says which of labels and condition
+        are read. A ``scaling`` that is known is not fitted again."""
         from nidiff.data.load import load
         from nidiff.data.sources import Limits
 
@@ -102,14 +98,8 @@ class DataSpec:
         """Refuse options that have no meaning for this source."""
         for name in options:
             if (value := getattr(self, name)) != getattr(DataSpec, name):
-                shown = str(value) if isinstance(value, Path) else value
                 place = f"with {self.source!r}" if self.source else "without `data`"
-                raise InputError(name, shown, f"has no meaning {place}", "leave it out")
-
-    def check_pixels(self) -> None:
-        """Refuse images of a size that none may have; the size of sounds is a length."""
-        if self.image_size is not None and prod(self.image_size) > MOST_PIXELS:
-            raise InputError("size", self.size, f"is more than {MOST_PIXELS:,} pixels", "give a smaller one")
+                raise InputError(name, value, f"has no meaning {place}", "leave it out")
 
     def settings(self) -> dict[str, Any]:
         """The fields by the names of their flags, as JSON can hold them."""

@@ -1,5 +1,4 @@
-"""Turbulence in two dimensions, computed when it is first asked for: fields whose law is known and whose spectrum is
-steep."""
+"""Turbulence in two dimensions, computed when it is first asked for: fields with a steep spectrum."""
 
 import math
 from pathlib import Path

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import LIMIT, roughness
 from nidiff.diffusion.schedule import Schedule
-from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
+from nidiff.diffusion.schedules import as_schedule, schedule_facts
 from nidiff.diffusion.spacing import SPACINGS
 from nidiff.errors import InputError
 from nidiff.notation import parse_call
@@ -24,18 +23,10 @@ NOISES = ("white", "gff:gamma=0.5", "gff:gamma=1", "matern:length_scale=2", "fro
 """Σ that are compared, the plainest first; the last two are C^½ and C."""
 CLOCKS = ("ddpm_linear", "ddpm_cosine", "flow", "designed", "designed:per_mode=true", "equal_snr")
 """Schedules that are compared, the plainest first. equal_snr is for Σ = C alone."""
-SOLVERS = {
-    "ddim": ("ddim", "trailing"),
-    "heun": ("heun", "trailing"),
-    "dpmpp_2m": ("dpmpp_2m", "trailing"),
-    "dpmpp_2m:spacing=logsnr": ("dpmpp_2m", "logsnr"),
-    "angle": ("angle", "trailing"),
-}
 FIXED = ("dpmpp_2m", "dpmpp_2m:spacing=logsnr")  # by which candidates are compared
+SOLVERS = ("ddim", "heun", *FIXED, "angle")
 STEPS = (5, 10, 20, 50)
 JUDGED = (5, 10, 20)  # the numbers of steps that decide
-KINDS = 96  # modes of the small model that errors are predicted with
-FORGOTTEN, RESOLVED = 0.1, 10.0  # the largest SNR of a mode at the last level, and the least at the first
 NO_MATTER = 1e-3  # an error of the spectrum that nobody sees
 AS_GOOD = 1.25  # errors within this factor are equally good
 
@@ -47,8 +38,7 @@ class Candidate:
     covariance: str
     schedule: str
     roughness: float
-    """The largest (C/λ)/(mean C/mean λ) over the finer half of the modes: above 10, the noise is smoother than the
-    data."""
+    """The largest (C/λ)/(mean C/mean λ) over the finer half of the modes; above 10 the noise is the smoother."""
     snr_last: float
     """The largest SNR of a mode at the last level: the prior must have forgotten it."""
     snr_first: float
@@ -62,10 +52,9 @@ class Candidate:
     def faults(self) -> list[str]:
         """Why it is not recommended, whatever error is predicted."""
         reasons = {
-            f"the noise is smoother than the data (C/Sigma {self.roughness:.3g} at a fine mode)": self.roughness
-            > LIMIT,
-            f"the last level still shows a mode (SNR {self.snr_last:.2g})": self.snr_last > FORGOTTEN,
-            f"the first level does not resolve a mode (SNR {self.snr_first:.2g})": self.snr_first < RESOLVED,
+            f"the noise is smoother than the data (C/Sigma {self.roughness:.3g})": self.roughness > LIMIT,
+            f"the last level still shows a mode (SNR {self.snr_last:.2g})": self.snr_last > 0.1,
+            f"the first level does not resolve a mode (SNR {self.snr_first:.2g})": self.snr_first < 10,
         }
         return [reason for reason, holds in reasons.items() if holds]
 
@@ -126,18 +115,29 @@ def compare(
     the plainest, which comes first. Left out are schedules that keep signal at their last level.
     """
     covariances = {name: build(name) for name in noises}
-    known = [text for text in schedules if text.partition(":")[0] in SCHEDULES]
-    pairs = [(noise, text) for noise in covariances for text in known if _fits(noise, text)]
+    pairs = [(noise, text) for noise in covariances for text in schedules if _fits(noise, text)]
     candidates, left_out = [], []
     for number, (noise, text) in enumerate(pairs):
         progress(number, len(pairs))
-        process = Process(as_schedule(text, schedule_facts(covariances[noise], gaussian)), covariances[noise])
-        if len(process.schedule) < max(STEPS):
-            raise InputError("schedules", text, f"has {len(process.schedule)} levels", f"use at least {max(STEPS)}")
-        if process.schedule.forgets:
-            candidates.append(_candidate(gaussian, noise, text, process))
-        else:
+        covariance = covariances[noise]
+        process = Process(as_schedule(text, schedule_facts(covariance, gaussian)), covariance)
+        schedule = process.schedule
+        if len(schedule) < max(STEPS):
+            raise InputError("schedules", text, f"has {len(schedule)} levels", f"use at least {max(STEPS)}")
+        if not schedule.forgets:
             left_out.append(text)
+            continue
+        effective = _effective_logsnr(schedule, gaussian, covariance)
+        candidate = Candidate(
+            covariance=noise,
+            schedule=text,
+            roughness=roughness(gaussian, covariance).ratio,
+            snr_last=effective[-1].max().exp().item(),
+            snr_first=effective[0].min().exp().item(),
+            errors=_predicted(process, gaussian),
+            logsnr=band_logsnr(schedule, gaussian, covariance),
+        )
+        candidates.append(candidate)
     progress(len(pairs), len(pairs))
     if not candidates:
         problem = "leave nothing to compare (equal_snr is for from_data alone, and schedules that keep signal, as heat"
@@ -156,27 +156,10 @@ def _fits(noise: str, schedule: str) -> bool:
     return name == "from_data" and options.get("power", 1) == 1
 
 
-def _candidate(gaussian: GaussianModel, noise: str, text: str, process: Process) -> Candidate:
-    covariance = process.covariance
-    effective = _effective_logsnr(process.schedule, gaussian, covariance)
-    return Candidate(
-        covariance=noise,
-        schedule=text,
-        roughness=roughness(gaussian, covariance).ratio,
-        snr_last=effective[-1].max().exp().item(),
-        snr_first=effective[0].min().exp().item(),
-        errors=_predicted(process, gaussian),
-        logsnr=band_logsnr(process.schedule, gaussian, covariance),
-    )
-
-
 def _effective_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: Covariance, count: int = 101) -> Tensor:
     """log(signal² C / (sigma² λ)) [levels, modes of C], at ``count`` levels from the least to the most noise."""
-    rows = (
-        torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64, device="cpu")
-        .round()
-        .long()
-    )
+    rows = torch.linspace(0, len(schedule) - 1, min(count, len(schedule)), dtype=torch.float64, device="cpu")
+    rows = rows.round().long()
     ratio = (gaussian.covariance.eigenvalues / covariance.eigenvalues).log()  # [channels, *event]
     logsnr = schedule.logsnr[rows]
     logsnr = logsnr.reshape(len(rows), *[1] * (ratio.ndim + 1 - logsnr.ndim), *logsnr.shape[1:])
@@ -190,17 +173,13 @@ def band_logsnr(schedule: Schedule, gaussian: GaussianModel, covariance: Covaria
 
 def _predicted(process: Process, gaussian: GaussianModel) -> dict[str, dict[int, float]]:
     """The error of the spectrum of every solver at every number of steps."""
-    predicted: dict[str, dict[int, float]] = {name: {} for name in SOLVERS}
-    models = {step: SmallModel(process, gaussian, *as_sampler(step), KINDS) for step in ("ddim", "heun", "dpmpp_2m")}
-    for steps in STEPS:
-        fixed: dict[str, Any] = {name: SPACINGS[name](process.schedule, steps) for name in ("trailing", "logsnr")}
-        for step, model in models.items():
-            names = [name for name, (solver, _) in SOLVERS.items() if solver == step]
-            rows = [fixed[SOLVERS[name][1]] for name in names]
-            errors = model.errors(torch.tensor(rows, dtype=torch.float64, device="cpu")).tolist()
-            for name, error in zip(names, errors, strict=True):
-                predicted[name][steps] = error
-    # The angle samplers make no error of their own, in any number of steps: what is left is the prior's.
-    exact = SmallModel(process, gaussian, *as_sampler("angle"), KINDS)
-    error = exact.errors(torch.tensor([[len(process.schedule) - 1.0]], dtype=torch.float64, device="cpu")).item()
-    return predicted | {"angle": dict.fromkeys(STEPS, error)}
+    predicted: dict[str, dict[int, float]] = {}
+    for name in SOLVERS:
+        step, options = parse_call("sampler", name)
+        model = SmallModel(process, gaussian, *as_sampler(step), most=96)
+        if step == "angle":  # exact in any number of steps: what is left is the prior's error
+            predicted[name] = dict.fromkeys(STEPS, model.error([len(process.schedule) - 1]))
+        else:
+            spacing = SPACINGS[options.get("spacing", "trailing")]
+            predicted[name] = {steps: model.error(spacing(process.schedule, steps)) for steps in STEPS}
+    return predicted

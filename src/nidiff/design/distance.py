@@ -11,7 +11,7 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.progress import Progress
 from nidiff.randomness import Generators, white_noise
-from nidiff.recipe import check_whole
+from nidiff.recipe import check_number, check_whole
 
 CHUNK = 1024  # images at a time
 SUBSET = 2048  # images whose pairs stand for all pairs
@@ -27,9 +27,9 @@ class Farthest(NamedTuple):
 def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: Progress | None = None) -> Farthest:
     """The largest ‖Σ^-½(x_i − x_j)‖ over all pairs, exactly, and the pair.
 
-    ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab in blocks of the whitened images, sorted by their distance from the mean. Since
-    ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot hold the maximum are left out: often nearly all. The pair is found in
-    float32, which tells apart all but the closest ties, and its distance is then computed in float64.
+    The whitened images are sorted by their distance from the mean. Since ‖a − b‖ ≤ ‖a‖ + ‖b‖, the blocks that cannot
+    hold the maximum are left out: often nearly all. The pair is found in float32, which tells apart all but the closest
+    ties, and its distance is then computed in float64.
     """
     _check_images(images, covariance)
     report, total = progress or (lambda done, total: None), len(images) * (len(images) - 1) // 2
@@ -37,8 +37,7 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     whiten = Whitener(images, covariance)
     white = whiten.all(images)
     lengths, order = white.norm(dim=1).sort(descending=True)
-    squares, norms = lengths.square(), lengths.tolist()
-    best, pair = -1.0, (0, 1)
+    norms, best, pair = lengths.tolist(), -1.0, (0, 1)
     for start in range(0, len(white), CHUNK):
         if 2 * norms[start] <= best:
             break
@@ -47,14 +46,12 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
             if norms[start] + norms[other] <= best:
                 break
             right = white[order[other : other + CHUNK]]
-            gram = left @ right.T
-            gram.mul_(-2).add_(squares[start : start + CHUNK, None]).add_(squares[other : other + CHUNK])
+            apart = torch.cdist(left, right)
             if other == start:
-                gram.fill_diagonal_(-1.0)
-            largest, place = gram.max().item(), int(gram.argmax())
-            if largest > best**2 or best < 0:
-                i, j = divmod(place, len(right))
-                best, pair = math.sqrt(max(largest, 0.0)), (int(order[start + i]), int(order[other + j]))
+                apart.fill_diagonal_(-1.0)
+            if (largest := apart.max().item()) > best:
+                i, j = divmod(int(apart.argmax()), len(right))
+                best, pair = largest, (int(order[start + i]), int(order[other + j]))
         seen = min(start + CHUNK, len(white))
         report(seen * (2 * len(white) - seen - 1) // 2, total)
     report(total, total)
@@ -92,8 +89,7 @@ def quantile_whitened_distance(
     images: Tensor, covariance: Covariance, *, quantile: float = 0.99, generator: Generators = None
 ) -> float:
     """The quantile of ‖Σ^-½(x_i − x_j)‖ over the pairs of at most 2048 random images."""
-    if not 0 < quantile <= 1:
-        raise InputError("quantile", quantile, "is out of range", "choose one above 0 and at most 1, such as 0.99")
+    check_number("quantile", quantile, most=1.0, above=0.0)
     distances = sampled_distances(images, covariance, generator=generator)
     return distances.kthvalue(math.ceil(quantile * len(distances))).values.item()
 
@@ -121,19 +117,10 @@ def as_pixels(images: Tensor) -> Tensor:
 
 def _check_images(images: Tensor, covariance: Covariance) -> None:
     covariance.require_invertible("the whitened distance of images")
-    axes, shape = len(covariance.event_shape), tuple(images.shape)
-    if images.ndim <= axes or shape[-axes:] != covariance.event_shape:
-        remedy = "give [N, ..., *event] or build the covariance for that shape"
-        raise InputError(
-            "images", None, f"has shape {shape}, but `covariance` is over {covariance.event_shape}", remedy
-        )
-    if len(images) < 2 or images.numel() == 0:
-        raise InputError("images", None, f"has shape {shape}", "give two images or more, with pixels")
-    if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise InputError("images", None, f"has dtype {images.dtype}", "give uint8 or floats")
-    rows = (chunk.flatten(1) for chunk in images.split(CHUNK))
-    if covariance.size > 1 and all(bool((pixels == pixels[:, :1]).all()) for pixels in rows):
-        raise InputError("images", None, "are constant, one value everywhere", "give images that show something")
+    covariance.check_trailing(images.shape[1:], "images")
+    if len(images) < 2 or not (images.dtype == torch.uint8 or images.is_floating_point()):
+        problem = f"has shape {tuple(images.shape)} and dtype {images.dtype}"
+        raise InputError("images", None, problem, "give two images or more, as uint8 or floats")
 
 
 class Whitener:
@@ -145,26 +132,19 @@ class Whitener:
 
     def __init__(self, images: Tensor, covariance: Covariance) -> None:
         self.covariance = covariance.normalized()
-        self.mean: Tensor | float = 0.0
-        self.spread = 1.0
-        if images.is_floating_point():
-            chunks = images.detach().split(CHUNK)
-            self.mean = torch.stack([(chunk.double() / len(images)).sum(0) for chunk in chunks]).sum(0)
-            largest = max((chunk.double() - self.mean).abs().max().item() for chunk in chunks)
-            if not math.isfinite(largest):
-                raise InputError("images", None, "has NaN, infinite or overflowing pixels", "remove those images")
-            self.spread = max(largest, torch.finfo(torch.float64).tiny)
+        pixels = [as_pixels(chunk.detach()) for chunk in images.split(CHUNK)]
+        self.mean = torch.stack([(chunk.double() / len(images)).sum(0) for chunk in pixels]).sum(0)
+        largest = max((chunk.double() - self.mean).abs().max().item() for chunk in pixels)
+        if not math.isfinite(largest):
+            raise InputError("images", None, "has NaN, infinite or overflowing pixels", "remove those images")
+        self.spread = max(largest, torch.finfo(torch.float64).tiny)
         self.unit = self.spread / math.sqrt(covariance.eigenvalues.mean().item())
 
     def __call__(self, images: Tensor) -> Tensor:
-        pixels = as_pixels(images.detach())
-        if images.is_floating_point():
-            pixels = ((pixels.double() - self.mean) / self.spread).float()
-        return self.covariance.inv_sqrt(pixels).flatten(1)
+        pixels = (as_pixels(images.detach()).double() - self.mean) / self.spread
+        return self.covariance.inv_sqrt(pixels.float()).flatten(1)
 
     def all(self, images: Tensor) -> Tensor:
         """The same in chunks, less the mean of the rows: differences of small numbers lose less to rounding."""
-        white = torch.empty(len(images), images[0].numel(), device=images.device)
-        for chunk, target in zip(images.split(CHUNK), white.split(CHUNK), strict=True):
-            target.copy_(self(chunk))
+        white = torch.cat([self(chunk) for chunk in images.split(CHUNK)])
         return white.sub_(white.mean(0))

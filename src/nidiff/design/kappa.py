@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from nidiff.diffusion.denoiser import NEEDS_GAUSSIAN, Denoiser, check_denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser, require_gaussian
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.errors import InputError
 from nidiff.progress import Progress
@@ -30,20 +30,15 @@ def measure_kappa(
     one whose errors would only add noise to that mode. κ = β² E F². Conditions that are `given` are those of ``data``.
     """
     check_denoiser(denoiser)
-    process, gaussian = denoiser.process, denoiser.gaussian
-    if gaussian is None:
-        raise InputError("denoiser", None, "does not know the data's Gaussian", NEEDS_GAUSSIAN)
+    process, gaussian = denoiser.process, require_gaussian(denoiser.gaussian, "denoiser")
     process.check_batch("data", data)
     num_images, last = check_whole("num_images", num_images), len(process.schedule) - 1
     images = data[:num_images].to(denoiser.device)
     if tuple(images.shape[1:]) != gaussian.shape or not len(images):
         remedy = f"give some [N, {', '.join(map(str, gaussian.shape))}]"
         raise InputError("data", None, f"has shape {tuple(data.shape)}", remedy)
-    rows = (
-        torch.linspace(0, last, check_whole("num_rows", num_rows, 2), dtype=torch.float64, device="cpu")
-        .round()
-        .unique()
-    )
+    num_rows = check_whole("num_rows", num_rows, 2)
+    rows = torch.linspace(0, last, num_rows, dtype=torch.float64, device="cpu").round().unique()
     source = as_generator(generator, len(images))
     shares, trusts = [], []
     for number, row in enumerate(rows.tolist()):

@@ -6,8 +6,8 @@ the prior, and for every draw of noise from one impulse. The squares of the resu
 samples: no Monte Carlo, and no formula per sampler.
 """
 
-import math
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -21,11 +21,9 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level, Schedule, check_forgotten
 from nidiff.diffusion.spacing import check_rows
 from nidiff.errors import InputError, one_of
-from nidiff.sampling.langevin import als, cas
 from nidiff.sampling.sampler import STARTS, as_sampler
 from nidiff.sampling.step import Chain, Sampler, run_chain
 
-MOST_KINDS = 256  # modes of the small model
 RANKS = 32  # bands where modes have no wavenumber
 
 
@@ -46,22 +44,6 @@ class Prediction(NamedTuple):
         """The mean of |S/C − 1|, over the bands."""
         return radial_mean((self.ratio - 1).abs(), self.band).mean().item()
 
-    @property
-    def log_error(self) -> float:
-        """The mean of |log10 S/C| over the bands: the spectrum error of `nidiff.metrics`, here at every |k|."""
-        return radial_mean(self.ratio, self.band).log10().abs().mean().item()
-
-    @property
-    def kl(self) -> float:
-        """KL(samples ‖ data) in nats per dimension, of the two Gaussians."""
-        return 0.5 * (self.ratio - 1 - self.ratio.log()).mean().item()
-
-    @property
-    def w2(self) -> float:
-        """The Wasserstein-2 distance of the two Gaussians over that of the data from their mean."""
-        data = self.variance / self.ratio
-        return math.sqrt((self.variance.sqrt() - data.sqrt()).square().sum().item() / data.sum().item())
-
 
 class ExactDenoiser:
     """E[x0 | x] of Gaussian data whose modes are pixels: a fast `gaussian.denoiser(process)`."""
@@ -79,146 +61,100 @@ class ExactDenoiser:
 
 
 class SmallModel:
-    """A process, a Gaussian model of the data and a sampler, for one mode of every kind."""
+    """A process, a Gaussian model of the data and a sampler, for at most ``most`` kinds of modes."""
 
     def __init__(
-        self,
-        process: Process,
-        gaussian: GaussianModel,
-        sampler: Sampler,
-        options: dict[str, Any],
-        most: int = MOST_KINDS,
+        self, process: Process, gaussian: GaussianModel, sampler: Sampler, options: dict[str, Any], most: int = 256
     ) -> None:
-        _check_sampler(sampler)
-        self.schedule, self.sampler, self.options = process.schedule, sampler, options
-        self.gaussian, self.shape = gaussian, gaussian.covariance.event_shape
-        data = gaussian.covariance.eigenvalues.flatten()
-        event = process.covariance.event_shape
         gaussian.check_basis(process.covariance)
-        noise = process.covariance.eigenvalues.expand(self.shape).flatten()
-        column = torch.arange(process.covariance.size, device="cpu").reshape(event).expand(self.shape)
-        self.kinds = _kinds(process.schedule, data, noise, column.flatten(), most)
+        self.gaussian, self.sampler, self.options = gaussian, sampler, options
+        self.shape = shape = gaussian.covariance.event_shape
+        data = gaussian.covariance.eigenvalues.flatten()
+        noise = process.covariance.eigenvalues.expand(shape).flatten()
+        column = torch.arange(process.covariance.size, device="cpu")
+        column = column.reshape(process.covariance.event_shape).expand(shape).flatten()
+        self.kinds = _kinds(process.schedule, data / noise, column, most)
         picked = self.kinds.picked
-        self.data = data[picked]
-        self.noise_deviation = noise[picked].sqrt()
-        schedule = process.schedule.of_modes(column.flatten()[picked])
-        small_process = Process(schedule, Diagonal(noise[picked], normalize=False))
         mean = torch.zeros(len(picked), dtype=torch.float64, device="cpu")
-        small_gaussian = GaussianModel(mean, Diagonal(self.data, normalize=False))
-        self.denoiser = ExactDenoiser(small_process, small_gaussian)
-        self._draws: dict[int, int] = {}  # how often the sampler draws noise, by its number of steps
-
-    def ratios(self, rows: Tensor, start: str = "prior") -> Tensor:
-        """S / C [B, kinds] of samples that visit ``rows`` [B, steps], one set of rows per item."""
-        draws = self._count_draws(rows, start)
-        count, kinds = len(rows), len(self.data)
-        repeated = rows.repeat_interleave(1 + draws, 0)
-        levels = [self.denoiser.process.schedule.level(row) for row in repeated.T.contiguous()]
-        x = torch.zeros(count, 1 + draws, kinds, dtype=torch.float64, device="cpu")
-        x[:, 0] = self._deviation(levels[0], start)[:: 1 + draws]
-        drawn = 0
-
-        def impulse() -> Tensor:
-            nonlocal drawn
-            drawn += 1
-            noise = torch.zeros_like(x)
-            noise[:, drawn] = self.noise_deviation
-            return noise.flatten(0, 1)
-
-        x = run_chain(
-            Chain(cast(Denoiser, self.denoiser), impulse), x.flatten(0, 1), levels, self.sampler, self.options
+        self.denoiser = ExactDenoiser(
+            Process(process.schedule.of_modes(column[picked]), Diagonal(noise[picked], normalize=False)),
+            GaussianModel(mean, Diagonal(data[picked], normalize=False)),
         )
-        return x.reshape(count, 1 + draws, kinds).square().sum(1) / self.data
 
-    def prediction(self, rows: Sequence[float], start: str = "prior") -> Prediction:
-        """Of samples that visit ``rows``, for all modes."""
-        visited = torch.tensor([[*rows]], dtype=torch.float64, device="cpu")
-        ratio = self.kinds.of_all(self.ratios(visited, start)[0]).reshape(self.shape)
-        band = bands(self.gaussian)
-        variance = ratio * self.gaussian.covariance.eigenvalues
-        return Prediction(tuple(rows), variance, ratio, band, radial_mean(ratio - 1, band))
-
-    def errors(self, rows: Tensor, start: str = "prior") -> Tensor:
-        """The mean of |S/C − 1| over the bands [B], for each set of rows [B, steps]."""
-        band = bands(self.gaussian).flatten()
-        share = torch.bincount(band)[band].double().reciprocal()  # every band counts the same
-        return ((self.ratios(rows, start) - 1).abs() * self.kinds.weights(share / share.sum())).sum(1)
-
-    def _deviation(self, first: Level, start: str) -> Tensor:
-        """The standard deviation at the first level."""
-        process = self.denoiser.process
+    def ratio(self, rows: Sequence[float], start: str = "prior") -> Tensor:
+        """S / C of every mode, of samples that visit ``rows``."""
+        process, gaussian = self.denoiser.process, self.denoiser.gaussian
+        levels = [process.schedule.level(row) for row in rows]
+        deviation = process.covariance.eigenvalues.sqrt()
+        x = process.schedule.prior_scale.values * deviation
         if start == "gaussian":
-            return self.denoiser.gaussian.at(first, process.covariance).total.values.sqrt()
-        return (process.schedule.prior_scale.values * self.noise_deviation).expand_as(first.sigma.values)
+            x = gaussian.at(levels[0], process.covariance).total.values.sqrt()
+        still = torch.zeros_like(deviation).unsqueeze(0)
+        try:
+            x, draws = self._run(x + still, levels, lambda _: still)
+        except (AttributeError, IndexError, RuntimeError, TypeError) as error:
+            name, problem = getattr(self.sampler.step, "__name__", None), "has a step of more than x, x0 and the levels"
+            raise InputError("sampler", name, problem, "choose another sampler") from error
 
-    def _count_draws(self, rows: Tensor, start: str) -> int:
-        """How often the sampler draws noise on its way."""
-        steps = rows.shape[1]
-        if steps not in self._draws:
-            levels = [self.denoiser.process.schedule.level(row) for row in rows[:1].T.contiguous()]
-            x, drawn = self._deviation(levels[0], start), 0
+        def impulse(number: int) -> Tensor:
+            noise = still.repeat(draws, 1)
+            noise[number] = deviation
+            return noise
 
-            def count() -> Tensor:
-                nonlocal drawn
-                drawn += 1
-                return torch.zeros_like(x)
+        variance = x.square()
+        if draws:
+            variance = variance + self._run(still.repeat(draws, 1), levels, impulse)[0].square().sum(0)
+        return self.kinds.of_all(variance[0] / gaussian.covariance.eigenvalues).reshape(self.shape)
 
-            try:
-                run_chain(Chain(cast(Denoiser, self.denoiser), count), x, levels, self.sampler, self.options)
-            except (AttributeError, IndexError, RuntimeError, TypeError) as error:
-                name = getattr(self.sampler.step, "__name__", self.sampler.step)
-                raise InputError(
-                    "sampler", name, "has a step that uses more than x, x0 and the levels", "choose another sampler"
-                ) from error
-            self._draws[steps] = drawn
-        return self._draws[steps]
+    def _run(self, x: Tensor, levels: Sequence[Level], noise: Callable[[int], Tensor]) -> tuple[Tensor, int]:
+        """Where x ends, and how often the sampler draws noise on its way: first noise(0), then noise(1), …"""
+        numbers = itertools.count()
+        chain = Chain(cast(Denoiser, self.denoiser), lambda: noise(next(numbers)))
+        return run_chain(chain, x, levels, self.sampler, self.options), next(numbers)
+
+    def error(self, rows: Sequence[float]) -> float:
+        """The mean of |S/C − 1| over the bands."""
+        return radial_mean((self.ratio(rows) - 1).abs(), bands(self.gaussian)).mean().item()
 
 
 class _Kinds(NamedTuple):
-    """Which modes stand for all: exactly if there are few kinds of them, and else by interpolation between two."""
+    """Which modes stand for all, and between which two of them every mode lies."""
 
-    picked: Tensor  # numbers of modes
-    left: Tensor  # of every mode, between which two of the picked it lies,
+    picked: Tensor
+    left: Tensor
     right: Tensor
-    weight: Tensor  # and how near it is to the right one
+    weight: Tensor  # how near it is to the right one
 
     def of_all(self, values: Tensor) -> Tensor:
-        """A function [..., kinds] of the kind, for every mode."""
-        return torch.lerp(values[..., self.left], values[..., self.right], self.weight)
-
-    def weights(self, weights: Tensor) -> Tensor:
-        """Of every kind, so that Σ weights · function is the same over the kinds as over all modes."""
-        total = torch.zeros(len(self.picked), dtype=torch.float64, device="cpu")
-        total.index_add_(0, self.left, weights * (1 - self.weight))
-        return total.index_add_(0, self.right, weights * self.weight)
+        """A function [kinds] of the kind, for every mode."""
+        return torch.lerp(values[self.left], values[self.right], self.weight)
 
 
-def _kinds(schedule: Schedule, data: Tensor, noise: Tensor, column: Tensor, most: int) -> _Kinds:
-    """S/C of a mode depends on C/λ alone, and on its log-SNR where every mode has its own."""
-    ratio = (data / noise).log()
-    features = ratio[:, None]
+def _kinds(schedule: Schedule, ratio: Tensor, column: Tensor, most: int) -> _Kinds:
+    """S/C of a mode depends on C/λ alone, and on its log-SNR where every mode has its own: modes are sorted by the mean
+    of these, and if there are more than ``most``, some stand for all."""
+    place = ratio.log()
     if schedule.event_shape:
         table = schedule.logsnr.flatten(1)
         some = torch.linspace(0, len(table) - 1, 5, dtype=torch.float64, device="cpu").long()
-        features = torch.cat([features, table[some][:, column].T], 1)
-    _, kind = torch.unique((features * 1e9).round(), dim=0, return_inverse=True)
-    count = int(kind.max()) + 1
-    numbers = torch.arange(len(data), device="cpu")
-    first = torch.full((count,), len(data), device="cpu").scatter_reduce_(0, kind, numbers, "amin")
-    if count <= most:
-        return _Kinds(first, kind, kind, torch.zeros_like(ratio))
-    place = features.mean(1)  # one number per mode: the log of its SNR
-    first = first[place[first].argsort()]
-    sorted_places = place[first].contiguous()
-    by_rank = torch.linspace(0, count - 1, most // 2, dtype=torch.float64, device="cpu").round().long()
-    by_value = torch.linspace(
-        sorted_places[0].item(), sorted_places[-1].item(), most // 2, dtype=torch.float64, device="cpu"
-    )
-    chosen = torch.cat([by_rank, torch.searchsorted(sorted_places, by_value).clamp(max=count - 1)]).unique()
-    picked, places = first[chosen], sorted_places[chosen].contiguous()
-    right = torch.searchsorted(places, place.contiguous()).clamp(1, len(places) - 1)
-    weight = (place - places[right - 1]) / (places[right] - places[right - 1]).clamp(min=1e-300)
-    return _Kinds(picked, right - 1, right, weight.clamp(0, 1))
+        place = torch.cat([place[None], table[some][:, column]]).mean(0)
+    places, kind = torch.unique((place * 1e9).round() / 1e9, return_inverse=True)
+    count = len(places)
+    chosen = torch.arange(count, device="cpu")
+    if count > most:
+        by_rank, by_value = (
+            torch.linspace(low, high, most // 2, dtype=torch.float64, device="cpu")
+            for low, high in ((0, count - 1), (places[0].item(), places[-1].item()))
+        )
+        near = torch.searchsorted(places, by_value).clamp(max=count - 1)
+        chosen = torch.cat([by_rank.round().long(), near]).unique()
+    numbers = torch.arange(len(place), device="cpu")
+    first = torch.full((count,), len(place), device="cpu").scatter_reduce_(0, kind, numbers, "amin")
+    right = torch.searchsorted(chosen, kind)
+    left = (right - 1).clamp(min=0)
+    span = places[chosen[right]] - places[chosen[left]]
+    weight = torch.where(span > 0, (places[kind] - places[chosen[left]]) / span, 1.0)
+    return _Kinds(first[chosen], left, right, weight)
 
 
 def predict(
@@ -238,20 +174,16 @@ def predict(
     """
     if one_of("start", start, STARTS) == "prior":
         check_forgotten(process.schedule)
-    model = SmallModel(process, gaussian, *as_sampler(sampler, options))
-    return model.prediction(check_rows("rows", rows, len(process.schedule)), start)
+    visited = check_rows("rows", rows, len(process.schedule))
+    ratio, band = SmallModel(process, gaussian, *as_sampler(sampler, options)).ratio(visited, start), bands(gaussian)
+    variance = ratio * gaussian.covariance.eigenvalues
+    return Prediction(tuple(visited), variance, ratio, band, radial_mean(ratio - 1, band))
 
 
 def bands(gaussian: GaussianModel) -> Tensor:
     """The band of every mode of C: its rounded |k|, or its rank in C, from the largest."""
     shape, index = gaussian.covariance.event_shape, gaussian.spatial.wavenumbers
     if index is not None:
-        shell = index.round().long()
-        return torch.unique(shell, return_inverse=True)[1].expand(shape)
+        return torch.unique(index.round().long(), return_inverse=True)[1].expand(shape)
     rank = gaussian.covariance.eigenvalues.flatten().argsort(descending=True, stable=True).argsort()
     return (rank * min(RANKS, len(rank)) // len(rank)).reshape(shape)
-
-
-def _check_sampler(sampler: Sampler) -> None:
-    if sampler.step in (als, cas):
-        raise InputError("sampler", sampler.step.__name__, "is Langevin dynamics", "choose another sampler")

@@ -91,17 +91,14 @@ def calibrate(
         )
     else:
         sigma_max = quantile_whitened_distance(images, covariance, quantile=quantile, generator=generator)
-    if sigma_max == 0:
-        raise InputError("images", None, "are all the same", "give images that differ")
     if not LEAST_SIGMA < sigma_max < MOST_SIGMA:
-        raise InputError("images", None, f"are {sigma_max:.3g} apart, beyond float64", "scale them to a size near 1")
+        raise InputError("images", None, f"are {sigma_max:.3g} apart", "give images that differ, of a size near 1")
     levels = num_levels(sigma_max, sigma_min, target_ratio)
     actual = (sigma_max / sigma_min) ** (1 / (levels - 1))
     if epsilon is None:
         epsilon = langevin_epsilon(covariance, actual, sigma_min, steps_per_level, preconditioned)
-    variance = pixel_mean(
-        variance_ratio(covariance, actual, epsilon, sigma_min, steps_per_level, preconditioned), covariance
-    )
+    variances = variance_ratio(covariance, actual, epsilon, sigma_min, steps_per_level, preconditioned)
+    variance = pixel_mean(variances, covariance)
     if not math.isfinite(variance):
         limit = f"give less than 2 sigma_min² = {2 * sigma_min**2:.4g}"
         raise InputError("epsilon", epsilon, "makes Langevin unstable", limit)
@@ -160,9 +157,9 @@ def num_levels(sigma_max: float, sigma_min: float, ratio: float) -> int:
 
 
 def _target_ratio(ratio: str | float, dimension: int) -> float:
-    if isinstance(ratio, str) and ratio == "overlap":
+    if ratio == "overlap":
         return overlap_ratio(dimension)
     try:
-        return CLASSIC_RATIO if isinstance(ratio, str) and ratio == "classic" else float(ratio)
+        return CLASSIC_RATIO if ratio == "classic" else float(ratio)
     except ValueError as error:
         raise InputError("ratio", ratio, "is unknown", "use 'overlap', 'classic' or a number above 1") from error

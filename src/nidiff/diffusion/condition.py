@@ -20,7 +20,6 @@ from nidiff.recipe import is_number
 CLASSES = "class_labels"  # what diffusers' networks and ours call the class
 PARAMETERS, FIELDS = "parameters", "fields"  # what our networks call numbers, and fields on the grid of x
 RETURN_FORM = "return_dict"  # an argument of diffusers' networks that is no condition
-MOST_NAMES = 20  # classes that a model card lists
 
 
 class Condition(NamedTuple):
@@ -45,8 +44,7 @@ class Condition(NamedTuple):
         return torch.full((1, *self.shape), float(self.null)) if self.shape else self.null
 
     def to_json(self) -> dict[str, Any]:
-        values = self._asdict()
-        return values | {"scaling": None if self.scaling is None else asdict(self.scaling)}
+        return self._asdict() | {"scaling": None if self.scaling is None else asdict(self.scaling)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Condition":
@@ -63,8 +61,7 @@ class Condition(NamedTuple):
     def is_sound(self) -> bool:
         """Whether its numbers are those of a condition; a damaged file may hold others."""
         whole = all(number is None or isinstance(number, int) for number in (self.classes, self.null, *self.shape))
-        share = is_number(self.dropout) and 0 <= self.dropout <= 1
-        return whole and share and (self.classes is None or self.classes > 0)
+        return whole and (self.classes is None or self.classes > 0) and 0 <= self.dropout <= 1
 
 
 def as_conditions(conditions: Mapping[str, Condition | Mapping[str, Any]] | None) -> dict[str, Condition]:
@@ -86,7 +83,7 @@ def describe_conditions(conditions: Mapping[str, Condition], class_names: Sequen
     words = []
     for name, condition in conditions.items():
         what = " × ".join(map(str, condition.shape)) if condition.classes is None else f"{condition.classes} classes"
-        if condition.classes is not None and 0 < len(class_names) <= MOST_NAMES:
+        if condition.classes is not None and 0 < len(class_names) <= 20:  # a model card lists no more
             what += f" ({', '.join(f'{number} {known}' for number, known in enumerate(class_names))})"
         dropped = f", left out of {condition.dropout:.3g} of the images" if condition.dropout else ""
         words.append(f"{name}: {what}{dropped}")
@@ -101,7 +98,7 @@ def known_conditions(net: Callable[..., Any]) -> list[str] | None:
     parameters = _parameters(net)
     if parameters is None or any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return None
-    return [parameter.name for parameter in parameters if parameter.kind is not Parameter.POSITIONAL_ONLY]
+    return [parameter.name for parameter in parameters]
 
 
 def needed_conditions(net: Callable[..., Any]) -> list[str]:
@@ -151,38 +148,24 @@ def check_conditions(net: Callable[..., Any], conditions: Mapping[str, Condition
             others = {*names} - {RETURN_FORM}
             remedy = known_names(name, others) if others else "it takes none"
             raise InputError(name, None, "is not a condition of the network", remedy)
-        if name == CLASSES:
-            _check_classes(value, *_class_range(net, conditions.get(name)))
-        elif isinstance(value, Tensor) and name in conditions and value.ndim:
-            shape = conditions[name].shape
-            if tuple(value.shape[1:]) != shape:
-                rows = f"[B, {', '.join(map(str, shape))}]" if shape else "[B]"
-                raise InputError(name, None, f"has shape {tuple(value.shape)}", f"the network was trained with {rows}")
+        condition = conditions.get(name)
+        if condition is not None and condition.classes is not None:
+            _check_classes(name, value, condition.classes, condition.null)
+        elif condition is not None and isinstance(value, Tensor) and value.shape[1:] != condition.shape and value.ndim:
+            problem = f"has rows {tuple(value.shape[1:])}"
+            raise InputError(name, None, problem, f"the network was trained with {condition.shape}")
 
 
-def _class_range(net: Any, condition: Condition | None) -> tuple[int | None, int | None]:
-    """(the number of classes, null), as far as they are known."""
-    if condition is not None:
-        return condition.classes, condition.null
-    config = _config(net)
-    return config.get("num_classes", config.get("num_class_embeds")), -1 if "num_classes" in config else None
-
-
-def _check_classes(labels: Any, classes: int | None, null: int | None) -> None:
-    """Refuse all but whole numbers from 0 to classes − 1, or null. Where the number of classes is not known, anything
-    goes: diffusers' networks also take floats."""
-    if classes is None:
-        return
+def _check_classes(name: str, labels: Any, classes: int, null: int | None) -> None:
+    """Refuse all but whole numbers from 0 to classes − 1, or null."""
     values = torch.as_tensor(labels)
-    if values.ndim > 1 or values.is_floating_point() or values.dtype == torch.bool:
-        problem = f"has shape {tuple(values.shape)} and dtype {values.dtype}"
-        raise InputError(CLASSES, None, problem, "give one whole number per image, or one for all")
-    beyond = (values < 0) | (values >= classes)
+    whole = values.ndim <= 1 and not values.is_floating_point() and values.dtype != torch.bool
+    known = (values >= 0) & (values < classes)
     if null is not None:
-        beyond &= values != null
-    if bool(beyond.any()):
-        remedy = f"give classes from 0 to {classes - 1}" + ("" if null is None else f", or {null} for none")
-        raise InputError(CLASSES, values[beyond].flatten()[0].item(), "is not a class of the model", remedy)
+        known |= values == null
+    if not whole or not bool(known.all()):
+        remedy = f"give whole numbers from 0 to {classes - 1}" + ("" if null is None else f", or {null} for none")
+        raise InputError(name, labels, "is not a class of the model", f"{remedy}; one per image, or one for all")
 
 
 def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torch.dtype) -> Any:
@@ -192,11 +175,8 @@ def as_rows(name: str, value: Any, count: int, device: torch.device, dtype: torc
     if not isinstance(value, Tensor):
         return value
     value = value.to(device, dtype) if value.is_floating_point() else value.to(device)
-    if not value.ndim:
-        return value.expand(count)
-    if len(value) not in (1, count):
-        problem = f"has {len(value)} rows for {count} images"
-        raise InputError(name, None, problem, "give one per image, or one for all")
+    if value.ndim and len(value) not in (1, count):
+        raise InputError(name, None, f"has {len(value)} rows for {count} images", "give one per image, or one for all")
     return value.expand(count, *value.shape[1:])
 
 

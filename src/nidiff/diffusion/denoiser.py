@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from inspect import signature
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.families import Identity
-from nidiff.covariance.modes import Modes
 from nidiff.diffusion.condition import FIELDS, Condition, as_conditions, as_rows, check_conditions, take_rows
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.guidance import make_guidance
@@ -20,9 +19,7 @@ from nidiff.errors import InputError, choose, expect, one_of
 from nidiff.recipe import check_number
 
 MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
-ONE = Identity((1,))
 FEW = 33  # rows that are looked at where each is a table
-MOST_EXPLAINED = 0.9
 NEEDS_GAUSSIAN = "give the denoiser gaussian=nidiff.fit_gaussian(data)"
 Estimate = Callable[[Tensor, Level], Tensor]  # (x, level) -> x̂0
 
@@ -38,18 +35,15 @@ class Denoiser(torch.nn.Module):
     """A network, the process it was trained on and what it predicts; called with (x, level) it gives x̂0.
 
     ``net(x, label)`` is called in its own dtype; it returns a tensor, or an object with the tensor in ``.sample`` as
-    diffusers' models do. ``target`` is a name in `TARGETS`, or a `Target`. ``clip`` is None (nothing is clipped) or c:
-    x̂0 is clipped to [−c, c] in pixel space, which is not whitening-equivariant. ``scaling`` gives the units of the
-    data; None if the data are x itself.
+    diffusers' models do. ``target`` is a name in `TARGETS`, or a `Target`. x̂0 is clipped to [−clip, clip] in pixel
+    space, which is not whitening-equivariant. ``scaling`` gives the units of the data; None if the data are x itself.
 
-    ``gaussian`` is a Gaussian model of the data, which target "residual" and the `angle` samplers need: then x̂0 is
-    that of the model plus what the network adds. ``sees`` is what the network is given: "x"; "z", x centred and scaled
-    to variance 1 in every mode (the default of "residual"); or "both", in this order along the axis of channels.
-    ``kappa`` is what `nidiff.design.measure_kappa` found.
+    ``gaussian`` is a Gaussian model of the data, which target "residual" and the `angle` samplers need. ``sees`` is
+    what the network is given: "x"; "z", x centred and scaled to variance 1 in every mode (the default of "residual");
+    or "both", in this order along the axis of channels. ``kappa`` is that of `nidiff.design.measure_kappa`.
 
-    ``conditions`` are those that the network was trained with, by name; what is not `given` is null.
-    ``condition_values`` are the values given, and ``corrections`` what x̂0 goes through, in this order: see `given`,
-    `guided` and `corrected`.
+    ``conditions`` are those that the network was trained with, by name; ``condition_values`` and ``corrections`` are
+    set by `given`, `guided` and `corrected`.
     """
 
     def __init__(
@@ -70,27 +64,21 @@ class Denoiser(torch.nn.Module):
         super().__init__()
         self.net = net
         self.training = net.training if isinstance(net, torch.nn.Module) else self.training
-        self.process = process
-        self.gaussian, self.kappa = gaussian, kappa
+        self.process, self.gaussian, self.kappa, self.scaling = process, gaussian, kappa, scaling
+        self._chosen = chosen = choose("target", target, TARGETS)
         if gaussian is not None:
             gaussian.check_basis(process.covariance)
             gaussian.at(process.schedule.level(len(process.schedule) // 2), process.covariance)  # in one basis
+        if isinstance(chosen, Target):
+            self.target = chosen
+        else:
+            self.target = chosen(require_gaussian(gaussian, "target", target), process.covariance)
+        self.sees = one_of("sees", sees or ("x" if self.target is chosen else "z"), ("x", "z", "both"))
+        if self.sees != "x":
+            require_gaussian(gaussian, "sees", self.sees)
         if kappa is not None:
-            if gaussian is None:
-                raise InputError("kappa", None, "belongs to the modes of the data's Gaussian", "give `gaussian` too")
-            kappa.check(gaussian, len(process.schedule))
-        self._chosen = choose("target", target, TARGETS)
-        self.target: Target = self._resolved_target()
-        self.sees = one_of("sees", self._sees_by_default if sees is None else sees, ("x", "z", "both"))
-        if self.sees != "x" and gaussian is None:
-            raise InputError("sees", self.sees, "needs the data's Gaussian", NEEDS_GAUSSIAN)
-        if self.sees == "both" and gaussian is not None and len(gaussian.shape) == len(gaussian.spatial.event_shape):
-            remedy = "give the data an axis of channels"
-            raise InputError("sees", self.sees, "puts x and z side by side as channels", remedy)
-        if clip is not None and not clip > 0:
-            raise InputError("clip", clip, "is not positive", "give a positive number, or None for no clipping")
-        self.clip = clip
-        self.scaling = scaling
+            kappa.check(require_gaussian(gaussian, "kappa"), len(process.schedule))
+        self.clip = None if clip is None else check_number("clip", clip, above=0.0)
         self._trainable: set[torch.dtype] = set()  # in which its levels were checked
         self.conditions = as_conditions(conditions)
         self.condition_values: dict[str, Any] = dict(condition_values or {})
@@ -109,18 +97,6 @@ class Denoiser(torch.nn.Module):
         if self._corrected is None:
             return self.target.decode(self.output(x, level), x, level, self.process.covariance)
         return self._corrected(x, level)
-
-    def _resolved_target(self) -> Target:
-        """The target itself, or that of the data's Gaussian."""
-        if isinstance(self._chosen, Target):
-            return self._chosen
-        if self.gaussian is None:
-            raise InputError("target", self.target_name, "needs the data's Gaussian", NEEDS_GAUSSIAN)
-        return self._chosen(self.gaussian, self.process.covariance)
-
-    @property
-    def _sees_by_default(self) -> str:
-        return "x" if isinstance(self._chosen, Target) else "z"
 
     @property
     def target_name(self) -> str | None:
@@ -155,39 +131,33 @@ class Denoiser(torch.nn.Module):
             raise InputError("schedule", None, "has levels per mode, which another grid does not have", "train there")
         process = Process(self.process.schedule, self.process.covariance.at(shape))
         gaussian = None if self.gaussian is None else self.gaussian.on_grid(shape)
-        conditions = {
-            name: one._replace(shape=(*one.shape[:1], *shape)) if name == FIELDS else one
-            for name, one in self.conditions.items()
-        }
+        conditions = dict(self.conditions)
+        if FIELDS in conditions:
+            conditions[FIELDS] = conditions[FIELDS]._replace(shape=(*conditions[FIELDS].shape[:1], *shape))
         return self._with(process=process, gaussian=gaussian, kappa=None, conditions=conditions)
 
     def given(self, **conditions: Any) -> "Denoiser":
-        """The same with values of ``conditions``: one row per image, or one for all. They reach the network as keyword
-        arguments (class_labels, encoder_hidden_states, …), tensors on x's device and floats in the network's dtype.
-
-        A condition that is not given has its null value, where the denoiser knows it.
-        """
+        """The same with values of ``conditions``, keyword arguments of the network (class_labels, …): one row per
+        image, or one for all. A condition that is not given has its null value, where the denoiser knows it."""
         check_conditions(self.net, self.conditions, conditions)
-        return self._with_values({**self.condition_values, **conditions})
+        values = {**self.condition_values, **conditions}
+        if self.corrections:  # which are bound to the conditions
+            return self._with(condition_values=values)
+        other = copy(self)  # all else is shared and was checked: a training step does this too
+        other._modules = dict(self._modules)  # else another network of the copy would be one of the original
+        other.condition_values = values
+        return other
 
     def guided(
-        self,
-        scale: float,
-        *,
-        null: Mapping[str, Any] | None = None,
-        interval: tuple[float, float] | None = None,
+        self, scale: float, *, null: Mapping[str, Any] | None = None, interval: Sequence[float] | None = None
     ) -> "Denoiser":
         """The same with classifier-free guidance of its conditions: x̂0(null) + scale (x̂0(conditions) − x̂0(null)).
 
-        Scale 1 is the conditional law, 0 the unconditional one; from 1 on, samples are more typical of the condition
-        and less varied. Σ does not enter. A step takes two calls of the network, one at scale 0 and 1.
-
-        Args:
-            null: the conditions that say "none", by name; those not named stay as they are. Default: those that the
-                network was trained with.
-            interval: two rows of the schedule; outside of them x̂0(conditions) is left as it is.
+        Scale 1 is the conditional law, 0 the unconditional one; beyond 1, samples are more typical of the condition and
+        less varied. A step takes two calls of the network, one at scale 0 and 1. ``null`` are the values of conditions
+        that say "none", by default those of training. Outside the two rows of ``interval`` x̂0 is x̂0(conditions).
         """
-        names, scale, rows = self.condition_values, check_number("scale", scale), len(self.process.schedule)
+        names, rows = self.condition_values, len(self.process.schedule)
         guidance = make_guidance(self.conditions, names, scale, null=null, interval=interval, num_rows=rows)
         return self.corrected(guidance)
 
@@ -205,30 +175,9 @@ class Denoiser(torch.nn.Module):
         """The same with a network that returns 0."""
         return self._with(net=zero_net, sees="x", conditions={})
 
-    def _with_values(self, values: Mapping[str, Any]) -> "Denoiser":
-        """The same with other conditions. All else is shared and was checked: a training step does this too."""
-        if self.corrections:  # which are bound to the conditions
-            return self._with(condition_values=values)
-        other = copy(self)
-        other._modules = dict(self._modules)  # else another network of the copy would be one of the original
-        other.condition_values = dict(values)
-        return other
-
     def _with(self, **changes: Any) -> "Denoiser":
         """The same with other arguments of the constructor."""
-        arguments: dict[str, Any] = {
-            "net": self.net,
-            "process": self.process,
-            "target": self._chosen,
-            "clip": self.clip,
-            "scaling": self.scaling,
-            "gaussian": self.gaussian,
-            "sees": self.sees,
-            "kappa": self.kappa,
-            "conditions": self.conditions,
-            "condition_values": self.condition_values,
-            "corrections": self.corrections,
-        }
+        arguments = {name: getattr(self, name) for name in signature(Denoiser).parameters} | {"target": self._chosen}
         return Denoiser(**{**arguments, **changes})
 
     def network_input(self, x: Tensor, level: Level) -> Tensor:
@@ -244,12 +193,10 @@ class Denoiser(torch.nn.Module):
             problem = f"has items {tuple(x.shape[1:])}, and the Gaussian is over {self.gaussian.shape}"
             raise InputError("x", None, problem, "give x of that shape, or a Gaussian of these data")
         label = torch.as_tensor(level.label, device=x.device)
-        if label.ndim and len(label) not in (1, len(x)):
-            raise InputError("level", None, f"is for {len(label)} images, but `x` has {len(x)}", "give one per image")
         if label.is_floating_point():  # between two rows of the schedule
             label = torch.as_tensor(level.label, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
         dtype = next((p.dtype for p in self.parameters() if p.is_floating_point()), x.dtype)
-        values = {name: one.absent for name, one in self.conditions.items()} | self.condition_values
+        values = {name: condition.absent for name, condition in self.conditions.items()} | self.condition_values
         values = {name: as_rows(name, value, len(x), x.device, dtype) for name, value in values.items()}
         output = as_tensor(self.net(self.network_input(x, level).to(dtype), label.expand(len(x)), **values)).to(x.dtype)
         if output.shape != x.shape:
@@ -258,10 +205,10 @@ class Denoiser(torch.nn.Module):
         return output
 
     def check_levels(self, dtype: torch.dtype, rows: Sequence[float] | None = None) -> None:
-        """Refuse ``rows`` of the schedule at which sampling overflows in ``dtype``; without any, at which the loss may.
-
-        x, x̂0 and, for the loss, what the network is to learn and the weight of its error must be finite.
-        """
+        """Refuse ``rows`` of the schedule at which sampling overflows in ``dtype``; without any, at which the loss may,
+        which is looked at once."""
+        if rows is None and dtype in self._trainable:
+            return
         schedule = self.process.schedule
         wanted = torch.arange(len(schedule)) if rows is None else torch.tensor([*rows])
         if schedule.event_shape or self.gaussian is not None:  # a table of modes per row: the ends and a few between
@@ -271,9 +218,6 @@ class Denoiser(torch.nn.Module):
         numbers = [level.sigma, a, b, a * level.sigma]
         if rows is None:
             numbers.append(self.target.eps_error(level)[0])
-            if level.signal.basis is None and self.target.mean is None:
-                one = torch.ones(len(wanted), 1, dtype=torch.float64)
-                numbers.append(Modes(self.target.encode(one, one, level, ONE)[:, 0]))
         largest = torch.stack([each.largest.expand(len(wanted)) for each in numbers]).amax(0)
         beyond = ~(largest < torch.finfo(dtype).max / MARGIN)
         if bool(beyond.any()):
@@ -282,11 +226,7 @@ class Denoiser(torch.nn.Module):
             problem = f"overflows {dtype} at a level of signal {signal:.2g} and sigma {sigma:.2g}"
             remedy = "use a schedule of a narrower range, or `target` 'x0' or 'v'"
             raise InputError("schedule", schedule, problem, remedy)
-
-    def check_trainable(self, dtype: torch.dtype) -> None:
-        """Refuse a schedule that has levels at which the loss may overflow; looked at once per dtype."""
-        if dtype not in self._trainable:
-            self.check_levels(dtype)
+        if rows is None:
             self._trainable.add(dtype)
 
     def variance(self, level: Level, kappa: bool = True, *, over_noise: bool = False) -> Any:
@@ -295,13 +235,11 @@ class Denoiser(torch.nn.Module):
 
         κ is capped at 0.9; otherwise a mode with zero variance would ignore the observation.
         """
-        gaussian, covariance = self.gaussian, self.process.covariance
-        if gaussian is None:
-            raise InputError("denoiser", None, "does not know the data's Gaussian", NEEDS_GAUSSIAN)
+        gaussian, covariance = require_gaussian(self.gaussian, "denoiser"), self.process.covariance
         variance = gaussian.at(level, covariance).spread ** 2
         if kappa and self.kappa is not None:
             share, _ = self.kappa.at(level, gaussian)
-            variance = variance * (1.0 - share.map(lambda values: values.clamp(max=MOST_EXPLAINED)))
+            variance = variance * (1.0 - share.map(lambda values: values.clamp(max=0.9)))
         return variance / covariance if over_noise else variance
 
     def eps(self, x: Tensor, level: Level) -> Tensor:
@@ -324,6 +262,13 @@ def as_tensor(result: Any) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise InputError("net", None, f"returned a {type(result).__name__}", "return a tensor, or one in .sample")
     return tensor
+
+
+def require_gaussian(gaussian: GaussianModel | None, argument: str, value: object = None) -> GaussianModel:
+    """The data's Gaussian, which this value of an argument needs, if it is known."""
+    if gaussian is None:
+        raise InputError(argument, value, "needs the data's Gaussian", NEEDS_GAUSSIAN)
+    return gaussian
 
 
 def check_denoiser(denoiser: object) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.basis import Basis, PerMode
-from nidiff.covariance.checks import as_numbers, check_between, check_finite, check_sizes
+from nidiff.covariance.checks import as_numbers, check_finite, check_sizes
 from nidiff.covariance.config import Config, build, describe
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.eigen import symmetric_eigen
@@ -59,15 +59,6 @@ class Wiener(NamedTuple):
         """F at x, for any x̂0: (x̂0 − E[x0 | x]) / spread."""
         return (x0 - self.mean.to(x) - self.gain * (x - self._centre(x))) / self.spread
 
-    @property
-    def sin(self) -> Modes:
-        """√(signal² C / total): the share of the signal in x, as an amplitude."""
-        return self.angle.map(torch.sin)
-
-    @property
-    def cos(self) -> Modes:
-        return self.angle.map(torch.cos)
-
     def _centre(self, like: Tensor) -> Tensor:
         return self.signal * self.mean.to(like).expand_as(like)
 
@@ -93,6 +84,11 @@ class GaussianModel:
     def spatial(self) -> Basis:
         """The basis over the event alone, without channels."""
         return self.covariance.basis.spatial
+
+    @property
+    def mean_spectrum(self) -> Tensor:
+        """C per mode of the event: its mean over the channels where they differ."""
+        return self.covariance.values.reshape(-1, *self.spatial.event_shape).mean(0)
 
     def check_basis(self, covariance: Covariance) -> Modes:
         """C/Σ per mode; a Σ that is diagonal in another basis than C, or over other axes, is refused."""
@@ -139,24 +135,15 @@ class GaussianModel:
         return Denoiser(zero_net, process, "residual", gaussian=self)
 
     def sample(
-        self,
-        shape: Sequence[int],
-        generator: Generators = None,
-        *,
-        level: Level | None = None,
-        noise: Covariance | None = None,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str | None = None,
+        self, shape: Sequence[int], generator: Generators = None, *, state: Wiener | None = None, **place: Any
     ) -> Tensor:
-        """Draws of ``shape`` [B, *item]; with a ``level`` and Σ = ``noise``, of x at that level."""
+        """Draws of ``shape`` [B, *item], of x0 or of x in the ``state`` that `at` gives; ``place`` as of Σ's."""
         shape = check_sizes(shape)
-        if (level is None) != (noise is None):
-            raise InputError("level", None, "says with `noise` which noisy data to draw", "give both, or neither")
         if len(shape) <= len(self.shape) or shape[-len(self.shape) :] != self.shape:
             raise InputError("shape", shape, f"must end in {self.shape}", "put the number of draws in front")
         white = self.covariance.with_eigenvalues(torch.ones_like(self.covariance.eigenvalues))
-        z = white.sample(shape, generator, dtype=dtype, device=device)
-        return self.colour(z) if level is None or noise is None else self.at(level, noise).from_z(z)
+        z = white.sample(shape, generator, **place)
+        return self.colour(z) if state is None else state.from_z(z)
 
     def log_prob(self, x: Tensor) -> Tensor:
         """log N(x; μ, C) in nats per item of x [B, *item]."""
@@ -167,16 +154,11 @@ class GaussianModel:
 
     def bits_per_dim(self, x: Tensor, *, bin_width: float = 2 / 255) -> Tensor:
         """−log₂ density per dimension of data quantised with ``bin_width``: the baseline of `nidiff.bits_per_dim`."""
-        check_bins(bin_width)
         return as_bits(self.log_prob(x), math.prod(self.shape), bin_width)
 
     def power(self, exponent: float) -> Covariance:
-        """Σ ∝ C^p over the axes of the event, with mean variance 1: 0 is white, 1 has the data's own spectrum.
-
-        Where channels differ, C is their mean.
-        """
-        values = self.covariance.values.reshape(-1, *self.spatial.event_shape).mean(0)
-        return Covariance(values ** check_number("exponent", exponent), self.spatial, normalize=True)
+        """Σ ∝ C^p over the axes of the event, with mean variance 1: 0 is white, 1 has the data's mean spectrum."""
+        return Covariance(self.mean_spectrum ** check_number("exponent", exponent), self.spatial, normalize=True)
 
     def on_grid(self, shape: Sequence[int]) -> "GaussianModel":
         """The model of the same data on a grid of another ``shape`` of the event: see `Covariance.at`."""
@@ -200,15 +182,14 @@ class GaussianModel:
         return f"GaussianModel(shape={self.shape}, covariance={self.covariance!r})"
 
 
-def check_bins(bin_width: float) -> None:
-    """Refuse a width of bins that is not a positive number."""
-    if not check_number("bin_width", bin_width) > 0:
-        raise InputError("bin_width", bin_width, "is not positive", "give the distance of two grey levels, 2/255")
-
-
 def as_bits(log_density: Tensor, dimensions: int, bin_width: float) -> Tensor:
     """−log₂ of a density in nats, per dimension, for data quantised with ``bin_width``."""
-    return -(log_density / dimensions + math.log(bin_width)) / math.log(2)
+    return -(log_density / dimensions + math.log(check_number("bin_width", bin_width, above=0.0))) / math.log(2)
+
+
+def common_basis(covariance: Covariance, gaussian: GaussianModel | None) -> Basis:
+    """The basis over the event in which Σ and C are diagonal: that of Σ or, for white noise, which has any, of C."""
+    return gaussian.spatial if gaussian is not None and covariance.is_constant else covariance.spatial
 
 
 class Kappa(NamedTuple):
@@ -233,16 +214,13 @@ class Kappa(NamedTuple):
     def check(self, gaussian: GaussianModel, num_levels: int | None = None) -> None:
         """Refuse tables that are not of this Gaussian's modes, of another schedule's rows, or not from 0 to 1."""
         rows, modes = self.rows, gaussian.covariance.event_shape
-        remedy = "measure it again by nidiff.design.measure_kappa(denoiser, data)"
         sound = rows.ndim == 1 and len(rows) > 1 and bool((rows.diff() > 0).all())
+        sound = sound and (num_levels is None or rows[-1].item() == num_levels - 1)
         for table in (self.values, self.trust):
             sound = sound and tuple(table.shape) == (len(rows), *modes) and bool(((table >= 0) & (table <= 1)).all())
         if not sound:
-            problem = f"must have 2 or more rising rows, and for each two numbers from 0 to 1 per mode {modes}"
-            raise InputError("kappa", None, problem, remedy)
-        if num_levels is not None and rows[-1].item() != num_levels - 1:
-            problem = f"is of a schedule of {rows[-1].item() + 1:.0f} levels, and this one has {num_levels}"
-            raise InputError("kappa", None, problem, remedy)
+            problem = f"has not two numbers from 0 to 1 for every mode {modes}, at rising rows up to the noisiest"
+            raise InputError("kappa", None, problem, "measure it again by nidiff.design.measure_kappa(denoiser, data)")
 
 
 def fit_gaussian(
@@ -255,17 +233,13 @@ def fit_gaussian(
     shrinkage: float = 0.02,
     floor: float = 1e-9,
 ) -> GaussianModel:
-    """The Gaussian fitted to ``data`` [N, channels, *event] (or [N, *event]), or to an iterable of such batches, once
-    through.
+    """The Gaussian fitted to ``data`` [N, channels, *event] or [N, *event], or to an iterable of such batches.
 
     Args:
-        basis: in which C is diagonal: that of a boundary, "periodic" (waves), "reflecting" (cosines), "fixed" (sines)
-            or one of these per axis, or that of a covariance.
-        event_axes: how many of the last axes are the event. Default: all but two (N and channels), or those of a
-            covariance given as ``basis``.
-        channels: "each" has a spectrum of its own, "shared" is one for all, "joint" has one spectrum for each
-            principal axis of the channels (their eigenvectors, of colour say), and "cross" has the covariance matrix
-            between channels of every mode: their spectra and cross spectra, phases included.
+        basis: in which C is diagonal: a boundary ("periodic", "reflecting", "fixed", or one per axis), or a covariance.
+        event_axes: how many of the last axes are the event. Default: all but two, or those of ``basis``.
+        channels: "each" has a spectrum of its own, "shared" is one for all, "joint" has one for each principal axis of
+            the channels, and "cross" has a matrix between channels per mode: cross spectra, phases included.
         average: "modes" (each mode its own variance) or "radial" (one for all of the same rounded |k|).
         shrinkage: ρ from 0 to 1, towards the mean over the modes of the same rounded |k|: (1 − ρ) C + ρ C(|k|); in a
             basis without wavenumbers, towards white. (White would drown the fine modes of a steep spectrum.)
@@ -273,8 +247,8 @@ def fit_gaussian(
     """
     one_of("channels", channels, ("each", "shared", "joint", "cross"))
     one_of("average", average, ("modes", "radial"))
-    check_between("shrinkage", shrinkage, 0.0, 1.0)
-    check_between("floor", floor, 0.0, 1.0)
+    check_number("shrinkage", shrinkage, 0.0, 1.0)
+    check_number("floor", floor, 0.0, 1.0)
     spatial, mean, cross, lag = _moments(data, basis, event_axes)
     if average == "radial" and spatial.wavenumbers is None:
         raise InputError("average", average, "needs wavenumbers", "use `basis` 'periodic', 'reflecting' or 'fixed'")
@@ -294,12 +268,10 @@ def fit_gaussian(
     else:
         covariance = _cross_spectral(cross, lag, spatial)
         values, modes = covariance.values, covariance.basis
-    mean_variance = values.mean()
-    values = values.clamp(min=(floor * mean_variance).item())
-    if not bool((values > 1e-30 * mean_variance).all()):
-        mode = tuple((values <= 1e-30 * mean_variance).nonzero()[0].tolist())
-        problem = f"has no variance in mode {mode}, so C has no inverse"
-        raise InputError("data", None, problem, "raise `shrinkage` or `floor`, or remove what is constant")
+    values = values.clamp(min=(floor * values.mean()).item())
+    if bool((values <= 1e-30 * values.mean()).any()):
+        remedy = "raise `shrinkage` or `floor`, or remove what is constant"
+        raise InputError("data", None, "has modes without variance, so that C has no inverse", remedy)
     return GaussianModel(mean, Covariance(values, modes))
 
 
@@ -321,31 +293,25 @@ def _smooth(cross: Tensor, spatial: Basis) -> Tensor:
     return radial_mean(cross, shell)[..., shell]
 
 
-class _Moments(NamedTuple):
-    spatial: Basis
-    mean: Tensor  # [channels, *event], or [*event]
-    cross: Tensor  # [channels, channels, *event]: covariances between channels of every mode
-    lag: Tensor  # the imaginary part of the same, of waves
-
-
-def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance | Basis, event_axes: int | None) -> _Moments:
-    """Mean and covariance per mode, in one pass."""
-    if hasattr(data, "__array__"):  # of numpy too: else its items would be taken for batches
-        data = (data if isinstance(data, Tensor) else as_numbers(data, "data")).split(BATCH)
+def _moments(
+    data: Tensor | Iterable[Tensor], basis: Boundary | Covariance | Basis, event_axes: int | None
+) -> tuple[Basis, Tensor, Tensor, Tensor]:
+    """The basis, the mean of an item, and the covariances between channels of every mode [channels, channels, *event]:
+    their real part, and the imaginary part of waves. In one pass."""
     spatial: Basis | None = None
     sums: tuple[Tensor, ...] | None = None
     item: tuple[int, ...] = ()
     count = 0
-    for batch in data:
-        batch = batch if isinstance(batch, Tensor) else as_numbers(batch, "data")
-        if batch.ndim < 2 or not batch.numel() or (spatial is not None and tuple(batch.shape[1:]) != item):
-            problem = f"has a batch of shape {tuple(batch.shape)}"
+    # An array of numpy, too, is the data: else its items would be taken for batches.
+    for batch in torch.as_tensor(data).split(BATCH) if hasattr(data, "__array__") else data:
+        x = as_numbers(batch, "data").detach()
+        if x.ndim < 2 or not x.numel() or (spatial is not None and tuple(x.shape[1:]) != item):
+            problem = f"has a batch of shape {tuple(x.shape)}"
             raise InputError("data", None, problem, "give [N, channels, *event], all alike")
         if spatial is None:
-            item = tuple(batch.shape[1:])
+            item = tuple(x.shape[1:])
             spatial = _basis(basis, item, event_axes)
-        channels = math.prod(batch.shape[1 : batch.ndim - len(spatial.event_shape)])
-        x = batch.detach().double().cpu().reshape(len(batch), channels, *spatial.event_shape)
+        x = x.reshape(len(x), -1, *spatial.event_shape)
         new = (x.sum(0), *_cross_spectrum(x, spatial))
         sums = new if sums is None else tuple(total + more for total, more in zip(sums, new, strict=True))
         count += len(x)
@@ -360,7 +326,7 @@ def _moments(data: Tensor | Iterable[Tensor], basis: Boundary | Covariance | Bas
     powers.clamp_(min=0.0)
     if bool(powers.mean() <= 1e-13 * mean.square().mean()):
         raise InputError("data", None, "has the same values in every item", "give items that differ")
-    return _Moments(spatial, mean.reshape(item), cross, lag)
+    return spatial, mean.reshape(item), cross, lag
 
 
 def _cross_spectrum(x: Tensor, spatial: Basis) -> tuple[Tensor, Tensor]:
@@ -385,9 +351,8 @@ def _basis(basis: Boundary | Covariance | Basis, item: tuple[int, ...], event_ax
     if not isinstance(basis, Basis):
         axes = max(len(item) - 1, 1) if event_axes is None else check_whole("event_axes", event_axes, 1, len(item))
         return Waves(item[-axes:], basis, "basis")
-    if basis.spatial is not basis:
-        raise InputError("basis", None, "is over channels too", "give the covariance over the event alone")
-    if event_axes not in (None, len(basis.event_shape)) or item[-len(basis.event_shape) :] != basis.event_shape:
+    axes = len(basis.event_shape)
+    if basis.spatial is not basis or event_axes not in (None, axes) or item[-axes:] != basis.event_shape:
         problem = f"is over {basis.event_shape}, and data has items {item}"
-        raise InputError("basis", None, problem, "build it for their shape")
+        raise InputError("basis", None, problem, "build it for the event alone, without channels")
     return basis

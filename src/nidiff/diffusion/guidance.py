@@ -17,7 +17,7 @@ from torch import Tensor
 from nidiff.diffusion.condition import Condition, take_rows
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError
-from nidiff.recipe import is_number
+from nidiff.recipe import check_number, is_number
 
 if TYPE_CHECKING:
     from nidiff.diffusion.denoiser import Denoiser, Estimate
@@ -47,11 +47,7 @@ class Guidance:
         return unconditional.unclipped(x, level).lerp(conditional.unclipped(x, level), self.scale)
 
     def _includes(self, level: Level) -> bool:
-        if self.interval is None:
-            return True
-        if isinstance(level.label, Tensor) and level.label.numel() > 1:
-            raise InputError("interval", None, "is for one level at a time", "leave it out where images have their own")
-        return self.interval[0] <= float(level.label) <= self.interval[1]
+        return self.interval is None or self.interval[0] <= float(level.label) <= self.interval[1]
 
 
 def make_guidance(
@@ -66,6 +62,7 @@ def make_guidance(
 ) -> Guidance:
     """The guidance by the conditions ``names``, of a model that was trained with ``conditions`` on a schedule of
     ``num_rows``; ``argument`` is what the caller calls ``interval``. Warns where the network does not know "none"."""
+    check_number("scale", scale)
     if null is None:
         null = {name: conditions[name].absent for name in names if name in conditions}
     if not null:
@@ -78,14 +75,10 @@ def make_guidance(
             "with condition_dropout 0.1 for guidance.",
             stacklevel=4,
         )
-    return Guidance(scale, null, _checked_interval(argument, interval, num_rows))
-
-
-def _checked_interval(argument: str, interval: Sequence[float] | None, num_rows: int) -> tuple[float, float] | None:
     if interval is None:
-        return None
+        return Guidance(scale, null)
     rows = tuple(interval)
     if len(rows) != 2 or not all(map(is_number, rows)) or not 0 <= rows[0] <= rows[1] <= num_rows - 1:
         remedy = f"give two rows of the schedule from 0 to {num_rows - 1}, the lower one first"
         raise InputError(argument, interval, "is not an interval of the schedule", remedy)
-    return rows[0], rows[1]
+    return Guidance(scale, null, (rows[0], rows[1]))

@@ -1,7 +1,6 @@
 """The training loss."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,36 +41,33 @@ def denoising_loss(
         raise InputError("denoiser", None, "has guidance or an observation, which the loss cannot train", remedy)
     generator = as_generator(generator, len(x0))
     weight = choose("weighting", weighting, WEIGHTINGS)
-    if weight is not None and not callable(weight):
-        weight = partial(_eps, check_number("weighting", weight))
     process, target = denoiser.process, denoiser.target
     process.check_batch("x0", x0)
     if not len(x0):
         raise InputError("x0", None, "is an empty batch", "give one image or more")
     if level is None:
         if not torch.compiler.is_compiling():
-            denoiser.check_trainable(x0.dtype)
+            denoiser.check_levels(x0.dtype)
         level = process.schedule.draw(len(x0), generator)
     eps = white_noise(x0.shape, generator, dtype=x0.dtype, device=x0.device) if eps is None else eps
     x = process.perturb(x0, level, eps)
     error = denoiser.output(x, level) - target.encode(x0, eps, level, process.covariance)
     if weight is not None:
-        (scale, power), (own_scale, own_power) = weight(level), target.eps_error(level)
+        scale, power = weight(level) if callable(weight) else (1.0, check_number("weighting", weight))
+        own_scale, own_power = target.eps_error(level)
         error = (scale * own_scale) * error
         if power + own_power:
             error = process.covariance.power(error, power + own_power)
     return error.square().flatten(1).mean(1)
 
 
-def _eps(power: float, level: Level) -> tuple[Coefficient, float]:
-    return 1.0, power
-
-
-def _v(level: Level) -> tuple[Coefficient, float]:
-    # With x known, v = (signal + sigma² / signal) · Σ^½ eps and something that has no error.
-    return level.signal + level.sigma**2 / level.signal, 0.5
-
-
 Weight = Callable[[Level], tuple[Coefficient, float]]
 # (c, p): the error of eps is weighted by c · Σ^p, c of the level; a number is p alone. None: the target's own error.
-WEIGHTINGS: dict[str, float | Weight | None] = {"eps": 0.0, "score": -0.5, "noise": 0.5, "v": _v, "target": None}
+WEIGHTINGS: dict[str, float | Weight | None] = {
+    "eps": 0.0,
+    "score": -0.5,
+    "noise": 0.5,
+    # With x known, v = (signal + sigma² / signal) · Σ^½ eps and something that has no error.
+    "v": lambda level: (level.signal + level.sigma**2 / level.signal, 0.5),
+    "target": None,
+}

@@ -15,6 +15,7 @@ from nidiff.diffusion.schedule import Level, Schedule, check_forgotten
 from nidiff.diffusion.schedules import as_schedule, schedule_facts
 from nidiff.errors import InputError
 from nidiff.randomness import Generators
+from nidiff.recipe import check_number
 
 
 class Process:
@@ -26,8 +27,6 @@ class Process:
     """
 
     def __init__(self, schedule: Schedule | str | Mapping[str, Any], covariance: Covariance | str | Path) -> None:
-        # A text may need facts about Σ; anything else is looked at first, so that swapped arguments are named in order.
-        schedule = schedule if isinstance(schedule, str) else as_schedule(schedule)
         self.covariance = as_covariance(covariance)
         self.covariance.require_invertible("a diffusion with this Σ")
         self.schedule = as_schedule(schedule, schedule_facts(self.covariance)).in_basis_of(self.covariance)
@@ -35,20 +34,16 @@ class Process:
     def perturb(self, x0: Tensor, level: Level, eps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ eps, with white eps (eq. 10)."""
         self.check_batch("x0", x0)
-        if eps.shape != x0.shape:
-            problem = f"has shape {tuple(eps.shape)}, but `x0` has {tuple(x0.shape)}"
-            raise InputError("eps", None, problem, "make them equal")
-        if level.sigma.per_image and len(level.sigma.values) != len(x0):
-            problem = f"is for {len(level.sigma.values)} images, but `x0` has {len(x0)}"
-            raise InputError("level", None, problem, "give one per image")
+        if eps.shape != x0.shape:  # which torch would repeat over the batch
+            problem = f"has shape {tuple(eps.shape)}, and `x0` has {tuple(x0.shape)}"
+            raise InputError("eps", None, problem, "draw one for every image")
         return level.signal * x0 + level.sigma * self.covariance.sqrt(eps)
 
     def check_batch(self, argument: str, x: Tensor) -> None:
         """Refuse what is not a batch [B, ..., *event] of floating-point images."""
-        if x.ndim <= len(self.covariance.event_shape):
-            raise InputError(argument, None, f"has shape {tuple(x.shape)}", "give a batch [B, ..., *event]")
-        if not x.is_floating_point():
-            raise InputError(argument, None, f"has dtype {x.dtype}", "convert it to floats, such as 2·v/255 − 1")
+        if x.ndim <= len(self.covariance.event_shape) or not x.is_floating_point():
+            problem = f"has shape {tuple(x.shape)} and dtype {x.dtype}"
+            raise InputError(argument, None, problem, "give a batch [B, ..., *event] of floats")
         self.covariance.check_trailing(x.shape, argument)
 
     def noise(
@@ -59,7 +54,7 @@ class Process:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str | None = None,
     ) -> Tensor:
-        """Coloured noise, N(0, Σ)."""
+        """Coloured noise, N(0, Σ): all that samplers draw."""
         return self.covariance.sample(shape, generator, dtype=dtype, device=device)
 
     def prior(
@@ -110,10 +105,8 @@ class Process:
         below = torch.as_tensor(level.label, dtype=torch.float64, device="cpu").floor().long()
         below = below.clamp(0, max(len(schedule) - 2, 0))
         above = (below + 1).clamp(max=len(schedule) - 1)
-        logsnr = schedule.as_modes(schedule.logsnr[below] - schedule.logsnr[above])  # over one row
-        if schedule.has_own_signal:
-            signal = schedule.as_modes(schedule.log_signal[below] - schedule.log_signal[above])
-        else:
+        logsnr, signal = (schedule.as_modes(t[below] - t[above]) for t in (schedule.logsnr, schedule.log_signal))
+        if not schedule.has_own_signal:
             signal = schedule.rule.slope(level.sigma) * logsnr
         return (signal, logsnr) if schedule.event_shape else (signal / logsnr, as_modes(1.0))
 
@@ -132,9 +125,8 @@ class Process:
 
         Then reverse is dx = (f x − g² Σ s) dt + g Σ^½ dw̄ and the ODE dx/dt = f x − ½ g² Σ s (R6).
         """
-        if not 0 < time <= 1:
-            raise InputError("time", time, "is out of range", "choose 0 < time <= 1")
         schedule = self.schedule
+        check_number("time", time, schedule.time[0].item(), 1.0)
         with torch.enable_grad():
             clock = torch.tensor(float(time), dtype=torch.float64, device="cpu", requires_grad=True)
             now = -schedule.row_at(clock) if schedule.event_shape else schedule.logsnr_at(clock)

@@ -1,6 +1,8 @@
 """The units of the data: what the network sees is x, and the data are scale · x + shift, or the exponential of it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +11,11 @@ from nidiff.errors import InputError
 from nidiff.recipe import is_number
 
 SMALLEST = 1e-37  # float32 can divide by it
+ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "scale": lambda value: is_number(value) and SMALLEST < abs(value) < 1 / SMALLEST,
+    "shift": is_number,
+    "log": lambda value: isinstance(value, bool),
+}
 Numbers = float | tuple[float, ...]
 
 
@@ -24,19 +31,18 @@ class Scaling:
     log: bool | tuple[bool, ...] = False
 
     def __post_init__(self) -> None:
+        channels = set()
         for name in ("scale", "shift", "log"):
             value = getattr(self, name)
             value = value.tolist() if hasattr(value, "tolist") else value  # of numpy or torch
             value = tuple(value) if isinstance(value, list) else value  # as JSON has it
             object.__setattr__(self, name, value)
             entries = value if isinstance(value, tuple) else (value,)
-            if not entries or not all(isinstance(v, bool) if name == "log" else is_number(v) for v in entries):
+            channels |= {len(value)} if isinstance(value, tuple) else set()
+            if not entries or len(channels) > 1 or not all(map(ENTRIES[name], entries)):
+                problem = "of the scaling is out of range, or for another number of channels"
                 kind = "true or false" if name == "log" else "a finite number"
-                raise InputError(name, value, f"of the scaling is not {kind}", "give one, or one per channel")
-            if name == "scale" and not all(SMALLEST < abs(v) < 1 / SMALLEST for v in entries):
-                raise InputError("scale", value, "is too small or too large to divide by", "use other units")
-        if len({len(value) for value in (self.scale, self.shift, self.log) if isinstance(value, tuple)}) > 1:
-            raise InputError("scale", self.scale, "has as many channels as `shift` and `log` do not", "give as many")
+                raise InputError(name, value, problem, f"give {kind}, or one per channel")
 
     def to_model(self, data: Tensor) -> Tensor:
         """x = data / scale − shift / scale, as floats; of log data where ``log`` is true."""

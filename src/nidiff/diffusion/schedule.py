@@ -9,15 +9,15 @@ basis, blurring, designed and other schedules are tables of the same kind.
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from nidiff.covariance.basis import Basis
-from nidiff.covariance.checks import MOST_AXES
+from nidiff.covariance.checks import MOST_AXES, as_numbers
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.modes import Coefficient, Modes, as_modes
 from nidiff.covariance.waves import Boundary, Waves, check_boundary
@@ -33,23 +33,16 @@ LEAST_SIGNAL, LEAST_SIGMA, MOST_SIGMA = 1e-300, 1e-150, 1e150
 LARGEST_LOGSNR = 1400.0  # exp(700) is finite
 
 
-@dataclass(frozen=True, init=False)
 class Level:
     """One noise level, or one per image: the coefficients of x = signal · x0 + sigma · Σ^½ eps.
 
-    ``signal`` and ``sigma`` may be given as numbers, or as tensors [B] of one number per image.
-
-    ``label`` is what the network is given: the row of the table, counted from the least noise; fractional between two
-    rows, and a tensor [B] of one per image.
+    ``signal`` and ``sigma`` are given as numbers, as tensors [B] of one number per image, or as `Modes`, which they
+    then are. ``label`` is what the network is given: the row of the table, counted from the least noise; fractional
+    between two rows, and a tensor [B] of one per image.
     """
 
-    signal: Modes
-    sigma: Modes
-    label: int | float | Tensor
-
     def __init__(self, signal: Coefficient | Tensor, sigma: Coefficient | Tensor, label: int | float | Tensor) -> None:
-        for name, value in (("signal", as_modes(signal)), ("sigma", as_modes(sigma)), ("label", label)):
-            object.__setattr__(self, name, value)
+        self.signal, self.sigma, self.label = as_modes(signal), as_modes(sigma), label
 
 
 CLEAN = Level(1.0, 0.0, -1)
@@ -65,21 +58,9 @@ class Rule(NamedTuple):
 
 
 RULES: dict[str, Rule] = {
-    "variance": Rule(
-        log_signal=lambda logsnr: 0.5 * torch.nn.functional.logsigmoid(logsnr),
-        slope=lambda sigma: 0.5 * sigma**2,
-        prior_scale=lambda sigma: 1.0,
-    ),
-    "signal": Rule(
-        log_signal=torch.zeros_like,
-        slope=lambda sigma: 0.0 * sigma,
-        prior_scale=lambda sigma: sigma,
-    ),
-    "sum": Rule(
-        log_signal=lambda logsnr: torch.nn.functional.logsigmoid(0.5 * logsnr),
-        slope=lambda sigma: 0.5 * sigma,
-        prior_scale=lambda sigma: 1.0,
-    ),
+    "variance": Rule(lambda logsnr: 0.5 * logsigmoid(logsnr), lambda sigma: 0.5 * sigma**2, lambda sigma: 1.0),
+    "signal": Rule(torch.zeros_like, lambda sigma: 0.0 * sigma, lambda sigma: sigma),
+    "sum": Rule(lambda logsnr: logsigmoid(0.5 * logsnr), lambda sigma: 0.5 * sigma, lambda sigma: 1.0),
 }
 
 
@@ -104,17 +85,18 @@ class Schedule:
         signal: Tensor | Sequence[Any] | None = None,
         boundary: Boundary | None = None,
     ) -> None:
-        logsnr = _table("logsnr", logsnr)
-        _check_falling(logsnr)
         self.keeps = one_of("keeps", keeps, RULES)
         self.boundary = None if boundary is None else check_boundary(boundary)
-        self.logsnr = self._unshifted = logsnr
-        self._log_signal = None if signal is None else _log_table(signal, logsnr)
+        self.logsnr = self._unshifted = as_table("logsnr", logsnr)
+        steps = self.logsnr.diff(dim=0).unsqueeze(1).flatten(1)
+        if bool(((steps.amax(1) > 0) | (steps.amin(1) >= 0)).any()):
+            problem = "rises from a row to the next in some mode, or stays the same in all"
+            raise InputError("logsnr", None, problem, "order the rows from the least to the most noise")
+        self._log_signal = None if signal is None else _log_table(signal, self.logsnr)
         self._check_range()
-        rows = torch.arange(1, len(logsnr) + 1, dtype=torch.float64, device="cpu")
-        self.time = rows / len(logsnr) if time is None else as_column("time", time)
-        if len(self.time) != len(logsnr) or bool((self.time.diff() <= 0).any()):
-            raise InputError("time", None, "does not rise with the rows", f"give {len(logsnr)} rising numbers")
+        self.time = (self._rows + 1) / len(self) if time is None else as_table("time", time)
+        if self.time.shape != self._rows.shape or bool((self.time.diff() <= 0).any()):
+            raise InputError("time", None, "does not rise with the rows", f"give {len(self)} rising numbers")
         self._logsnr_of_time = logsnr_of_time
         self.basis: Basis | None = None
         """The basis whose modes the numbers of a table belong to: set by `in_basis_of`."""
@@ -147,9 +129,7 @@ class Schedule:
             raise InputError("schedule", self, problem, "build it for that shape")
         if self.boundary is None and covariance.origin is not None and covariance.origin.name == "Identity":
             problem = "does not say which modes it is for, and white noise has any"
-            remedy = (
-                "give boundary='periodic' or 'reflecting', or Diagonal(torch.ones(shape)) as Σ for levels per pixel"
-            )
+            remedy = "give a boundary, or Diagonal(torch.ones(shape)) as Σ for levels per pixel"
             raise InputError("schedule", self, problem, remedy)
         other = copy.copy(self)
         other.basis = of_noise if self.boundary is None else Waves(self.event_shape, self.boundary)
@@ -164,17 +144,11 @@ class Schedule:
         return other
 
     def _check_range(self) -> None:
-        for row in (0, -1):  # the ends: log-SNR falls
-            signal, sigma = self._of_row(row)
-            if not bool(((signal > LEAST_SIGNAL) & (sigma > LEAST_SIGMA) & (sigma < MOST_SIGMA)).all()):
-                level = f"signal {signal.min().item():.3g} and sigma {sigma.max().item():.3g}"
-                raise InputError("logsnr", None, f"has a level of {level}, beyond float64", "use a narrower range")
-
-    def _of_row(self, row: int) -> tuple[Tensor, Tensor]:
-        """signal and sigma of one row."""
-        logsnr = self.logsnr[row]
-        log_signal = self.rule.log_signal(logsnr) if self._log_signal is None else self._log_signal[row]
-        return log_signal.exp(), (log_signal - 0.5 * logsnr).exp()
+        ends = torch.tensor([0, len(self) - 1])  # log-SNR falls
+        signal, sigma = self._split(self.logsnr[ends], ends)
+        if not bool(((signal > LEAST_SIGNAL) & (sigma > LEAST_SIGMA) & (sigma < MOST_SIGMA)).all()):
+            level = f"signal {signal.min().item():.3g} and sigma {sigma.max().item():.3g}"
+            raise InputError("logsnr", None, f"has a level of {level}, beyond float64", "use a narrower range")
 
     @property
     def rule(self) -> Rule:
@@ -202,7 +176,7 @@ class Schedule:
     @property
     def prior_scale(self) -> Modes:
         """The prior is N(0, prior_scale² Σ): 1 for VP, the largest sigma for VE (E22)."""
-        sigma = self.as_modes(self._of_row(-1)[1])
+        sigma = self.level(len(self) - 1).sigma
         return sigma if self.has_own_signal else as_modes(self.rule.prior_scale(sigma))
 
     @property
@@ -221,21 +195,19 @@ class Schedule:
 
     def level_at(self, logsnr: float | Tensor) -> Level:
         """The level of a given log-SNR, with the fractional label that belongs to it."""
-        if self.event_shape:
-            raise InputError("schedule", self, "has a log-SNR for every mode", "use level(row)")
         value = torch.as_tensor(logsnr, dtype=torch.float64, device="cpu")
-        if not torch.compiler.is_compiling() and not bool((value.abs() < LARGEST_LOGSNR).all()):
-            raise InputError("logsnr", logsnr, "is out of range", f"choose one within ±{LARGEST_LOGSNR:g}")
-        label = interpolate(-value, -self.logsnr, self._rows)
+        if self.event_shape or (not torch.compiler.is_compiling() and bool((value.abs() >= LARGEST_LOGSNR).any())):
+            remedy = f"choose one within ±{LARGEST_LOGSNR:g}, or level(row) where modes differ"
+            raise InputError("logsnr", logsnr, "is not that of a level", remedy)
+        label = self.nearest_row(value)
         return self._level(value, label if isinstance(logsnr, Tensor) else label.item(), label)
 
     def level_with_noise(self, deviation: float) -> Level:
         """The level of y = x0 + deviation · Σ^½ eps, that is, of sigma / signal = deviation; x is signal · y there."""
         low, high = (math.exp(-0.5 * end) for end in self.mean_logsnr[[0, -1]].tolist())
         if not low <= deviation <= high:
-            raise InputError(
-                "deviation", deviation, "is not a level of the schedule", f"choose {low:.3g} to {high:.3g}"
-            )
+            problem = "is not a level of the schedule"
+            raise InputError("deviation", deviation, problem, f"choose {low:.3g} to {high:.3g}")
         return self.level_at(-2 * math.log(deviation))
 
     def nearest_row(self, mean_logsnr: Tensor) -> Tensor:
@@ -271,8 +243,6 @@ class Schedule:
         other = copy.copy(self)
         other.shift = self.shift + check_number("amount", amount)
         other.logsnr = self._unshifted + other.shift
-        if bool((other.mean_logsnr.diff() >= 0).any()):
-            raise InputError("amount", amount, "is so large that levels coincide", "use a smaller shift")
         other._check_range()
         return other
 
@@ -292,44 +262,51 @@ class Schedule:
     def _made_of(self, part: Callable[[Tensor], Tensor], **changes: Any) -> "Schedule":
         """The same with a part of its tables."""
         other = copy.copy(self)
-        other.logsnr, other._unshifted = part(self.logsnr), part(self._unshifted)
-        other._log_signal = None if self._log_signal is None else part(self._log_signal)
-        other.origin = other._logsnr_of_time = None
-        for name, value in changes.items():
+        tables = {name: getattr(self, name) for name in ("logsnr", "_unshifted", "_log_signal")}
+        parts = {name: None if table is None else part(table) for name, table in tables.items()}
+        for name, value in {**parts, "origin": None, "_logsnr_of_time": None, **changes}.items():
             setattr(other, name, value)
         return other
 
     def to_config(self) -> dict[str, Any]:
         """What rebuilds this schedule, as JSON: the call that made it, or the table itself."""
-        if self.origin is None and self._logsnr_of_time is not None:
-            remedy = "put the function that makes this schedule in SCHEDULES and mark it with @remembered"
-            raise InputError("logsnr_of_time", None, "is a function, which a configuration cannot hold", remedy)
-        name, arguments, _ = self.origin or Origin("table", self._as_table())
-        plain = {key: _table(key, value).tolist() if _is_column(value) else value for key, value in arguments.items()}
-        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
-        return {"schedule": name, **plain, **({"shift": self.shift} if self.shift else {})}
-
-    def _as_table(self) -> dict[str, Any]:
-        signal = None if self._log_signal is None else self._log_signal.exp()
-        column = {"logsnr": self._unshifted, "keeps": self.keeps, "time": self.time}
-        return {**column, "signal": signal, "boundary": self.boundary}
+        if self.origin is None:
+            signal = None if self._log_signal is None else self._log_signal.exp()
+            table = {"logsnr": self._unshifted, "keeps": self.keeps, "time": self.time, "signal": signal}
+            name, arguments = "table", {**table, "boundary": self.boundary}
+        else:
+            name, arguments = self.origin.name, dict(self.origin.arguments)
+        for key, value in arguments.items():
+            if _is_array(value):
+                arguments[key] = as_numbers(value, key).tolist()
+            elif isinstance(value, tuple):
+                arguments[key] = list(value)
+        return {"schedule": name, **arguments, **({"shift": self.shift} if self.shift else {})}
 
     def __repr__(self) -> str:
         name, arguments, _ = self.origin or Origin("table", {"keeps": self.keeps, "num_levels": len(self)})
-        shown = {key: f"<{_count(value)} numbers>" if _is_column(value) else repr(value) for key, value in
-                 {**arguments, **({"shift": self.shift} if self.shift else {})}.items()}  # fmt: skip
-        return f"{name}({', '.join(f'{key}={value}' for key, value in shown.items())})"
+        arguments = {**arguments, **({"shift": self.shift} if self.shift else {})}
+        shown = [
+            f"{key}=<{math.prod(np.shape(value))} numbers>" if _is_array(value) else f"{key}={value!r}"
+            for key, value in arguments.items()
+        ]
+        return f"{name}({', '.join(shown)})"
 
     @property
     def _rows(self) -> Tensor:
         return torch.arange(len(self), dtype=torch.float64, device="cpu")
 
     def _level(self, logsnr: Tensor, label: int | float | Tensor, position: Tensor) -> Level:
+        signal, sigma = self._split(logsnr, position)
+        return Level(self.as_modes(signal), self.as_modes(sigma), label)
+
+    def _split(self, logsnr: Tensor, position: Tensor) -> tuple[Tensor, Tensor]:
+        """signal and sigma of the log-SNR at a position between the rows."""
         if self._log_signal is None:
             log_signal = self.rule.log_signal(logsnr)
         else:
             log_signal = interpolate(position, self._rows, self._log_signal)
-        return Level(self.as_modes(log_signal.exp()), self.as_modes((log_signal - 0.5 * logsnr).exp()), label)
+        return log_signal.exp(), (log_signal - 0.5 * logsnr).exp()
 
     def as_modes(self, values: Tensor) -> Modes:
         """Numbers of a level, or of one per image: per mode of the basis, or the same for all modes."""
@@ -339,20 +316,9 @@ class Schedule:
         return Modes(values, self.basis)
 
 
-def as_column(argument: str, values: Tensor | Sequence[float]) -> Tensor:
-    """A column of finite numbers as float64."""
-    column = _table(argument, values)
-    if column.ndim != 1:
-        raise InputError(argument, None, f"has shape {tuple(column.shape)}", "give a column, one number per level")
-    return column
-
-
-def _table(argument: str, values: Tensor | Sequence[Any]) -> Tensor:
+def as_table(argument: str, values: Tensor | Sequence[Any]) -> Tensor:
     """Rows of finite numbers as float64: a column, or one number per mode in each row."""
-    try:
-        table = torch.as_tensor(values, dtype=torch.float64, device="cpu")
-    except (TypeError, ValueError) as error:  # of a file
-        raise InputError(argument, None, f"is not a column of numbers ({error})", "give one per level") from error
+    table = as_numbers(values, argument)
     if table.ndim == 0 or not table.numel() or len(table) > MOST_LEVELS or not bool(torch.isfinite(table).all()):
         remedy = f"give finite numbers, for 1 to {MOST_LEVELS:,} levels"
         raise InputError(argument, None, f"of shape {tuple(table.shape)} is not a column of finite numbers", remedy)
@@ -362,7 +328,7 @@ def _table(argument: str, values: Tensor | Sequence[Any]) -> Tensor:
 
 def _log_table(signal: Tensor | Sequence[Any], logsnr: Tensor) -> Tensor:
     """The logarithm of a signal per level, or per level and mode, as a table like ``logsnr``."""
-    values = _table("signal", signal)
+    values = as_table("signal", signal)
     if values.shape == logsnr.shape[:1]:
         values = values.reshape(-1, *[1] * (logsnr.ndim - 1)).expand(logsnr.shape)
     if values.shape != logsnr.shape or not bool((values > 0).all()):
@@ -371,26 +337,12 @@ def _log_table(signal: Tensor | Sequence[Any], logsnr: Tensor) -> Tensor:
     return values.log()
 
 
-def _check_falling(logsnr: Tensor) -> None:
-    steps = logsnr.diff(dim=0)
-    if bool((steps > 0).any()):
-        row, *mode = (steps > 0).nonzero()[0].tolist()
-        problem = f"rises after row {row}" + (f" in mode {tuple(mode)}" if mode else "")
-        raise InputError("logsnr", None, problem, "order the rows from the least to the most noise")
-    if bool((steps.unsqueeze(1).flatten(1).amin(1) >= 0).any()):
-        raise InputError("logsnr", None, "has two equal rows", "leave one out")
-
-
-def _is_column(value: Any) -> bool:
+def _is_array(value: Any) -> bool:
     """Whether it is an array of numbers; words, and a few whole numbers such as a shape, are shown and saved as is."""
     if not hasattr(value, "__len__") or isinstance(value, str):
         return False
     few = isinstance(value, list | tuple) and len(value) <= MOST_AXES
     return not (few and all(fits(each, int | str) for each in value))
-
-
-def _count(value: Any) -> int:
-    return int(np.prod(np.shape(value)))
 
 
 def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:

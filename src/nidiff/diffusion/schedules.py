@@ -15,16 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.covariance.checks import WORKING, as_numbers, check_shape
+from nidiff.covariance.checks import WORKING, as_numbers
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.waves import Boundary, boundary_per_axis, frequencies, magnitude, wavenumber
-from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.diffusion.schedule import LARGEST_LOGSNR, LEAST_SIGMA, MOST_LEVELS, MOST_SIGMA, Schedule, as_column
+from nidiff.diffusion.gaussian import GaussianModel, common_basis
+from nidiff.diffusion.schedule import LARGEST_LOGSNR, MOST_LEVELS, Schedule, as_table
 from nidiff.errors import InputError, one_of
 from nidiff.memory import require_memory
 from nidiff.notation import call, parse_call
-from nidiff.recipe import check_number, check_whole, is_number, remembered
+from nidiff.recipe import check_number, check_whole, remembered
 
+table = Schedule  # the name of one that no function made
 # With no signal at all, log-SNR would be −∞: the last row stops this far before.
 HAIR = 1e-6
 # Beyond e^-60 of the noise's variance no signal can be seen, and beyond e^60 no noise: modes need not move there.
@@ -46,11 +47,8 @@ def scaled_linear(num_levels: int = 1000, beta_min: float = 0.00085, beta_max: f
 
 @remembered
 def ddpm_cosine(num_levels: int = 1000, offset: float = 0.008, beta_max: float = 0.999) -> Schedule:
-    """ᾱ(t) ∝ cos²(π/2 · (t + offset)/(1 + offset)), each β at most ``beta_max`` (Nichol and Dhariwal 2021).
-
-    The last level has hardly any signal (1/20,000 with the defaults), and a prediction of the noise is divided by it:
-    clip x̂0, or predict v or x0.
-    """
+    """ᾱ(t) ∝ cos²(π/2 · (t + offset)/(1 + offset)), each β at most ``beta_max`` (Nichol and Dhariwal 2021). The last
+    level has 1/20,000 of the signal, by which a prediction of the noise is divided: clip x̂0, or predict v or x0."""
     _check_levels(num_levels)
     _require("offset", offset, 0 <= offset < 1, "0 <= `offset` < 1")
     _require("beta_max", beta_max, 0 < beta_max < 1, "0 < `beta_max` < 1")
@@ -72,22 +70,10 @@ def from_alphas_cumprod(alphas_cumprod: Sequence[float]) -> Schedule:
 
 
 @remembered
-def table(
-    logsnr: Sequence[Any],
-    keeps: str = "variance",
-    time: Sequence[float] | None = None,
-    signal: Sequence[Any] | None = None,
-    boundary: Boundary | None = None,
-) -> Schedule:
-    """Any falling column of log-SNR, or a table of one column per mode: `Schedule` under a name."""
-    return Schedule(logsnr, keeps, time=time, signal=signal, boundary=boundary)
-
-
-@remembered
 def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Schedule:
     """Noise scales in geometric progression, signal 1 (SMLD, appendix D)."""
     _check_levels(num_levels, least=2)
-    _check_sigmas(sigma_min, sigma_max)
+    _require("sigma_min", sigma_min, 0 < sigma_min < sigma_max, "0 < `sigma_min` < `sigma_max`")
     log_sigma = torch.linspace(math.log(sigma_min), math.log(sigma_max), num_levels, dtype=torch.float64, device="cpu")
     return Schedule(-2 * log_sigma, "signal")
 
@@ -95,7 +81,6 @@ def smld_geometric(num_levels: int, sigma_max: float, sigma_min: float) -> Sched
 @remembered
 def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, time_min: float = 1e-3) -> Schedule:
     """The continuous VP process, β(t) = beta_min + t (beta_max − beta_min), tabulated from ``time_min`` to 1 (A.9)."""
-    _check_levels(num_levels)
     _require("beta_min", beta_min, 0 < beta_min <= beta_max <= 1000, "0 < `beta_min` <= `beta_max` <= 1000")
     _require("time_min", time_min, time_min > 0, "`time_min` > 0, since VP has no noise at 0")
     return _continuous(partial(_vp_logsnr, beta_min, beta_max), "variance", num_levels, time_min)
@@ -104,8 +89,7 @@ def vp(num_levels: int = 1000, beta_min: float = 0.1, beta_max: float = 20.0, ti
 @remembered
 def ve(num_levels: int = 1000, sigma_max: float = 50.0, sigma_min: float = 0.01, time_min: float = 0.0) -> Schedule:
     """The continuous VE process, sigma(t) = sigma_min (sigma_max / sigma_min)^t, tabulated from ``time_min`` to 1."""
-    _check_levels(num_levels)
-    _check_sigmas(sigma_min, sigma_max)
+    _require("sigma_min", sigma_min, 0 < sigma_min < sigma_max, "0 < `sigma_min` < `sigma_max`")
     return _continuous(partial(_ve_logsnr, sigma_min, sigma_max), "signal", num_levels, time_min)
 
 
@@ -119,6 +103,7 @@ def _ve_logsnr(sigma_min: float, sigma_max: float, time: Tensor) -> Tensor:
 
 
 def _continuous(logsnr: Callable[[Tensor], Tensor], keeps: str, num_levels: int, time_min: float) -> Schedule:
+    _check_levels(num_levels)
     _require("time_min", time_min, 0 <= time_min < 1, "0 <= `time_min` < 1")
     time = torch.linspace(time_min, 1.0, num_levels, dtype=torch.float64, device="cpu")
     return Schedule(logsnr(time), keeps, time=time, logsnr_of_time=logsnr)
@@ -136,47 +121,44 @@ def _betas(num_levels: int, beta_min: float, beta_max: float, power: float = 1.0
 def equal_snr(mean_variance: float = 1.0, num_levels: int = 1000, base: str = "ddpm_linear") -> Schedule:
     """EqualSNR (Falck et al. 2025), for Σ ∝ C: every mode has the same SNR, the mean one that white noise gives.
 
-    ᾱ_eq = ᾱ m / (1 − ᾱ + ᾱ m) of the schedule named ``base``, with m = ``mean_variance`` the mean eigenvalue of Σ: the
-    mean variance C̄ of the data if Σ = C, and 1 if Σ is C scaled to mean 1, where nothing has to change. In log-SNR it
-    is a shift by log m, so ``schedule.shifted(math.log(m))`` does the same to any schedule.
+    ᾱ_eq = ᾱ m / (1 − ᾱ + ᾱ m) of the schedule named ``base``, m = ``mean_variance`` the mean eigenvalue of Σ: in
+    log-SNR a shift by log m, which ``schedule.shifted(math.log(m))`` does to any schedule.
     """
-    _require_positive("mean_variance", mean_variance)
     plain = _base(base, num_levels)
-    return Schedule(plain.logsnr + math.log(mean_variance), plain.keeps, time=plain.time)
+    shift = math.log(check_number("mean_variance", mean_variance, above=0.0))
+    return Schedule(plain.logsnr + shift, plain.keeps, time=plain.time)
 
 
 @remembered
 def heat(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     num_levels: int = 201,
     blur_min: float = 0.5,
     blur_max: float | None = None,
     sigma: float = 0.01,
     boundary: str = "reflecting",
 ) -> Schedule:
-    """Inverse heat dissipation (Rissanen et al. 2023): signal_k = exp(−ω_k σ_B²/2), and the same little noise at all
-    levels.
+    """Inverse heat dissipation (Rissanen et al. 2023): signal_k = exp(−ω_k σ_B²/2), and the same noise at all levels.
 
-    ω_k = Σ (π i/n)² over the axes (cosines, reflecting edges). σ_B goes from ``blur_min`` to ``blur_max`` pixels in
-    equal ratios, after a first row of 0. Without ``blur_max`` it is ¾ of the longest side, the paper's 24
-    for CIFAR-10. Coarse modes keep their signal to the end, so that N(0, sigma² Σ) is not where sampling may start.
+    ω_k = Σ (π i/n)² over the axes (cosines, reflecting edges). σ_B goes from ``blur_min`` to ``blur_max`` pixels (¾ of
+    the longest side, the paper's 24 for CIFAR-10) in equal ratios, after a first row of 0. Coarse modes keep their
+    signal to the end, so that N(0, sigma² Σ) is not where sampling may start.
     """
-    shape = check_shape(shape)
     _check_levels(num_levels, shape, 3)
     blur_max = 0.75 * max(shape) if blur_max is None else check_number("blur_max", blur_max)
     in_range = f"0 < `blur_min` < `blur_max` < {WIDEST:g}, in pixels"
     _require("blur_min", blur_min, 0 < blur_min < blur_max < WIDEST, in_range)
-    _require_positive("sigma", sigma)
+    check_number("sigma", sigma, above=0.0)
     ends = math.log(blur_min), math.log(blur_max)
     blur = torch.linspace(*ends, num_levels - 1, dtype=torch.float64, device="cpu").exp()
-    decay = _dissipation(shape, boundary, torch.cat([blur.new_zeros(1), blur]))
+    decay = _dissipation(shape, boundary, _column(torch.cat([blur.new_zeros(1), blur]), shape))
     log_signal = (-decay).clamp(min=math.log(sigma) - BEYOND / 2)
     return _per_mode(log_signal, torch.full_like(log_signal, math.log(sigma)), boundary)
 
 
 @remembered
 def blurring(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     num_levels: int = 1000,
     blur_max: float = 20.0,
     least: float = 1e-3,
@@ -189,7 +171,6 @@ def blurring(
     d_k = (1 − least) exp(−ω_k σ_B²/2) + least with σ_B = blur_max sin²(πt/2) pixels, ω_k as in `heat`; a and sigma are
     VP-cosine between the two log-SNR. t = (row + 1)/L.
     """
-    shape = check_shape(shape)
     _check_logsnr(logsnr_min, logsnr_max)
     _require("blur_max", blur_max, 0 <= blur_max < WIDEST, f"0 <= `blur_max` < {WIDEST:g}, in pixels")
     _require("least", least, 0 < least <= 1, "0 < `least` <= 1")
@@ -199,12 +180,12 @@ def blurring(
     decay = _dissipation(shape, boundary, blur_max * torch.sin(math.pi / 2 * time).square())
     passed = (1 - least) * (-decay).exp() + least
     log_signal, log_sigma = (0.5 * torch.nn.functional.logsigmoid(sign * logsnr) for sign in (1, -1))
-    return _per_mode(_column(log_signal, passed) + passed.log(), _column(log_sigma, passed), boundary)
+    return _per_mode(log_signal + passed.log(), log_sigma, boundary)
 
 
 @remembered
 def soft_conditioning(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     softness: float = 1.0,
     num_levels: int = 1000,
     logsnr_max: float = 10.0,
@@ -213,18 +194,16 @@ def soft_conditioning(
 ) -> Schedule:
     """GUD's soft conditioning (Gerdes et al. 2024): log-SNR falls in equal steps, for fine modes first.
 
-    ℓ_k(t) = ℓ_k(0) − t Δ, offset by the order l_k = |k|/max |k|: with W = (logsnr_max − logsnr_min)/``softness`` it is
-    logsnr_max + (1 − l_k) W at t = 0 and logsnr_min − l_k W at t = 1, and signal² + sigma² = 1. A large softness is
-    plain diffusion, all modes together; a small one makes modes one after the other: autoregression over scales.
-    Log-SNR ends at ±60, beyond which nothing can be seen.
+    With the order l_k = |k|/max |k| and W = (logsnr_max − logsnr_min)/``softness`` it goes from
+    logsnr_max + (1 − l_k) W to logsnr_min − l_k W, within ±60, and signal² + sigma² = 1. A large softness is plain
+    diffusion, all modes together; a small one makes modes one after the other: autoregression over scales.
     """
-    shape = check_shape(shape)
-    _require_positive("softness", softness)
+    check_number("softness", softness, above=0.0)
     _check_logsnr(logsnr_min, logsnr_max)
     order = wavenumber(shape, boundary)
     order = order / order.max().clamp(min=1e-300)
     width = (logsnr_max - logsnr_min) / softness
-    time = _column(_ramp(num_levels, shape), order.unsqueeze(0))
+    time = _ramp(num_levels, shape)
     logsnr = logsnr_max + (1 - order) * width - time * (logsnr_max - logsnr_min + width)
     logsnr = logsnr.clamp(min(logsnr_min, -BEYOND), max(logsnr_max, BEYOND))
     moves = bool((logsnr.diff(dim=0).flatten(1).amin(1) < 0).all())
@@ -234,7 +213,7 @@ def soft_conditioning(
 
 @remembered
 def blue(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     num_levels: int = 1000,
     exponent: float = 1.0,
     tau: float = 0.2,
@@ -245,20 +224,19 @@ def blue(
     l_k² ∝ |k|^exponent with mean 1 is a blue spectrum (theirs was measured on masks of blue noise). γ_t =
     tanh(1.5 t/τ)/tanh(1.5/τ) goes from 0, blue, to 1, white at the noisy end; ``tau`` = 0.2 is theirs. t = (row + 1)/L.
     """
-    shape = check_shape(shape)
-    _require_positive("tau", tau)
+    check_number("tau", tau, above=0.0)
     wave = wavenumber(shape, boundary)
     wave[wave == 0] = 1.0
     spectrum = wave**exponent
-    root = (spectrum / spectrum.mean()).sqrt().unsqueeze(0)
-    time = _column(_times(num_levels, shape).clamp(max=1 - HAIR), root)
+    root = (spectrum / spectrum.mean()).sqrt()
+    time = _times(num_levels, shape).clamp(max=1 - HAIR)
     white = torch.tanh(1.5 * time / tau) / math.tanh(1.5 / tau)
-    return _per_mode((1 - time).log().expand(-1, *shape), (time * (white + (1 - white) * root)).log(), boundary)
+    return _per_mode((1 - time).log(), (time * (white + (1 - white) * root)).log(), boundary)
 
 
 @remembered
 def offset_ramp(
-    shape: Sequence[int],
+    shape: tuple[int, ...],
     strength: float = 0.1,
     num_levels: int = 1000,
     base: str = "ddpm_linear",
@@ -269,15 +247,14 @@ def offset_ramp(
 
     w is ``strength`` and N the number of pixels: at the last row it is ``nidiff.offset(shape, w, normalize=False)``.
     """
-    shape = check_shape(shape)
-    if "fixed" in boundary_per_axis(boundary, len(shape)):
-        raise InputError("boundary", boundary, "has no mean that could be offset", "use 'periodic' or 'reflecting'")
+    has_mean = "fixed" not in boundary_per_axis(boundary, len(shape))
+    _require("boundary", boundary, has_mean, "'periodic' or 'reflecting', whose modes include the mean")
     plain = _base(base, num_levels)
-    mean = torch.zeros(1, *shape, dtype=torch.float64, device="cpu")
+    mean = torch.zeros(shape, dtype=torch.float64, device="cpu")
     mean[(0,) * mean.ndim] = float(math.prod(shape)) * strength * strength
-    ramp = _column(_ramp(num_levels, shape), mean)
-    log_sigma = _column(plain.sigma.log(), mean) + 0.5 * torch.log1p(ramp.square() * mean)
-    return _per_mode(_column(plain.log_signal, mean).expand_as(log_sigma), log_sigma, boundary)
+    offset = 0.5 * torch.log1p(_ramp(num_levels, shape).square() * mean)
+    log_signal, log_sigma = (_column(column, shape) for column in (plain.log_signal, plain.sigma.log()))
+    return _per_mode(log_signal, log_sigma + offset, boundary)
 
 
 @remembered
@@ -295,14 +272,10 @@ def designed(
     least, the smallest ratio (the finest mode of white noise); ``per_mode`` gives each its own. t = 1 − (row + 1)/L.
     """
     values = as_numbers(ratio, "ratio")
-    if values.numel() == 0 or not bool(torch.isfinite(values).all() & (values > 0).all()):
-        raise InputError(
-            "ratio", None, "must be positive and finite", "give the data's variance over Σ's eigenvalue of every mode"
-        )
-    if per_mode and values.ndim == 0:
-        raise InputError("ratio", ratio, "is one number, but `per_mode` needs one per mode", "give an array")
+    sound = values.numel() and bool((values.isfinite() & (values > 0)).all()) and (values.ndim or not per_mode)
+    _require("ratio", None, bool(sound), "a positive C/λ, one per mode if `per_mode`")
     log_ratio = values.log() if per_mode else values.log().min()
-    time = _column(1 - _times(num_levels, tuple(log_ratio.shape)).clamp(max=1 - HAIR), log_ratio.unsqueeze(0))
+    time = 1 - _times(num_levels, tuple(log_ratio.shape)).clamp(max=1 - HAIR)
     # log of (L^t − 1)/(L − L^t), from the side on which nothing overflows; t/(1 − t) for L = 1.
     size = log_ratio.abs().clamp(min=1e-9)
     logsnr = torch.expm1(-time * size).neg().log() - torch.expm1(-(1 - time) * size).neg().log()
@@ -312,13 +285,12 @@ def designed(
 
 @remembered
 def flow(num_levels: int = 1000, time_shift: float = 1.0) -> Schedule:
-    """Flow matching with a Gaussian base of any Σ: signal = 1 − t, sigma = t, t = (row + 1)/L and a hair below 1 at the
-    end.
+    """Flow matching with a Gaussian base of any Σ: signal = 1 − t, sigma = t, t = (row + 1)/L, at the end a hair less.
 
     Its target is "velocity", noise − x0, and its loss ``denoising_loss(…, weighting="target")``. ``time_shift`` s is
     that of Stable Diffusion 3, t → s t/(1 + (s − 1) t): in log-SNR a shift by −2 log s.
     """
-    _require_positive("time_shift", time_shift)
+    check_number("time_shift", time_shift, above=0.0)
     time = _times(num_levels).clamp(max=1 - HAIR)
     return Schedule(2 * ((1 - time) / time).log() - 2 * math.log(time_shift), "sum")
 
@@ -344,92 +316,65 @@ SCHEDULES: dict[str, Callable[..., Schedule]] = {
 }
 
 
-def as_schedule(
-    schedule: Schedule | str | Mapping[str, Any], facts: Mapping[str, Callable[[], Any]] | None = None
-) -> Schedule:
+def as_schedule(schedule: Schedule | str | Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Schedule:
     """A schedule, the ``to_config()`` of one, or text such as "ddpm_linear:num_levels=100,shift=1", as a schedule.
 
-    ``facts`` supplies arguments that a text leaves out and its schedule needs, by name: the shape of Σ, for example.
+    ``facts`` supplies arguments that a text leaves out and its schedule takes, by name: the shape of Σ, for example.
     """
     if isinstance(schedule, Schedule):
         return schedule
     if isinstance(schedule, str):
         name, arguments = parse_call("schedule", schedule)
-        parameters = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters
-        for key, fact in (facts or {}).items():
-            if key in parameters and key not in arguments:
-                arguments[key] = fact()
-        return _from_config({"schedule": name, **arguments})
-    return _from_config(schedule)
+        known = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters
+        arguments = {key: value for key, value in (facts or {}).items() if key in known} | arguments
+    elif isinstance(schedule, Mapping) and all(isinstance(key, str) for key in schedule):
+        arguments = dict(schedule)
+        name = arguments.pop("schedule", None)
+    else:
+        raise InputError("schedule", schedule, "is not one", "give a nidiff.Schedule, its to_config(), or a name")
+    shift = check_number("shift", arguments.pop("shift", 0.0))
+    built: Schedule = call("schedule", name, arguments, SCHEDULES)
+    return built.shifted(shift) if shift else built
 
 
-def _from_config(config: Mapping[str, Any]) -> Schedule:
-    """The inverse of `Schedule.to_config`; the configuration may come from a file."""
-    if not isinstance(config, Mapping) or "schedule" not in config or not all(isinstance(key, str) for key in config):
-        raise InputError("schedule", config, "is not a schedule", "give a nidiff.Schedule, its to_config(), or a name")
-    arguments = dict(config)
-    name, shift = arguments.pop("schedule"), arguments.pop("shift", 0.0)
-    if not is_number(shift):
-        raise InputError("shift", shift, "is not a finite number", "correct it")
-    schedule: Schedule = call("schedule", name, arguments, SCHEDULES)
-    return schedule.shifted(shift) if shift else schedule
-
-
-def schedule_facts(covariance: Covariance, gaussian: GaussianModel | None = None) -> dict[str, Callable[[], Any]]:
+def schedule_facts(covariance: Covariance, gaussian: GaussianModel | None = None) -> dict[str, Any]:
     """What a schedule that is written as text may leave out, because Σ and the data's Gaussian say it."""
-    spatial = covariance.spatial
-
-    def ratio() -> Tensor:
-        if gaussian is None:
-            raise InputError(
-                "schedule",
-                None,
-                "needs `ratio`, C/λ of every mode, and there is no Gaussian model of the data here",
-                "build it in Python as nidiff.schedules.designed(gaussian.spectrum(cov) / cov.eigenvalues)",
-            )
-        data, noise = (
-            each.values.reshape(-1, *spatial.event_shape).mean(0) for each in (gaussian.covariance, covariance)
-        )
+    event = covariance.spatial.event_shape
+    facts: dict[str, Any] = {"shape": event, "mean_variance": covariance.eigenvalues.mean().item()}
+    if boundary := common_basis(covariance, gaussian).boundary:
+        facts["boundary"] = boundary[0] if len({*boundary}) == 1 else boundary
+    if gaussian is not None:
         gaussian.check_basis(covariance)
-        return data / noise
-
-    facts: dict[str, Callable[[], Any]] = {
-        "shape": lambda: spatial.event_shape,
-        "ratio": ratio,
-        "mean_variance": lambda: covariance.eigenvalues.mean().item(),
-    }
-    # White noise is diagonal in every basis: then it is the data's that counts.
-    basis = gaussian.spatial if gaussian is not None and covariance.is_constant else spatial
-    boundary = _in_short(basis.boundary)
-    return {**facts, "boundary": lambda: boundary} if boundary else facts
-
-
-def _in_short(boundary: tuple[str, ...] | None) -> Boundary | None:
-    """One word for all axes, if it is the same."""
-    return boundary[0] if boundary and len({*boundary}) == 1 else boundary
+        facts["ratio"] = gaussian.mean_spectrum / covariance.values.reshape(-1, *event).mean(0)
+    return facts
 
 
 def _base(base: str, num_levels: int) -> Schedule:
     """The schedule of a name, with so many levels and else its defaults: one column for all modes."""
     plain = as_schedule(f"{one_of('base', base, SCHEDULES)}:num_levels={num_levels}")
-    if plain.event_shape:
-        raise InputError("base", base, "has levels per mode", "name a schedule that is the same for all modes")
+    _require("base", base, not plain.event_shape, "a schedule that is the same for all modes")
     return plain
 
 
 def _per_mode(log_signal: Tensor, log_sigma: Tensor, boundary: Boundary) -> Schedule:
+    log_signal, log_sigma = torch.broadcast_tensors(log_signal, log_sigma)
     return Schedule(2 * (log_signal - log_sigma), signal=log_signal.exp(), boundary=boundary)
 
 
 def _times(num_levels: int, shape: tuple[int, ...] = ()) -> Tensor:
     """t = (row + 1)/L of every row, as many as there is memory for if each is a table over ``shape``."""
     rows = torch.arange(1, _check_levels(num_levels, shape) + 1, dtype=torch.float64, device="cpu")
-    return rows / num_levels
+    return _column(rows / num_levels, shape)
 
 
 def _ramp(num_levels: int, shape: tuple[int, ...]) -> Tensor:
     """From 0 at the first row to 1 at the last."""
-    return torch.linspace(0, 1, _check_levels(num_levels, shape), dtype=torch.float64, device="cpu")
+    return _column(torch.linspace(0, 1, _check_levels(num_levels, shape), dtype=torch.float64, device="cpu"), shape)
+
+
+def _column(values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """One value per row of a table [rows, *shape]."""
+    return values.reshape(-1, *[1] * len(shape))
 
 
 def _check_levels(num_levels: int, shape: tuple[int, ...] = (), least: int = 1) -> int:
@@ -438,29 +383,15 @@ def _check_levels(num_levels: int, shape: tuple[int, ...] = (), least: int = 1) 
     return num_levels
 
 
-def _column(values: Tensor, like: Tensor) -> Tensor:
-    """One value per row for a table [rows, *modes]."""
-    return values.reshape(-1, *[1] * (like.ndim - 1))
-
-
 def _dissipation(shape: tuple[int, ...], boundary: Boundary, blur: Tensor) -> Tensor:
     """ω_k σ_B²/2 of every row and mode: what heat has removed, as an exponent."""
     omega = magnitude([2 * math.pi * each for each in frequencies(shape, boundary)])
-    return _column(blur.square() / 2, omega.unsqueeze(0)) * omega.square()
+    return blur.square() / 2 * omega.square()
 
 
 def _check_logsnr(logsnr_min: float, logsnr_max: float) -> None:
     in_range = f"`logsnr_min` < `logsnr_max`, both within ±{LARGEST_LOGSNR:g}"
     _require("logsnr_min", logsnr_min, -LARGEST_LOGSNR < logsnr_min < logsnr_max < LARGEST_LOGSNR, in_range)
-
-
-def _check_sigmas(sigma_min: float, sigma_max: float) -> None:
-    in_range = f"{LEAST_SIGMA:g} < `sigma_min` < `sigma_max` < {MOST_SIGMA:g}"
-    _require("sigma_min", sigma_min, LEAST_SIGMA < sigma_min < sigma_max < MOST_SIGMA, in_range)
-
-
-def _require_positive(argument: str, value: float) -> None:
-    _require(argument, value, value > 0, "a positive number")
 
 
 def _require(argument: str, value: object, holds: bool, in_range: str) -> None:
@@ -476,6 +407,7 @@ def _from_betas(betas: Tensor) -> Schedule:
 
 def _share(argument: str, values: Sequence[float]) -> Tensor:
     """A column of numbers between 0 and 1, both excluded: other levels have no SNR."""
-    column = as_column(argument, values)
-    _require(argument, None, bool(((column > 0) & (column < 1)).all()), "numbers between 0 and 1, both excluded")
+    column = as_table(argument, values)
+    sound = column.ndim == 1 and bool(((column > 0) & (column < 1)).all())
+    _require(argument, None, sound, "a column of numbers between 0 and 1, both excluded")
     return column

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, choose
 from nidiff.recipe import check_whole, plain
 
 if TYPE_CHECKING:
@@ -22,10 +22,7 @@ ANGLE = "angle"  # beside the names in SPACINGS: rows that `sample` computes fro
 def spaced_rows(schedule: "Schedule", num_steps: int, spacing: str | Spacing) -> list[float]:
     """``num_steps`` falling rows of the schedule; ``spacing`` is a name in `SPACINGS`, or such a function."""
     num_steps = check_whole("num_steps", num_steps, 1, len(schedule))
-    if spacing == ANGLE:
-        raise InputError("spacing", spacing, "needs the data's Gaussian", "use it in nidiff.sample")
-    function = SPACINGS[one_of("spacing", spacing, [*SPACINGS, ANGLE])] if isinstance(spacing, str) else spacing
-    return check_rows("spacing", function(schedule, num_steps), len(schedule))
+    return check_rows("spacing", choose("spacing", spacing, SPACINGS)(schedule, num_steps), len(schedule))
 
 
 def check_rows(argument: str, rows: Sequence[float], num_levels: int) -> list[float]:
@@ -39,9 +36,8 @@ def check_rows(argument: str, rows: Sequence[float], num_levels: int) -> list[fl
 
 def _uniform(schedule: "Schedule", count: int) -> list[int]:
     """Equal strides from the noisiest row to the least noisy, both included."""
-    return [
-        round(row) for row in torch.linspace(len(schedule) - 1, 0, count, dtype=torch.float64, device="cpu").tolist()
-    ]
+    rows = torch.linspace(len(schedule) - 1, 0, count, dtype=torch.float64, device="cpu")
+    return [round(row) for row in rows.tolist()]
 
 
 def _trailing(schedule: "Schedule", count: int) -> list[int]:

@@ -7,8 +7,9 @@ with a mean of 0 except for a target that is made for a Gaussian model of the da
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from nidiff.covariance.covariance import Covariance
@@ -16,8 +17,6 @@ from nidiff.covariance.modes import Modes
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
-
-Modess = Callable[[Modes, Modes], tuple[Modes, Modes]]
 
 
 class Target(NamedTuple):
@@ -27,9 +26,14 @@ class Target(NamedTuple):
     """
 
     encode: Callable[[Tensor, Tensor, Level, Covariance], Tensor]
-    coefficients: Modess
+    coefficients: Callable[[Modes, Modes], tuple[Modes, Modes]]
     power: float
     mean: Tensor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A target that has a name is pickled by it: its functions have none."""
+        name = next((name for name, target in TARGETS.items() if target is self), None)
+        return (Target, tuple(self)) if name is None else (target_on_its_own, (name,))
 
     def decode(self, output: Tensor, x: Tensor, level: Level, covariance: Covariance) -> Tensor:
         """x̂0 from the network's output at x."""
@@ -55,59 +59,14 @@ class Target(NamedTuple):
         return -b * level.signal / level.sigma, self.power - 0.5
 
 
-# Functions with a name, so that a denoiser can be pickled.
-def _eps(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return eps
-
-
-def _noise(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return covariance.sqrt(eps)
-
-
-def _x0(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return x0
-
-
-def _v(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return level.signal * covariance.sqrt(eps) - level.sigma * x0
-
-
-def _velocity(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return covariance.sqrt(eps) - x0
-
-
-def _score(x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    return -covariance.inv_sqrt(eps) / level.sigma
-
-
-def _from_noise(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
-    return 1 / signal, -sigma / signal
-
-
-def _from_x0(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
-    return 0.0 * signal, 1.0 + 0.0 * signal
-
-
-def _from_v(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
-    return signal / (signal**2 + sigma**2), -sigma / (signal**2 + sigma**2)
-
-
-def _from_velocity(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
-    return 1 / (signal + sigma), -sigma / (signal + sigma)
-
-
-def _from_score(signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
-    return 1 / signal, sigma**2 / signal
-
-
 def _from_residual(gaussian: GaussianModel, covariance: Covariance, signal: Modes, sigma: Modes) -> tuple[Modes, Modes]:
     wiener = gaussian.at(Level(signal, sigma, -1), covariance)
     return wiener.gain, wiener.spread
 
 
 def _residual(gaussian: GaussianModel, x0: Tensor, eps: Tensor, level: Level, covariance: Covariance) -> Tensor:
-    wiener = gaussian.at(level, covariance)
-    return wiener.cos * gaussian.whiten(x0) - wiener.sin * eps
+    angle = gaussian.at(level, covariance).angle
+    return angle.map(torch.cos) * gaussian.whiten(x0) - angle.map(torch.sin) * eps
 
 
 def residual(gaussian: GaussianModel, covariance: Covariance) -> Target:
@@ -117,16 +76,33 @@ def residual(gaussian: GaussianModel, covariance: Covariance) -> Target:
     return Target(encode, coefficients, 0.0, gaussian.mean)
 
 
-EPS = Target(_eps, _from_noise, 0.5)  # white: the paper's (eq. 15)
-V = Target(_v, _from_v, 0.0)  # signal · Σ^½ eps − sigma · x0 (Salimans and Ho 2022, with coloured noise)
+# White: the paper's (eq. 15).
+EPS = Target(lambda x0, eps, level, cov: eps, lambda signal, sigma: (1 / signal, -sigma / signal), 0.5)
+# Salimans and Ho 2022, with coloured noise.
+V = Target(
+    lambda x0, eps, level, cov: level.signal * cov.sqrt(eps) - level.sigma * x0,
+    lambda signal, sigma: (signal / (signal**2 + sigma**2), -sigma / (signal**2 + sigma**2)),
+    0.0,
+)
 # A target, or a function of the data's Gaussian and Σ that makes one.
 TARGETS: dict[str, Target | Callable[[GaussianModel, Covariance], Target]] = {
     "eps": EPS,
-    "noise": Target(_noise, _from_noise, 0.0),  # coloured, Σ^½ eps: the ε⁽³⁾ of the paper's source
-    "x0": Target(_x0, _from_x0, 0.0),
+    # coloured, Σ^½ eps: the ε⁽³⁾ of the paper's source
+    "noise": EPS._replace(encode=lambda x0, eps, level, cov: cov.sqrt(eps), power=0.0),
+    "x0": Target(lambda x0, eps, level, cov: x0, lambda signal, sigma: (0.0 * signal, 1.0 + 0.0 * signal), 0.0),
     "v": V,
-    "velocity": Target(_velocity, _from_velocity, 0.0),  # Σ^½ eps − x0: flow matching
-    "score": Target(_score, _from_score, 1.0),  # ∇ log q = −Σ^-½ eps / sigma (eq. 11)
+    # flow matching
+    "velocity": Target(
+        lambda x0, eps, level, cov: cov.sqrt(eps) - x0,
+        lambda signal, sigma: (1 / (signal + sigma), -sigma / (signal + sigma)),
+        0.0,
+    ),
+    # ∇ log q = −Σ^-½ eps / sigma (eq. 11)
+    "score": Target(
+        lambda x0, eps, level, cov: -cov.inv_sqrt(eps) / level.sigma,
+        lambda signal, sigma: (1 / signal, sigma**2 / signal),
+        1.0,
+    ),
     "residual": residual,
 }
 

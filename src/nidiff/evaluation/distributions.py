@@ -2,11 +2,11 @@
 
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.evaluation.arrays import Array, as_fields, as_pair_of_fields
+from nidiff.evaluation.arrays import Array, as_fields, as_pair
 from nidiff.recipe import check_whole
 
 TAILS = (0.001, 0.999)
@@ -18,7 +18,7 @@ def wasserstein(real: Array, generated: Array) -> Tensor:
     It is ∫ |F_generated − F_real| dv over the distribution functions of all pixels of a channel, wherever they are, in
     standard deviations of the real ones: how far values must be moved, on average.
     """
-    first, second = as_pair_of_fields(real, generated)
+    first, second = as_pair(real, generated)
     return distances(by_channel(first), by_channel(second))
 
 
@@ -30,21 +30,21 @@ def structure_function(fields: Array, order: int = 2, *, axis: int = 0, lags: tu
     """
     x = as_fields(fields, "fields")
     axis, order = check_whole("axis", axis, 0, x.ndim - 3), check_whole("order", order, 1, 8)
-    if (size := x.shape[axis + 2]) < 2:
-        raise InputError("axis", axis, "has one pixel", "choose a longer one")
-    chosen = [check_whole("lags", lag, 1, size - 1) for lag in (usual_lags(size) if lags is None else lags)]
-    return torch.stack([_moment(x, axis, lag, order) for lag in chosen], -1)
+    size = x.shape[axis + 2]
+    if lags is None:
+        lags = tuple(2**power for power in range(size.bit_length()) if power == 0 or 2 ** (power + 1) < size)
+
+    def moment(lag: int) -> Tensor:
+        parts = (increments(part, axis, lag).abs().pow(order).flatten(2).mean(2) for part in x.split(256))
+        return torch.cat([*parts]).cpu()
+
+    return torch.stack([moment(check_whole("lags", lag, 1, size - 1)) for lag in lags], -1)
 
 
 def increments(x: Tensor, axis: int, lag: int) -> Tensor:
     """v(s + lag) − v(s) along an axis of the event."""
     size = x.shape[axis + 2]
     return x.narrow(axis + 2, lag, size - lag).double() - x.narrow(axis + 2, 0, size - lag).double()
-
-
-def usual_lags(size: int) -> tuple[int, ...]:
-    """1, 2, 4, … below half an axis."""
-    return tuple(2**power for power in range(size.bit_length()) if power == 0 or 2 ** (power + 1) < size)
 
 
 def by_channel(x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def _quantile_pairs(count: int, other: int) -> tuple[Tensor, Tensor, Tensor]:
 def quantile_errors(real: Tensor, generated: Tensor) -> Tensor:
     """The 0.1 % and 99.9 % quantiles of sorted values [C, number], generated − real, in standard deviations of the real
     ones: [C, 2]."""
-    ends = [torch.stack([_quantile(values, share) for share in TAILS], 1) for values in (real, generated)]
+    ends = [torch.from_numpy(np.quantile(values.numpy(), TAILS, axis=1).T) for values in (real, generated)]
     return in_units(ends[1] - ends[0], real.std(1, keepdim=True))
 
 
@@ -88,16 +88,3 @@ def deviations(values: Tensor) -> Tensor:
 def in_units(difference: Tensor, unit: Tensor) -> Tensor:
     """difference / unit; 0 where there is none, also if the unit is 0."""
     return torch.where(difference == 0, 0.0, difference / unit)
-
-
-def _quantile(values: Tensor, share: float) -> Tensor:
-    """Of sorted values [C, number], by linear interpolation; torch.quantile takes 16 million at most."""
-    place = share * (values.shape[1] - 1)
-    low = int(place)
-    high = min(low + 1, values.shape[1] - 1)
-    return torch.lerp(values[:, low], values[:, high], place - low)
-
-
-def _moment(x: Tensor, axis: int, lag: int, order: int) -> Tensor:
-    parts = (increments(part, axis, lag).abs().pow(order).flatten(2).mean(2) for part in x.split(256))
-    return torch.cat([*parts]).cpu()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nidiff.data.dataset import Dataset
 from nidiff.errors import InputError
-from nidiff.evaluation.evaluator import Evaluator, all_items, open_evaluator
+from nidiff.evaluation.evaluator import Evaluator, open_evaluator, spread_items
 from nidiff.evaluation.results import Result, known_results, remember
 from nidiff.files import as_path
 from nidiff.generation.conditioning import rows_of_seeds
@@ -48,8 +48,8 @@ def evaluate_cell(
         model: a run directory, a model folder, or the name of a model that ships, whose results go to out/NAME.
         data: the real data: an `Evaluator`, or what `open_evaluator` takes, whose other arguments go in ``settings``
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
-        sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture.
-        clip: as in ``nidiff sample``, and so are ``batch``, ``tile``, ``guidance`` and ``condition``.
+        sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture. ``clip``,
+            ``batch``, ``tile``, ``guidance`` and ``condition`` are those of ``nidiff sample``.
         classes: those of the seeds in turn; by default all that the model was trained with. They are compared with
             real items of these classes, where the data have labels, and pictures of each class are measured too.
     """
@@ -61,11 +61,8 @@ def evaluate_cell(
     evaluator = evaluator.of_classes(job.conditioning.classes)
     evaluator.check(model.shape, len(seeds))
     provenance = evaluator.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
-    if model.denoiser.gaussian is not None:
-        provenance |= evaluator.baseline(model.denoiser.gaussian, model.denoiser.scaling)
-    options = job.options | job.conditioning.labels
-    settled = (job.sampler, job.num_steps, job.spacing, options, seeds_text(seeds), job.clip)
-    asked = Result(model.name, *settled, provenance=provenance)
+    settled = (job.sampler, job.num_steps, job.spacing, job.options | job.conditioning.labels, seeds_text(seeds))
+    asked = Result(model.name, *settled, job.clip, provenance=provenance)
     for known in known_results(model.home, model.sha256):
         # A metric may have been added since.
         if known.question == asked.question and known.metrics.keys() >= evaluator.metric_names:
@@ -98,7 +95,7 @@ def evaluate_images(
     ``classes`` are those of the images, one for each.
     """
     evaluator = data if isinstance(data, Evaluator) else open_evaluator(as_path("name", name), data, **settings)
-    generated = all_items(images, pictures=evaluator.is_picture)
+    generated: Any = spread_items(images, pictures=evaluator.is_picture).values
     labels = None if classes is None else torch.as_tensor(classes)
     if labels is not None:
         if labels.shape != (len(generated),):

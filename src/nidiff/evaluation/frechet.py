@@ -22,7 +22,7 @@ def frechet_distance(a: Array, b: Array) -> float:
     root is their sum. For N ≤ D the centred features are such a factor: no D × D matrix is needed, and the zero
     eigenvalues of a covariance without full rank are not there to be rounded.
     """
-    first, second = as_pair(a, b, "a", "b")
+    first, second = as_pair(a, b, ("a", "b"), as_features)
     return gaussian_distance(feature_gaussian(first), feature_gaussian(second))
 
 

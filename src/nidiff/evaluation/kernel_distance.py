@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.evaluation.arrays import Array, as_pair
+from nidiff.evaluation.arrays import Array, as_features, as_pair
 from nidiff.randomness import permutation
 from nidiff.recipe import check_whole
 
@@ -29,10 +28,9 @@ def kernel_distance(
     the subsets / √number, is that of choosing subsets: they share points, so it does not cover how the sets themselves
     were drawn, and it is zero where a subset is the whole set.
     """
-    first, second = as_pair(a, b, "a", "b")
-    subset_size, num_subsets = check_whole("subset_size", subset_size, 2), check_whole("num_subsets", num_subsets, 2)
-    if subset_size > (fewest := min(len(first), len(second))):
-        raise InputError("subset_size", subset_size, "is more than a set has points", f"use at most {fewest}")
+    first, second = as_pair(a, b, ("a", "b"), as_features)
+    subset_size = check_whole("subset_size", subset_size, 2, min(len(first), len(second)))
+    num_subsets = check_whole("num_subsets", num_subsets, 2)
     estimates = []
     for _ in range(num_subsets):
         x, y = (p[permutation(len(p), generator)[:subset_size].to(p.device)].double() for p in (first, second))

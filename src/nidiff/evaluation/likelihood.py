@@ -1,7 +1,6 @@
 """The likelihood of data under a model and under the data's Gaussian, in the units of the data."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from nidiff.data.dataset import LARGEST, Dataset
 from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.errors import InputError
 from nidiff.evaluation.results import Measured
 from nidiff.progress import Progress
 from nidiff.randomness import generators_from_seeds, white_noise
@@ -38,28 +36,27 @@ class Likelihood:
     of_class: bool = False
     """Whether the model was given the class of each item: log p(x | class). The Gaussian never is."""
 
-    def cost(self, log_prob: Tensor, *, of_data: bool = True, unit: float = 1.0) -> Measured:
-        """−log p per dimension and ``unit`` (nats), its mean over items and the standard error of that."""
-        nats = -(log_prob + self.log_volume if of_data else log_prob) / self.dimensions / unit
-        error = nats.std().item() / len(nats) ** 0.5 if len(nats) > 1 else None
-        return Measured(nats.mean().item(), error)
-
     def summary(self) -> dict[str, dict[str, Measured]]:
-        """Costs per dimension by name, of the model, the Gaussian, and of the one minus the other, item by item."""
-        costs = {"model": self._costs(self.log_prob)}
+        """−log p per dimension, with its standard error over items: of the model, of the Gaussian, and of the one minus
+        the other, item by item."""
+        sides: dict[str, tuple[Tensor, Tensor | float]] = {"model": (self.log_prob, self.log_volume)}
         if self.gaussian is not None:
             # The volume is the same for both, so the difference has none, and is the same in all units.
-            nats, bits = (self.cost(self.log_prob - self.gaussian, of_data=False, unit=u) for u in (1.0, math.log(2)))
-            difference = {"nats_per_dim": nats, "bits_per_dim": bits, "nats_per_dim_of_model": nats}
-            costs |= {"gaussian": self._costs(self.gaussian), "difference": difference}
-        return costs
-
-    def _costs(self, log_prob: Tensor) -> dict[str, Measured]:
+            difference = self.log_prob - self.gaussian
+            sides |= {"gaussian": (self.gaussian, self.log_volume), "difference": (difference, 0.0)}
         return {
-            "nats_per_dim": self.cost(log_prob),
-            "bits_per_dim": self.cost(log_prob, unit=math.log(2)),
-            "nats_per_dim_of_model": self.cost(log_prob, of_data=False),
+            name: {
+                "nats_per_dim": self._cost(log_prob + volume),
+                "bits_per_dim": self._cost((log_prob + volume) / math.log(2)),
+                "nats_per_dim_of_model": self._cost(log_prob),
+            }
+            for name, (log_prob, volume) in sides.items()
         }
+
+    def _cost(self, log_prob: Tensor) -> Measured:
+        costs = -log_prob / self.dimensions
+        error = costs.std().item() / len(costs) ** 0.5 if len(costs) > 1 else None
+        return Measured(costs.mean().item(), error)
 
 
 def measure_likelihood(
@@ -81,16 +78,12 @@ def measure_likelihood(
     """
     num_images, batch = check_whole("num_images", num_images), check_whole("batch", batch)
     seed = check_whole("seed", seed, 0, MOST_SEEDS)
-    schedule = denoiser.process.schedule
-    if not schedule.forgets:
-        raise InputError("schedule", None, "keeps signal at its last level, where p must be known", "use another one")
-    if len(data) == 0:
-        raise InputError("data", None, "has no items", "give some")
     scaling = data.scaling if denoiser.scaling is None else denoiser.scaling
     smooth, gaussian = denoiser.clipped(None), denoiser.gaussian
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
     labels = data.labels if CLASSES in denoiser.conditions.keys() - denoiser.condition_values.keys() else None
+    dtype = next((weight.dtype for weight in denoiser.parameters()), torch.float64)  # of the network, if it has one
     parts = []  # log p, log volume, and log N
     for part in rows.split(min(batch, len(rows))):
         values = data.stored(part).double()
@@ -100,16 +93,11 @@ def measure_likelihood(
         x = scaling.to_model(values)
         normal = x.new_zeros(len(x)) if gaussian is None else gaussian.log_prob(x)
         conditioned = smooth if labels is None else smooth.given(**{CLASSES: labels[part]})
-        parts.append((_log_prob(conditioned, x, generators, options).double(), scaling.log_volume(values), normal))
+        like = x.to(denoiser.device, torch.promote_types(dtype, torch.float32))
+        log_prob = log_likelihood(conditioned, like, generator=generators, **options).detach().cpu().double()
+        parts.append((log_prob, scaling.log_volume(values), normal))
         if progress is not None:
             progress(min(len(parts) * batch, len(rows)), len(rows))
     model, volume, normal = (torch.cat(column) for column in zip(*parts, strict=True))
     size, of_class = math.prod(data.shape), labels is not None
     return Likelihood(model, volume, None if gaussian is None else normal, size, is_whole, of_class)
-
-
-def _log_prob(denoiser: Denoiser, x: Tensor, generators: list[torch.Generator], options: Mapping[str, Any]) -> Tensor:
-    net = getattr(denoiser, "net", None)
-    weight = next(net.parameters(), None) if isinstance(net, torch.nn.Module) else None
-    like = x if weight is None else x.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
-    return log_likelihood(denoiser, like, generator=generators, **options).detach().cpu()

@@ -1,7 +1,8 @@
 """The metrics: how far generated data are from real ones, each with its error. `METRICS` has them all."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, TypeAlias
 
 import torch
@@ -10,13 +11,13 @@ from torch import Tensor
 from nidiff.covariance.waves import Boundary
 from nidiff.data.grid import Grid
 from nidiff.errors import InputError
-from nidiff.evaluation.arrays import Array, as_pair_of_fields
+from nidiff.evaluation.arrays import Array, as_pair
 from nidiff.evaluation.distributions import distances, in_units, quantile_errors
 from nidiff.evaluation.frechet import gaussian_distance
 from nidiff.evaluation.kernel_distance import kernel_distance
 from nidiff.evaluation.results import Measured
 from nidiff.evaluation.samples import SampleSet
-from nidiff.evaluation.spectrum import coherency, cross_bands, log_ratio, spectrum_bands
+from nidiff.evaluation.spectrum import coherency, coherency_bands, log_ratio, spectrum_bands
 from nidiff.progress import progress_bar
 from nidiff.randomness import random_index
 from nidiff.recipe import check_whole
@@ -24,6 +25,7 @@ from nidiff.recipe import check_whole
 MOST_RESAMPLES = 10_000
 SUBSET, SUBSETS = 1000, 100  # items in a subset of the kernel distance, at most, and how many subsets
 Answer: TypeAlias = "float | tuple[float, float | None]"
+Comparison: TypeAlias = Callable[[SampleSet, SampleSet], Answer]
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Metric:
     Return (number, None) where neither makes sense.
     """
 
-    function: Callable[[SampleSet, SampleSet], Answer]
+    function: Comparison
     higher_is_better: bool = False
     label: Callable[[str], str] | None = None  # its name, from that of the feature network; default: its key
     applies: Callable[[SampleSet], bool] = lambda real: True  # to which real data
@@ -62,17 +64,12 @@ def measure(
     for label, metric in metrics_for(real).items():
         if metric not in chosen:
             continue
-        answer: Any = metric.function(real, generated)
-        has_error = isinstance(answer, tuple)
-        try:
-            value, error = answer if has_error else (answer, None)
-            value, error = float(value), None if error is None else float(error)
-        except (TypeError, ValueError, RuntimeError) as wrong:
-            problem = f"has the metric {label!r}, which returned {answer!r}"
-            raise InputError("METRICS", None, problem, "return a number or (number, error)") from wrong
-        if bootstrap and not has_error:
-            error = _bootstrap_error(metric, real, generated, bootstrap)
-        measured[label] = Measured(value, error, metric.higher_is_better)
+        answer = metric.function(real, generated)
+        if isinstance(answer, tuple):
+            value, error = answer
+        else:
+            value, error = answer, _bootstrap_error(metric, real, generated, bootstrap) if bootstrap else None
+        measured[label] = Measured(float(value), None if error is None else float(error), metric.higher_is_better)
     return measured
 
 
@@ -92,7 +89,7 @@ def compare_fields(
         bootstrap: resamples of the generated items for the errors; 0: no errors.
     """
     check_bootstrap(bootstrap)
-    pair = (x.double() if x.dtype == torch.uint8 else x for x in as_pair_of_fields(real, generated))
+    pair = (x.double() if x.dtype == torch.uint8 else x for x in as_pair(real, generated))
     return measure(*(SampleSet(x, grid=grid, boundary=boundary) for x in pair), bootstrap=bootstrap)
 
 
@@ -116,10 +113,10 @@ def band_tables(real: SampleSet, generated: SampleSet) -> list[dict[str, Any]]:
             tables.append(about | {"bands": spectra.rows(channel)})
         if axes == real.main_axes and real.num_channels > 1:
             products = [samples.crosses(axes) for samples in (real, generated)]
-            crosses = cross_bands(shells, *zip(powers, products, strict=True))
-            for index, pair in enumerate(crosses.pairs):
-                names = " and ".join(real.grid.channel(channel) for channel in pair)
-                tables.append({"coherence": along, "channels": names, "bands": crosses.rows(index)})
+            coherencies = coherency_bands(shells, *zip(powers, products, strict=True))
+            names = [real.grid.channel(channel) for channel in range(real.num_channels)]
+            for index, pair in enumerate(combinations(names, 2)):
+                tables.append({"coherence": along, "channels": " and ".join(pair), "bands": coherencies.rows(index)})
     return tables
 
 
@@ -159,16 +156,24 @@ def _has_features(real: SampleSet) -> bool:
 # Of fields
 
 
-def _spectrum(real: SampleSet, generated: SampleSet, groups: Iterable[tuple[int, ...]]) -> float:
+def _spectrum(groups: Callable[[SampleSet], Sequence[tuple[int, ...]]]) -> Comparison:
     """`spectrum_error`, averaged over groups of axes."""
-    pairs = [(generated.powers(axes).mean(0), real.powers(axes).mean(0)) for axes in groups]
-    return sum(log_ratio(*pair).abs().mean().item() for pair in pairs) / len(pairs)
+
+    def error(real: SampleSet, generated: SampleSet) -> float:
+        pairs = [(generated.powers(axes).mean(0), real.powers(axes).mean(0)) for axes in groups(real)]
+        return sum(log_ratio(*pair).abs().mean().item() for pair in pairs) / len(pairs)
+
+    return error
+
+
+def _values(compare: Callable[[Tensor, Tensor], Tensor]) -> Comparison:
+    return lambda real, generated: _magnitude([compare(real.sorted_values(), generated.sorted_values())])
 
 
 def _coherence(real: SampleSet, generated: SampleSet) -> float:
     axes = real.main_axes
-    expected, measured = (coherency(samples.powers(axes), samples.crosses(axes)) for samples in (real, generated))
-    return (measured - expected).abs().mean().item()
+    sides = [(samples.powers(axes).mean(0), samples.crosses(axes).mean(0)) for samples in (real, generated)]
+    return (coherency(*sides[1]) - coherency(*sides[0])).abs().mean().item()
 
 
 def _increments(real: SampleSet, generated: SampleSet) -> float:
@@ -176,7 +181,7 @@ def _increments(real: SampleSet, generated: SampleSet) -> float:
     return _magnitude([distances(*pair) for pair in pairs])
 
 
-def _structure(order: int) -> Callable[[SampleSet, SampleSet], float]:
+def _structure(order: int) -> Comparison:
     def error(real: SampleSet, generated: SampleSet) -> float:
         sides = [[samples.structure(order, axis).mean(0) for axis in real.long_axes] for samples in (generated, real)]
         return _magnitude([log_ratio(*pair) for pair in zip(*sides, strict=True)])
@@ -236,27 +241,17 @@ METRICS: dict[str, Metric] = {
         higher_is_better=True,
         applies=_has_features,
     ),
-    "spectrum": Metric(
-        lambda real, generated: _spectrum(real, generated, [real.main_axes]), applies=lambda real: bool(real.main_axes)
-    ),
+    "spectrum": Metric(_spectrum(lambda real: [real.main_axes]), applies=lambda real: bool(real.main_axes)),
     "axis spectra": Metric(
-        lambda real, generated: _spectrum(real, generated, [(axis,) for axis in real.long_axes]),
+        _spectrum(lambda real: [(axis,) for axis in real.long_axes]),
         applies=lambda real: _is_field(real) and len(real.long_axes) > 1 and not real.is_video,
     ),
-    "time spectrum": Metric(
-        lambda real, generated: _spectrum(real, generated, [(0,)]), applies=lambda real: real.is_video
-    ),
+    "time spectrum": Metric(_spectrum(lambda real: [(0,)]), applies=lambda real: real.is_video),
     "coherence": Metric(
         _coherence, applies=lambda real: _is_field(real) and real.num_channels > 1 and bool(real.main_axes)
     ),
-    "values": Metric(
-        lambda real, generated: _magnitude([distances(real.sorted_values(), generated.sorted_values())]),
-        applies=_is_field,
-    ),
-    "tails": Metric(
-        lambda real, generated: _magnitude([quantile_errors(real.sorted_values(), generated.sorted_values())]),
-        applies=_is_field,
-    ),
+    "values": Metric(_values(distances), applies=_is_field),
+    "tails": Metric(_values(quantile_errors), applies=_is_field),
     "increments": Metric(_increments, applies=_has_increments),
     "flatness": Metric(_flatness, applies=_has_increments),
     "structure 2": Metric(_structure(2), applies=_has_increments),

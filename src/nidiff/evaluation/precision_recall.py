@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nidiff.errors import InputError
-from nidiff.evaluation.arrays import CHUNK, Array, as_pair, mean
+from nidiff.evaluation.arrays import CHUNK, Array, as_features, as_pair, mean
 from nidiff.progress import Progress
 from nidiff.recipe import check_whole
 
@@ -31,9 +30,7 @@ def precision_recall(real: Array, generated: Array, k: int = 3, *, progress: Pro
     ``progress`` is told the number of pairs done, and of all.
     """
     k = check_whole("k", k)
-    real, generated = as_pair(real, generated, "real", "generated", least=k + 1)
-    if all(bool((chunk == real[0]).all()) for chunk in real.split(CHUNK)):
-        raise InputError("real", None, "is one point, so its neighbourhoods are empty", "give points that differ")
+    real, generated = as_pair(real, generated, check=as_features, least=k + 1)
     n, m = len(real), len(generated)
     done, total = 0, n * (n - 1) // 2 + m * (m - 1) // 2 + n * m
 

@@ -6,18 +6,19 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nidiff.errors import FileError, shown
-from nidiff.files import read_json, replace_json, writing
+from nidiff.errors import shown
+from nidiff.files import blaming, read_json, replace_json, writing
 from nidiff.locks import locked
 from nidiff.model.config import model_folder
 from nidiff.model.folder import has_network
 from nidiff.model.manifest import model_sha256
 from nidiff.recipe import fits
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.sealed import SEAL, seal, unseal
+from nidiff.sealed import seal, unseal
 
 # A newer version is no reason to compute a result again, and the baseline is none of the model's.
 VERSIONS = ("nidiff", "commit", "torch", "gaussian_bits_per_dim", "gaussian_nats_per_dim")
+REMEDY = "delete it to measure again"
 # What must be the same if two numbers are to be compared, and how a note says it.
 COMPARED = {
     "features": "Features {}",
@@ -55,6 +56,9 @@ class Measured(NamedTuple):
         """The value, if it is a number that can be shown."""
         return finite(self.value)
 
+    def to_json(self) -> dict[str, float | None]:
+        return {"value": self.finite, "error": finite(self.error)}
+
 
 def finite(number: float | None) -> float | None:
     return None if isinstance(number, float) and not math.isfinite(number) else number
@@ -69,10 +73,10 @@ def _finite(values: Any) -> Any:
 
 def _measured(name: str, values: Any) -> Measured:
     """A metric from JSON."""
-    value, error, upwards = (values[key] for key in ("value", "error", "higher_is_better"))
-    if not all(number is None or fits(number, float) for number in (value, error)) or not isinstance(upwards, bool):
+    metric = Measured(values["value"], values["error"], values["higher_is_better"])
+    if not fits(metric.value, float | None) or not fits(metric.error, float | None):
         raise TypeError(f"the metric {shown(name)} is not a number")
-    return Measured(value, error, upwards)
+    return metric
 
 
 NOT_MEASURED = Measured(None, None)
@@ -99,25 +103,18 @@ class Result:
 
     def to_json(self) -> dict[str, Any]:
         """As JSON with its own checksum; a number that is not finite is null."""
-        metrics = {
-            name: {"value": metric.finite, "error": finite(metric.error), "higher_is_better": metric.higher_is_better}
-            for name, metric in self.metrics.items()
-        }
+        metrics = {name: m.to_json() | {"higher_is_better": m.higher_is_better} for name, m in self.metrics.items()}
         values = asdict(self) | {"metrics": metrics, "details": _finite(self.details)}
         if not self.details:
             del values["details"]
         return seal(values)
 
     @classmethod
-    def from_json(cls, values: Any) -> "Result":
-        """The inverse of `to_json`; KeyError, TypeError, AttributeError or FileError for what is not a result."""
-        if SEAL not in values:
-            raise TypeError("without a checksum: nidiff 0.2 reads those of version 0.1")
-        values = unseal(values, "one of them", "measure again")
-        unknown = [key for key in values if key not in KINDS]
-        wrong = [key for key, kinds in KINDS.items() if not isinstance(values.get(key), kinds)]
-        if unknown or wrong or isinstance(values["num_steps"], bool):
-            raise TypeError(f"{shown(sorted(unknown + wrong)[:1])} are not as in one")
+    def from_json(cls, values: Any, what: str = "a result") -> "Result":
+        """The inverse of `to_json`; an exception that names ``what`` if it has changed, or is no result."""
+        values = unseal(values, what, REMEDY)
+        if wrong := [key for key in {**values, **KINDS} if not isinstance(values.get(key), KINDS.get(key, ()))]:
+            raise TypeError(f"{shown(wrong[:1])} are not as in a result")
         metrics = {name: _measured(name, metric) for name, metric in values["metrics"].items()}
         return cls(**values | {"metrics": metrics, "details": values.get("details") or {}})
 
@@ -164,19 +161,13 @@ def one_line(words: str) -> str:
 
 def read_results(path: Path) -> list[Result]:
     """The results in a JSON file such as RUN/metrics.json, or those of single runs in a table.json with groups."""
-    remedy = "delete it to measure again"
-    if not path.exists():
-        raise FileError("run", None, f"has no {path.name}", "measure it with nidiff evaluate")
-    values = read_json(path, remedy)
+    values = read_json(path, REMEDY)
     if isinstance(values, dict) and {"groups", "paired"} <= values.keys():
         values = values.get("results")
-    try:
-        if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-            raise TypeError("it is not a list of objects")
-        return [Result.from_json(value) for value in values]
-    except (AttributeError, KeyError, TypeError, FileError) as error:
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error).rstrip(".")
-        raise FileError(None, None, f"{str(path)!r} is not a list of results ({reason})", remedy) from error
+    with blaming(path, REMEDY):
+        if not isinstance(values, list):
+            raise TypeError("it is not a list of results")
+        return [Result.from_json(value, repr(str(path))) for value in values]
 
 
 def known_results(run: Path, sha256: str | None = None) -> list[Result]:

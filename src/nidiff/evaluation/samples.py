@@ -1,6 +1,7 @@
 """A set of items, real or generated, and what the metrics need of each item: computed once."""
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from nidiff.covariance.waves import Boundary, boundary_per_axis
 from nidiff.data.grid import Grid
-from nidiff.evaluation.distributions import deviations, increments, structure_function
+from nidiff.evaluation.distributions import by_channel, deviations, increments, structure_function
 from nidiff.evaluation.frechet import FeatureGaussian, feature_gaussian
 from nidiff.evaluation.precision_recall import PrecisionRecall, precision_recall
 from nidiff.evaluation.spectrum import Shells
@@ -28,8 +29,8 @@ class SampleSet:
         self,
         items: Tensor,
         features: Tensor | None = None,
-        *,
         features_name: str = "features",
+        *,
         grid: Grid | None = None,
         boundary: Boundary = "periodic",
         k: int = 3,
@@ -56,10 +57,9 @@ class SampleSet:
 
     def resampled(self, rows: Tensor) -> "SampleSet":
         """The items of ``rows``."""
-        features = None if self.features is None else self.features[rows]
-        about: dict[str, Any] = {"features_name": self.features_name, "k": self.k}
-        drawn = SampleSet(self._all, features, grid=self.grid, boundary=self.boundary, **about)
-        drawn._rows, drawn._by_item, drawn._shells = self._rows[rows], self._by_item, self._shells
+        drawn = copy(self)
+        drawn.features = None if self.features is None else self.features[rows]
+        drawn._rows, drawn._of_set = self._rows[rows], {}
         return drawn
 
     # Features
@@ -112,12 +112,12 @@ class SampleSet:
 
     def sorted_values(self) -> Tensor:
         """The values of some pixels of each channel, rising, [C, N V]."""
-        return self.of_set("sorted", lambda: _sorted(self.by_item("values", _some)))
+        return self.of_set("sorted", lambda: by_channel(self.by_item("values", _some)))
 
     def sorted_increments(self, axis: int) -> Tensor:
         """The increments between neighbours along an axis, of some pixels, rising, [C, N V]."""
         some = self.by_item(("increments", axis), lambda x: _some(increments(x, axis, 1)))
-        return self.of_set(("sorted", axis), lambda: _sorted(some))
+        return self.of_set(("sorted", axis), lambda: by_channel(some))
 
     def spread(self) -> Tensor:
         """How much the values of some pixels differ between items, [C]."""
@@ -147,8 +147,3 @@ def _some(x: Tensor) -> Tensor:
         return flat.double().cpu()
     chosen = permutation(flat.shape[2], torch.Generator().manual_seed(0))[:VALUES].sort().values
     return flat[:, :, chosen.to(flat.device)].double().cpu()
-
-
-def _sorted(values: Tensor) -> Tensor:
-    """The values [N, C, V] of each channel, [C, N V]."""
-    return values.transpose(0, 1).flatten(1).sort(1).values

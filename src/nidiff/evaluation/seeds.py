@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from inspect import signature
-from itertools import takewhile
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,9 +44,12 @@ def group_runs(runs: Mapping[str, Path]) -> list[Group]:
     """
     by_settings: list[tuple[dict[str, Any], dict[int, str]]] = []
     for name, path in runs.items():
-        if (training := _training(path)) is None:
+        try:
+            experiment, stored = read_experiment(path / EXPERIMENT), read_object(path / EXPERIMENT)
+        except InputError:
             continue
-        seed, settings = training
+        settings = settings_of(experiment) | {"digest of the data": as_identity(stored.get("identity"))["data"]}
+        seed = settings.pop("seed")
         same = next((members for known, members in by_settings if known == settings), None)
         if same is None:
             by_settings.append((settings, {seed: name}))
@@ -64,52 +67,45 @@ def settings_of(experiment: Experiment) -> dict[str, Any]:
     """All that decides the weights: the fixed settings and the steps; gamma=1 and gamma=1.0 are the same, and so is a
     default that is left out."""
     settings = experiment.resolved().fixed() | {"steps": experiment.steps}
+    known: dict[str, Any] = {"covariance": {**COVARIANCES, "from_data": from_data}, "schedule": SCHEDULES}
     for name in CALLS:
         with suppress(InputError):  # what is not written so stays as it is
             called, arguments = parse_call(name, settings[name])
             called = ALIASES.get(called, called) if name == "covariance" else called
-            settings[name] = called, _usual(name, called) | arguments
+            function = known.get(name, {}).get(called, lambda: None)
+            # Without the boundary, which can be that of the run.
+            defaults = {key: p.default for key, p in signature(function).parameters.items() if key != "boundary"}
+            usual = {key: value for key, value in defaults.items() if isinstance(value, bool | int | float | str)}
+            settings[name] = called, usual | arguments
     return settings
 
 
-def _usual(setting: str, called: str) -> dict[str, Any]:
-    """The values of the arguments that a text leaves out; without the boundary, which can be that of the run."""
-    known: dict[str, Any] = {"covariance": {**COVARIANCES, "from_data": from_data}, "schedule": SCHEDULES}
-    function = known.get(setting, {}).get(called)
-    defaults = {} if function is None else {name: p.default for name, p in signature(function).parameters.items()}
-    plain = bool | int | float | str
-    return {name: value for name, value in defaults.items() if name != "boundary" and isinstance(value, plain)}
-
-
 def shared_name(names: Sequence[str]) -> str:
-    """What the names of runs have in common, without the word before the seed: ddpm for ddpm-seed0 and ddpm-seed1."""
-    start = _shared_start(names)
-    rests = [name[len(start) :] for name in names]
-    end = _shared_start([rest[::-1] for rest in rests])[::-1]
-    middles = [rest[: len(rest) - len(end)] for rest in rests]
-    if any(middle[:1].isdigit() for middle in middles):
+    """How the names of runs begin, without the word before the seed: ddpm for ddpm-seed0 and ddpm-seed1."""
+    start = commonprefix(names)  # noqa: RUF071 - letters are meant, not folders
+    if any(name[len(start) :][:1].isdigit() for name in names):
         start = start.rstrip("0123456789")  # 1 of 10 and 11 is not shared
-    if any(middle[-1:].isdigit() for middle in middles):
-        end = end.lstrip("0123456789")
-    start = re.sub(r"(?:^|(?<=[\W_]))(?:training[\W_]?)?(?:seed|s)[\W_]*$", "", start).rstrip("-_,.=: ")
-    return f"{start}{end}".strip("-_,.=: ") or names[0]
-
-
-def _shared_start(names: Sequence[str]) -> str:
-    letters = takewhile(lambda column: len({*column}) == 1, zip(*names, strict=False))
-    return "".join(column[0] for column in letters)
+    start = re.sub(r"(?:^|(?<=[\W_]))(?:training[\W_]?)?(?:seed|s)[\W_]*$", "", start)
+    return start.strip("-_,.=: ") or names[0]
 
 
 def over_groups(results: Sequence[Result], groups: Sequence[Group]) -> list[Result]:
     """The results with one in place of those of a group for each sampler and number of steps, over its trainings."""
     group_of = {run: group for group in groups for run in group.runs.values()}
-    cells = {group.name: _cells(results, group) for group in groups}
     lines: dict[tuple[str, Any], Result] = {}
     for index, result in enumerate(results):
         if (group := group_of.get(result.run)) is None:
             lines[result.run, index] = result
         elif (group.name, cell := _cell(result)) not in lines:
-            lines[group.name, cell] = _over(group, [*cells[group.name][cell].values()])
+            same = [*_cells(results, group)[cell].values()]
+            first, provenances = same[0], [one.provenance.items() for one in same]
+            shared = {
+                key: value for key, value in first.provenance.items() if all((key, value) in p for p in provenances)
+            }
+            metrics = {
+                name: over_seeds([one.metrics.get(name, NOT_MEASURED) for one in same]) for name in first.metrics
+            }
+            lines[group.name, cell] = replace(first, run=group.name, metrics=metrics, provenance=shared, details={})
     return [*lines.values()]
 
 
@@ -125,36 +121,27 @@ def over_seeds(values: Sequence[float | Measured]) -> Measured:
     return Measured(value, error, measured[0].higher_is_better, Trainings(deviation, len(measured)))
 
 
+def _mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Mean and standard deviation (n − 1) of one value per training; None where there is none."""
+    if any(value is None for value in values):
+        return None, None
+    numbers = torch.tensor([*values], dtype=torch.float64)
+    return numbers.mean().item(), numbers.std().item() if len(numbers) > 1 else None
+
+
 def groups_json(results: Sequence[Result], groups: Sequence[Group]) -> list[dict[str, Any]]:
     """Each group's cells: mean, standard deviation over trainings, mean error over samples, number of trainings."""
-    named = {group.name: group for group in groups}
-    return [
-        {
-            "group": line.run,
-            "runs": {str(seed): run for seed, run in named[line.run].runs.items()},
-            **{key: getattr(line, key) for key in ("sampler", "num_steps", "spacing", "options", "seeds", "clip")},
-            "metrics": {name: _as_json(metric) for name, metric in line.metrics.items()},
-        }
-        for line in over_groups(results, groups)
-        if line.run in named
-    ]
-
-
-def _as_json(metric: Measured) -> dict[str, Any]:
-    std, count = metric.over or Trainings(None, 1)
-    upwards = metric.higher_is_better
-    return {"mean": metric.finite, "std": std, "error": metric.error, "n": count, "higher_is_better": upwards}
-
-
-def _training(path: Path) -> tuple[int, dict[str, Any]] | None:
-    """The seed of a run, and all else that decides its weights."""
-    try:
-        experiment, stored = read_experiment(path / EXPERIMENT), read_object(path / EXPERIMENT)
-    except InputError:
-        return None
-    settings = settings_of(experiment)
-    settings["digest of the data"] = as_identity(stored.get("identity"))["data"]
-    return settings.pop("seed"), settings
+    runs, cells = {group.name: group.runs for group in groups}, []
+    for line in (line for line in over_groups(results, groups) if line.run in runs):
+        cell = {key: getattr(line, key) for key in ("sampler", "num_steps", "spacing", "options", "seeds", "clip")}
+        metrics = {}
+        for name, metric in line.metrics.items():
+            std, n = metric.over or Trainings(None, 1)
+            numbers = {"mean": metric.finite, "std": std, "error": metric.error, "n": n}
+            metrics[name] = numbers | {"higher_is_better": metric.higher_is_better}
+        members = {str(seed): run for seed, run in runs[line.run].items()}
+        cells.append({"group": line.run, "runs": members, **cell, "metrics": metrics})
+    return cells
 
 
 def _cell(result: Result) -> Cell:
@@ -162,29 +149,13 @@ def _cell(result: Result) -> Cell:
 
 
 def _cells(results: Sequence[Result], group: Group) -> dict[Cell, dict[int, Result]]:
-    """The results of a group by cell and seed."""
-    seeds = {run: seed for seed, run in group.runs.items()}
+    """The results of a group by cell and seed, by rising seed."""
     cells: dict[Cell, dict[int, Result]] = {}
-    for result in results:
-        if result.run in seeds:
-            cells.setdefault(_cell(result), {})[seeds[result.run]] = result
-    return {cell: dict(sorted(by_seed.items())) for cell, by_seed in cells.items()}
-
-
-def _over(group: Group, results: Sequence[Result]) -> Result:
-    first = results[0]
-    provenances = [result.provenance for result in results]
-    shared = {key: value for key, value in first.provenance.items() if all(p.get(key) == value for p in provenances)}
-    metrics = {name: over_seeds([r.metrics.get(name, NOT_MEASURED) for r in results]) for name in first.metrics}
-    return replace(first, run=group.name, metrics=metrics, provenance=shared, details={})
-
-
-def _mean_and_deviation(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation (n − 1) of one value per training; None where there is none."""
-    if any(value is None for value in values):
-        return None, None
-    numbers = torch.tensor([*values], dtype=torch.float64)
-    return numbers.mean().item(), numbers.std().item() if len(numbers) > 1 else None
+    for seed, run in group.runs.items():
+        for result in results:
+            if result.run == run:
+                cells.setdefault(_cell(result), {})[seed] = result
+    return cells
 
 
 # The paired test -------------------------------------------------------------------------------------------------
@@ -257,13 +228,12 @@ def compare_groups(results: Sequence[Result], groups: Sequence[Group]) -> list[C
         first, second = _cells(results, group), _cells(results, baseline)
         for cell in (cell for cell in first if cell in second):
             seeds = tuple(seed for seed in group.runs if seed in first[cell] and seed in second[cell])
-            sides = [[side[cell][seed] for seed in seeds] for side in (first, second)]
-            names = sides[0][0].metrics if len(seeds) > 1 else ()
-            if tests := {name: test for name in names if (test := _test(name, *sides))}:
+            pairs = [(first[cell][seed].metrics, second[cell][seed].metrics) for seed in seeds]
+            tests = {}
+            for name in pairs[0][0] if len(pairs) > 1 else ():
+                values: Any = [[metrics.get(name, NOT_MEASURED).finite for metrics in pair] for pair in pairs]
+                if not any(None in pair for pair in values):
+                    tests[name] = paired_test(*zip(*values, strict=True))
+            if tests:
                 comparisons.append(Comparison(group.name, baseline.name, seeds, *cell, tests))
     return comparisons
-
-
-def _test(name: str, *groups: Sequence[Result]) -> PairedTest | None:
-    sides: list[list[Any]] = [[r.metrics.get(name, NOT_MEASURED).finite for r in group] for group in groups]
-    return None if any(None in side for side in sides) else paired_test(*sides)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from nidiff.covariance.waves import Boundary, Waves, boundary_per_axis, frequencies, radial_mean, wavenumber
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
-from nidiff.evaluation.arrays import Array, as_fields, as_pair_of_fields
+from nidiff.evaluation.arrays import Array, as_fields, as_pair
 
 CHUNK = 2**22  # numbers at a time
 EMPTY = 1e-24  # what rounding leaves of the largest power
@@ -56,102 +56,75 @@ def spectrum_error(real: Array, generated: Array, *, axes: Axes = None, boundary
     half an octave of |k|, up to the corner of the spectrum. k = 0 is left out, so brightness plays no part. Images of
     uint8 are taken as [-1, 1]. The result is infinite where one of the sets has no power in a band.
     """
-    pair = (PIXELS.to_model(x) if x.dtype == torch.uint8 else x for x in as_pair_of_fields(real, generated))
+    pair = (PIXELS.to_model(x) if x.dtype == torch.uint8 else x for x in as_pair(real, generated))
     return compare_spectra(*pair, axes=axes, boundary=boundary).error
 
 
 @dataclass(frozen=True)
-class SpectrumBands:
-    """Spectra of real and generated fields in bands low ≤ k ≤ high of half an octave. S and its errors are [C, B]."""
+class Bands:
+    """Real and generated fields in bands low ≤ k ≤ high of half an octave: spectra S [C, B] of channels, or complex
+    coherencies γ [P, B] of pairs of channels a < b."""
 
     low: Tensor  # [B]
     high: Tensor  # [B]
     real: Tensor
-    real_error: Tensor  # the standard error of the mean over items
+    real_error: Tensor  # the standard error over items; of γ that of |γ − its mean|
     generated: Tensor
     generated_error: Tensor
 
     @property
     def difference(self) -> Tensor:
-        """log10 S_generated − log10 S_real."""
-        return log_ratio(self.generated, self.real)
+        """log10 S_generated − log10 S_real, or γ_generated − γ_real."""
+        return self.generated - self.real if self.real.is_complex() else log_ratio(self.generated, self.real)
 
     @property
     def error(self) -> float:
-        """The spectrum error: the mean magnitude of the difference, over bands and channels."""
+        """The mean magnitude of the difference: of S the spectrum error, of γ from 0 to 2."""
         return self.difference.abs().mean().item()
 
     @property
     def z(self) -> Tensor:
-        """The difference over its standard error, of both sets together; about N(0, 1) for sets of one distribution."""
-        relative = (self.real_error / self.real).square() + (self.generated_error / self.generated).square()
-        return _over(self.difference * math.log(10), relative.sqrt())
+        """The difference, of γ its magnitude, over its standard error, of both sets together. Of spectra of one
+        distribution it is about N(0, 1)."""
+        errors = torch.stack([self.real_error, self.generated_error])
+        if self.real.is_complex():
+            difference = self.difference.abs()
+        else:
+            difference, errors = self.difference * math.log(10), errors / torch.stack([self.real, self.generated])
+        z = difference / errors.square().sum(0).sqrt()
+        return torch.where((difference == 0) | difference.isinf(), difference, z)
 
     @property
     def within(self) -> float:
-        """The share of bands and channels where |z| ≤ 2: about 0.95 for sets of one distribution."""
+        """The share where |z| ≤ 2: about 0.95 for spectra of one distribution."""
         return (self.z.abs() <= 2).double().mean().item()
 
-    def rows(self, channel: int = 0) -> list[dict[str, float]]:
-        """The table of a channel, a line per band."""
-        names = ("real", "real_error", "generated", "generated_error")
-        columns = {name: getattr(self, name)[channel] for name in names}
-        ratio = {"ratio": 10 ** self.difference[channel], "z": self.z[channel]}
-        return _rows({"low": self.low, "high": self.high, **columns, **ratio})
+    def rows(self, index: int = 0) -> list[dict[str, float]]:
+        """The table of a channel or of a pair, a line per band; of γ, |γ| and its phase in radians."""
+        columns = {"low": self.low, "high": self.high}
+        for name in ("real", "generated"):
+            values = getattr(self, name)[index]
+            columns |= {name: values.abs(), f"{name}_error": getattr(self, f"{name}_error")[index]}
+            columns |= {f"{name}_phase": values.angle()} if values.is_complex() else {}
+        columns |= {} if self.real.is_complex() else {"ratio": 10 ** self.difference[index]}
+        columns["z"] = self.z[index]
+        numbers = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in numbers]
 
 
-def compare_spectra(
-    real: Array, generated: Array, *, axes: Axes = None, boundary: Boundary = "periodic"
-) -> SpectrumBands:
+def compare_spectra(real: Array, generated: Array, *, axes: Axes = None, boundary: Boundary = "periodic") -> Bands:
     """The spectra of two sets of fields [N, C, *event] in bands; the other arguments are those of `field_spectrum`.
 
     ``.error`` is the mean over bands and channels of |log10 S_generated − log10 S_real|. k = 0 is left out.
     """
-    first, second = as_pair_of_fields(real, generated)
-    shells = Shells(tuple(first.shape[2:]), axes, boundary)
-    return spectrum_bands(shells, *(shells.in_bands(shells.powers(x)) for x in (first, second)))
-
-
-@dataclass(frozen=True)
-class CrossBands:
-    """How channels go together in bands low ≤ k ≤ high. γ = S_ab / √(S_a S_b) and its errors are [P, B], complex."""
-
-    pairs: list[tuple[int, int]]  # P of them, a < b
-    low: Tensor  # [B]
-    high: Tensor  # [B]
-    real: Tensor
-    real_error: Tensor  # jackknife over items, of |γ − its mean|
-    generated: Tensor
-    generated_error: Tensor
-
-    @property
-    def error(self) -> float:
-        """The mean of |γ_generated − γ_real| over bands and pairs: from 0 to 2."""
-        return (self.generated - self.real).abs().mean().item()
-
-    @property
-    def z(self) -> Tensor:
-        """|γ_generated − γ_real| over its standard error, of both sets together."""
-        total = (self.real_error.square() + self.generated_error.square()).sqrt()
-        return _over((self.generated - self.real).abs(), total)
-
-    @property
-    def within(self) -> float:
-        """The share of bands and pairs where z ≤ 2."""
-        return (self.z <= 2).double().mean().item()
-
-    def rows(self, pair: int = 0) -> list[dict[str, float]]:
-        """The table of a pair, a line per band: coherence |γ| and phase arg γ in radians."""
-        columns = {"low": self.low, "high": self.high}
-        for name in ("real", "generated"):
-            gamma, error = getattr(self, name)[pair], getattr(self, f"{name}_error")[pair]
-            columns |= {name: gamma.abs(), f"{name}_phase": gamma.angle(), f"{name}_error": error}
-        return _rows({**columns, "z": self.z[pair]})
+    pair = as_pair(real, generated)
+    shells = Shells(tuple(pair[0].shape[2:]), axes, boundary)
+    return spectrum_bands(shells, *(shells.in_bands(shells.powers(x)) for x in pair))
 
 
 def compare_cross_spectra(
     real: Array, generated: Array, *, axes: Axes = None, boundary: Boundary = "periodic"
-) -> CrossBands:
+) -> Bands:
     """The coherency γ(k) = S_ab / √(S_a S_b) of every pair of channels of two sets of fields, in bands.
 
     S_ab is the mean of x̂_a x̂_b* over items and modes, of which one of k and −k counts, that with a positive frequency
@@ -159,11 +132,11 @@ def compare_cross_spectra(
     coherence: 1 where one channel is the other times one complex number throughout the band, such as a symmetric
     filter, less where the phase turns within the band, and 0 where they have nothing in common.
     """
-    first, second = as_pair_of_fields(real, generated)
-    if first.shape[1] < 2:
+    pair = as_pair(real, generated)
+    if pair[0].shape[1] < 2:
         raise InputError("real", None, "has one channel", "give two or more")
-    shells = Shells(tuple(first.shape[2:]), axes, boundary)
-    return cross_bands(shells, *((shells.in_bands(shells.powers(x)), shells.crosses(x)) for x in (first, second)))
+    shells = Shells(tuple(pair[0].shape[2:]), axes, boundary)
+    return coherency_bands(shells, *((shells.in_bands(shells.powers(x)), shells.crosses(x)) for x in pair))
 
 
 class Shells:
@@ -171,11 +144,11 @@ class Shells:
 
     def __init__(self, event: tuple[int, ...], axes: Axes = None, boundary: Boundary = "periodic") -> None:
         names, chosen = boundary_per_axis(boundary, len(event)), [*range(len(event))] if axes is None else sorted(axes)
-        if not chosen or not {*chosen} <= {*range(len(event))} or len({*chosen}) < len(chosen):
-            raise InputError("axes", axes, "are not axes of the event", f"choose from {[*range(len(event))]}")
+        known = [axis for axis in chosen if 0 <= axis < len(event)]
+        if len({*known}) < len(chosen) or all(event[axis] < 2 for axis in known):
+            problem = f"are not axes of an event {tuple(event)}, or have one pixel each"
+            raise InputError("axes", axes, problem, f"choose from {[*range(len(event))]}")
         self.axes, self.shape = tuple(chosen), tuple(event[axis] for axis in chosen)
-        if max(self.shape) < 2:
-            raise InputError("axes", axes, "have one pixel each", "choose longer ones")
         self.boundary = tuple(names[axis] for axis in chosen)
         self.basis = Waves(self.shape, self.boundary)
         self._shell = wavenumber(self.shape, self.boundary).round().long()
@@ -250,44 +223,31 @@ class Shells:
         return sign.reshape([-1 if place - len(self.shape) == axis else 1 for place in range(len(self.shape))])
 
 
-def spectrum_bands(shells: Shells, real: Tensor, generated: Tensor) -> SpectrumBands:
-    """From the powers of each item in bands, [N, C, B]."""
-    low, high = torch.tensor(shells.bands).T
-    return SpectrumBands(low, high, real.mean(0), _mean_error(real), generated.mean(0), _mean_error(generated))
+def spectrum_bands(shells: Shells, *sides: Tensor) -> Bands:
+    """From the powers of each real and each generated item in bands, [N, C, B]."""
+    numbers = (number for side in sides for number in (side.mean(0), side.std(0) / len(side) ** 0.5))
+    return Bands(*torch.tensor(shells.bands).T, *numbers)
 
 
-def cross_bands(shells: Shells, real: tuple[Tensor, Tensor], generated: tuple[Tensor, Tensor]) -> CrossBands:
-    """From the powers [N, C, B] and their products between channels [N, P, B] of each item."""
-    channels = real[0].shape[1]
-    pairs = [(a, b) for a in range(channels) for b in range(a + 1, channels)]
-    low, high = torch.tensor(shells.bands).T
-    sides = (part(*side) for side in (real, generated) for part in (coherency, _jackknife))
-    return CrossBands(pairs, low, high, *sides)
+def coherency_bands(shells: Shells, *sides: tuple[Tensor, Tensor]) -> Bands:
+    """From the powers [N, C, B] and their products between channels [N, P, B] of each real and each generated item.
+
+    The errors are those of the jackknife, √((N − 1)/N Σ |γ₋ᵢ − mean|²) over the sets that each lack one item.
+    """
+    numbers = []
+    for side in sides:
+        count = len(side[0])
+        without = coherency(*((values.sum(0) - values) / (count - 1) for values in side))
+        error = ((without - without.mean(0)).abs().square().sum(0) * (count - 1) / count).sqrt()
+        numbers += [coherency(*(values.mean(0) for values in side)), error]
+    return Bands(*torch.tensor(shells.bands).T, *numbers)
 
 
 def coherency(powers: Tensor, crosses: Tensor) -> Tensor:
-    """γ = S_ab / √(S_a S_b) [P, B] of the means over items; 0 where a channel has no power."""
-    return _coherency(powers.mean(0), crosses.mean(0))
-
-
-def _coherency(powers: Tensor, crosses: Tensor) -> Tensor:
-    channels = powers.shape[-2]
-    first, second = torch.triu_indices(channels, channels, 1)
+    """γ = S_ab / √(S_a S_b) [..., P, B] from S_a [..., C, B] and S_ab; 0 where a channel has no power."""
+    first, second = torch.triu_indices(powers.shape[-2], powers.shape[-2], 1)
     scale = (powers[..., first, :] * powers[..., second, :]).sqrt()
     return torch.where(scale > 0, crosses / scale.clamp(min=1e-300), 0.0)
-
-
-def _jackknife(powers: Tensor, crosses: Tensor) -> Tensor:
-    """The standard error of γ: √((N − 1)/N Σ |γ₋ᵢ − mean|²) over the sets that each lack one item."""
-    count = len(powers)
-    others = [(values.sum(0) - values) / (count - 1) for values in (powers, crosses)]
-    without = _coherency(others[0], others[1])
-    return ((without - without.mean(0)).abs().square().sum(0) * (count - 1) / count).sqrt()
-
-
-def _mean_error(values: Tensor) -> Tensor:
-    """The standard error of the mean over items."""
-    return values.std(0) / len(values) ** 0.5
 
 
 def log_ratio(generated: Tensor, real: Tensor) -> Tensor:
@@ -295,13 +255,3 @@ def log_ratio(generated: Tensor, real: Tensor) -> Tensor:
     rounding = EMPTY * torch.maximum(real, generated).amax(-1, keepdim=True)  # channels have units of their own
     real, generated = (torch.where(power > rounding, power, 0.0) for power in (real, generated))
     return torch.where((real == 0) & (generated == 0), 0.0, generated.log10() - real.log10())
-
-
-def _over(difference: Tensor, error: Tensor) -> Tensor:
-    """difference / error; 0 where there is no difference, and ∞ where it is that large."""
-    return torch.where((difference == 0) | difference.isinf(), difference, difference / error)
-
-
-def _rows(columns: dict[str, Tensor]) -> list[dict[str, Any]]:
-    numbers = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return [dict(zip(columns, row, strict=True)) for row in numbers]

@@ -16,17 +16,8 @@ from nidiff.model.card import escaped
 from nidiff.recipe import fits
 
 HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
-PAIRED, BY_CLASS = "Paired over seeds", "By class"
 MOST_CLASSES, MOST_TABLES = 20, 8  # columns of a table, and tables of spectra
 FEW = 10  # trainings
-OVER_SEEDS = (
-    "a ± b (samples ± c): mean a and standard deviation b over trainings that differ only in the seed; c is the mean "
-    "error of one training over its samples."
-)
-RIGHT_CLASS = (
-    "right class: the share of samples that a small classifier, trained on the real images, gives the class asked for; "
-    "of real images that it was not trained on, {}."
-)
 
 
 class Style(NamedTuple):
@@ -81,7 +72,7 @@ def detailed_text(result: Result) -> str:
     settings = "" if result.sampler == "-" else f", {result.sampler_text} {result.num_steps}"
     rows = [[PLAIN.escape(f"{result.run}{settings}"), "generated", "real"]]
     for name, metric in result.metrics.items():
-        rows.append([PLAIN.escape(name), number(metric, PLAIN), number(_measured(floor.get(name)), PLAIN)])
+        rows.append([PLAIN.escape(name), number(metric, PLAIN), _stored_number(floor.get(name), PLAIN)])
     against = result.details.get("floor_of", "other real data")
     best = "0 is best, but of precision and recall 1"
     parts = [aligned(rows), f"{best}; real: the same of {against} in place of samples."]
@@ -95,25 +86,24 @@ def detailed_text(result: Result) -> str:
 
 def _band_table(table: Mapping[str, Any]) -> str:
     """A spectrum of one channel, or the coherence of two."""
-    if is_spectrum := "spectrum" in table:
-        title = f"Spectrum over {table['spectrum']} of {table['channel']}"
-    else:
-        title = f"Coherence over {table['coherence']} of {table['channels']}"
-    rows = [["k", "real", "generated", *(["ratio"] if is_spectrum else []), "z"]]
+    is_spectrum, rows, inside = "spectrum" in table, [], 0
     for band in table["bands"]:
-        low, high = int(band["low"]), int(band["high"])
+        low, high, z = int(band["low"]), int(band["high"]), band["z"]
         sides = [number(Measured(band[side], band[f"{side}_error"]), PLAIN) for side in ("real", "generated")]
-        numbers = [(band["ratio"], ".3g")] if is_spectrum else []
-        shown = [PLAIN.missing if x is None else f"{x:{form}}" for x, form in [*numbers, (band["z"], ".1f")]]
+        numbers = [*([(band["ratio"], ".3g")] if is_spectrum else []), (z, ".1f")]
+        shown = [PLAIN.missing if x is None else f"{x:{form}}" for x, form in numbers]
         rows.append([f"{low}" if low == high else f"{low}-{high}", *sides, *shown])
-    inside = sum(band["z"] is not None and abs(band["z"]) <= 2 for band in table["bands"])
-    share = f"{inside} of {len(table['bands'])} bands are within 2 standard errors of the real data"
-    return "\n".join([f"{PLAIN.escape(title)}: {share}", aligned(rows)])
+        inside += z is not None and abs(z) <= 2
+    kind, of = ("Spectrum", "channel") if is_spectrum else ("Coherence", "channels")
+    title = f"{kind} over {table[kind.lower()]} of {table[of]}"
+    share = f"{inside} of {len(rows)} bands are within 2 standard errors of the real data"
+    head = ["k", "real", "generated", *(["ratio"] if is_spectrum else []), "z"]
+    return "\n".join([f"{PLAIN.escape(title)}: {share}", aligned([head, *rows])])
 
 
-def _measured(values: Any) -> Measured:
+def _stored_number(values: Any, style: Style) -> str:
     """A metric in the details of a result."""
-    return Measured(values["value"], values["error"]) if isinstance(values, Mapping) else NOT_MEASURED
+    return number(Measured(values["value"], values["error"]) if values else NOT_MEASURED, style)
 
 
 def _blocks(
@@ -122,9 +112,9 @@ def _blocks(
     """The tables, each with its title, its head and rows, and the notes below it."""
     yield "", cells(results, style), notes(results, style)
     for title, rows in class_cells(results, style).items():
-        yield f"{BY_CLASS}: {title}", rows, []
+        yield f"By class: {title}", rows, []
     if paired:
-        yield PAIRED, paired_cells(paired, style), paired_notes(paired, style)
+        yield "Paired over seeds", paired_cells(paired, style), paired_notes(paired, style)
 
 
 def csv_text(results: Sequence[Result]) -> str:
@@ -179,9 +169,16 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
     sources = [f"{mark} {source}".lstrip() for source, mark in _marks(results).items()]
     accuracies: set[Any] = {share for result in results if fits(share := result.details.get("classifier"), float)}
     if accuracies:
-        sources.append(RIGHT_CLASS.format(", ".join(f"{share:.1%}" for share in sorted(accuracies))))
+        sources.append(
+            "right class: the share of samples that a small classifier, trained on the real images, gives the class "
+            "asked for; of real images that it was not trained on, "
+            f"{', '.join(f'{share:.1%}' for share in sorted(accuracies))}."
+        )
     if any(metric.over is not None for result in results for metric in result.metrics.values()):
-        sources.append(OVER_SEEDS)
+        sources.append(
+            "a ± b (samples ± c): mean a and standard deviation b over trainings that differ only in the seed; c is "
+            "the mean error of one training over its samples."
+        )
     return [style.escape(note) for note in sources]
 
 
@@ -195,7 +192,7 @@ def class_cells(results: Sequence[Result], style: Style) -> dict[str, list[list[
         tables[style.escape(name)] = [["run", "sampler", "steps", *classes]]
         for result, metrics in by_class:
             row = [style.escape(result.run), style.escape(result.sampler_text), str(result.num_steps)]
-            row += [number(_measured(metrics.get(label, {}).get(name)), style) for label in classes]
+            row += [_stored_number(metrics.get(label, {}).get(name), style) for label in classes]
             tables[style.escape(name)].append(row)
     return tables
 
@@ -215,24 +212,23 @@ def paired_cells(paired: Sequence[Comparison], style: Style) -> list[list[str]]:
     return rows
 
 
-def paired_notes(paired: Sequence[Comparison], style: Style) -> list[str]:
-    """What the numbers of the paired tests are, and how far to trust them."""
-    counts = sorted({len(pair.seeds) for pair in paired})
-    trainings = " or ".join(map(str, counts))
-    words = (
-        "Mean ± standard error of the differences between two trainings of the same seed; p of the two-sided paired "
-        f"t-test. It rests on n = {trainings} trainings of each group, assumes differences that are normally "
-        "distributed, and is not corrected for the number of tests."
-    )
-    few = f"n = {trainings} is small: only differences that are large beside their spread are found, and p is rough."
-    return [style.escape(note) for note in (words, *([few] if counts[0] < FEW else []))]
-
-
 def _paired(test: PairedTest | None, style: Style) -> str:
     if test is None:
         return style.missing
     p = "no test" if test.p is None else "p < 0.0001" if test.p < 1e-4 else f"p = {test.p:.2g}"
     return f"{number(Measured(test.difference, test.error), style)} ({style.escape(p)})"
+
+
+def paired_notes(paired: Sequence[Comparison], style: Style) -> list[str]:
+    """What the numbers of the paired tests are, and how far to trust them."""
+    counts = sorted({len(pair.seeds) for pair in paired})
+    words = (
+        "Mean ± standard error of the differences between two trainings of the same seed; p of the two-sided paired "
+        f"t-test. It rests on n = {' or '.join(map(str, counts))} trainings of each group, assumes differences that "
+        "are normally distributed, and is not corrected for the number of tests."
+    )
+    few = " So few trainings show only differences that are large beside their spread, and p is rough."
+    return [style.escape(words + (few if counts[0] < FEW else ""))]
 
 
 def find_metrics(results: Sequence[Result]) -> dict[str, bool]:
@@ -276,23 +272,14 @@ def number(measured: Measured, style: Style) -> str:
         return style.missing
     if over is not None and over.deviation is not None:
         mean = number(Measured(value, over.deviation), style)
-        return mean if error is None else f"{mean} (samples {style.plus_minus} {_rounded(error)})"
+        return mean if error is None else f"{mean} (samples {style.plus_minus} {error:.2g})"
     if error is None or not math.isfinite(error):
         return f"{value:.4g}"
-    decimals = _decimals(error)
+    leading, exponent = f"{error:.1e}".split("e")
+    decimals = (1 if float(leading) < 3 else 0) - int(exponent)
     if not error or abs(value) >= 1e6 or decimals + math.log10(abs(value) or 1) > 8:
         return f"{value:.4g} {style.plus_minus} {error:.1g}"  # more digits than anybody would read
     return f"{value:.{max(0, decimals)}f} {style.plus_minus} {error:.{max(0, decimals)}f}"
-
-
-def _decimals(error: float) -> int:
-    leading, exponent = f"{error:.1e}".split("e")
-    return (1 if float(leading) < 3 else 0) - int(exponent)
-
-
-def _rounded(error: float) -> str:
-    readable = math.isfinite(error) and error and abs(_decimals(error)) < 8
-    return f"{error:.{max(0, _decimals(error))}f}" if readable else f"{error:.1g}"
 
 
 NAMED = zip("\\~^<>|", ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar"), strict=True)

@@ -72,50 +72,41 @@ def rows_of_seeds(rows: Tensor, seeds: Sequence[int]) -> Tensor:
 
 def plan_conditions(
     denoiser: Denoiser,
-    classes: Sequence[int] | None,
-    guidance: float | None,
-    guidance_interval: Sequence[float] | None,
-    condition: str | Path | None,
+    classes: Sequence[int] | None = None,
+    guidance: float | None = None,
+    guidance_interval: Sequence[float] | None = None,
+    condition: str | Path | None = None,
 ) -> Conditioning:
-    """The conditioning that the arguments of `plan_job` ask for, if the model can be conditioned so."""
+    """The conditioning of a job, if the model can be conditioned so.
+
+    ``classes`` are those of the seeds in turn: by default all of the model's, and empty for none. ``condition`` is an
+    .npy or .npz file of conditions, a row per seed in turn.
+    """
     conditions = denoiser.conditions
     chosen = _chosen_classes(conditions.get(CLASSES), classes)
     rows = {} if condition is None else read_rows(condition, conditions)
     names = [*rows, *([CLASSES] if chosen else [])]
     for name in conditions.keys() - {*names}:
         if not conditions[name].dropout:
-            argument = "classes" if name == CLASSES else "condition"
-            raise InputError(argument, None, f"is missing: the model was trained with {name} in every item", "give it")
+            argument, problem = "classes" if name == CLASSES else "condition", f"the model was trained with {name}"
+            raise InputError(argument, None, f"is missing: {problem} in every item", "give it, or use Python")
     if guidance is None:
         if guidance_interval is not None:
             raise InputError("guidance_interval", None, "has no meaning without `guidance`", "give both, or neither")
         return Conditioning(chosen, rows)
-    scale = check_number("guidance", guidance)
-    guided = make_guidance(
-        conditions,
-        names,
-        scale,
-        interval=guidance_interval,
-        num_rows=len(denoiser.process.schedule),
-        argument="guidance_interval",
-    )
+    scale, rows_known = check_number("guidance", guidance), len(denoiser.process.schedule)
+    interval: dict[str, Any] = {"interval": guidance_interval, "argument": "guidance_interval"}
+    guided = make_guidance(conditions, names, scale, num_rows=rows_known, **interval)
     return Conditioning(chosen, rows, None if scale == 1 else guided)  # scale 1 is the conditional law itself
 
 
 def _chosen_classes(condition: Condition | None, classes: Sequence[int] | None) -> tuple[int, ...]:
     """``classes``, by default all of the model's."""
-    if condition is None or condition.classes is None:
-        if classes:
-            text = classes_text(classes)
-            raise InputError("classes", text, "has no meaning: the model was trained without classes", "leave it out")
-        return ()
-    known = range(condition.classes)
-    if classes is None:
-        return tuple(known)
-    if beyond := [number for number in classes if number not in known]:
-        problem = f"has {beyond[0]}, which is not a class of the model"
-        raise InputError("classes", None, problem, f"give classes from 0 to {condition.classes - 1}")
-    return tuple(classes)
+    known = range(0 if condition is None else condition.classes or 0)
+    if beyond := [number for number in classes or () if number not in known]:
+        remedy = f"give classes from 0 to {len(known) - 1}" if known else "leave it out"
+        raise InputError("classes", None, f"has {beyond[0]}, which is not a class of the model", remedy)
+    return tuple(known if classes is None else classes)
 
 
 def read_rows(file: str | Path, conditions: Mapping[str, Condition]) -> dict[str, Tensor]:
@@ -124,9 +115,9 @@ def read_rows(file: str | Path, conditions: Mapping[str, Condition]) -> dict[str
     path = as_path("condition", file)
     names = [name for name in conditions if name != CLASSES]
     if len(names) != 1:
-        takes = f"takes {' and '.join(names)}, more than a file can hold" if names else "was trained without any"
+        takes = " and ".join(names) or "none"
         remedy = "use Python" if names else "leave it out"
-        raise InputError("condition", path, f"cannot be used: the model {takes}", remedy)
+        raise InputError("condition", path, f"cannot be used: the model takes {takes}", remedy)
     condition, values = conditions[names[0]], read_array(path, "condition")
     shape = condition.shape
     if values.ndim == len(shape) and shape[:1] == (1,):

@@ -5,7 +5,7 @@ A file is written aside and renamed, and the same samples give the same bytes.
 
 import sys
 import wave
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nidiff.data.dataset import WHOLE
+from nidiff.data.dataset import WHOLE, as_stored
+from nidiff.data.figures import samples_figure, save_drawn
 from nidiff.data.grid import Grid
-from nidiff.data.pictures import as_grey_or_rgb, eight_bits
-from nidiff.errors import InputError
+from nidiff.data.pictures import as_grey_or_rgb, eight_bits, save_png
+from nidiff.errors import InputError, one_of
 from nidiff.extras import require
 from nidiff.files import replacing, replacing_folder
 
@@ -37,18 +38,35 @@ class Samples:
     seeds: "NDArray[Any]"
     grid: Grid
     about: Mapping[str, str]
+    names: Sequence[str] = ()
+    """Of the files of single samples; default: the seeds."""
+
+    def files(self, folder: Path, suffix: str) -> Iterator[tuple[Path, dict[str, str], "NDArray[Any]"]]:
+        """The file of each sample, what to say about it, and its numbers."""
+        names = self.names or [f"{seed:06d}" for seed in self.seeds]
+        for name, seed, item in zip(names, self.seeds, self.data, strict=True):
+            yield folder / f"{name}.{suffix}", {**self.about, "seed": str(seed)}, item
 
 
-def check_export(kind: str, grid: Grid) -> None:
+def check_format(kind: str, grid: Grid) -> None:
     """Refuse a format that cannot hold what ``grid`` describes, or whose packages are missing."""
-    needed = {"wav": "signal", "gif": "video"}.get(kind, grid.kind)
-    if grid.kind != needed:
-        problem = f"is for items of the kind {needed}, and these are of the kind {grid.kind}"
-        raise InputError("format", kind, problem, "use `format` npy, or netcdf")
-    if kind == "wav" and grid.rate is None:
-        raise InputError("format", kind, "needs the samples per second, which the model does not know", "give `rate`")
-    for module in {"netcdf": ("xarray", "h5netcdf"), "zarr": ("xarray", "zarr")}.get(kind, ()):
+    needed = {"wav": "signal", "gif": "video"}.get(one_of("format", kind, FORMATS), grid.kind)
+    if grid.kind != needed or (kind == "wav" and grid.rate is None):
+        rate = " with a known rate" if kind == "wav" else ""
+        problem = f"is for items of the kind {needed}{rate}, and these are of the kind {grid.kind}"
+        raise InputError("format", kind, problem, "use another `format`, or give the `rate` of a signal")
+    drawn = ("matplotlib",) if grid.kind != "picture" else ()
+    for module in {"netcdf": ("xarray", "h5netcdf"), "zarr": ("xarray", "zarr"), "png": drawn}.get(kind, ()):
         require(module)
+
+
+def write_format(samples: Samples, folder: Path, kind: str) -> None:
+    """Write samples to ``folder`` in one of `FORMATS`, besides the samples.npz that every folder has."""
+    if kind in WHOLE_FILES:
+        name, write = WHOLE_FILES[kind]
+        write(samples, folder / name)
+    elif kind in BY_SAMPLE:
+        BY_SAMPLE[kind](samples, folder / kind)
 
 
 def write_npy(samples: Samples, path: Path) -> None:
@@ -75,8 +93,9 @@ def as_xarray(samples: Samples) -> Any:
     """The samples as an `xarray.Dataset`."""
     xarray, grid, data = require("xarray"), samples.grid, samples.data
     names = _variables(grid, data.shape[1])
-    possible = ("sample", "seed", "item", "number", *(f"sample_{index}" for index in range(len(names) + 3)))
-    item = next(name for name in possible if name not in (*grid.axes, *names))
+    item = "sample"
+    while item in (*grid.axes, *names):
+        item += "_"
     units = grid.units or ("",) * len(names)
     variables = {
         name: ((item, *grid.axes), data[:, channel], {"units": unit} if unit else {})
@@ -92,19 +111,40 @@ def as_xarray(samples: Samples) -> Any:
 
 
 def _variables(grid: Grid, channels: int) -> list[str]:
-    """A name for the variable of each channel, different from one another and from the axes."""
-    names = [name.replace("/", "_") for name in grid.channels] or [f"channel_{index}" for index in range(channels)]
-    numbered = [f"{name or 'channel'}_{index}" for index, name in enumerate(names)]
-    chosen = [
-        number if not name or names.count(name) > 1 or name in grid.axes else name
-        for name, number in zip(names, numbered, strict=True)
-    ]
-    return chosen if len({*chosen}) == len(chosen) else numbered
+    """A name for the variable of each channel: its own, or numbered where these are not all different."""
+    names = [name.replace("/", "_") or "channel" for name in grid.channels]
+    if names and len({*names, *grid.axes}) == len(names) + len(grid.axes):
+        return names
+    return [f"{name}_{index}" for index, name in enumerate(names or ["channel"] * channels)]
 
 
 def _unfilled(dataset: Any) -> dict[str, dict[str, None]]:
     """Samples have no missing values, so none is given a number."""
     return {name: {"_FillValue": None} for name in dataset.variables}
+
+
+def write_png(samples: Samples, folder: Path) -> None:
+    """SEED.png: pictures exactly, and anything else as a figure. One that is whole and of these samples stays."""
+    grid = samples.grid
+    for path, about, item in samples.files(folder, "png"):
+        if _is_png(path, about):
+            continue
+        x = torch.from_numpy(item)[None]
+        if grid.kind != "picture":
+            save_drawn(samples_figure(x, grid), path, about)
+        else:
+            pixels = as_stored(x, WHOLE[grid.dtype], grid.dtype) if x.is_floating_point() else x
+            save_png(as_grey_or_rgb(pixels)[0].movedim(0, -1), path, about)
+
+
+def _is_png(path: Path, about: Mapping[str, str]) -> bool:
+    """Whether a PNG is there and whole, and says the same about itself."""
+    try:
+        with Image.open(path, formats=["PNG"]) as picture:
+            picture.verify()  # the checksums
+            return about.items() <= picture.info.items()
+    except Exception:  # Pillow raises nearly anything when a file is broken
+        return False
 
 
 def write_wav(samples: Samples, folder: Path) -> None:
@@ -122,8 +162,8 @@ def write_wav(samples: Samples, folder: Path) -> None:
             file=sys.stderr,
         )
     pulses = (data * LOUDEST).round().clip(-LOUDEST, LOUDEST - 1).astype("<i2")
-    for seed, sound in zip(samples.seeds, pulses, strict=True):
-        with replacing(folder / f"{seed:06d}.wav") as file, wave.open(file, "wb") as out:
+    for (path, _, _), sound in zip(samples.files(folder, "wav"), pulses, strict=True):
+        with replacing(path) as file, wave.open(file, "wb") as out:
             out.setparams((len(sound), 2, samples.grid.rate, 0, "NONE", ""))  # type: ignore[arg-type]
             out.writeframes(np.ascontiguousarray(sound.T).tobytes())
 
@@ -131,14 +171,14 @@ def write_wav(samples: Samples, folder: Path) -> None:
 def write_gif(samples: Samples, folder: Path) -> None:
     """SEED.gif, 10 frames per second. Of 8-bit video the values are those of the pixels. Other numbers are shown in
     grey, from the smallest to the largest of each channel; unless colours, channels stand side by side."""
-    for seed, video in zip(samples.seeds, samples.data, strict=True):
+    for path, about, video in samples.files(folder, "gif"):
         frames = as_grey_or_rgb(torch.from_numpy(_eight_bits(video, samples.grid.dtype)).movedim(1, 0))
         factor = max(1, SMALLEST_FRAME // min(video.shape[2:]))
         frames = frames.repeat_interleave(factor, -1).repeat_interleave(factor, -2)
         pictures = [Image.fromarray(frame.movedim(0, -1).squeeze(-1).numpy()) for frame in frames]
-        words = ", ".join(f"{key} {text}" for key, text in {**samples.about, "seed": str(seed)}.items())
+        words = ", ".join(f"{key} {text}" for key, text in about.items())
         options: dict[str, Any] = {"duration": FRAME_TIME, "loop": 0, "comment": words.encode()}
-        with replacing(folder / f"{seed:06d}.gif") as file:
+        with replacing(path) as file:
             pictures[0].save(file, format="gif", save_all=True, append_images=pictures[1:], **options)
 
 
@@ -157,5 +197,6 @@ WHOLE_FILES: dict[str, tuple[str, Callable[[Samples, Path], None]]] = {
     "zarr": ("samples.zarr", write_zarr),
 }
 """One file or folder with all samples, its name and who writes it."""
-BY_SEED: dict[str, Callable[[Samples, Path], None]] = {"wav": write_wav, "gif": write_gif}
-"""A folder of that name with a file for each seed, and who writes it."""
+BY_SAMPLE: dict[str, Callable[[Samples, Path], None]] = {"png": write_png, "wav": write_wav, "gif": write_gif}
+"""A folder of that name with a file for each sample, and who writes it."""
+FORMATS = ("npz", *WHOLE_FILES, *BY_SAMPLE)

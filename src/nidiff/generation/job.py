@@ -2,10 +2,9 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.diffusion.denoiser import Denoiser
@@ -23,6 +22,9 @@ from nidiff.sealed import digest
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Drawing: TypeAlias = tuple[Denoiser, Sequence[int], Mapping[str, Any]]
+"""A denoiser, the seeds that it draws at a time, and the other arguments of `nidiff.sample`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,9 +44,8 @@ class Job:
 
     def to_json(self) -> dict[str, Any]:
         """The job as it is stored, and as its digest is made from; shape and conditions only where they are set."""
-        values = asdict(replace(self, conditioning=None))  # type: ignore[arg-type]
-        shape, _ = values.pop("shape"), values.pop("conditioning")
-        return values | ({"shape": list(shape)} if shape else {}) | self.conditioning.to_json()
+        values = {key: value for key, value in vars(self).items() if key not in ("shape", "conditioning")}
+        return values | ({"shape": list(self.shape)} if self.shape else {}) | self.conditioning.to_json()
 
     @property
     def name(self) -> str:
@@ -75,16 +76,12 @@ def plan_job(
     clip: float | None = None,
     tile: int | None = None,
     floats: bool = False,
-    classes: Sequence[int] | None = None,
-    guidance: float | None = None,
-    guidance_interval: Sequence[float] | None = None,
-    condition: Path | None = None,
+    **conditions: Any,
 ) -> Job:
     """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
     The default sampler is dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None
-    for that of the model, or 0 for no clipping. ``classes`` are those of the seeds in turn: by default all of the
-    model's, and empty for none. ``condition`` is an .npy or .npz file of conditions, a row per seed in turn.
+    for that of the model, or 0 for no clipping. ``conditions`` are the arguments of `plan_conditions`.
     """
     if sampler is None:
         usual = (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
@@ -106,7 +103,7 @@ def plan_job(
         tile=tile_size(*model.shape[1:]) if tile is None else check_whole("tile", tile, 0),
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
-        conditioning=plan_conditions(model.denoiser, classes, guidance, guidance_interval, condition),
+        conditioning=plan_conditions(model.denoiser, **conditions),
     )
 
 
@@ -114,18 +111,36 @@ def draw_seeds(
     denoiser: Denoiser, job: Job, seeds: Sequence[int], shape: Sequence[int], callback: Callable[[Visit], None]
 ) -> "Tensor":
     """The images [N, C, *event] of ``seeds`` in the units of the model."""
-    return draw_finite(job.denoiser(denoiser, seeds), seeds, shape, callback=callback, **job.arguments)
+    drawing = (job.denoiser(denoiser, seeds), seeds, job.arguments)
+    return next(draw_blocks([drawing], shape, lambda done: None, callback))
 
 
-def draw_finite(denoiser: Denoiser, seeds: Sequence[int], shape: Sequence[int], **arguments: Any) -> "Tensor":
-    """The images of `nidiff.sample` [N, C, *event], if all of them are finite."""
-    images = sample(denoiser, (len(seeds), *shape), generator=seeds, **arguments).cpu()
-    finite = images.isfinite() & as_stored(images, denoiser.scaling, "float32").isfinite()  # which may overflow
-    for seed, is_finite in zip(seeds, finite.flatten(1).all(1), strict=True):
-        if not is_finite:
+def draw_blocks(
+    drawings: Iterable[Drawing],
+    shape: Sequence[int],
+    show: Callable[[float], None],
+    watch: Callable[[Visit], None] | None = None,
+) -> Iterator["Tensor"]:
+    """The images [N, C, *event] of each block of seeds, if all of them are finite.
+
+    ``show`` is called with how many images are done, ``watch`` at each level.
+    """
+    before = 0
+    for denoiser, seeds, arguments in drawings:
+
+        def advance(visit: Visit, before: int = before, size: int = len(seeds)) -> None:
+            show(before + size * visit.step / visit.num_steps)
+            if watch is not None:
+                watch(visit)
+
+        images = sample(denoiser, (len(seeds), *shape), generator=seeds, callback=advance, **arguments).cpu()
+        finite = images.isfinite() & as_stored(images, denoiser.scaling, "float32").isfinite()  # which may overflow
+        if not bool(finite.all()):
+            seed = seeds[int((~finite).flatten(1).any(1).nonzero()[0])]
             problem = f"the image of seed {seed} has NaN or infinite pixels"
             raise InputError(None, None, problem, "use more steps, or train the model again")
-    return images
+        yield images
+        before += len(seeds)
 
 
 def as_saved(x: "Tensor", scaling: Scaling | None, dtype: str, floats: bool) -> "Tensor":

@@ -1,15 +1,19 @@
 """A model loaded for sampling, on its grid or on another, and the processes that sample it."""
 
-import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import torch
+
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.gaussian import common_basis
+from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, first_line
 from nidiff.model.folder import image_shape, open_with, read_grid, whole_model
 from nidiff.model.manifest import model_sha256
@@ -17,7 +21,6 @@ from nidiff.model.network import load_network
 from nidiff.model.zoo import Card, entry_of, find_model, read_card
 
 if TYPE_CHECKING:
-    import torch
     from accelerate import PartialState
 
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
@@ -47,6 +50,18 @@ class Model(NamedTuple):
         """Where its results belong: its run directory, or out/NAME for a shipped model, which is never changed."""
         return self.path if self.card is None else Path("out") / self.name
 
+    @property
+    def scaling(self) -> Scaling:
+        """From the units of the model to those of the data."""
+        return self.denoiser.scaling or Scaling(1.0)
+
+    @property
+    def boundary(self) -> tuple[str, ...]:
+        """Of each axis: that of the basis of Σ or, for white noise, of the data's Gaussian; reflecting where both are
+        white."""
+        basis = common_basis(self.denoiser.process.covariance, self.denoiser.gaussian)
+        return basis.boundary or ("reflecting",) * (len(self.shape) - 1)
+
     def at(self, event: Sequence[int]) -> "Model":
         """The same model on another grid over the same domain; ``event`` is how many points each axis has there."""
         if tuple(event) == self.shape[1:]:
@@ -54,22 +69,16 @@ class Model(NamedTuple):
         if len(event) != len(self.shape) - 1:
             raise InputError("shape", tuple(event), f"is not for the {len(self.shape) - 1} axes of the model")
         denoiser = self.denoiser.at(tuple(event))
-        grid = resized(self.grid, self.shape[1:], event, boundaries(self.denoiser, len(event)))
+        grid = resized(self.grid, self.shape[1:], event, self.boundary)
         model = self._replace(denoiser=denoiser, shape=(self.shape[0], *event), grid=grid, event=tuple(event))
-        model.try_network()
-        return model
-
-    def try_network(self) -> None:
-        """Call the network once, and refuse a shape that it cannot take."""
-        import torch
-
-        x, level = torch.zeros(1, *self.shape, device=self.denoiser.device), self.denoiser.process.schedule.level(0)
+        x, level = torch.zeros(1, *model.shape, device=denoiser.device), denoiser.process.schedule.level(0)
         try:
             with torch.inference_mode():
-                self.denoiser(x, level)
+                denoiser(x, level)
         except (RuntimeError, ValueError) as error:  # of torch, about sizes that do not match, or of the network
             problem = f"does not fit the network ({first_line(error)})"
-            raise InputError("shape", self.event, problem, "give a multiple of the model's shape") from error
+            raise InputError("shape", model.event, problem, "give a multiple of the model's shape") from error
+        return model
 
 
 class SingleProcess:
@@ -77,7 +86,7 @@ class SingleProcess:
 
     is_main_process, process_index, num_processes = True, 0, 1
 
-    def __init__(self, device: "torch.device") -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def wait_for_everyone(self) -> None:
@@ -86,8 +95,6 @@ class SingleProcess:
 
 def process_state() -> "PartialState | SingleProcess":
     """This process among those that torchrun or accelerate launch started, or the only one."""
-    import torch
-
     if not any(name in os.environ for name in LAUNCHED):  # accelerate, which is slow to import, is not needed
         return SingleProcess(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     from accelerate import PartialState
@@ -110,34 +117,19 @@ def open_model(path: Path, state: "PartialState | SingleProcess") -> Model:
     return Model(path, denoiser, shape, model_sha256(folder, checked=True), grid, card=card)
 
 
-def boundaries(denoiser: Denoiser, axes: int) -> tuple[str, ...]:
-    """The boundary of each axis of the event: that of Σ or, for white noise, that of the data's Gaussian; reflecting
-    where both are white."""
-    of_data = None if denoiser.gaussian is None else denoiser.gaussian.spatial.boundary
-    return denoiser.process.covariance.spatial.boundary or of_data or ("reflecting",) * axes
+def resized(grid: Grid, before: Sequence[int], after: Sequence[int], boundary: Sequence[str]) -> Grid:
+    """The grid of other points over the same domain: coordinates are interpolated linearly, and continued at the ends.
 
-
-def resized(grid: Grid, before: Sequence[int], after: Sequence[int], words: Sequence[str]) -> Grid:
-    """The grid of other points over the same domain: coordinates are interpolated linearly between the points."""
-    coordinates = {
-        axis: tuple(_between(grid.coordinates[axis], _places(old, new, boundary)))
-        for axis, old, new, boundary in zip(grid.axes, before, after, words, strict=True)
-        if axis in grid.coordinates
-    }
+    A periodic axis of n points has them at i / n of its length, any other at (i + ½) / n.
+    """
+    coordinates = {}
+    for axis, old, new, name in zip(grid.axes, before, after, boundary, strict=True):
+        if axis in grid.coordinates:
+            first = 0.0 if name == "periodic" else 0.5
+            places = (np.arange(new) + first) * old / new - first  # among the numbers 0, 1, … of the old points
+            values = np.array(grid.coordinates[axis])
+            low = np.floor(places).astype(int).clip(0, max(old - 2, 0))
+            high = (low + 1).clip(max=old - 1)
+            coordinates[axis] = tuple((values[low] + (places - low) * (values[high] - values[low])).tolist())
     rate = None if grid.rate is None else max(1, round(grid.rate * after[-1] / before[-1]))
     return replace(grid, coordinates=coordinates, rate=rate)
-
-
-def _places(old: int, new: int, boundary: str) -> Iterator[float]:
-    """The places of the new points among the numbers 0, 1, … of the old ones: a periodic axis of n points has them at
-    i / n of its length, any other at (i + ½) / n."""
-    first = 0.0 if boundary == "periodic" else 0.5
-    return ((index + first) * old / new - first for index in range(new))
-
-
-def _between(values: Sequence[float], places: Iterable[float]) -> Iterator[float]:
-    """The values at places between their numbers; at the ends the line is continued."""
-    for place in places:
-        low = min(max(math.floor(place), 0), max(len(values) - 2, 0))
-        high = min(low + 1, len(values) - 1)
-        yield values[low] + (place - low) * (values[high] - values[low])

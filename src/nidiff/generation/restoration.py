@@ -1,46 +1,49 @@
-"""Samples of what observed items were: items, an operator and noise make an observation, and its posterior is sampled.
+"""Samples of what observed items were, and the folder that they are written to:
 
-Items and noise come in the units of the data, and an `Observation` is in those of the model.
+restoration.json  what decides the numbers, and what was measured
+samples.npz       arr_0 [N, samples, *event, C] in the units of the data, and seeds [N, samples]
+mean.npy          [N, *event, C], the mean of the samples before rounding
+spread.npy        their standard deviation
+observed.npy      [N, …, C], what was observed; NaN where nothing was
+png/              pictures: ITEM-SEED.png, and ITEM-mean.png
+samples.nc, …     all samples, one after the other, in other formats (`nidiff.generation.export`)
 """
 
-import math
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nidiff import __version__
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.grid import Grid
-from nidiff.diffusion.condition import CLASSES
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.data.pictures import as_grey_or_rgb, save_png
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, one_of
-from nidiff.generation.job import Job, draw_finite, plan_job
-from nidiff.generation.loaded_model import Model, boundaries
-from nidiff.inverse import operators
+from nidiff.errors import InputError
+from nidiff.files import ASIDE, read_object, replace_json, replace_npz, replacing, writing
+from nidiff.generation.export import Samples, write_format
+from nidiff.generation.job import Drawing, Job, draw_blocks, plan_job
+from nidiff.generation.loaded_model import Model
+from nidiff.generation.observations import VARIATION, observed_data, seeded, to_model
 from nidiff.inverse.observation import Observation
-from nidiff.inverse.operators import Operator
 from nidiff.inverse.posterior import posterior
 from nidiff.progress import progress_bar
-from nidiff.randomness import mixed_seed, white_noise
-from nidiff.recipe import check_number, check_whole
 from nidiff.sampling.step import Visit
 from nidiff.sampling.tile import tile_size
+from nidiff.sealed import digest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUM_STEPS, MOST_TILE = 50, 8  # the defaults: an item has few samples
 INTERVAL = 0.9  # whose coverage is measured, or the nearest that so few samples have
-UNITS = ("data", "model")
-ROUNDING = 12**-0.5  # the standard deviation of the error of rounding to whole numbers
-MASK, NOISE = 2, 3  # tell the randomness of one purpose from that of another
-Blocks = Callable[[list[int]], Mapping[str, Any]]
-"""The other arguments of `nidiff.sample` for a block of seeds."""
+FACTS = "restoration.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,18 +104,15 @@ class Restoration:
         if self.truth is None:
             return {}
         truth, count = self.truth.double(), self.x.shape[1]
-        everywhere = torch.ones_like(truth, dtype=torch.bool)
-        where = self.hidden if self.hidden is not None and bool(self.hidden.any()) else everywhere
+        where = torch.ones_like(truth, dtype=torch.bool)
+        if self.hidden is not None and bool(self.hidden.any()):
+            where = self.hidden
         samples, units = self.samples.double(), "data"
         if self.scaling is not None and isinstance(self.scaling.scale, tuple) and len(self.scaling.scale) > 1:
             samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
-
-        def rms(error: Tensor) -> float:
-            return error.square().mean().sqrt().item()
-
-        of_samples = torch.stack([values[where] - truth[where] for values in samples.unbind(1)])
-        measured: dict[str, Any] = {"units": units, "rmse_of_mean": rms((samples.mean(1) - truth)[where])}
-        measured["rmse_of_sample"] = rms(of_samples)
+        of_mean, of_samples = samples.mean(1) - truth, (samples - truth[:, None]).movedim(1, 0)[:, where]
+        errors = {"rmse_of_mean": of_mean[where], "rmse_of_sample": of_samples}
+        measured = {"units": units, **{name: error.square().mean().sqrt().item() for name, error in errors.items()}}
         if count > 1:
             k = max(1, round((1 - INTERVAL) * (count + 1) / 2))
             rising, margin = samples.sort(1).values, 0.5 if self.grid.dtype in WHOLE else 0.0
@@ -121,100 +121,22 @@ class Restoration:
         return measured
 
 
-# Observations -------------------------------------------------------------------------------------------------------
-
-
-def pooling(model: Model, factor: int) -> Operator:
-    """Means over blocks of ``factor`` points along each axis."""
-    coarse_event(model, factor)
-    return operators.pool(factor)
-
-
-def blurring(model: Model, width: float) -> Operator:
-    """The blur by a Gaussian of the standard deviation ``width``, in pixels."""
-    _require_linear("blur", model)
-    if not 0 < check_number("blur", width) <= max(model.shape[1:]):
-        raise InputError("blur", width, "is not a width", "give pixels, above 0 and up to the size of an item")
-    return operators.blur(width, boundaries(model.denoiser, len(model.shape) - 1))
-
-
-def coarse_event(model: Model, factor: int) -> tuple[int, ...]:
-    """The event shape of means over blocks."""
-    _require_linear("scale", model)
-    factor, event = check_whole("scale", factor, 2), model.shape[1:]
-    if any(size % factor for size in event):
-        raise InputError("scale", factor, f"does not divide the model's {tuple(event)}", "give a number that does")
-    return tuple(size // factor for size in event)
-
-
-def _require_linear(argument: str, model: Model) -> None:
-    if model.denoiser.scaling is not None and not model.denoiser.scaling.is_linear:
-        raise InputError(argument, None, "has no meaning for a model of the logarithm of the data", "use `mask`")
-
-
-def observe(
-    model: Model,
-    items: Tensor,
-    operator: Operator,
-    noise: float,
-    *,
-    units: str = "data",
-    degrade: bool = False,
-    seed: int = 0,
-) -> Observation:
-    """The observation of ``items`` [N, C, …] through ``operator``, with white noise of this standard deviation.
-
-    ``items`` are y itself; means and blurred values in whole numbers have the noise of rounding besides. To
-    ``degrade``, ``items`` are clean, and y = A(items) + noise of ``seed``.
-    """
-    scaling, mask = model.denoiser.scaling or Scaling(1.0), operator.observed
-    if mask is not None and items.is_floating_point():  # entries that are not observed may be NaN: the model sees 0
-        items = torch.where(mask, items, scaling.to_data(torch.zeros_like(items)))
-    y, deviations = to_model(items, model), in_model_units(noise, model, units)
-    if not (operator.is_mask or degrade or items.is_floating_point()):
-        rounding = in_model_units(ROUNDING, model, "data")
-        deviations = tuple(math.hypot(*both) for both in zip(deviations, rounding, strict=True))
-    deviation: Any = deviations[0]
-    if len({*deviations}) > 1:
-        deviation = torch.tensor(deviations, device=y.device).reshape(-1, *[1] * (len(model.shape) - 1))
-    if degrade:
-        clean = operator(y)
-        sources = [seeded(seed, item, NOISE) for item in range(len(y))]
-        y = clean + deviation * white_noise(clean.shape, sources, device=y.device)
-    return Observation(y, operator, deviation)
-
-
-def observed_data(model: Model, observation: Observation) -> Tensor:
-    """y in the units of the data, NaN where nothing was observed."""
-    y = (model.denoiser.scaling or Scaling(1.0)).to_data(observation.y.cpu())
-    mask = observation.operator.observed
-    return y if mask is None else torch.where(mask.cpu(), y, torch.nan)
-
-
-# Samples ------------------------------------------------------------------------------------------------------------
-
-
 def restoration_job(
     model: Model,
     sampler: str | None = None,
     num_steps: int | None = None,
     *,
-    clip: float | None = None,
     tile: int | None = None,
     classes: Sequence[int] = (),
-    guidance: float | None = None,
+    **options: Any,
 ) -> Job:
     """The job that samples items given an observation or their noisy version, by default with 50 ancestral steps.
-    ``classes`` has the class of all items, or none."""
+    ``classes`` has the class of all items, or none; ``options`` are those of `plan_job`."""
     if sampler is None:
         sampler = f"ancestral:variance={'beta' if model.denoiser.gaussian is None else 'gaussian'}"
     tile = min(tile_size(*model.shape[1:]), MOST_TILE) if tile is None else tile
     steps = min(NUM_STEPS, len(model.denoiser.process.schedule)) if num_steps is None else num_steps
-    conditions = model.denoiser.conditions.items()
-    if others := [name for name, condition in conditions if name != CLASSES and not condition.dropout]:
-        problem = f"was trained with {others[0]} in every item, which this command cannot give it"
-        raise InputError("model", None, problem, "use nidiff.posterior, or train with condition_dropout")
-    job = plan_job(model, sampler, steps, clip=clip, tile=tile, classes=classes, guidance=guidance)
+    job = plan_job(model, sampler, steps, tile=tile, classes=classes, **options)
     if "start" in job.options:
         raise InputError("sampler", sampler, "says where sampling starts, and so does the data", "leave `start` out")
     return job
@@ -225,107 +147,127 @@ def restore(
     job: Job,
     observation: Observation,
     *,
-    samples: int,
-    seed: int = 0,
-    batch: int = 64,
     method: str | None = None,
     truth: Tensor | None = None,
-    watch: Callable[[Visit], None] | None = None,
+    **drawing: Any,
 ) -> Restoration:
-    """Samples of each item given its observation; ``method`` is that of `nidiff.posterior`, and ``truth`` has the items
-    themselves, where they are known."""
+    """Samples of each item given its observation; ``method`` is that of `nidiff.posterior`, ``truth`` has the items
+    themselves, where they are known, and ``drawing`` are ``samples``, ``seed``, ``batch`` and ``watch``."""
     denoiser = job.denoiser(model.denoiser, [0])
 
-    def prepare(item: int) -> tuple[Denoiser, Blocks]:
-        return posterior(denoiser, observation.for_images(torch.tensor([item])), method), lambda seeds: {}
+    def prepare(item: int, seeds: list[int]) -> Drawing:
+        return posterior(denoiser, observation.for_images(torch.tensor([item])), method), seeds, {}
 
-    drawing: dict[str, Any] = {"samples": samples, "seed": seed, "batch": batch, "watch": watch}
-    x, seeds = draw(model, job, len(observation.y), prepare, title="restoring", **drawing)
+    x, seeds = _draw(model, job, len(observation.y), prepare, title="restoring", **drawing)
     return Restoration.of(model, observation, x, seeds, truth)
 
 
-def item_seeds(item: int, samples: int, seed: int) -> list[int]:
-    """The seeds of the samples of an item: all seeds of all items are different."""
-    return [*range(seed + item * samples, seed + (item + 1) * samples)]
+def denoise(
+    model: Model, job: Job, items: Tensor, level: Level, *, add_noise: bool = False, **drawing: Any
+) -> Restoration:
+    """Samples of what ``items`` [N, C, *event], in the units of the data, were without the noise of ``level``; with
+    ``add_noise`` they are clean, and each sample begins with another noise."""
+    denoiser, y = job.denoiser(model.denoiser, [0]), to_model(items, model)
+
+    def prepare(item: int, seeds: list[int]) -> Drawing:
+        start = y[item].expand(len(seeds), *model.shape)
+        if add_noise:
+            sources = [seeded(seed, VARIATION) for seed in seeds]
+            noise = denoiser.process.noise(tuple(start.shape), sources, device=y.device)
+            start = start + level.sigma / level.signal * noise
+        return denoiser, seeds, {"start": start, "level": level}
+
+    x, seeds = _draw(model, job, len(items), prepare, title="denoising", **drawing)
+    label = "given" if add_noise else "observed"
+    return Restoration(x, seeds, items.float(), model.grid, model.denoiser.scaling, label=label)
 
 
-def draw(
+def item_seeds(items: int, samples: int, seed: int = 0) -> "NDArray[np.int64]":
+    """The seeds [items, samples] of the samples of each item, all different."""
+    return np.arange(seed, seed + items * samples).reshape(items, samples)
+
+
+def _draw(
     model: Model,
     job: Job,
     items: int,
-    prepare: Callable[[int], tuple[Denoiser, Blocks]],
+    prepare: Callable[[int, list[int]], Drawing],
     *,
-    samples: int,
-    seed: int,
-    batch: int,
     title: str,
+    samples: int,
+    seed: int = 0,
+    batch: int = 64,
     watch: Callable[[Visit], None] | None = None,
 ) -> tuple[Tensor, "NDArray[np.int64]"]:
     """Samples [items, S, C, *event] in the units of the model, and their seeds [items, S].
 
-    ``prepare`` has the denoiser of an item, and the arguments of a block of seeds. ``watch`` is called at each level,
-    and then shows the progress instead of a bar.
+    ``watch`` is called at each level, and then shows the progress instead of a bar.
     """
-    x = torch.empty(items, samples, *model.shape)
-    seeds = [item_seeds(item, samples, seed) for item in range(items)]
+    seeds = item_seeds(items, samples, seed)
+    blocks = [
+        (item, block.tolist()) for item in range(items) for block in np.split(seeds[item], range(batch, samples, batch))
+    ]
+    drawings = (prepare(item, block) for item, block in blocks)
+    arguments = ((denoiser, block, {**job.arguments, **others}) for denoiser, block, others in drawings)
     with progress_bar(title, "samples", shown=watch is None) as progress:
-        for item in range(items):
-            denoiser, block_arguments = prepare(item)
-            for first in range(0, samples, batch):
-                block = seeds[item][first : first + batch]
-
-                def advance(visit: Visit, before: int = item * samples + first, size: int = len(block)) -> None:
-                    progress(before + size * visit.step / visit.num_steps, items * samples)
-                    if watch is not None:
-                        watch(visit)
-
-                arguments = {**job.arguments, **block_arguments(block), "callback": advance}
-                x[item, first : first + len(block)] = draw_finite(denoiser, block, model.shape, **arguments)
-    return x, np.array(seeds, dtype=np.int64)
+        parts = [*draw_blocks(arguments, model.shape, lambda done: progress(done, seeds.size), watch)]
+    return torch.cat(parts).reshape(items, samples, *model.shape), seeds
 
 
-def seeded(*numbers: int) -> torch.Generator:
-    """A generator that is unrelated to those of other numbers, and to those of the samples."""
-    return torch.Generator().manual_seed(mixed_seed(*numbers))
+# The folder ---------------------------------------------------------------------------------------------------------
 
 
-# Units --------------------------------------------------------------------------------------------------------------
+def known_facts(out: Path, task: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The facts in the folder ``out``, if it holds the same task; None if it is new or empty, and can be written.
+    Anything else in it is refused."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        with writing("out", out):  # before anything is drawn
+            out.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryDirectory(dir=out.parent, prefix=ASIDE).cleanup()
+        return None
+    facts = read_object(out / FACTS) if (out / FACTS).is_file() else {}
+    stored = facts.get("task")
+    known = stored if isinstance(stored, dict) else {}
+    if known != task:
+        differs = ", ".join(f"`{key}`" for key in sorted(task) if known.get(key) != task[key])
+        raise InputError("out", out, f"holds other files ({differs} differ)", "choose a new directory")
+    return facts
 
 
-def in_model_units(noise: float, model: Model, units: str, argument: str = "noise") -> tuple[float, ...]:
-    """A standard deviation in the units of the model, for each channel: that of the data divided by the scale."""
-    value = check_number(argument, noise)
-    if value < 0:
-        raise InputError(argument, noise, "is negative", "give a standard deviation of 0 or more")
-    scaling, channels = model.denoiser.scaling, model.shape[0]
-    if one_of("units", units, UNITS) == "model" or scaling is None:
-        return (value,) * channels
-    if not scaling.is_linear:
-        problem = "in the units of the data has no meaning for a model of their logarithm"
-        raise InputError(argument, noise, problem, "give that of the scaled logarithm, with `units` model")
-    scales = scaling.scale if isinstance(scaling.scale, tuple) else (scaling.scale,) * channels
-    return tuple(value / abs(scale) for scale in scales)
+def write_restoration(folder: Path, restoration: Restoration, facts: Mapping[str, Any], kind: str) -> None:
+    """Write all files to ``folder``, and the samples in the format ``kind`` too."""
+    replace_json(folder / FACTS, dict(facts))
+    x, seeds, scaling, grid = restoration.x, restoration.seeds, restoration.scaling, restoration.grid
+    stored = as_stored(x.flatten(0, 1), scaling, grid.dtype)
+    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored.reshape(x.shape), 2), "seeds": seeds})
+    arrays = {"mean": restoration.mean, "spread": restoration.spread, "observed": restoration.observed.float()}
+    for name, values in arrays.items():
+        with replacing(folder / f"{name}.npy") as file:
+            np.lib.format.write_array(file, _channels_last(values, 1), allow_pickle=False)
+    about = {"source": f"nidiff {__version__}", "task": digest(facts["task"])}
+    names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(seeds) for seed in row]
+    samples = Samples(stored.numpy(), seeds.flatten(), grid, about, names)
+    write_format(samples, folder, kind)
+    if grid.kind == "picture":
+        write_format(samples, folder, "png")
+        for item, mean in enumerate(as_grey_or_rgb(as_stored(x.double().mean(1), scaling, grid.dtype))):
+            save_png(mean.movedim(0, -1), folder / "png" / f"{item:04d}-mean.png")
 
 
-def noise_level(noise: float, model: Model, units: str, argument: str = "noise") -> Level:
-    """The level of the process at which data with so much noise are a state of it."""
-    deviations, schedule = in_model_units(noise, model, units, argument), model.denoiser.process.schedule
-    if max(deviations) > 1.001 * min(deviations):
-        problem = "is another level for each channel, which have scales of their own"
-        raise InputError(argument, noise, problem, "give noise / scale, the same for all, with `units` model")
-    if schedule.event_shape:
-        problem = "is no level of this model, which has other levels for every mode"
-        raise InputError(argument, noise, problem, "use another model")
-    low, high = (float(schedule.level(row).sigma / schedule.level(row).signal) for row in (0, len(schedule) - 1))
-    if not low <= deviations[0] <= high:
-        scale = 1 / in_model_units(1.0, model, units)[0]
-        span = f"from {low * scale:.3g} to {high * scale:.3g} in the units of the {units}"
-        raise InputError(argument, noise, "is not a level of the model", f"give an amount {span}")
-    return schedule.level_with_noise(deviations[0])
+def _channels_last(values: Tensor, axis: int) -> "NDArray[Any]":
+    return np.ascontiguousarray(values.movedim(axis, -1).numpy())
 
 
-def to_model(values: Tensor, model: Model) -> Tensor:
-    """Items in the units of the data as the model sees them, on its device."""
-    scaling = model.denoiser.scaling
-    x = values.double() if scaling is None else scaling.to_model(values.double())
-    return x.float().to(model.denoiser.device)
+def errors_text(measured: Mapping[str, Any]) -> str:
+    """The errors of a restoration in words."""
+    mean, single = measured["rmse_of_mean"], measured["rmse_of_sample"]
+    errors = f"RMS error {mean:.4g} of the mean, {single:.4g} of a single sample, in units of the {measured['units']}"
+    if "coverage" not in measured:
+        return errors
+    return f"{errors}; the {measured['interval']:.0%} interval contains {measured['coverage']:.1%} of the true values"
+
+
+def default_folder(model: Model, task: Mapping[str, Any]) -> Path:
+    """restored/… or denoised/… in the run, or in out/NAME for a shipped model."""
+    words = [Path(str(task["file"])).stem, str(task["sampler"]), str(task["num_steps"]), digest(dict(task))[:8]]
+    return model.home / f"{task['command']}d" / "-".join(words)

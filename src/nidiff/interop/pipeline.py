@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from diffusers.pipelines.pipeline_loading_utils import LOADABLE_CLASSES
 from diffusers.pipelines.pipeline_utils import DiffusionPipeline, ImagePipelineOutput
-from safetensors import SafetensorError
 
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.families import Identity
 from nidiff.diffusion.condition import CLASSES, check_not_missing, count_rows, needed_conditions
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
-from nidiff.errors import InputError, first_line, one_of, shown
+from nidiff.errors import InputError, one_of, shown
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import markdown
 from nidiff.files import as_path, read_object, replace_text, writing
@@ -50,8 +49,8 @@ class NonIsotropicPipeline(DiffusionPipeline):
 
     def __init__(self, unet: torch.nn.Module, scheduler: NonIsotropicScheduler) -> None:
         super().__init__()
-        _check_scheduler(scheduler)
-        self._covariance, self._image_shape = scheduler.covariance, image_shape(unet, scheduler.covariance)
+        self._covariance = _checked(scheduler).covariance
+        self._image_shape = image_shape(unet, self._covariance)
         if len(self._image_shape) != 3 or scheduler.scaling not in (None, PIXELS):
             remedy = "use nidiff.load_model and nidiff.sample"
             raise InputError("unet", None, "does not make 8-bit images, which this pipeline is for", remedy)
@@ -91,16 +90,13 @@ class NonIsotropicPipeline(DiffusionPipeline):
                 none. The formula of diffusers' pipelines; ``null`` and ``interval`` are those of `Denoiser.guided`.
         """
         one_of("output_type", output_type, ("pil", "np", "pt", "latent"))
-        self._check_scheduler()
+        _checked(self.scheduler, self._covariance)
         if class_labels is not None:
             conditions[CLASSES] = class_labels
         denoiser = self._conditioned(conditions, guidance_scale, null, interval)
         if batch_size is None:
             batch_size = len(seeds or ()) or max(map(count_rows, conditions.values()), default=1)
         if seeds is not None:
-            if generator is not None or len(seeds) != batch_size:
-                remedy = "give `batch_size` as many, and no `generator`"
-                raise InputError("seeds", None, f"has {len(seeds)} entries", remedy)
             generator = generators_from_seeds(seeds)
         if num_inference_steps is None:
             sampler = SAMPLERS[ALGORITHMS[self.scheduler.config["algorithm"]]]
@@ -126,11 +122,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
         if missing := [name for name in needed_conditions(self.unet) if name not in known]:
             remedy = "give one row per image, or one for all"
             raise InputError(missing[0], None, "is missing, which the network needs", remedy)
-        if scale == 1:
-            return denoiser
-        if not conditions:
-            raise InputError("guidance_scale", scale, "needs a condition", "give `class_labels`, or another")
-        return denoiser.guided(scale, null=null, interval=interval)
+        return denoiser if scale == 1 else denoiser.guided(scale, null=null, interval=interval)
 
     @classmethod
     def from_pretrained(
@@ -154,18 +146,14 @@ class NonIsotropicPipeline(DiffusionPipeline):
         folder = model_folder(as_path("pretrained_model_name_or_path", pretrained_model_name_or_path))
         if not folder.exists() and str(folder) in zoo_models():
             folder = model_folder(find_model(folder))
-        folder = whole_model(folder if folder.exists() else downloaded(str(folder), FILES, kwargs))
+        folder = whole_model(folder if folder.exists() else downloaded(folder, FILES, kwargs))
         white = _is_white(folder)
-        if scheduler is None:
-            if white:
-                remedy = "give a NonIsotropicScheduler whose Σ is Identity, for it was trained with white noise"
-                raise InputError("scheduler", None, f"is missing, which {shown(folder)} needs", remedy)
+        if scheduler is None and not white:
             scheduler = NonIsotropicScheduler.from_pretrained(folder / "scheduler")
-        else:
-            _check_scheduler(scheduler)
-            stored = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
-            check_same_covariance(stored, scheduler.covariance)
-        check_same_covariance(scheduler.covariance, covariance)
+        scheduler = _checked(scheduler)  # a model of diffusers needs one
+        stored = Identity(scheduler.covariance.event_shape) if white else Covariance.load(folder)
+        for expected in (scheduler.covariance, covariance):
+            check_same_covariance(stored, expected)
         pipeline = cls(load_network(folder).to(kwargs.get("torch_dtype")), scheduler)
         pipeline._origin = folder
         return pipeline
@@ -173,25 +161,20 @@ class NonIsotropicPipeline(DiffusionPipeline):
     @classmethod
     def download(cls, pretrained_model_name: str | os.PathLike[str], **kwargs: Any) -> str:
         """Fetch a model from the Hub, without opening it: the same files as `from_pretrained` reads."""
-        return str(downloaded(str(as_path("pretrained_model_name", pretrained_model_name)), FILES, kwargs))
+        return str(downloaded(as_path("pretrained_model_name", pretrained_model_name), FILES, kwargs))
 
-    def save_pretrained(self, save_directory: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
-        """Write the network, its scheduler with Σ, a model card and a manifest. A README.md is kept, unless it is the
-        card of another model."""
-        self._check_scheduler()
+    def save_pretrained(self, save_directory: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Write network, scheduler, manifest and card. A README.md stays, unless it is the card of another model."""
+        _checked(self.scheduler, self._covariance)
         folder = as_path("save_directory", save_directory)
-        if args or kwargs.get("safe_serialization", True) is not True or kwargs.get("variant") is not None:
-            problem = "is given options, but it writes safetensors of one kind"
-            raise InputError("save_pretrained", None, problem, "leave out safe_serialization and variant")
+        if kwargs.get("safe_serialization", True) is not True or kwargs.get("variant") is not None:
+            remedy = "leave out safe_serialization and variant"
+            raise InputError("save_pretrained", None, "writes safetensors of one kind", remedy)
         if folder.is_file() or (folder / OTHER).exists():
             raise InputError("save_directory", folder, "holds something else", "choose a new folder")
         with writing("save_directory", folder):
-            try:
-                super().save_pretrained(folder, **kwargs)
-            except (UnicodeError, SafetensorError) as error:  # a name that is not UTF-8, or a full disk
-                problem = f"cannot be written ({first_line(error)})"
-                raise InputError("save_directory", folder, problem, "make room or choose another name") from error
-            if self._kept_card(folder) is None:
+            super().save_pretrained(folder, **kwargs)
+            if self._card_in(folder) is None:
                 self._write_card(folder, folder.resolve().name)
             write_manifest(folder)
 
@@ -201,34 +184,28 @@ class NonIsotropicPipeline(DiffusionPipeline):
         write_manifest(Path(working_dir))
         return super()._upload_folder(working_dir, repo_id, *args, **kwargs)
 
-    def _check_scheduler(self) -> None:
-        """The scheduler is an attribute: it may have been replaced."""
-        _check_scheduler(self.scheduler)
-        check_same_covariance(self._covariance, self.scheduler.covariance)
-
-    def _kept_card(self, folder: Path) -> str | None:
-        """README.md of the folder, unless it is our card of another model."""
-        file, facts = folder / "README.md", model_facts(self.scheduler.covariance, self.scheduler.config)
-        text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
-        return None if text is None or (text.startswith(FRONT) and facts not in text) else text
+    def _card_in(self, folder: Path | None) -> str | None:
+        """README.md of a folder, unless it is our card of another model."""
+        if folder is None or not (folder / "README.md").is_file():
+            return None
+        text = (folder / "README.md").read_text(encoding="utf-8", errors="surrogateescape")
+        facts = model_facts(self.scheduler.denoiser(self.unet))
+        return None if text.startswith(FRONT) and facts not in text else text
 
     def _write_card(self, folder: Path, name: str) -> None:
         """Write the card that the model came with, with the metrics of its run; or a new one if it has none."""
-        origin = self._origin
-        text = None if origin is None else self._kept_card(origin)
-        if origin is None or text is None:
-            text = model_card(self.scheduler.covariance, self.scheduler.config, name=name)
-        elif (origin.resolve().parent / "experiment.json").is_file() and (
-            results := known_results(origin.resolve().parent)
-        ):
+        text = self._card_in(self._origin)
+        run = None if self._origin is None else self._origin.resolve().parent
+        if text is None:
+            text = model_card(self.scheduler.denoiser(self.unet), self._image_shape, name=name)
+        elif run is not None and (run / "experiment.json").is_file() and (results := known_results(run)):
             text = text.partition(METRICS)[0] + METRICS + markdown(results)
         text = re.sub(r'(?<=NonIsotropicPipeline\.from_pretrained\()"[^"\n]*"', lambda _: python_text(name), text)
         replace_text(folder / "README.md", text)
 
 
 def _is_white(folder: Path) -> bool:
-    """Whether the model was trained by diffusers, with white noise. Anything that the index names and we do not know
-    is refused, for diffusers would import it."""
+    """Whether the model is diffusers' own, with white noise. Classes that we do not know are refused, not imported."""
     index = read_object(folder / INDEX) if (folder / INDEX).is_file() else {}
     kind, network, scheduler = (index.get(key) for key in ("_class_name", "unet", "scheduler"))
     ours = [NonIsotropicScheduler.__module__, NonIsotropicScheduler.__name__]
@@ -240,7 +217,11 @@ def _is_white(folder: Path) -> bool:
     return white
 
 
-def _check_scheduler(scheduler: Any) -> None:
+def _checked(scheduler: Any, covariance: Covariance | None = None) -> NonIsotropicScheduler:
+    """The scheduler, which is an attribute that anybody may replace, if it is ours and has this Σ."""
     if not isinstance(scheduler, NonIsotropicScheduler):
-        remedy = "give a NonIsotropicScheduler, or whiten the network (nidiff.interop.whitened)"
+        remedy = "give a NonIsotropicScheduler (with Σ = Identity for white noise), or use nidiff.interop.Whitened"
         raise InputError("scheduler", None, f"is a {type(scheduler).__name__}, which knows no Σ", remedy)
+    if covariance is not None:
+        check_same_covariance(covariance, scheduler.covariance)
+    return scheduler

@@ -3,7 +3,6 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from nidiff.covariance.config import SCHEDULER, Config, as_covariance, save_arrays
 from nidiff.covariance.covariance import Covariance
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import Denoiser, require_gaussian
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
@@ -46,17 +45,14 @@ from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.step import Chain, Past
 
-NEEDS_GAUSSIAN = "give `gaussian`, as nidiff.fit_gaussian(data) returns it"
-
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     """DDPM, DDIM, DPM-Solver++(2M), Euler and the angle samplers for x = signal · x0 + sigma · Σ^½ · eps.
 
-    Wherever diffusers takes or draws noise (``add_noise``, ``get_velocity``, ``variance_noise``), noise is white here
-    too and is coloured inside, so a training script stays as it is; the initial sample comes from `init_noise`. With
-    Σ = I this is `DDPMScheduler`, `DDIMScheduler` (``use_clipped_model_output=True`` where x̂0 is clipped) and
-    `DPMSolverMultistepScheduler` (``clip_sample=False``), step by step. As in `nidiff.sample`, the last step gives x̂0,
-    except for the angle samplers, which take it themselves.
+    Wherever diffusers takes or draws noise, noise is white here too and is coloured inside, so a training script stays
+    as it is; the initial sample comes from `init_noise`. With Σ = I this is `DDPMScheduler`, `DDIMScheduler`
+    (``use_clipped_model_output=True`` where x̂0 is clipped) and `DPMSolverMultistepScheduler` (``clip_sample=False``),
+    step by step. As in `nidiff.sample`, the last step gives x̂0, except for the angle samplers.
 
     Args:
         covariance: Σ, what its ``to_config()`` returned, or a folder that holds one.
@@ -101,8 +97,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         self._model = configured(self.config, torch.nn.Identity())
         self.process, self.covariance = self._model.process, self._model.process.covariance
         self.scaling = self._model.scaling
-        if ALGORITHMS[algorithm].startswith("angle") and self._model.gaussian is None:
-            raise InputError("algorithm", algorithm, "needs the data's Gaussian", NEEDS_GAUSSIAN)
+        if algorithm.startswith("angle"):
+            require_gaussian(self._model.gaussian, "algorithm", algorithm)
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
         plain = scheduler_config(self._model) | {"kappa": None}  # it is with the Gaussian now
@@ -131,56 +127,36 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         theirs = ("beta_schedule" in config or is_flow(config)) and "schedule" not in config
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
-        config.pop("_use_default_values", None)  # the fields that diffusers would leave out
+        stale = {"_use_default_values", "beta_schedule"}  # fields that diffusers would leave out; always the same
         if theirs and str(kwargs.get("algorithm")).startswith("angle"):
-            config.pop("timestep_spacing", None)  # it was that of the other algorithm
-        if "schedule" in kwargs:  # these were of the other one
-            for key in ("num_train_timesteps", "kappa"):
-                config.pop(key, None)
+            stale.add("timestep_spacing")  # that of the other algorithm
+        if "schedule" in kwargs:
+            stale |= {"num_train_timesteps", "kappa"}  # those of the other one
             if isinstance(gaussian := config.get("gaussian"), Config):
                 config["gaussian"] = without_kappa(gaussian)
-        for given in (config, kwargs):
-            given.pop("beta_schedule", None)  # no argument: it is always the same
+        config = {key: value for key, value in config.items() if key not in stale}
+        kwargs.pop("beta_schedule", None)
         return super().from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
 
     @classmethod
     def from_pretrained(
-        cls,
-        pretrained_model_name_or_path: str | os.PathLike[str],
-        subfolder: str | None = None,
-        return_unused_kwargs: bool = False,
-        *,
-        covariance: Any = None,
-        **kwargs: Any,
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], subfolder: str = "", **kwargs: Any
     ) -> Any:
-        """The scheduler in a folder or on the Hub, with the fields in ``kwargs`` changed."""
+        """The scheduler in a folder or on the Hub, with fields of ``kwargs``; another ``covariance`` is refused."""
         fetching = {key: kwargs.pop(key) for key in DOWNLOAD if key in kwargs}
-        config = cls.load_config(pretrained_model_name_or_path, subfolder=subfolder, covariance=covariance, **fetching)
-        with nullcontext() if kwargs else blaming(Path(pretrained_model_name_or_path)):
-            return cls.from_config(config, return_unused_kwargs=return_unused_kwargs, **kwargs)
-
-    @classmethod
-    def load_config(
-        cls,
-        pretrained_model_name_or_path: str | os.PathLike[str],
-        *,
-        subfolder: str | None = None,
-        covariance: Any = None,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
-        """The configuration in a folder or on the Hub, with the arrays that lie beside it; `from_pretrained` reads
-        it. ``covariance`` only says what you expect: another is refused."""
+        covariance = kwargs.pop("covariance", None)
         place, inside = as_path("pretrained_model_name_or_path", pretrained_model_name_or_path), subfolder or ""
         if not place.exists():
             names = SCHEDULER, *(name for name, _ in FILES.values())
-            place = downloaded(str(place), [str(Path(inside, name)) for name in names], kwargs)
+            place = downloaded(place, [str(Path(inside, name)) for name in names], fetching)
         file = place if place.is_file() else place / inside / SCHEDULER
         if file.parent.name == "scheduler" and (file.parent.parent / MANIFEST).is_file():
             check_manifest(file.parent.parent, ["scheduler"])
         config = with_arrays(read_object(file), file)
         if covariance is not None:
-            check_same_covariance(as_covariance(config["covariance"]), as_covariance(covariance))
-        return config
+            check_same_covariance(as_covariance(config.get("covariance", {})), as_covariance(covariance))
+        with blaming(file):
+            return cls.from_config(config, **kwargs)
 
     def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write scheduler_config.json and, where Σ, the schedule or the data's Gaussian have arrays, those."""
@@ -194,14 +170,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ noise, with **white** noise (``torch.randn_like``), as for every scheduler."""
-        self._check("original_samples", original_samples)
-        self._check("noise", noise, original_samples)
         return self.process.perturb(original_samples, self._level(timesteps, original_samples), noise)
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """v = signal · Σ^½ noise − sigma · x0, what "v_prediction" learns; ``sample`` is x0, ``noise`` is white."""
-        self._check("sample", sample)
-        self._check("noise", noise, sample)
+        self.process.check_batch("sample", sample)
         return V.encode(sample, noise, self._level(timesteps, sample), self.covariance)
 
     def init_noise(
@@ -211,21 +184,14 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         device: torch.device | str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Tensor:
-        """Where sampling starts: N(0, init_noise_sigma² Σ). ``generator`` is one, or a list of one per image.
-
-        With a schedule that keeps signal to the end, as `heat` does, it is the data's Gaussian at the first of
-        ``timesteps``: ``start="gaussian"`` of `nidiff.sample`.
-        """
+        """Where sampling starts: N(0, init_noise_sigma² Σ); with a schedule that keeps signal to the end, as `heat`
+        does, the data's Gaussian at the first of ``timesteps``. ``generator`` is one, or a list of one per image."""
         if self.process.schedule.forgets:
             return self.process.prior(shape, generator, dtype=dtype, device=device)
-        if self._model.gaussian is None:
-            problem = "keeps signal in some modes at its last level"
-            raise InputError("schedule", self.process.schedule, problem, f"{NEEDS_GAUSSIAN}, or begin with add_noise")
-        work, first = torch.promote_types(dtype, torch.float32), self.process.schedule.level(self._rows[0])
-        start = self._model.gaussian.sample(
-            shape, generator, level=first, noise=self.covariance, dtype=work, device=device
-        )
-        return start.to(dtype)
+        gaussian = require_gaussian(self._model.gaussian, "schedule", self.process.schedule)
+        first, work = self.process.schedule.level(self._rows[0]), torch.promote_types(dtype, torch.float32)
+        state = gaussian.at(first, self.covariance)
+        return gaussian.sample(shape, generator, state=state, dtype=work, device=device).to(dtype)
 
     # The reverse process -----------------------------------------------------------------------------------------
 
@@ -237,30 +203,22 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     ) -> None:
         """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves, which
         may begin below the noisiest one (image to image)."""
-        if (num_inference_steps is None) == (timesteps is None):
-            problem = "or `timesteps` must be given, and not both"
-            raise InputError("num_inference_steps", None, problem, "give one of the two")
-        table = self.process.schedule
-        rows = (
-            self._spaced(num_inference_steps)
-            if timesteps is None
-            else check_rows("timesteps", [int(row) for row in timesteps], len(table))
-        )
-        self.num_inference_steps = len(rows)
+        if timesteps is None:
+            rows = [*self._spaced(num_inference_steps)]
+        else:
+            rows = check_rows("timesteps", [int(row) for row in timesteps], len(self))
+        self._rows, self.num_inference_steps = rows, len(rows)
         self.timesteps = torch.tensor(rows, device=device)
-        self._rows = rows
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
         self._past: tuple[int, Past, Tensor] | None = None  # index of the last step, what it saw, and its result
 
-    def _spaced(self, count: Any) -> list[int]:
+    def _spaced(self, count: Any) -> Sequence[float]:
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
         more, as far as there is one, and leaves out the least noisy one, except in "trailing"."""
         levels, spacing = len(self), self.config["timestep_spacing"]
         count = check_whole("num_inference_steps", count, 1, levels)
         if spacing == "angle":
-            if self._model.gaussian is None:
-                raise InputError("timestep_spacing", "angle", "needs the data's Gaussian", NEEDS_GAUSSIAN)
-            return angle_rows(self.process, self._model.gaussian, count)
+            return angle_rows(self.process, require_gaussian(self._model.gaussian, "timestep_spacing", spacing), count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
             rows = np.arange(laid_out)[::-1] * (levels // laid_out)
@@ -279,13 +237,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         """What the network is given: the sample as it is, or with ``sees`` "z" or "both" what these say."""
         if self._model.sees == "x":
             return sample
-        self._check("sample", sample)
         if isinstance(timestep, Tensor) and timestep.numel() > 1:
             level = self._level(timestep, sample)
         else:
             level = self.process.schedule.level(self._rows[self._index(timestep)])
-        work = torch.promote_types(sample.dtype, torch.float32)
-        return self._model.network_input(sample.to(work), level).to(sample.dtype)
+        return self._model.network_input(sample.to(torch.promote_types(sample.dtype, torch.float32)), level).to(sample)
 
     def step(
         self,
@@ -307,12 +263,10 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             variance_noise: **white** noise to use instead.
             eta: of ddim, from 0 (deterministic) to 1 (ddpm).
         """
-        self._check("sample", sample)
-        self._check("model_output", model_output, sample)
         output = model_output.to(torch.promote_types(sample.dtype, torch.float32))
         answered = self._model.with_zero_net().with_net(lambda x, label, **conditions: output)
-        result = self._step(answered, timestep, sample, generator, variance_noise, eta)
-        return DDPMSchedulerOutput(*result) if return_dict else result
+        result = self.step_with(answered, timestep, sample, generator, variance_noise, eta=eta)
+        return result if return_dict else (result.prev_sample, result.pred_original_sample)
 
     def step_with(
         self,
@@ -320,6 +274,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         timestep: int | Tensor,
         sample: Tensor,
         generator: Generators = None,
+        variance_noise: Tensor | None = None,
         *,
         eta: float = 0.0,
     ) -> DDPMSchedulerOutput:
@@ -327,26 +282,10 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         or an observation (`nidiff.Denoiser.given`, `guided`, `nidiff.posterior`)."""
         if denoiser.process is not self.process:
             raise InputError("denoiser", None, "has another process", "make it by scheduler.denoiser(net)")
-        self._check("sample", sample)
-        return DDPMSchedulerOutput(*self._step(denoiser, timestep, sample, generator, None, eta))
-
-    def _step(
-        self,
-        denoiser: Denoiser,
-        timestep: int | Tensor,
-        sample: Tensor,
-        generator: Generators,
-        variance_noise: Tensor | None,
-        eta: float,
-    ) -> tuple[Tensor, Tensor]:
-        index = self._index(timestep)
+        self.process.check_batch("sample", sample)
+        index, algorithm = self._index(timestep), self.config["algorithm"]
         if isinstance(generator, int | float):  # the fourth argument of `DDIMScheduler.step` is eta
             raise InputError("generator", generator, "is a number", "give `eta` by its name")
-        if variance_noise is not None:
-            self._check("variance_noise", variance_noise, sample)
-            if generator is not None:
-                raise InputError("variance_noise", None, "excludes `generator`", "give one of the two")
-        algorithm = self.config["algorithm"]
         if not 0 <= eta <= (algorithm == "ddim"):
             raise InputError("eta", eta, f"cannot be used with algorithm={algorithm!r}", "0 to 1 is for ddim")
         work = torch.promote_types(sample.dtype, torch.float32)
@@ -369,7 +308,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             there = CLEAN if last else self.process.schedule.level(self._rows[index + 1])
             x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
         self._past = index, seen, x.detach()
-        return x.to(sample.dtype), x0.to(sample.dtype)
+        return DDPMSchedulerOutput(x.to(sample.dtype), x0.to(sample.dtype))
 
     def _previous(self, index: int, x: Tensor) -> Past | None:
         """What the last step saw if x came from it, up to rounding: not for another batch, or another start."""
@@ -385,16 +324,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         return self._rows.index(timestep)
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
-        rows = torch.as_tensor(timesteps).reshape(-1).cpu()
-        if len(rows) not in (1, len(like)):
-            raise InputError("timesteps", None, f"has {len(rows)} entries for {len(like)} images", "give one per image")
-        return self.process.schedule.level(rows.expand(len(like)))
-
-    def _check(self, argument: str, x: Tensor, like: Tensor | None = None) -> None:
-        self.process.check_batch(argument, x)
-        self.covariance.check_trailing(tuple(x.shape), argument)
-        if like is not None and x.shape != like.shape:
-            raise InputError(argument, None, f"has shape {tuple(x.shape)}", f"give {tuple(like.shape)}, as the images")
+        return self.process.schedule.level(torch.as_tensor(timesteps).reshape(-1).cpu().expand(len(like)))
 
 
 def _warn_if_white(process: Process, x: Tensor) -> None:

@@ -21,9 +21,8 @@ from nidiff.errors import InputError, one_of
 from nidiff.interop.config import from_diffusers, is_flow
 from nidiff.model.config import predictions
 
-# What a network predicts on x, and the word for what the scheduler is then told on y.
-ON_Y = {"epsilon": "epsilon", "sample": "sample", "v_prediction": "v_prediction", "noise": "epsilon"}
-ON_Y["velocity"] = "velocity"  # of FlowMatchEulerDiscreteScheduler
+# What a network predicts on x, and the scheduler's word for it on y; "velocity" is of FlowMatchEulerDiscreteScheduler.
+ON_Y = {word: word for word in ("epsilon", "sample", "v_prediction", "velocity")} | {"noise": "epsilon"}
 
 
 class Whitened(torch.nn.Module):
@@ -54,18 +53,12 @@ class Whitened(torch.nn.Module):
         self.unet = unet
         self.covariance = as_covariance(covariance)
         self.covariance.require_invertible("a whitened network")
-        if prediction_type == "score":
-            raise InputError("prediction_type", "score", "has no scheduler in diffusers", "use NonIsotropicScheduler")
         self.prediction_type = one_of("prediction_type", prediction_type, ON_Y)
         on_y, config = ON_Y[prediction_type], getattr(scheduler, "config", {})
-        for option in ("clip_sample", "thresholding"):
-            if config.get(option):
-                raise InputError("scheduler", None, f"has {option}=True, which acts on y", "turn it off, pass `clip`")
-        if config.get("prediction_type", on_y) != on_y:
-            problem = f"has another prediction_type than the network on y, {on_y!r}"
-            raise InputError("scheduler", None, problem, f"give it prediction_type={on_y!r}")
-        if clip is not None and not clip > 0:
-            raise InputError("clip", clip, "is not positive", "leave it out for no clipping")
+        clips = config.get("clip_sample") or config.get("thresholding")
+        if clips or config.get("prediction_type", on_y) != on_y:
+            remedy = f"give it prediction_type={on_y!r} and no clipping, which would act on y: pass `clip`"
+            raise InputError("scheduler", None, "clips, or expects another prediction than that of the network", remedy)
         self.clip = clip
         # A scheduler of flow matching says this number times sigma.
         self._count = len(scheduler) if isinstance(scheduler, Schedule) else config.get("num_train_timesteps", 1000)
@@ -108,9 +101,6 @@ class Whitened(torch.nn.Module):
             if name == "unet":  # while it is being built
                 raise
             return getattr(self.unet, name)
-
-
-whitened = Whitened  # reads better where it is called
 
 
 def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nidiff.covariance.covariance import Covariance
 from nidiff.errors import InputError, shown
-from nidiff.inverse.operators import Function, Operator, mask
+from nidiff.inverse.operators import Function, Operator, Part, mask
 from nidiff.recipe import plain
 
 
@@ -28,7 +28,7 @@ class Observation:
         if y.is_complex() or not bool(y.isfinite().all()):
             problem = "is complex, or has NaN or infinite entries that no mask covers"
             raise InputError("y", None, problem, "use a mask that is false there, or Observation.missing(y)")
-        self.y, self.operator, self.noise = y if y.is_floating_point() else y.float(), operator, _checked_noise(noise)
+        self.y, self.operator, self.noise = y if y.is_floating_point() else y.float(), operator, _as_noise(noise, y)
 
     @classmethod
     def missing(cls, y: Tensor, noise: float | Tensor | Covariance = 0.0) -> "Observation":
@@ -46,36 +46,28 @@ class Observation:
         """The observation of some of the images, where there is one row for each."""
         if len(self.y) == 1:
             return self
-        rows, (last, *before) = index.to(self.y.device), self.operator.parts
-        if any(self._is_per_image(part.observed) for part in before):
-            problem = "has a mask per image before another operator"
-            raise InputError("operator", None, problem, "give the images in one batch")
-        if last.observed is not None and self._is_per_image(last.observed):
-            last = mask(last.observed[index.to(last.observed.device)]).parts[0]
-        return Observation(self.y[rows], Operator(last, *before), self.noise)
-
-    def _is_per_image(self, observed: Tensor | None) -> bool:
-        return observed is not None and observed.ndim == self.y.ndim and len(observed) > 1
+        parts: list[Part] = []
+        for part in self.operator.parts:
+            observed = part.observed
+            if observed is not None and observed.ndim == self.y.ndim and len(observed) > 1:  # one per image
+                parts += mask(observed[index.cpu()]).parts
+            else:
+                parts.append(part)
+        return Observation(self.y[index.to(self.y.device)], Operator(*parts), self.noise)
 
     def check_images(self, x: Tensor) -> None:
         """Refuse images of another shape, and an operator that is not what it was declared to be."""
         y = self.operator(x)
-        if not isinstance(y, Tensor) or not y.ndim or y.is_complex() or len(y) != len(x):
-            result = f"{y.dtype} {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
-            problem = f"makes {result} of x {tuple(x.shape)}"
-            raise InputError("operator", None, problem, "let it return real rows, one per image")
         self.rows(y)
         self.variance(y)
         self.operator.check_transposes(x)
 
     def rows(self, like: Tensor) -> Tensor:
         """y, one row per image, for A(x) = ``like``."""
-        y, item = self.y, tuple(like.shape[1:])
-        if tuple(y.shape[1:]) != item or len(y) not in (1, len(like)):
+        y = self.y
+        if y.shape[1:] != like.shape[1:] or not like.ndim or len(y) not in (1, len(like)):
             problem = f"has shape {tuple(y.shape)}, and operator={self.operator!r} makes {tuple(like.shape)}"
-            single = tuple(y.shape) == item
-            remedy = "put an axis of images in front, y[None]" if single else "give one row per image, or one for all"
-            raise InputError("y", None, problem, remedy)
+            raise InputError("y", None, problem, "give one row per image, or one for all, y[None]")
         return y.to(like).expand(like.shape)
 
     def variance(self, like: Tensor) -> Function:
@@ -86,11 +78,7 @@ class Observation:
             return lambda v: _where(observed, noise.matmul(_where(observed, v)))
         if isinstance(noise, float):
             return lambda v: noise**2 * v
-        try:
-            squared = noise.to(like).square().expand(like.shape)
-        except RuntimeError as error:
-            problem = f"has shape {tuple(noise.shape)}, and y has rows {tuple(like.shape[1:])}"
-            raise InputError("noise", None, problem, "give one standard deviation per entry of a row") from error
+        squared = noise.to(like).square()
         return lambda v: squared * v
 
     def __repr__(self) -> str:
@@ -101,11 +89,15 @@ def _where(observed: Tensor | None, v: Tensor) -> Tensor:
     return v if observed is None else torch.where(observed.to(v.device), v, 0.0)
 
 
-def _checked_noise(noise: Any) -> float | Tensor | Covariance:
+def _as_noise(noise: Any, y: Tensor) -> float | Tensor | Covariance:
     if isinstance(noise, Covariance):
         return noise
-    deviations = torch.as_tensor(noise)
-    if not bool((deviations.isfinite() & (deviations >= 0)).all()):
-        remedy = "give a standard deviation of 0 or more, a tensor of such, or a Covariance"
-        raise InputError("noise", noise, "is negative or not finite", remedy)
-    return deviations.detach() if deviations.ndim else float(plain(noise))
+    deviations = torch.as_tensor(noise).detach()
+    try:
+        sound = bool((deviations.isfinite() & (deviations >= 0)).expand(y.shape).all())
+    except RuntimeError:
+        sound = False
+    if not sound:
+        remedy = "give a standard deviation of 0 or more, one per entry of a row of y, or a Covariance"
+        raise InputError("noise", noise, f"does not fit y {tuple(y.shape)}, is negative or not finite", remedy)
+    return deviations if deviations.ndim else float(plain(noise))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nidiff.covariance.checks import as_numbers
 from nidiff.covariance.modes import Modes
-from nidiff.covariance.waves import Boundary, Waves, check_boundary, frequencies, wavenumber
+from nidiff.covariance.waves import Boundary, Waves, check_boundary, frequencies, magnitude, wavenumber
 from nidiff.errors import InputError
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_number, check_whole
@@ -59,10 +59,6 @@ class Operator:
         return Operator(*self.parts, *other.parts) if isinstance(other, Operator) else NotImplemented
 
     @property
-    def is_linear(self) -> bool:
-        return all(part.is_linear for part in self.parts)
-
-    @property
     def observed(self) -> Tensor | None:
         """The entries of y that are observed, if the operator ends with a mask; None: all of them."""
         return self.parts[0].observed
@@ -92,16 +88,10 @@ class Operator:
 
     def check_transposes(self, x: Tensor) -> None:
         """Refuse a function of `linear` that is not linear, and a transpose that is not that of A."""
-        generator = torch.Generator("cpu").manual_seed(0)
         for part in reversed(self.parts):
             y = part.apply(x)
             if part.is_linear and not part.takes_float64:
-                u, w = (white_noise(x.shape, generator, device="cpu").to(x) for _ in range(2))
-                image = part.apply(u)
-                if not _near(part.apply(u + w), image + part.apply(w)):
-                    raise InputError("function", None, "is not linear", "use operators.function for it")
-                if part.transpose is not None:
-                    _check_transpose(u, image, white_noise(y.shape, generator, device="cpu").to(y), part.transpose)
+                _check_linear(part, x, y)
             x = y
 
     def __repr__(self) -> str:
@@ -121,12 +111,10 @@ def mask(mask: Tensor | Sequence[Any]) -> Operator:
 
     def apply(x: Tensor) -> Tensor:
         try:
-            fits = torch.broadcast_shapes(observed.shape, x.shape) == x.shape
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise InputError("mask", None, f"has shape {tuple(observed.shape)}", f"make one for {tuple(x.shape)}")
-        return torch.where(observed.to(x.device), x, 0.0)
+            return torch.where(observed.to(x.device).expand_as(x), x, 0.0)
+        except RuntimeError as error:
+            problem = f"has shape {tuple(observed.shape)}"
+            raise InputError("mask", None, problem, f"make one for {tuple(x.shape)}") from error
 
     return Operator(Part(f"mask({', '.join(map(str, observed.shape))})", apply, observed=observed))
 
@@ -136,9 +124,8 @@ def subsample(step: int | Sequence[int]) -> Operator:
     steps = [check_whole("step", number) for number in _as_list(step)]
 
     def apply(x: Tensor) -> Tensor:
-        for axis, stride in enumerate(reversed(_per_axis(x, steps, "step")), 1):
-            x = x[(slice(None),) * (x.ndim - axis) + (slice(None, None, stride),)]
-        return x
+        index: list[Any] = [..., *(slice(None, None, stride) for stride in _per_axis(x, steps, "step"))]
+        return x[tuple(index)]
 
     return Operator(Part(f"subsample({step})", apply))
 
@@ -150,11 +137,11 @@ def pool(factor: int | Sequence[int]) -> Operator:
     def apply(x: Tensor) -> Tensor:
         sizes = _per_axis(x, factors, "factor")
         axes = len(sizes)
-        event = x.shape[x.ndim - axes :]
+        event = x.shape[-axes:]
         if any(n % size for n, size in zip(event, sizes, strict=True)):
             raise InputError("factor", factor, f"does not divide the event {tuple(event)}", "give one that does")
         blocks = [count for n, size in zip(event, sizes, strict=True) for count in (n // size, size)]
-        return x.reshape(*x.shape[: x.ndim - axes], *blocks).mean(tuple(range(-2 * axes + 1, 0, 2)))
+        return x.reshape(*x.shape[:-axes], *blocks).mean(tuple(range(-2 * axes + 1, 0, 2)))
 
     return Operator(Part(f"pool({factor})", apply))
 
@@ -163,14 +150,13 @@ def blur(width: float | Sequence[float], boundary: Boundary = "reflecting") -> O
     """The mean with Gaussian weights of standard deviation ``width`` pixels (or one per axis), in the modes of
     ``boundary``: a wave of ω = 2π · frequency is multiplied by exp(−½ ω² width²)."""
     widths = [check_number("width", number) for number in _as_list(width)]
-    if min(widths) < 0:
-        raise InputError("width", width, "is negative", "give the standard deviation of the blur in pixels")
-    check_boundary(boundary)
+    check_number("width", min(widths), 0)
+    edges = check_boundary(boundary)
 
     def apply(x: Tensor) -> Tensor:
         sizes = _per_axis(x, widths, "width")
-        event = tuple(x.shape[x.ndim - len(sizes) :])
-        return Modes(_gaussian_response(tuple(sizes), check_boundary(boundary), event), _basis(boundary, event)) @ x
+        event = tuple(x.shape[-len(sizes) :])
+        return _gaussian_blur(tuple(sizes), edges, event) @ x
 
     return Operator(Part(f"blur({width})", apply, transpose=apply))  # it is symmetric
 
@@ -181,17 +167,17 @@ def waves(keep: float | Tensor, boundary: Boundary = "periodic") -> Operator:
     ``keep`` is a number, for the modes |k| ≤ keep in units of the lowest frequency; or true for each mode [*event]
     that is observed, in the order of `nidiff.Spectral`.
     """
-    check_boundary(boundary)
+    edges = check_boundary(boundary)
     modes = keep if isinstance(keep, Tensor) and keep.ndim else None
     largest = check_number("keep", keep) if modes is None else 0.0
 
     def apply(x: Tensor) -> Tensor:
         event = tuple(x.shape[2:] if modes is None else x.shape[-modes.ndim :])
-        observed = wavenumber(event, boundary) <= largest if modes is None else modes.bool()
+        observed = wavenumber(event, edges) <= largest if modes is None else modes.bool()
         if tuple(observed.shape) != event or not bool(observed.any()):
             problem = f"leaves no mode, or is for modes {tuple(observed.shape)}"
             raise InputError("keep", None, problem, f"make one for the event {event}")
-        return _basis(boundary, event).analyse(x)[..., observed.to(x.device)]
+        return _basis(edges, event).analyse(x)[..., observed.to(x.device)]
 
     return Operator(Part(f"waves({'…' if modes is not None else largest})", apply))
 
@@ -201,6 +187,7 @@ def channels(indices: int | Sequence[int]) -> Operator:
     numbers = [check_whole("indices", number, 0) for number in _as_list(indices)]
 
     def apply(x: Tensor) -> Tensor:
+        check_whole("indices", max(numbers), 0, x.shape[1] - 1)
         return x[:, numbers]
 
     return Operator(Part(f"channels({indices})", apply))
@@ -218,9 +205,7 @@ def function(f: Function) -> Operator:
 
 def _linearised(part: Part, x: Tensor) -> Linearisation:
     forward = part.apply if part.is_linear else lambda v: torch.func.jvp(part.apply, (x,), (v,))[1]
-    if part.transpose is not None:
-        return Linearisation(part.apply(x), forward, part.transpose)
-    value, transpose = derivative(part.apply, x)
+    value, transpose = derivative(part.apply, x) if part.transpose is None else (part.apply(x), part.transpose)
     return Linearisation(value, forward, transpose)
 
 
@@ -251,14 +236,18 @@ def _chained(functions: list[Function], dtype: torch.dtype, wide: torch.dtype) -
     return chained
 
 
-def _check_transpose(u: Tensor, image: Tensor, v: Tensor, transpose: Function) -> None:
-    """Refuse a transpose for which ⟨A u, v⟩ = ⟨u, Aᵀ v⟩ does not hold; ``image`` is A u."""
-    back = transpose(v)
-    remedy = "correct it, or leave it out, and autograd computes it"
-    forward, backward = (image * v).sum(), (u * back).sum() if back.shape == u.shape else torch.tensor(torch.nan)
-    if not bool((forward - backward).abs() <= 1e-4 * (image.norm() * v.norm() + u.norm() * back.norm())):
-        products = f"⟨A u, v⟩ = {forward.item():.4g} and ⟨u, Aᵀ v⟩ = {backward.item():.4g}"
-        raise InputError("transpose", None, f"is not that of the function: {products}", remedy)
+def _check_linear(part: Part, x: Tensor, y: Tensor) -> None:
+    """Refuse A(u + w) ≠ A u + A w, and ⟨A u, v⟩ ≠ ⟨u, Aᵀ v⟩, of random images like x and y = A x."""
+    u, w, v = (white_noise(like.shape, seed, device="cpu").to(like) for seed, like in enumerate((x, x, y)))
+    image, both = part.apply(u), part.apply(u + w)
+    sound = (both - image - part.apply(w)).norm() <= 1e-4 * (both.norm() + image.norm())
+    if part.transpose is not None:
+        back = part.transpose(v)
+        limit = 1e-4 * (image.norm() * v.norm() + u.norm() * back.norm())
+        sound = sound and back.shape == u.shape and ((image * v).sum() - (u * back).sum()).abs() <= limit
+    if not sound:
+        problem = "is not linear, or its `transpose` is that of another one"
+        raise InputError("function", None, problem, "use operators.function, or leave out the transpose")
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -276,22 +265,12 @@ def _per_axis(x: Tensor, values: list[Any], argument: str) -> list[Any]:
 
 
 @lru_cache(maxsize=32)
-def _waves(boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Waves:
+def _basis(boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Waves:
     return Waves(event, boundary)
 
 
-def _basis(boundary: Boundary, event: tuple[int, ...]) -> Waves:
-    return _waves(check_boundary(boundary), event)
-
-
 @lru_cache(maxsize=32)
-def _gaussian_response(widths: tuple[float, ...], boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Tensor:
-    factors = [
-        (-0.5 * (2 * math.pi * width * frequency).square()).exp()
-        for width, frequency in zip(widths, frequencies(event, boundary), strict=True)
-    ]
-    return torch.stack(torch.meshgrid(*factors, indexing="ij")).prod(0)
-
-
-def _near(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool((a - b).norm() <= 1e-4 * (a.norm() + b.norm()))
+def _gaussian_blur(widths: tuple[float, ...], boundary: str | tuple[str, ...], event: tuple[int, ...]) -> Modes:
+    each = zip(widths, frequencies(event, boundary), strict=True)
+    omega = magnitude([2 * math.pi * width * frequency for width, frequency in each])
+    return Modes((-0.5 * omega.square()).exp(), Waves(event, boundary))

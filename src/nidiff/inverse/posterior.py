@@ -14,27 +14,20 @@ exact for Gaussian data and a linear A. The methods differ in what they take for
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from inspect import signature
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nidiff.diffusion.denoiser import Denoiser, Estimate, check_denoiser
+from nidiff.diffusion.denoiser import Denoiser, Estimate, check_denoiser, require_gaussian
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, choose, expect, one_of
+from nidiff.errors import InputError, expect
 from nidiff.inverse.observation import Observation
-from nidiff.inverse.operators import Function, Linearisation, derivative
-from nidiff.recipe import check_kinds, check_whole, plain
+from nidiff.inverse.operators import Function, derivative
+from nidiff.notation import call
 
-
-class Method(Protocol):
-    """E[x0 | x, y], or what stands for it."""
-
-    def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        """Refuse what this method cannot do."""
-
-    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor: ...
+# E[x0 | x, y], or what stands for it. One that has a ``check(denoiser, observation)`` can refuse what it cannot do.
+Method = Callable[[Denoiser, Observation, Tensor, Level], Tensor]
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,11 @@ class GaussianMoments:
     iterations: int = 500
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        if denoiser.gaussian is None:
-            remedy = "give the denoiser one, .with_gaussian(nidiff.fit_gaussian(data)), or use method='jacobian'"
-            raise InputError("method", "gaussian", "needs the data's Gaussian", remedy)
+        require_gaussian(denoiser.gaussian, "method", "gaussian")
 
     def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
-        x0 = denoiser(x, level)
         variance = denoiser.variance(level, self.kappa)
-        near = observation.operator.linearise(x0)
-        weights = _solved(observation, near, lambda v: variance * v, self.tolerance, self.iterations)
-        back = near.transpose(weights)
-        return x0 + (variance * back).to(x0)
+        return _update(denoiser(x, level), observation, variance.apply, variance.apply, self.tolerance, self.iterations)
 
 
 @dataclass(frozen=True)
@@ -75,14 +62,9 @@ class JacobianMoments:
     tolerance: float = 1e-3
     iterations: int = 5
 
-    def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        pass
-
     def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
         x0, variance = _with_jacobian(denoiser, x, level)
-        near = observation.operator.linearise(x0)
-        weights = _solved(observation, near, variance, self.tolerance, self.iterations)
-        return x0 + variance(near.transpose(weights)).to(x0)
+        return _update(x0, observation, variance, variance, self.tolerance, self.iterations)
 
 
 @dataclass(frozen=True)
@@ -109,14 +91,14 @@ class Gradient:
 
     def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
         x0, variance = _with_jacobian(denoiser, x, level)
-        near = observation.operator.linearise(x0)
         squared = self._squared(denoiser, level) if self.r is None else self.r**2
-        weights = _solved(observation, near, lambda v: squared * v, self.tolerance, self.iterations)
-        return x0 + self.scale * variance(near.transpose(weights)).to(x0)
+        return _update(
+            x0, observation, lambda v: squared * v, lambda v: self.scale * variance(v), self.tolerance, self.iterations
+        )
 
     def _squared(self, denoiser: Denoiser, level: Level) -> float:
         data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
-        signal, sigma = (_mean_square(each) for each in (level.signal, level.sigma))
+        signal, sigma = (each.values.square().mean().item() for each in (level.signal, level.sigma))
         return data * sigma / (data * signal + sigma)
 
 
@@ -175,7 +157,8 @@ def posterior(
     Args:
         method: a name in `METHODS`: "gaussian" (the default where the denoiser knows the data's Gaussian) and
             "jacobian" (the default elsewhere) match moments, exactly for Gaussian data and a linear operator;
-            "gradient" is guidance by a gradient (ΠGDM, DPS), "replacement" is for masks. Or one of your own.
+            "gradient" is guidance by a gradient (ΠGDM, DPS), "replacement" is for masks. Or a function of your own,
+            (denoiser, observation, x, level) -> x̂0.
         options: of the method, such as ``iterations``.
     """
     check_denoiser(denoiser)
@@ -185,34 +168,27 @@ def posterior(
         raise InputError("denoiser", None, "has an observation already", remedy)
     if method is None:
         method = "jacobian" if denoiser.gaussian is None else "gaussian"
-    chosen: Any = choose("method", method, METHODS)
-    if isinstance(method, str):
-        chosen = _with_options(chosen, options)
-    chosen.check(denoiser, observation)
+    chosen: Method = call("method", method, options, METHODS) if isinstance(method, str) else method
+    if hasattr(chosen, "check"):
+        chosen.check(denoiser, observation)
     corrected = denoiser.corrected(Posterior(observation, chosen))
     if denoiser.gaussian is not None:  # whose items are known
         observation.check_images(torch.zeros(len(observation.y), *denoiser.gaussian.shape, device=denoiser.device))
     return corrected
 
 
-def _with_options(method: Callable[..., Method], options: dict[str, Any]) -> Method:
-    options = {key: plain(value) for key, value in options.items()}
-    for key in options:
-        one_of("option", key, signature(method).parameters)
-    check_kinds(method, options)
-    if "iterations" in options:
-        check_whole("iterations", options["iterations"])
-    return method(**options)
-
-
-def _solved(
-    observation: Observation, near: Linearisation, variance: Function, tolerance: float, iterations: int
+def _update(
+    x0: Tensor, observation: Observation, inner: Function, outer: Function, tolerance: float, iterations: int
 ) -> Tensor:
-    """(A V Aᵀ + R)⁻¹ (y − A x̂0)."""
+    """x̂0 + V Aᵀ (A V' Aᵀ + R)⁻¹ (y − A x̂0), where V is ``outer`` and V' is ``inner``."""
+    near = observation.operator.linearise(x0)
     noise, misfit = observation.variance(near.value), observation.rows(near.value) - near.value
-    return conjugate_gradients(
-        lambda v: near.forward(variance(near.transpose(v))) + noise(v), misfit, tolerance, iterations
-    )
+
+    def covariance(v: Tensor) -> Tensor:
+        return near.forward(inner(near.transpose(v))) + noise(v)
+
+    weights = conjugate_gradients(covariance, misfit, tolerance, iterations)
+    return x0 + outer(near.transpose(weights)).to(x0)
 
 
 def _with_jacobian(denoiser: Denoiser, x: Tensor, level: Level) -> tuple[Tensor, Function]:
@@ -226,10 +202,6 @@ def _with_jacobian(denoiser: Denoiser, x: Tensor, level: Level) -> tuple[Tensor,
         return factor * covariance.matmul(back)
 
     return x0 if clip is None else x0.clamp(-clip, clip), variance
-
-
-def _mean_square(value: Any) -> float:
-    return float(value.values.square().mean())
 
 
 def _squared_norm(rows: Tensor) -> Tensor:

@@ -2,11 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.summary import summary
-from nidiff.model.config import stored_schedule
+from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.scaling import PIXELS
+from nidiff.model.config import WORDS
 
 FRONT = """---
 library_name: nidiff
@@ -44,33 +44,30 @@ METRICS = "\n## Metrics\n\n"
 
 
 def model_card(
-    covariance: Covariance,
-    scheduler: Mapping[str, Any],
+    denoiser: Denoiser,
+    shape: Sequence[int] | None,
     about: Mapping[str, str] | None = None,
     name: str = "PATH_OR_REPOSITORY",
-    pipeline: bool = True,
-    fields: Sequence[int] | None = None,
 ) -> str:
-    """The card of a model that is opened by ``name``, and by `NonIsotropicPipeline` if ``pipeline``; ``fields`` is the
-    shape [C, *event] of what it makes if that is no 8-bit picture."""
-    how = PIPELINE if pipeline else OWN
-    if fields is not None:
-        how = FIELDS
+    """The card of a model opened by ``name`` for items of ``shape`` [C, *event]; None: only the network knows it."""
+    pictures = shape is not None and len(shape) == 3 and denoiser.scaling in (None, PIXELS)
+    how = OWN if shape is None else PIPELINE if pictures else FIELDS
     return f"""{FRONT}
-{WHITE if covariance.condition_number == 1 else COLOURED}
+{WHITE if denoiser.process.covariance.condition_number == 1 else COLOURED}
 | | |
 |---|---|
-{model_facts(covariance, scheduler)}{_rows({key: escaped(value) for key, value in (about or {}).items()})}
+{model_facts(denoiser)}{_rows({key: escaped(value) for key, value in (about or {}).items()})}
 ## How to sample
 
 ```python
-{how.format(name=python_text(name), shape=None if fields is None else (4, *fields))}
+{how.format(name=python_text(name), shape=(4, *(shape or ())))}
 ```
 """
 
 
-def model_facts(covariance: Covariance, scheduler: Mapping[str, Any]) -> str:
-    """What every card says of its model: Σ in numbers, and the schedule and prediction of the scheduler's config."""
+def model_facts(denoiser: Denoiser) -> str:
+    """What every card says of its model: Σ in numbers, the schedule and the prediction."""
+    covariance, target = denoiser.process.covariance, str(denoiser.target_name)
     numbers = summary(covariance)
     length = "beyond the image" if numbers.correlation_length is None else f"{numbers.correlation_length:.3g} pixels"
     return _rows(
@@ -79,8 +76,8 @@ def model_facts(covariance: Covariance, scheduler: Mapping[str, Any]) -> str:
             "condition number of Σ": f"{numbers.condition_number:.4g}",
             "effective rank of Σ": f"{numbers.effective_rank:.4g} of {covariance.size}",
             "correlation length": length,
-            "schedule": _code(repr(stored_schedule(scheduler["schedule"]))),
-            "prediction": _code(scheduler["prediction_type"]),
+            "schedule": _code(repr(denoiser.process.schedule)),
+            "prediction": _code(WORDS.get(target, target)),
         }
     )
 
@@ -101,10 +98,8 @@ def _code(words: object) -> str:
 
 def _one_line(words: object) -> str:
     """What can be printed, on one line: a byte that is not UTF-8, or a control character, shows as �."""
-    letters = [
-        letter if letter.isprintable() or letter.isspace() else "\N{REPLACEMENT CHARACTER}" for letter in str(words)
-    ]
-    return " ".join("".join(letters).split())
+    shown = ("�" if not (letter.isprintable() or letter.isspace()) else letter for letter in str(words))
+    return " ".join("".join(shown).split())
 
 
 def _rows(facts: Mapping[str, str]) -> str:

@@ -1,5 +1,4 @@
-"""scheduler_config.json, the one place where a model keeps Σ, schedule, prediction, clipping and scaling of data, and
-the data's Gaussian. What is large is in arrays beside it."""
+"""scheduler_config.json: Σ, schedule, prediction, clipping, scaling and Gaussian of a model; arrays lie beside it."""
 
 import dataclasses
 import json
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, names_arrays, read_arrays
+from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
@@ -19,10 +19,9 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.target import TARGETS, Target
-from nidiff.errors import FileError, InputError, known_names, one_of, shown
+from nidiff.errors import FileError, InputError, one_of, shown
 from nidiff.files import REPLACED, as_path
 from nidiff.model.manifest import OPENED_BY_0_2
-from nidiff.recipe import fits
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
 WORDS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
@@ -63,7 +62,6 @@ FILES = {
     "gaussian": ("gaussian.safetensors", "the data's Gaussian"),
 }
 CLASS = "NonIsotropicScheduler"
-SCALING = ("scale", "shift", "log")
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
 
 
@@ -85,13 +83,11 @@ def predictions() -> dict[str, str]:
 def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
     """The arguments of `nidiff.interop.NonIsotropicScheduler` that sample this denoiser as `nidiff.sample` does."""
     target, schedule = denoiser.target_name, _schedule_config(denoiser.process.schedule)
-    if target is None:
-        remedy = 'register it by nidiff.diffusion.target.TARGETS["my_target"] = …'
-        raise InputError("target", None, "has no name, so what is saved could not be loaded", remedy)
-    if (name := schedule["schedule"]) not in SCHEDULES:
-        remedy = "register it in nidiff.diffusion.schedules.SCHEDULES"
-        raise InputError("schedule", name, "is not registered, so what is saved could not be loaded", remedy)
-    config = {
+    if target is None or schedule["schedule"] not in SCHEDULES:
+        argument, place = ("target", "target.TARGETS") if target is None else ("schedule", "schedules.SCHEDULES")
+        problem = "is not registered, so what is saved could not be loaded"
+        raise InputError(argument, None, problem, f"add it to nidiff.diffusion.{place}")
+    config: dict[str, Any] = {
         "_class_name": CLASS,
         "covariance": describe(denoiser.process.covariance),
         "schedule": schedule,
@@ -100,19 +96,17 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         "timestep_spacing": "trailing",
         "clip_sample": denoiser.clip is not None,
         "clip_sample_range": 1.0 if denoiser.clip is None else denoiser.clip,
-        "scaling": None if denoiser.scaling is None else _scaling_config(denoiser.scaling),
+        "scaling": None if denoiser.scaling is None else dataclasses.asdict(denoiser.scaling),
         "num_train_timesteps": len(denoiser.process.schedule),
         "beta_schedule": BETA_SCHEDULE,
     }
+    if denoiser.scaling is not None and denoiser.scaling.is_linear:
+        del config["scaling"]["log"]  # as version 0.2 wrote it
     if denoiser.gaussian is not None:
         config |= {"gaussian": _gaussian_config(denoiser.gaussian, denoiser.kappa), "sees": denoiser.sees}
     if denoiser.conditions:
         config["conditions"] = {name: condition.to_json() for name, condition in denoiser.conditions.items()}
-    try:
-        json.dumps(config, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        problem = f"cannot be saved as JSON ({error})"
-        raise InputError("denoiser", None, problem, "use plain finite numbers and words") from error
+    json.dumps(config, allow_nan=False)  # else it could not be read again
     return config
 
 
@@ -127,30 +121,16 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     covariance, target, scaling = config["covariance"], config["prediction_type"], config["scaling"]
     if not isinstance(target, Target):
         target = predictions()[one_of("prediction_type", target, predictions())]
-    covariance = as_path("covariance", covariance) if isinstance(covariance, str | Path) else covariance
+    covariance = as_covariance(as_path("covariance", covariance) if isinstance(covariance, str) else covariance)
     gaussian, kappa = _stored_gaussian(config["gaussian"])
     process, count = _stored_process(config["schedule"], covariance, gaussian), config["num_train_timesteps"]
-    schedule = process.schedule
-    if count not in (None, len(schedule)):
-        raise InputError("num_train_timesteps", count, f"differs from {schedule!r}", "set its num_levels instead")
-    clip, limit = config["clip_sample"], config["clip_sample_range"]
-    if not isinstance(clip, bool) or (clip and not (fits(limit, float) and limit > 0)):
-        remedy = "give True or False, and a positive `clip_sample_range`"
-        raise InputError("clip_sample", clip, f"cannot be used with clip_sample_range={shown(limit)}", remedy)
-    if isinstance(scaling, Mapping):
-        one_of("scaling", next((key for key in scaling if key not in SCALING), "scale"), SCALING)
-        scaling = Scaling(**scaling)
+    if count not in (None, len(process.schedule)):
+        raise InputError("num_train_timesteps", count, f"differs from {process.schedule!r}", "set its num_levels")
+    clip = config["clip_sample_range"] if config["clip_sample"] else None
+    scaling = Scaling(**scaling) if isinstance(scaling, Mapping) else scaling
     kappa = kappa if config["kappa"] is None else config["kappa"]
     facts = {"gaussian": gaussian, "sees": config["sees"], "kappa": kappa, "conditions": config["conditions"]}
-    return Denoiser(net, process, target, limit if clip else None, scaling, **facts)
-
-
-def _scaling_config(scaling: Scaling) -> dict[str, Any]:
-    """Scale and shift, and which channels have a logarithm if any has."""
-    config = dataclasses.asdict(scaling)
-    if scaling.is_linear:
-        del config["log"]
-    return config
+    return Denoiser(net, process, target, clip, scaling, **facts)
 
 
 def _schedule_config(schedule: Schedule) -> Config:
@@ -163,20 +143,12 @@ def _schedule_config(schedule: Schedule) -> Config:
     return Config(config, tensors)
 
 
-def stored_schedule(schedule: Any) -> Schedule:
-    """The inverse of what `scheduler_config` writes; else what `as_schedule` takes."""
+def _stored_process(schedule: Any, covariance: Covariance, gaussian: GaussianModel | None) -> Process:
+    """The inverse of what `scheduler_config` writes; a text may leave out what Σ and the data's Gaussian say."""
     if isinstance(schedule, Mapping):
         tensors = getattr(schedule, "tensors", {})
         schedule = {key: _array(value, tensors) for key, value in schedule.items()}
-    return as_schedule(schedule)
-
-
-def _stored_process(schedule: Any, covariance: Any, gaussian: GaussianModel | None) -> Process:
-    """A text may leave out what Σ and the data's Gaussian say."""
-    if isinstance(schedule, str):
-        covariance = as_covariance(covariance)
-        return Process(as_schedule(schedule, schedule_facts(covariance, gaussian)), covariance)
-    return Process(stored_schedule(schedule), as_covariance(covariance))
+    return Process(as_schedule(schedule, schedule_facts(covariance, gaussian)), covariance)
 
 
 def _array(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -218,8 +190,8 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
 def check_fields(config: Mapping[str, Any]) -> None:
     """Refuse an unknown field; those that begin with _ are diffusers' own."""
     for field in config:
-        if not field.startswith("_") and field not in FIELDS:
-            raise InputError("config", None, f"has the unknown field {shown(field)}", known_names(field, FIELDS))
+        if not field.startswith("_"):
+            one_of("config", field, FIELDS)
     if (betas := config.get("beta_schedule", BETA_SCHEDULE)) != BETA_SCHEDULE:
         raise InputError("beta_schedule", betas, "is not ours", "pass `schedule`, such as 'ddpm_linear'")
 
@@ -234,7 +206,7 @@ def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
         if isinstance(value, Mapping):
             needed = field == "gaussian" or names_arrays(value)  # a Gaussian has always a mean
             result[field] = Config(value, read_arrays(file.with_name(name), owner) if needed else {})
-        elif field == "covariance" or not (value is None or (field == "schedule" and isinstance(value, str))):
+        elif value is not None and not (field == "schedule" and isinstance(value, str)):
             raise FileError("file", file, f"has {field}={shown(value)}, which is no configuration", "save it again")
     return result
 

@@ -21,15 +21,7 @@ from nidiff.files import as_path, blaming, read_object, replace_json, replace_te
 from nidiff.locks import locked
 from nidiff.model.card import model_card
 from nidiff.model.config import arrays, configured, model_folder, scheduler_config, with_arrays
-from nidiff.model.manifest import (
-    DATA,
-    INDEX,
-    MANIFEST,
-    check_manifest,
-    recorded_run,
-    run_identity,
-    write_manifest,
-)
+from nidiff.model.manifest import DATA, INDEX, MANIFEST, check_manifest, recorded_run, run_identity, write_manifest
 from nidiff.model.network import OTHER, UNET, library, load_network, read_weights, save_network
 from nidiff.model.zoo import AGAIN, entry_of, find_model
 
@@ -55,10 +47,8 @@ def save_model(
     if denoiser.condition_values or denoiser.corrections:
         problem = "has conditions, guidance or an observation bound"
         raise InputError("denoiser", None, problem, "save the one without them")
-    net = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
-    if not isinstance(net, torch.nn.Module):
-        raise InputError("denoiser.net", None, "has no weights to save", "make it a torch.nn.Module")
-    scheduler = scheduler_config(denoiser)
+    net: Any = getattr(denoiser.net, "_orig_mod", denoiser.net)  # what torch.compile wrapped
+    scheduler_config(denoiser)  # refuses what could not be loaded
     check_fits(net, denoiser)
     check_replaceable(folder)
     # Two that save here at once take turns.
@@ -73,14 +63,12 @@ def save_model(
                 "unet": [module, type(net).__name__],
             }
             replace_json(aside / INDEX, index)
-        card = model_card(denoiser.process.covariance, scheduler, about, pipeline=(aside / UNET).is_dir())
-        replace_text(aside / "README.md", card)
+        replace_text(aside / "README.md", model_card(denoiser, known_shape(net, denoiser.process.covariance), about))
         write_manifest(aside, run)
 
 
 def save_process(denoiser: Denoiser, folder: Path, grid: Grid | None = None) -> None:
-    """Write ``scheduler/`` and data.json of a model's folder only: a run does so when it begins, and the network comes
-    at its end."""
+    """Write ``scheduler/`` and data.json alone, as a run does when it begins."""
     config = scheduler_config(denoiser)
     for name, tensors in arrays(config).items():
         save_arrays(tensors, folder / "scheduler", name)
@@ -117,16 +105,15 @@ def open_with(place: Path, network: Any) -> Denoiser:
 def whole_model(folder: Path) -> Path:
     """The model's folder in a run directory, or ``folder`` itself, if it has all that sampling needs, unchanged."""
     place = model_folder(folder)
-    if not place.exists():
-        raise InputError("folder", folder, "does not exist", "give a run directory or a model folder")
-    run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
     is_model, is_whole = (place / CONFIG).is_file(), has_network(place)
-    recorded = (place / MANIFEST).exists()
-    if recorded or (is_model and is_whole):
+    if (place / MANIFEST).exists() or (is_model and is_whole):
         check_manifest(place)  # before anything else is read
     if is_model and is_whole:
         return place
-    if run is not None:
+    run = next((run for run in (place, place.parent) if (run / "experiment.json").is_file()), None)
+    if not place.exists():
+        problem, remedy = "does not exist", "give a run directory or a model folder"
+    elif run is not None:
         problem, remedy = "is of a run that has not ended", f"continue it with nidiff train --resume --out {run}"
     elif is_model:
         problem, remedy = f"has no weights in {UNET}/ or {OTHER}/", "copy them again from where the model was saved"
@@ -140,8 +127,6 @@ def accept_model(folder: Path) -> None:
     place = model_folder(find_model(folder))
     if entry_of(place) is not None:
         raise InputError("folder", folder, "is a model that ships, which stays as it was packed", AGAIN)
-    if not has_network(place):
-        raise InputError("folder", folder, "is not a model", "give a run directory or a model folder")
     other = (place / OTHER).is_dir()
     if other:
         read_weights(place / OTHER)  # the network that they belong to is not stored
@@ -186,10 +171,9 @@ def known_shape(net: Any, covariance: Covariance) -> tuple[int, ...] | None:
     axes = max((parameter.ndim for parameter in net.parameters()), default=4) - 2  # of its convolutions
     if axes == 1:  # a U-Net of signals takes any length; its default, 65536, says nothing
         size = event[-1:]
-    sizes = (size,) * axes if isinstance(size, int) else tuple(size) if isinstance(size, list | tuple) else ()
-    channels = config["in_channels"], config.get("out_channels")
-    shape = (min(channels) if all(isinstance(count, int) for count in channels) else channels[0], *sizes)
-    if not sizes or shape[-len(event) :] != event:
+    sizes = tuple(size) if isinstance(size, list | tuple) else (size,) * axes
+    shape = (config.get("out_channels", config["in_channels"]), *sizes)
+    if shape[-len(event) :] != event:
         problem = f"is over {event}, but the network makes images {shape!s:.80}"
         raise InputError("covariance", None, problem, "build Σ for that shape")
     return shape
@@ -200,11 +184,10 @@ def check_fits(net: Any, denoiser: Denoiser) -> None:
     shape, gaussian = known_shape(net, denoiser.process.covariance), denoiser.gaussian
     if shape is None or gaussian is None:
         return
-    if gaussian.shape != shape:
-        raise InputError("gaussian", None, f"is of items {gaussian.shape}", f"fit it to {shape}, as the network makes")
     taken, needed = net.config["in_channels"], shape[0] * (2 if denoiser.sees == "both" else 1)
-    if taken != needed:
-        raise InputError("sees", denoiser.sees, f"needs {needed} channels", f"the network takes {taken}")
+    if (gaussian.shape, needed) != (shape, taken):
+        problem = f"is of items {gaussian.shape}, and a network that sees {denoiser.sees} takes {needed} channels"
+        raise InputError("gaussian", None, problem, f"this one takes {taken}, and makes {shape}")
 
 
 def check_replaceable(folder: Path) -> None:

@@ -2,22 +2,20 @@
 
 import hashlib
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from nidiff import __version__
-from nidiff.errors import FileError, shown
+from nidiff.errors import FileError
 from nidiff.files import REPLACED, file_sha256, read_object, replace_json
 from nidiff.model.zoo import AGAIN, entry_of
-from nidiff.sealed import seal, unseal
+from nidiff.sealed import check_files, read_sealed, seal
 
 FORMAT = 1
 MANIFEST, INDEX = "manifest.json", "model_index.json"
 PARTS = ("unet", "network", "scheduler")  # the folders of a model
 DATA = "data.json"  # names, units and coordinates of its data
-SHA256 = re.compile("[0-9a-f]{64}")
 OPENED_BY_0_2 = "open and save it with version 0.2, which reads it"
 
 
@@ -30,33 +28,22 @@ def write_manifest(folder: Path, run: Mapping[str, str] | None = None) -> None:
 def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, DATA, *PARTS)) -> None:
     """Refuse a model of which a file has changed, was added or is missing, or that is of another run.
 
-    A folder without a manifest is accepted, for diffusers writes none, but not in a run. Only files that lie in the
-    folder are opened, whatever a manifest names.
+    A folder without a manifest is accepted, for diffusers writes none, but not in a run.
     """
     identity = run_identity(folder)
     if identity is None and not (folder / MANIFEST).exists():
         return
     manifest = read_manifest(folder)
-    if identity not in (None, manifest["run"]):
+    if identity not in (None, manifest.get("run")):
         raise FileError("folder", folder, "is the model of another run", _remedy(folder))
     recorded = {name: sha256 for name, sha256 in manifest["files"].items() if name.split("/")[0] in parts}
-    present = _files(folder, parts)
-    for name in sorted(present.keys() | recorded.keys()):
-        if name not in recorded:
-            problem = "was added to the model"
-        elif name not in present:
-            problem = "is missing"
-        elif file_sha256(present[name]) != recorded[name]:
-            problem = "has changed since the model was saved"
-        else:
-            continue
-        raise FileError("file", folder / name, problem, _remedy(folder))
+    check_files(folder, _names(folder, parts), recorded, _remedy(folder))
 
 
 def recorded_run(folder: Path) -> Mapping[str, str] | None:
     """The identity of the run that made the model, if its manifest can be read and names one."""
     try:
-        return read_manifest(folder)["run"]
+        return read_manifest(folder).get("run")
     except FileError:
         return None
 
@@ -68,10 +55,9 @@ def run_identity(folder: Path) -> Mapping[str, str] | None:
     if place.name not in ("model", f"{REPLACED}model") or not file.is_file():
         return None
     identity = read_object(file, "restore it from a copy").get("identity")
-    if not is_identity(identity):
-        problem = "is of a run of version 0.1" if identity is None else "has a damaged identity"
-        raise FileError("file", file, problem, OPENED_BY_0_2 if identity is None else "restore it from a copy")
-    return cast(Mapping[str, str], identity)
+    if not isinstance(identity, dict):
+        raise FileError("file", file, "is of a run of version 0.1, or damaged", OPENED_BY_0_2)
+    return identity
 
 
 def model_sha256(folder: Path, *, checked: bool = False) -> str:
@@ -79,8 +65,7 @@ def model_sha256(folder: Path, *, checked: bool = False) -> str:
 
     If the files were just ``checked``, those in the manifest are theirs, and nothing is read twice.
     """
-    digest = hashlib.sha256()
-    recorded = checked and (folder / MANIFEST).is_file()
+    digest, recorded = hashlib.sha256(), checked and (folder / MANIFEST).is_file()
     checksums = read_manifest(folder)["files"] if recorded else _checksums(folder, PARTS)
     for name, sha256 in sorted(checksums.items()):
         if name.split("/")[0] in PARTS:
@@ -89,40 +74,23 @@ def model_sha256(folder: Path, *, checked: bool = False) -> str:
 
 
 def _checksums(folder: Path, parts: Sequence[str]) -> dict[str, str]:
-    return {name: file_sha256(file) for name, file in sorted(_files(folder, parts).items())}
+    return {name: file_sha256(folder / name) for name in sorted(_names(folder, parts))}
 
 
-def _files(folder: Path, parts: Sequence[str]) -> dict[str, Path]:
-    """The files of a model by their names in it. Names that begin with a dot are the system's, and never read."""
-    found = {}
-    for part in parts:
-        place = folder / part
-        for file in place.iterdir() if place.is_dir() else [place]:
-            if (file.is_file() or file.is_dir()) and not file.name.startswith("."):
-                found[file.relative_to(folder).as_posix()] = file
-    return found
+def _names(folder: Path, parts: Sequence[str]) -> list[str]:
+    """The files of a model. Names that begin with a dot are the system's, and never read."""
+    files = [file for part in parts for file in (folder / part, *(folder / part).glob("*"))]
+    files = [file for file in files if file.is_file() or (file.is_dir() and file.parent != folder)]
+    return [file.relative_to(folder).as_posix() for file in files if not file.name.startswith(".")]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a model, if it is what was written."""
     file, remedy = folder / MANIFEST, _remedy(folder)
-    values = unseal(read_object(file, remedy), repr(str(file)), remedy)
-    if values.get("format") != FORMAT:
-        problem = f"has format {shown(values.get('format'))}, and this version reads {FORMAT}"
-        raise FileError("file", file, problem, f"use nidiff {shown(values.get('nidiff'))}")
-    files, run = values.get("files"), values.get("run")
-    if not (isinstance(files, dict) and all(isinstance(sha256, str) for sha256 in files.values())) or not (
-        run is None or is_identity(run)
-    ):
+    values = read_sealed(file, FORMAT, remedy)
+    if not isinstance(values.get("files"), dict):
         raise FileError("file", file, "is damaged", remedy)
     return values
-
-
-def is_identity(values: Any) -> bool:
-    """Whether it is a mapping of words to digests."""
-    return isinstance(values, Mapping) and all(
-        isinstance(value, str) and SHA256.fullmatch(value) for value in values.values()
-    )
 
 
 def _remedy(folder: Path) -> str:

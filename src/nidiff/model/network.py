@@ -1,6 +1,5 @@
 """Networks: those that have a name, and any other in a folder. A file decides the weights, never what code is run."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
@@ -15,12 +14,13 @@ from torch.nn import Module
 
 from nidiff.errors import FileError, InputError, first_line, one_of, shown
 from nidiff.files import COPY_AGAIN, blaming, read_object, replacing
+from nidiff.model.unet import FieldUNet, check_divided, check_widths, norm_groups
 from nidiff.notation import call, parse_call
 from nidiff.recipe import check_whole, fits
 
 UNET, OTHER = "unet", "network"  # the folder of a model with a configuration, as diffusers' have, and of any other
 WEIGHTS = {UNET: "diffusion_pytorch_model.safetensors", OTHER: "weights.safetensors"}
-PART = re.compile(r"diffusion_pytorch_model-(\d{5})-of-(\d{5})\.safetensors")  # of a large one
+PARTS = "diffusion_pytorch_model-*-of-*.safetensors"  # of a large one
 FORMER = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 # The arguments of a builder that follow from other settings than `network`.
 SETTINGS = {"both": "sees", "num_classes": "labels", "num_parameters": "condition", "condition_channels": "condition"}
@@ -49,53 +49,22 @@ def build_network(
     offered = {"boundary": boundary, "both": both or None, **sizes}
     taken = {key: value for key, value in offered.items() if value is not None and (any_key or key in parameters)}
     for key, setting in SETTINGS.items():
-        if key in options and (key == "both" or sizes.get(key)):
-            raise InputError("network", text, f"sets {key}, which follows from `{setting}`", "leave it out")
-        if offered.get(key) and key not in taken:
-            raise InputError("network", name, f"takes no {key}, which `{setting}` needs", "use 'unet'")
-    net = call("network", name, taken | options, BUILDERS, tuple(shape))
-    if not isinstance(net, Module):
-        raise InputError("network", name, f"made a {type(net).__name__}", "let it return a torch.nn.Module")
-    return net
+        is_set = key in options and (key == "both" or sizes.get(key))
+        is_lacking = offered.get(key) and key not in taken
+        if is_set or is_lacking:
+            problem = f"{'sets' if is_set else 'takes no'} {key}, which follows from `{setting}`"
+            raise InputError("network", text, problem, "leave it out" if is_set else "use 'unet'")
+    network: Module = call("network", name, taken | options, BUILDERS, tuple(shape))
+    return network
 
 
-def unet(
-    shape: Sequence[int],
-    *,
-    widths: Sequence[int] = (32, 64),
-    layers: int = 2,
-    attention: Sequence[int] = (1,),
-    dropout: float = 0.0,
-    patch: int | Sequence[int] = 1,
-    boundary: str | Sequence[str] = "fixed",
-    factorised: bool = False,
-    num_classes: int | None = None,
-    num_parameters: int | None = None,
-    condition_channels: int = 0,
-    both: bool = False,
-) -> Module:
-    """A `FieldUNet` for data [C, *event] with one, two or three event axes, which says what the arguments are.
+def unet(shape: Sequence[int], *, both: bool = False, **options: Any) -> Module:
+    """A `FieldUNet` for data [C, *event] with one, two or three event axes, which has the other ``options``.
 
     With ``both`` it takes twice the channels, for a denoiser whose network sees "both".
     """
-    from nidiff.model.unet import FieldUNet
-
     channels, *size = shape
-    return FieldUNet(
-        tuple(size),
-        in_channels=2 * channels if both else channels,
-        out_channels=channels,
-        widths=widths,
-        layers=layers,
-        attention=attention,
-        patch=patch,
-        boundary=boundary,
-        dropout=dropout,
-        num_classes=num_classes,
-        factorised=factorised,
-        num_parameters=num_parameters,
-        condition_channels=condition_channels,
-    )
+    return FieldUNet(tuple(size), 2 * channels if both else channels, channels, **options)
 
 
 def unet2d(
@@ -117,13 +86,10 @@ def unet2d(
     """
     from diffusers import UNet2DModel
 
-    from nidiff.model.unet import MOST_LAYERS, check_divided, check_widths, norm_groups
-
     if len(shape) != 3:
         raise InputError("network", "unet2d", "is for images [C, H, W]", "use 'unet'")
     channels, height, width = shape
-    widths, attention = check_widths(widths, attention)
-    check_whole("layers", layers, most=MOST_LAYERS)
+    widths, attention = check_widths(widths, attention, layers)
     check_divided("size", (height, width), (2 ** (len(widths) - 1),) * 2)
     down = tuple("AttnDownBlock2D" if i in attention else "DownBlock2D" for i in range(len(widths)))
     up = tuple("AttnUpBlock2D" if i in attention else "UpBlock2D" for i in reversed(range(len(widths))))
@@ -150,14 +116,14 @@ def save_network(net: Module, folder: Path) -> None:
 
 def save_weights(net: Module, folder: Path) -> None:
     """Write the weights to a folder, and the configuration where the network has one."""
-    has_config, described = hasattr(net, "save_config"), cast(Any, net)
+    has_config = hasattr(net, "save_config")
     try:
         content = to_bytes(_weights(net), metadata={"format": "pt"})
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         problem = f"has weights that cannot be saved ({first_line(error)})"
-        raise InputError("denoiser.net", None, problem, "make them plain tensors") from error
+        raise InputError("denoiser.net", None, problem, "make it a torch.nn.Module of plain tensors") from error
     if has_config:
-        described.save_config(folder)
+        cast(Any, net).save_config(folder)
     with replacing(folder / WEIGHTS[UNET if has_config else OTHER]) as file:
         file.write(content)
 
@@ -177,14 +143,13 @@ def _weights(net: Module) -> dict[str, Tensor]:
 
 def load_network(folder: Path, net: Module | None = None) -> Module:
     """The network in a model's folder: rebuilt from its configuration, or its weights loaded into ``net``."""
-    other = (folder / OTHER).is_dir()
+    place = folder / (OTHER if (folder / OTHER).is_dir() else UNET)
     if net is not None:
-        place = folder / (OTHER if other else UNET)
-        _fill(net, read_weights(place), place)
+        net.load_state_dict(_fitting(net, read_weights(place), place), strict=False)
         return net.eval()
-    if other:
+    if place.name == OTHER:
         raise InputError("folder", str(folder), "holds only the weights", "pass the network itself as `net`")
-    return rebuild(folder / UNET).eval()
+    return rebuild(place).eval()
 
 
 def rebuild(folder: Path) -> Module:
@@ -198,51 +163,18 @@ def rebuild(folder: Path) -> Module:
         raise InputError("folder", str(folder), f"holds a network of the unknown class {shown(name)}", remedy)
     known = NETWORKS[name]
     kind = getattr(import_module(known), name) if isinstance(known, str) else known
-    parameters = signature(kind.__init__).parameters
     arguments = {key: value for key, value in config.items() if not key.startswith("_")}
-    any_key = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values())
-    if unknown := [key for key in arguments if key not in parameters and not any_key]:
-        raise FileError("file", str(file), f"has {shown(unknown[0])}, which {name} does not take", COPY_AGAIN)
     weights = read_weights(folder)
-    if isinstance(known, str):  # a class that can be built without memory
-        with blaming(file), torch.device("meta"):
-            _check_counts(arguments, len(weights))
-            sketch = kind(**arguments)
-        _fill(sketch, weights, folder, check_only=True)
-        if known == "diffusers":  # whose classes look at some arguments only when they are called
-            with blaming(file):
-                _try_once(sketch, arguments)
     with blaming(file), torch.random.fork_rng(devices=[]):  # building draws weights
+        if isinstance(known, str):  # built without memory first, of which a damaged file may ask for any amount
+            _check_counts(arguments, len(weights))
+            with torch.device("meta"):
+                _fitting(kind(**arguments), weights, folder)
         net: Module = kind(**arguments)
-        if isinstance(known, str):
-            net.float()  # whatever torch's default is now: it must not round the weights
-    _fill(net, weights, folder)
+    if isinstance(known, str):
+        net.float()  # whatever torch's default is now: it must not round the weights
+    net.load_state_dict(_fitting(net, weights, folder), strict=False)
     return net
-
-
-def _try_once(sketch: Module, arguments: Mapping[str, Any]) -> None:
-    """Call a network without numbers."""
-    size, axes = arguments.get("sample_size"), max(weight.ndim for weight in sketch.parameters()) - 2
-    sizes = size if isinstance(size, list) else [size] * axes
-    if size is not None and (conditions := _conditions(arguments)) is not None:
-        label = torch.zeros(1, device="meta")
-        sketch(torch.empty(1, arguments.get("in_channels", 1), *sizes, device="meta"), label, **conditions)
-
-
-def _conditions(arguments: Mapping[str, Any]) -> dict[str, Tensor] | None:
-    """The conditions that a network of diffusers needs, for one image and without numbers; None if they are unknown."""
-    conditions = {}
-    if arguments.get("num_class_embeds") is not None or arguments.get("class_embed_type") == "timestep":
-        conditions["class_labels"] = torch.zeros(1, dtype=torch.long, device="meta")
-    if (width := arguments.get("encoder_hid_dim") or arguments.get("cross_attention_dim")) is not None:
-        width = width[0] if isinstance(width, list) else width
-        conditions["encoder_hidden_states"] = torch.empty(1, 1, width, device="meta")
-    others = (
-        arguments.get("class_embed_type") not in (None, "timestep"),
-        arguments.get("addition_embed_type") is not None,
-        arguments.get("encoder_hid_dim_type") not in (None, "text_proj"),
-    )
-    return None if any(others) else conditions
 
 
 def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
@@ -255,39 +187,33 @@ def _check_counts(arguments: Mapping[str, Any], most: int) -> None:
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """The weights in the files that we or diffusers write; files of other names are not looked at."""
-    whole = [file for name in WEIGHTS.values() if (file := folder / name).is_file()]
-    parts = {
-        file: match.groups() for file in sorted(folder.glob("*.safetensors")) if (match := PART.fullmatch(file.name))
-    }
-    complete = {(f"{n:05d}", f"{len(parts):05d}") for n in range(1, len(parts) + 1)} == {*parts.values()}
-    files = whole[:1] or (list(parts) if complete else [])
+    files = [file for name in WEIGHTS.values() if (file := folder / name).is_file()][:1] or sorted(folder.glob(PARTS))
     if not files:
-        raise FileError("folder", str(folder), "has no weights, or not all of them", COPY_AGAIN)
+        raise FileError("folder", str(folder), "has no weights", COPY_AGAIN)
     with blaming(files[0]):
         return {name: tensor for file in files for name, tensor in load(file.read_bytes()).items()}
 
 
-def _fill(net: Module, weights: dict[str, Tensor], folder: Path, check_only: bool = False) -> None:
-    """Load the weights into ``net``, if they are all of it and of its shapes."""
+def _fitting(net: Module, weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """The weights by their names in ``net``, if they are all of it and of its shapes."""
     state = net.state_dict()
     weights = {name if name in state else _renamed(name, weights): tensor for name, tensor in weights.items()}
-    both = weights.keys() & state.keys()
-    stored = {_memory(state[name]) for name in both}  # of weights that share their memory only one is stored
-    missing = (name for name in state if name not in weights and _memory(state[name]) not in stored)
-    problems = [f"no weights for {name!r} of the network" for name in missing]
-    problems += [f"weights for {name!r}, which the network does not have" for name in weights if name not in state]
-    for name in sorted(both):
-        stored_one, needed = weights[name], state[name]
-        if stored_one.shape != needed.shape:
-            problems.append(f"{name!r} with shape {tuple(stored_one.shape)}, where `net` has {tuple(needed.shape)}")
-        elif stored_one.is_floating_point() != needed.is_floating_point():
-            problems.append(f"{name!r} as {stored_one.dtype}, where `net` has {needed.dtype}")
-    if problems:
-        raise FileError(
-            "folder", str(folder), f"has {problems[0]}", f"{COPY_AGAIN}, or pass the network that was saved"
-        )
-    if not check_only:
-        net.load_state_dict(weights, strict=False)
+    shared = {_memory(state[name]) for name in weights.keys() & state.keys()}  # of such weights only one is stored
+    for name in sorted(weights.keys() | state.keys()):
+        stored, needed = weights.get(name), state.get(name)
+        if stored is None and needed is not None and _memory(needed) in shared:
+            continue
+        if _kind(stored) != _kind(needed):
+            problem = f"has {_kind(stored)} as {name!r}, where the network has {_kind(needed)}"
+            raise FileError("folder", str(folder), problem, f"{COPY_AGAIN}, or pass the network that was saved")
+    return weights
+
+
+def _kind(tensor: Tensor | None) -> str:
+    """What a weight must have in common with the one that takes its place."""
+    if tensor is None:
+        return "nothing"
+    return f"{'floats' if tensor.is_floating_point() else tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
 def _memory(tensor: Tensor) -> int:

@@ -1,6 +1,5 @@
 """`FieldUNet`: a U-Net for fields over one, two or three axes, whose padding follows the boundary of each axis."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -14,8 +13,8 @@ from torch.nn import functional as F
 
 from nidiff.covariance.waves import boundary_per_axis
 from nidiff.errors import InputError
-from nidiff.files import replace_text
-from nidiff.recipe import check_number, check_whole, fits
+from nidiff.files import replace_json
+from nidiff.recipe import check_whole, fits
 
 
 class Conv3d(nn.Conv3d):
@@ -31,14 +30,6 @@ class Conv3d(nn.Conv3d):
 
 CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, Conv3d)
 MOST_LAYERS = 100
-BOUNDS = (  # of the arguments that are whole numbers
-    ("in_channels", 1, None),
-    ("out_channels", 1, None),
-    ("layers", 1, MOST_LAYERS),
-    ("num_classes", 1, None),
-    ("num_parameters", 1, None),
-    ("condition_channels", 0, None),
-)
 
 
 class NetworkConfig(dict[str, Any]):
@@ -100,16 +91,17 @@ class FieldUNet(nn.Module):
         absent = {"num_parameters": None, "condition_channels": 0}
         self.config = NetworkConfig({k: v for k, v in arguments.items() if k not in absent or v != absent[k]})
         size = tuple(check_whole("sample_size", n) for n in _as_tuple(sample_size))
-        axes, rate = len(size), check_number("dropout", dropout)
+        axes = len(size)
         if not 1 <= axes <= 3:
             raise InputError("sample_size", sample_size, f"has {axes} axes", "give one, two or three")
-        if not 0 <= rate < 1:
+        if not 0 <= dropout < 1:
             raise InputError("dropout", dropout, "is out of range", "use at least 0 and less than 1")
-        for name, least, most in BOUNDS:
+        for name in ("num_classes", "num_parameters"):
             if arguments[name] is not None:
-                check_whole(name, arguments[name], least, most)
+                check_whole(name, arguments[name])
+        check_whole("condition_channels", condition_channels, 0)
         kinds = boundary_per_axis(boundary[0] if len(boundary) == 1 else boundary, axes)  # [word] is for all axes
-        widths, attention = check_widths(widths, attention)
+        widths, attention = check_widths(widths, attention, layers)
         self.patch = tuple(check_whole("patch", p) for p in _per_axis("patch", patch, axes))
         self.strides = (1 if factorised else 2, *(2,) * (axes - 1))
         deepest = len(widths) - 1
@@ -121,16 +113,13 @@ class FieldUNet(nn.Module):
             return _convolution(inputs, outputs, kinds, factorised)
 
         def block(inputs: int, outputs: int, attends: bool) -> nn.Module:
-            return Block(axes, inputs, outputs, embedded, groups, rate, conv, attends)
+            return Block(axes, inputs, outputs, embedded, groups, dropout, conv, attends)
 
         resize = CONVOLUTIONS[axes - 1]
-        self.level: Any = nn.Sequential(nn.Linear(widths[0], embedded), nn.SiLU(), nn.Linear(embedded, embedded))
+        self.level: Any = _two_layers(widths[0], embedded)
         self.classes: Any = None if num_classes is None else nn.Embedding(num_classes, embedded)
-        self.numbers: Any = None
-        if num_parameters is not None:  # each with a flag that says whether it is known
-            self.numbers = nn.Sequential(
-                nn.Linear(2 * num_parameters, embedded), nn.SiLU(), nn.Linear(embedded, embedded)
-            )
+        # Each number with a flag that says whether it is known.
+        self.numbers: Any = None if num_parameters is None else _two_layers(2 * num_parameters, embedded)
         inputs = in_channels + condition_channels + (condition_channels > 0)  # and a mask of where they are known
         self.first = conv(inputs * volume, widths[0])
         self.down: Any = nn.ModuleList()
@@ -162,7 +151,7 @@ class FieldUNet(nn.Module):
     def save_config(self, save_directory: str | Path) -> None:
         """Write config.json as diffusers does."""
         config = {"_class_name": type(self).__name__, "_diffusers_version": version("diffusers"), **self.config}
-        replace_text(Path(save_directory) / "config.json", json.dumps(config, indent=2, sort_keys=True) + "\n")
+        replace_json(Path(save_directory) / "config.json", dict(sorted(config.items())))
 
     def save_pretrained(self, save_directory: str | Path, **_: Any) -> None:
         """Write config.json and the weights, as safetensors, to a folder."""
@@ -190,10 +179,6 @@ class FieldUNet(nn.Module):
     ) -> Tensor:
         """The output [B, out_channels, *event] for noisy fields ``x`` at the levels ``label``, one for all or one per
         field, given the conditions that the network was built for."""
-        shape = ("B", self.config["in_channels"], *["n"] * len(self.patch))
-        if x.ndim != len(shape) or x.shape[1] != shape[1]:
-            needed = f"[{', '.join(map(str, shape))}]"
-            raise InputError("x", None, f"has shape {tuple(x.shape)}", f"the network takes {needed}")
         check_divided("x", x.shape[2:], self.multiples)
         conditions = {"num_classes": class_labels, "num_parameters": parameters, "condition_channels": fields}
         for argument, name in zip(conditions, ("class_labels", "parameters", "fields"), strict=True):
@@ -223,7 +208,7 @@ class FieldUNet(nn.Module):
         if not channels:
             return x
         fields = x.new_full((), math.nan) if fields is None else fields
-        return torch.cat([x, *_without_nan("fields", fields, x, (channels, *x.shape[2:]), together=True)], 1)
+        return torch.cat([x, *_without_nan(fields, x, (channels, *x.shape[2:]), together=True)], 1)
 
     def _embedding(
         self, x: Tensor, label: Tensor | float, class_labels: Tensor | None, parameters: Tensor | None
@@ -232,15 +217,12 @@ class FieldUNet(nn.Module):
         labels = torch.as_tensor(label, device=x.device).expand(len(x))
         embedding = self.level(level_waves(labels, self.level[0].in_features).to(x.dtype))
         if class_labels is not None:
-            classes, count = torch.as_tensor(class_labels, device=x.device).expand(len(x)), self.config["num_classes"]
-            is_readable = not (classes.is_meta or torch.compiler.is_compiling())
-            if is_readable and bool((classes >= count).any()):
-                raise InputError("class_labels", None, f"has labels of {count} or more", "-1 is no class")
+            classes = torch.as_tensor(class_labels, device=x.device).expand(len(x))
             embedding = embedding + self.classes(classes.clamp(min=0)) * (classes >= 0)[:, None]
         if self.numbers is not None:
             count = self.numbers[0].in_features // 2
             numbers = x.new_full((), math.nan) if parameters is None else parameters
-            embedding = embedding + self.numbers(torch.cat([*_without_nan("parameters", numbers, x, (count,))], 1))
+            embedding = embedding + self.numbers(torch.cat(_without_nan(numbers, x, (count,)), 1))
         return F.silu(embedding)
 
 
@@ -253,8 +235,7 @@ def level_waves(labels: Tensor, width: int) -> Tensor:
 
 
 class Block(nn.Module):
-    """x + conv(SiLU(norm(conv(SiLU(norm(x)))) · (1 + scale) + shift)), scale and shift from the level; then attention
-    where it is wanted."""
+    """x + conv(SiLU(norm(conv(SiLU(norm(x)))) · (1 + scale) + shift)), then attention where it is wanted."""
 
     def __init__(
         self,
@@ -314,19 +295,12 @@ class Padded(nn.Module):
         return x
 
 
-def _without_nan(
-    name: str, values: Tensor, x: Tensor, shape: Sequence[int], together: bool = False
-) -> tuple[Tensor, Tensor]:
+def _without_nan(values: Tensor, x: Tensor, shape: Sequence[int], together: bool = False) -> tuple[Tensor, Tensor]:
     """A condition [B, *shape] of x with 0 for NaN, and 1 where it is not NaN; ``together``: where no channel is."""
     values = torch.as_tensor(values, device=x.device).to(x.dtype)
-    if values.ndim < 2 and (not values.ndim or len(shape) > 1 or shape[0] > 1):
-        values = values.reshape(-1, *[1] * len(shape))  # one number for all, as NaN for none
-    elif values.ndim < 2:
-        values = values[:, None]
-    whole = (len(x), *shape)
-    if values.ndim != len(whole) or any(n not in (1, m) for n, m in zip(values.shape, whole, strict=True)):
-        raise InputError(name, None, f"has shape {tuple(values.shape)}", f"the network takes {whole}")
-    values = values.expand(whole)
+    if values.ndim < 2:
+        values = values.reshape(-1, *[1] * len(shape))  # one number for a whole item, as NaN for none
+    values = values.expand(len(x), *shape)
     known = ~values.isnan()
     known = known.all(1, keepdim=True) if together else known
     return torch.where(known, values, 0.0), known.to(x.dtype)
@@ -343,6 +317,10 @@ def _convolution(inputs: int, outputs: int, kinds: Sequence[str], factorised: bo
         layers.append(CONVOLUTIONS[len(kinds) - 1](inputs, outputs, kernel, padding=zeros))
         inputs = outputs
     return nn.Sequential(*layers)
+
+
+def _two_layers(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(inputs, outputs), nn.SiLU(), nn.Linear(outputs, outputs))
 
 
 def _zeroed(module: nn.Module) -> nn.Module:
@@ -373,8 +351,9 @@ def to_neighbours(x: Tensor, patch: Sequence[int]) -> Tensor:
     return split.permute(0, 1, *pairs).reshape(len(x), -1, *sizes)
 
 
-def check_widths(widths: Any, attention: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def check_widths(widths: Any, attention: Any, layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The widths, and the resolutions with attention, as tuples; "none" are no resolutions."""
+    check_whole("layers", layers, most=MOST_LAYERS)
     wide, depths = _as_tuple(widths), () if attention == "none" else _as_tuple(attention)
     if not wide or any(not fits(w, int) or w < 8 or w % 8 for w in wide):
         raise InputError("widths", widths, "cannot be used", "give multiples of 8")
@@ -392,12 +371,9 @@ def norm_groups(widths: Sequence[int]) -> int:
 def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int]) -> None:
     """Refuse a size along some axis that patches and halvings do not divide."""
     if any(n % m for n, m in zip(size, multiples, strict=True)):
-        near = (
-            " or ".join(dict.fromkeys(str(n) for n in (max(1, n // m) * m, -(-n // m) * m)))
-            for n, m in zip(size, multiples, strict=True)
-        )
+        near = " × ".join(str(-(-n // m) * m) for n, m in zip(size, multiples, strict=True))
         problem = f"is {'×'.join(map(str, size))}, not of multiples of {'×'.join(map(str, multiples))}"
-        raise InputError(argument, None, problem, f"use fewer widths, a smaller patch, or {' × '.join(near)}")
+        raise InputError(argument, None, problem, f"use fewer widths, a smaller patch, or {near}")
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

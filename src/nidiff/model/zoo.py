@@ -18,13 +18,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nidiff.errors import FileError, InputError, known_names
-from nidiff.files import REPLACED, as_path, blaming, file_sha256, read_object
-from nidiff.sealed import seal, unseal
+from nidiff.errors import InputError, known_names
+from nidiff.files import REPLACED, as_path, blaming
+from nidiff.sealed import check_files, read_sealed, seal
 
 FORMAT = 1
 CARD, EXPERIMENT, PICTURE, METRICS = "zoo.json", "experiment.json", "samples.png", "metrics.json"
-NEEDED = (EXPERIMENT, PICTURE)  # with checksums in the card; those of model/ are in its manifest
+SEALED = (EXPERIMENT, PICTURE, METRICS)  # with checksums in the card; those of model/ are in its manifest
 MOST_BYTES, MOST_TOGETHER = 8_000_000, 40_000_000  # of an entry, of all of them
 NAME = re.compile(r"\w[\w-]*")  # what could be meant as the name of a model
 AGAIN = "install nidiff again, or restore the file from the repository"
@@ -48,14 +48,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    """What is known about an entry beside its settings and its model."""
+    """What is known about an entry beside its settings and its model; ``files`` has checksums."""
 
     title: str
-    """What it is, in a sentence."""
     command: str
-    """The command that trained it."""
     seconds: float | None
-    """How long the training took, without the time for checkpoints and pictures."""
+    """Of training, without checkpoints and pictures."""
     images: int
     """Items that the training saw, with repeats."""
     processor: str
@@ -66,7 +64,6 @@ class Card:
     scores: tuple[Mapping[str, Any], ...] = ()
     """A few results: sampler, num_steps, metrics as {name: {value, error}}, and source, a sentence."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """The checksums of the files outside of model/."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON with its own checksum."""
@@ -110,9 +107,7 @@ def entry_of(path: Path) -> Path | None:
 def read_card(entry: Path) -> Card:
     """The card of an entry, if it is what was packed."""
     file = entry / CARD
-    values = unseal(read_object(file, AGAIN), repr(str(file)), AGAIN)
-    if values.pop("format", None) != FORMAT:
-        raise FileError("file", file, "is of another version of nidiff", "use the one that it came with")
+    values = read_sealed(file, FORMAT, AGAIN)
     with blaming(file, AGAIN):
         picture = dict(values.pop("picture"))
         limits = tuple((float(low), float(high)) for low, high in picture.pop("limits"))
@@ -122,20 +117,9 @@ def read_card(entry: Path) -> Card:
 
 
 def check_entry(entry: Path) -> Card:
-    """The card of an entry; refused if a file outside of model/ has changed, was added or is missing. The files in
-    model/ are checked when the model is opened."""
+    """The card of an entry whose files are as they were packed; those in model/ are checked when it is opened."""
     card = read_card(entry)
-    for name in sorted({*NEEDED, METRICS, *card.files}):
-        file, recorded = entry / name, card.files.get(name)
-        if not file.is_file():
-            problem = "is missing" if recorded is not None or name in NEEDED else None
-        elif recorded is None:
-            problem = "was added to a model that ships"
-        else:
-            changed = name in (*NEEDED, METRICS) and file_sha256(file) != recorded
-            problem = "has changed since it was packed, by its checksum" if changed else None
-        if problem is not None:
-            raise FileError("file", file, problem, AGAIN)
+    check_files(entry, [name for name in SEALED if (entry / name).is_file()], card.files, AGAIN)
     return card
 
 
@@ -150,11 +134,3 @@ def time_words(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.3g} s"
-
-
-def number_words(metric: Mapping[str, Any] | None) -> str:
-    """A metric with its error."""
-    if not metric or metric.get("value") is None:
-        return ""
-    error = metric.get("error")
-    return f"{metric['value']:.4g}" + ("" if error is None else f" ± {error:.2g}")

@@ -11,7 +11,7 @@ from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.families import Identity
 from nidiff.design.distance import as_pixels, random_subset, sampled_distances
 from nidiff.design.scales import Calibration
-from nidiff.report.spectrum import common_shells, expected_spectrum, mean_spectrum, wavenumber_label
+from nidiff.report.spectrum import common_shells, draw_logsnr, expected_spectrum, mean_spectrum, wavenumber_label
 
 NUM_IMAGES = 1024  # a random subset is enough for a picture
 
@@ -53,19 +53,18 @@ def _draw_logsnr(axes: Axes, images: Tensor, covariance: Covariance, calibration
     shells, logsnr = common_shells([covariance]), calibration.schedule().logsnr
     signal = mean_spectrum(images, shells)
     visible = signal > 0  # a |k| without signal has no log-SNR
-    level, radii = range(len(logsnr)), shells.wavenumber[visible].numpy()
+    radii = shells.wavenumber[visible].tolist()
     coloured, white = (
-        ((signal / expected_spectrum(noise, shells))[visible].log()[:, None] + logsnr).numpy()
+        (signal / expected_spectrum(noise, shells))[visible].log() + logsnr[:, None]
         for noise in (covariance, Identity(covariance.event_shape))
     )
-    limit = abs(coloured).max()
-    mesh = axes.pcolormesh(level, radii, coloured, cmap=style.LOGSNR, vmin=-limit, vmax=limit, shading="nearest")
-    if min(coloured.shape) > 1:
-        looks = {"log-SNR 0": (coloured, "solid", 1.6), "the same for Σ = I": (white, "dashed", 1.0)}
-        for label, (values, dash, width) in looks.items():
-            axes.contour(level, radii, values, levels=[0.0], colors=style.LIGHT.ink, linestyles=dash, linewidths=width)
-            axes.plot([], [], color=style.LIGHT.ink, linewidth=width, linestyle=dash, label=label)
-        axes.legend(loc="lower left", facecolor=style.LIGHT.paper, labelcolor=style.LIGHT.ink)
+    mesh = draw_logsnr(axes, coloured, radii)
+    if min(white.shape) > 1:
+        ink, levels = style.LIGHT.ink, torch.linspace(0, 1, len(white)).tolist()
+        axes.contour(levels, radii, white.T.numpy(), levels=[0.0], colors=ink, linestyles="dashed", linewidths=1.0)
+        for label, dash in {"log-SNR 0": "solid", "the same for Σ = I": "dashed"}.items():
+            axes.plot([], [], color=ink, linestyle=dash, label=label)
+        axes.legend(loc="lower left", facecolor=style.LIGHT.paper, labelcolor=ink)
     axes.figure.colorbar(mesh, ax=axes, label="log-SNR (nats)")
     axes.set_xlabel(f"level, from sigma = {calibration.sigma_min:g} to {calibration.sigma_max:.3g}")
     axes.set_ylabel(wavenumber_label(shells.shape, shells.boundary))

@@ -6,24 +6,28 @@ from pathlib import Path
 from textwrap import wrap
 
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
 
 from nidiff import style
-from nidiff.errors import FileError, InputError, first_line
+from nidiff.data.pictures import grid_image
+from nidiff.errors import InputError
 from nidiff.files import as_path, replacing, writing
 
 SIDE, GAP, LINE, LETTERS, WIDEST_LETTER = 260, 14, 22, 18, 10  # pixels
 WIDEST, NARROWEST = round(style.WIDTH * style.DPI), 64  # of a sheet, of a square
 
 
-def save_contact_sheet(pictures: Mapping[str, Path], out: Path, columns: int | None = None) -> None:
-    """Write the pictures, each as large as it fits into a square, with their names above them, as a PNG."""
-    save_sheet([(name, _read_png(file)) for name, file in pictures.items()], out, columns)
+def save_panels(out: Path, panels: Mapping[str, Tensor], side: int = 8) -> None:
+    """A row of titled grids of side × side images each, from [N, C, H, W] in [-1, 1]."""
+    grids = [(title, grid_image(images[: side * side], side)) for title, images in panels.items()]
+    save_sheet([(title.replace("Σ", "Sigma"), grid) for title, grid in grids], out, len(grids))  # no Greek in the font
 
 
 def save_sheet(
     pictures: Sequence[tuple[str, Image.Image]], out: Path, columns: int | None = None, side: int = SIDE
 ) -> None:
-    """The same of pictures that are in memory, in squares of ``side`` pixels, or of fewer where that would be too wide.
+    """Write pictures with their names above them as a PNG, each as large as it fits into a square of ``side`` pixels,
+    or of fewer where that would be too wide.
 
     A name that is longer than its square goes over several lines.
     """
@@ -46,14 +50,6 @@ def save_sheet(
         sheet.paste(_fitted(picture, side), (left, top + above))
     with writing("out", out), replacing(out) as stream:
         sheet.save(stream, format="png", optimize=True)
-
-
-def _read_png(file: Path) -> Image.Image:
-    try:
-        with Image.open(file, formats=["PNG"]) as image:
-            return image.convert("RGB")
-    except Exception as error:  # Pillow raises nearly anything when a file is broken
-        raise FileError(None, None, f"{str(file)!r} cannot be read ({first_line(error)})", "restore it") from error
 
 
 def _fitted(picture: Image.Image, side: int) -> Image.Image:

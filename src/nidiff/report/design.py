@@ -18,11 +18,9 @@ from nidiff.data.figures import drawable
 from nidiff.design.candidates import FIXED, STEPS, Candidate, Design
 from nidiff.design.prediction import bands
 from nidiff.diffusion.gaussian import GaussianModel
-from nidiff.report.spectrum import POWER, wavenumber_label
+from nidiff.report.spectrum import POWER, draw_logsnr, draw_wavenumbers, wavenumber_label
 
-LIMIT = 12.0  # of log-SNR, in colour
 CELL, SIDE, LETTERS = (1.3, 1.0), 3.6, 11  # inches; letters of a title per inch
-MANY = 500  # bands
 
 
 @style.drawn
@@ -59,16 +57,6 @@ def _short(name: str) -> str:
     return "\n".join(drawable(part, 22) for part in name.replace("length_scale", "ℓ").replace("gamma", "γ").split(":"))
 
 
-def draw_logsnr(axes: Axes, logsnr: torch.Tensor) -> ScalarMappable:
-    """The effective log-SNR [levels, bands] in colour, with a line where it is 0."""
-    values = logsnr.T.numpy()
-    levels, radii = np.linspace(0, 1, values.shape[1]), np.arange(values.shape[0])
-    mesh = axes.pcolormesh(levels, radii, values, cmap=style.LOGSNR, vmin=-LIMIT, vmax=LIMIT, shading="nearest")
-    if min(values.shape) > 1 and values.min() < 0 < values.max():
-        axes.contour(levels, radii, values, levels=[0.0], colors=style.LIGHT.ink, linewidths=1.0)
-    return mesh
-
-
 def _draw_candidate(axes: Axes, candidate: Candidate, chosen: bool) -> ScalarMappable:
     axes.set_axis_on()
     mesh = draw_logsnr(axes, candidate.logsnr)
@@ -96,15 +84,9 @@ def draw_spectra(axes: Axes, gaussian: GaussianModel, noises: Mapping[str, Covar
     for (name, covariance), (colour, dash) in zip(noises.items(), looks, strict=True):
         noise = mean(covariance.eigenvalues / covariance.eigenvalues.mean())
         axes.plot(noise, dash, color=colour, label=drawable(name, 24))
-    axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
-    if band.max() > MANY:  # a label for every power of 2 would not fit
-        axes.set_xticks([0, *(4**power for power in range(12) if 4**power <= band.max())])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_yscale("log")
-    axes.set_xlabel(_band_label(gaussian))
+    draw_wavenumbers(axes, float(band.max()), _band_label(gaussian))
     axes.set_ylabel(f"{POWER} (mean 1)")
     axes.set_title("spectra of data and noise")
-    axes.grid()
     axes.legend(handlelength=3)
 
 
@@ -128,8 +110,7 @@ def _draw_errors(axes: Axes, design: Design) -> None:
     axes.minorticks_off()
     axes.set_yscale("log")
     axes.set_ylim(None, 1e3)  # room for the legend
-    axes.set_xlabel("steps")
-    axes.set_ylabel("mean |S/C − 1|")
+    axes.set(xlabel="steps", ylabel="mean |S/C − 1|")
     axes.set_title("predicted error of the spectrum\nDPM-Solver++")
     axes.grid()
     axes.legend(loc="upper right", handlelength=3)

@@ -4,6 +4,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -19,25 +20,25 @@ from nidiff.covariance.families import Identity
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.summary import summary
 from nidiff.data.dataset import as_stored
-from nidiff.data.figures import samples_figure, thumbnail
+from nidiff.data.figures import samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.load import load_dataset
-from nidiff.data.pictures import grid_pixels
+from nidiff.data.pictures import grid_image
 from nidiff.diffusion.denoiser import Denoiser
-from nidiff.diffusion.scaling import PIXELS, Scaling
+from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
-from nidiff.generation.job import as_saved
 from nidiff.model.folder import image_shape, load_model, read_grid
 from nidiff.randomness import generators_from_seeds
 from nidiff.recipe import fits
 from nidiff.report.denoising import denoise_levels
-from nidiff.report.loss import LOGGED, loss_figure, read_log
-from nidiff.report.noise import noise_figure
+from nidiff.report.loss import LOGGED, losses_figure, read_log
+from nidiff.report.noise import noise_figure, summary_rows
 from nidiff.report.page import figure, image, page, picture, plot, table
 from nidiff.report.quality import quality_figure
+from nidiff.report.restored import item_picture
 from nidiff.sampling.sampler import sample
 from nidiff.training.baseline import baseline_text
 from nidiff.training.experiment import Experiment
@@ -48,9 +49,9 @@ MOST_DRAWS = 36
 MOST_FIGURES, FIGURE_SIZE = 4, (1100, 200_000)  # of samples that are no pictures: a figure may have more letters
 GRID_SIDE, GRID_LIMIT = 480, 80_000  # a grid of samples that is written in more letters is made smaller
 TILE_SIDE, TILE_LIMIT = 192, 27_000  # the same for one denoised image
-ABOUT_BASELINE = """<p>N(μ, C) with the mean and the spectrum of the data, beside the model: what is better in the model
-is what it learnt beyond the spectrum.</p>
-"""
+ABOUT_BASELINE = (
+    "<p>N(μ, C) has the mean and the spectrum of the data: what is better in the model it learnt beyond.</p>"
+)
 DENOISING = "Denoising one image"
 ABOUT_DENOISING = """<p>x = signal · x0 + sigma · Σ^½ eps, with the same eps at every level, is shown divided by
 √(signal² + sigma²). Denoised is x̂0; error is the root mean square of x̂0 − x0, {units}.</p>"""
@@ -66,16 +67,24 @@ def write_report(run_folder: Path, x0: Tensor | None = None, out: Path | None = 
     """
     run_folder = as_path("run", run_folder)
     run, out = RunDirectory.open(run_folder), run_folder / "report.html" if out is None else out
-    body = f"<h1>{escape(run.name)}</h1>\n"
-    for heading, section in (SECTIONS | {DENOISING: partial(_denoising, x0=x0)}).items():
-        try:
-            shown = section(run)
-        except InputError as error:  # something is missing or unreadable
-            shown = f'<p class="missing">Not shown: {escape(str(error))}</p>'
-        body += f"<section>\n<h2>{heading}</h2>\n{shown}\n</section>\n"
+    sections = SECTIONS | {DENOISING: partial(_denoising, x0=x0)}
+    body = f"<h1>{escape(run.name)}</h1>\n" + "".join(run_section(run, *section) for section in sections.items())
     with writing("report", out, "make room, then write it with nidiff report"):
         replace_text(out, page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}."))
     return out
+
+
+def run_section(run: RunDirectory, heading: str, section: Callable[[RunDirectory], str] | None = None) -> str:
+    """A section of the page, by default one of `SECTIONS`; what is missing or cannot be read is said in its place."""
+    try:
+        shown = (section or SECTIONS[heading])(run)
+    except InputError as error:
+        shown = _missing(str(error))
+    return f"<section>\n<h2>{heading}</h2>\n{shown}\n</section>\n"
+
+
+def _missing(sentence: str) -> str:
+    return f'<p class="missing">Not shown: {escape(sentence)}</p>\n'
 
 
 def _experiment(run: RunDirectory) -> str:
@@ -124,28 +133,20 @@ def _is_picture(grid: Grid | None) -> bool:
 def _covariance(run: RunDirectory) -> str:
     covariance, name = run.covariance, run.experiment.covariance
     white = {} if name == "white" else {"white": Identity(covariance.event_shape)}
-    numbers = summary(covariance)
-    (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
-    spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
-    about = {
-        "marginal variance": f"{numbers.marginal_variance:.4g}{spread}",
-        "condition number": f"{numbers.condition_number:.4g}",
-        "log det Σ": "−∞" if numbers.logdet is None else f"{numbers.logdet:.6g}",
-        "effective rank": f"{numbers.effective_rank:.5g} of {covariance.size}",
-        "correlation length": "beyond the image" if length is None else f"{length:.3f} pixels",
-    }
     alt = f"White noise beside N(0, Σ) for Σ = {name}: draws of each and their radial power spectra"
     drawn = plot(noise_figure({**white, name: covariance}, num_images=5), alt)
-    return f"<p>Σ = <code>{escape(name)}</code></p>\n{drawn}{_facts(about)}"
+    return (
+        f"<p>Σ = <code>{escape(name)}</code></p>\n{drawn}{_facts(summary_rows(summary(covariance), covariance.size))}"
+    )
 
 
 def _training(run: RunDirectory) -> str:
     log = run_log(run)
     if not log["step"]:
-        raise InputError(None, None, "log.jsonl has no line yet")
+        return _missing("log.jsonl has no line yet.")
     speed = np.median(log["images_per_s"])
     words = f"Loss {log['loss'][-1]:.4g} at step {log['step'][-1]:,.0f}; {speed:,.0f} images per second (median)."
-    return plot(loss_figure(log), f"Loss and speed by step. {words}", words)
+    return plot(losses_figure({"smoothed": log}), f"Loss by step. {words}", words)
 
 
 def run_log(run: RunDirectory) -> dict[str, list[float]]:
@@ -162,7 +163,7 @@ def sample_grids(run: RunDirectory) -> list[tuple[int, Path]]:
 def _samples(run: RunDirectory) -> str:
     grids = sample_grids(run)
     if not grids:
-        raise InputError(None, None, "samples/ has no pictures yet")
+        return _missing("samples/ has no pictures yet.")
     wide = not _is_picture(described_grid(run))
     most = MOST_FIGURES if wide else MOST_GRIDS
     chosen = np.linspace(0, len(grids) - 1, min(most, len(grids))).round().astype(int)
@@ -179,20 +180,16 @@ def _baseline(run: RunDirectory) -> str:
         return "<p>This run did not fit a Gaussian to its data.</p>"
     count = min(run.experiment.num_samples, MOST_DRAWS)
     if count * math.prod(gaussian.shape) > MOST_PIXELS:
-        raise InputError(None, None, "its images are too large to be drawn here")
+        return _missing("its images are too large to be drawn here.")
     grid = read_grid(run.folder, gaussian.shape, stored.scaling)
     drawn = gaussian.sample((count, *gaussian.shape), generators_from_seeds(range(count)))
-    data, wide = as_stored(drawn, stored.scaling, grid.dtype), not _is_picture(grid)
-    texts = "Grid of draws from the data's Gaussian", "draws of N(μ, C)"
-    if wide:
-        figures = plot(samples_figure(data, grid), *texts)
+    data, texts = as_stored(drawn, stored.scaling, grid.dtype), ("Grid of draws from the data's Gaussian", "N(μ, C)")
+    if _is_picture(grid):
+        shown = _in_columns(figure(picture(grid_image(data), GRID_SIDE, GRID_LIMIT), *texts), wide=False)
     else:
-        pixels = Image.fromarray(grid_pixels(data).squeeze(-1).numpy())
-        figures = figure(picture(pixels, GRID_SIDE, GRID_LIMIT), *texts)
-    if grids := sample_grids(run):
-        figures += grid_figure(*grids[-1], wide=wide).replace("Grid of samples after", "The model after")
+        shown = plot(samples_figure(data, grid), *texts)
     cost = baseline_text(run.facts.get("gaussian")) or "not recorded"
-    return f"{ABOUT_BASELINE}<p>{escape(cost)}.</p>\n{_in_columns(figures, wide)}"
+    return f"{ABOUT_BASELINE}<p>{escape(cost)}.</p>\n{shown}"
 
 
 def _in_columns(figures: str, wide: bool) -> str:
@@ -208,14 +205,12 @@ def _is_inside(folder: Path, file: Path) -> bool:
 
 def grid_figure(step: int, file: Path, *, wide: bool = False) -> str:
     """The grid of samples in a file, small enough for a page; in its place a sentence if it cannot be read."""
-    try:
-        with Image.open(file, formats=("PNG",)) as grid:  # which reads no pixels yet
-            if grid.width * grid.height > MOST_PIXELS:
-                raise ValueError("it is too large")
+    # Pillow raises nearly anything when a file is broken; it may still be being written.
+    with suppress(Exception), Image.open(file, formats=("PNG",)) as grid:  # which reads no pixels yet
+        if grid.width * grid.height <= MOST_PIXELS:
             source = picture(grid, *(FIGURE_SIZE if wide else (GRID_SIDE, GRID_LIMIT)))
             return figure(source, f"Grid of samples after step {step}", f"step {step:,}", "wide" if wide else "")
-    except Exception:  # Pillow raises nearly anything when a file is broken; it may still be being written
-        return f'<p class="missing">Not shown: {escape(file.name)} cannot be read.</p>\n'
+    return _missing(f"{file.name} cannot be read.")
 
 
 def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
@@ -224,9 +219,14 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
     if x0 is None:
         x0, origin = _image_to_denoise(run, denoiser, shape)
     if tuple(x0.shape) != shape:
-        raise InputError("x0", None, f"has shape {tuple(x0.shape)}, and images of the model {shape}")
+        return _missing(f"x0 has shape {tuple(x0.shape)}, and images of the model {shape}.")
     grid = read_grid(run.folder, shape, denoiser.scaling)
-    tile = partial(_tile, x0, grid, denoiser.scaling)
+
+    def tile(x: Tensor, alt: str) -> str:
+        """x on the scale of x0."""
+        values = as_stored(x[None].cpu(), denoiser.scaling, grid.dtype)[0].float() if _is_picture(grid) else x
+        return image(picture(item_picture(values, x0, grid), TILE_SIDE, TILE_LIMIT), alt, "tile")
+
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):
         level = f"signal {_number(step.level.signal)}, sigma {_number(step.level.sigma)}"
@@ -251,7 +251,7 @@ def _image_to_denoise(run: RunDirectory, denoiser: Denoiser, shape: tuple[int, .
 def run_metrics(run: RunDirectory) -> str:
     results = known_results(run.folder) if _is_inside(run.folder, run.folder / "metrics.json") else []
     if not results:
-        raise InputError(None, None, "there are no results of this model yet", "measure it with nidiff evaluate")
+        return _missing("there are no results of this model yet: measure it with nidiff evaluate.")
     head, *rows = cells(results, HTML)
     remarks = "".join(f"<p>{note}</p>\n" for note in notes(results, HTML))
     return table(head, rows, "numbers") + remarks + plot(quality_figure(results), "Each metric by steps")
@@ -276,16 +276,6 @@ def _number(coefficient: Modes) -> str:
     if coefficient.basis is None:
         return f"{float(coefficient):.3g}"
     return f"{coefficient.values.min().item():.2g} … {coefficient.values.max().item():.2g}"
-
-
-def _tile(x0: Tensor, grid: Grid, scaling: Scaling | None, x: Tensor, alt: str) -> str:
-    """x in the units of the model, on the scale of x0."""
-    if _is_picture(grid):
-        pixels = as_saved(x[None].cpu(), scaling, grid.dtype, floats=True)
-        shown = Image.fromarray(grid_pixels(pixels).squeeze(-1).numpy())
-    else:
-        shown = thumbnail(x, x0, grid)
-    return image(picture(shown, TILE_SIDE, TILE_LIMIT), alt, "tile")
 
 
 def _value(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,6 @@ from matplotlib.figure import Figure
 
 from nidiff import style
 from nidiff.data.figures import drawable
-from nidiff.errors import InputError
 
 LOGGED = ("step", "loss", "images_per_s")
 LARGEST, LARGEST_LOG = 1e60, 2**28  # a number that can be drawn; bytes of a log
@@ -17,8 +17,10 @@ LARGEST, LARGEST_LOG = 1e60, 2**28  # a number that can be drawn; bytes of a log
 
 def read_log(path: Path) -> dict[str, list[float]]:
     """Step, loss and speed of every whole line of a log.jsonl; empty columns where there are none yet."""
-    lines = []
-    for line in _text(path).splitlines():
+    text, lines = b"", []
+    with suppress(OSError), path.open("rb") as file:
+        text = file.read(LARGEST_LOG)
+    for line in text.decode(errors="replace").splitlines():
         try:
             values = [float(json.loads(line)[name]) for name in LOGGED]
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
@@ -26,17 +28,6 @@ def read_log(path: Path) -> dict[str, list[float]]:
         if all(abs(value) < LARGEST for value in values):
             lines.append(values)
     return {name: [values[column] for values in lines] for column, name in enumerate(LOGGED)}
-
-
-def _text(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    try:
-        with path.open("rb") as file:
-            return file.read(LARGEST_LOG).decode(errors="replace")
-    except OSError as error:
-        problem = f"{path.name} cannot be read ({error.strerror})"
-        raise InputError(None, None, problem, "make it readable") from error
 
 
 def smoothed(values: list[float]) -> np.ndarray:
@@ -48,41 +39,22 @@ def smoothed(values: list[float]) -> np.ndarray:
 
 
 @style.drawn
-def loss_figure(log: dict[str, list[float]]) -> Figure:
-    """Left: the loss of each line of the log, and smoothed. Right: the speed."""
-    figure = Figure(figsize=(style.WIDTH, 3.2), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[2, 1])
-    left.plot(
-        log["step"], log["loss"], ".", color=style.look().soft, markersize=3, label="mean since the previous point"
-    )
-    left.plot(log["step"], smoothed(log["loss"]), color=style.BLUE, linewidth=2.0, label="smoothed")
-    if 0 < min(log["loss"]) < max(log["loss"]) / 2:
-        left.set_yscale("log")
-        left.yaxis.set_major_formatter("{x:g}")
-        left.yaxis.set_minor_formatter("{x:.2g}")
-        left.tick_params(axis="y", which="minor", labelsize=style.TINY)
-    left.legend()
-    right.plot(log["step"], log["images_per_s"], color=style.ORANGE)
-    right.set_ylim(bottom=0)
-    for axes, title in ((left, "loss"), (right, "images per second")):
-        axes.set_title(title)
-        axes.set_xlabel("step")
-        axes.grid()
-    return figure
-
-
-@style.drawn
 def losses_figure(logs: Mapping[str, dict[str, list[float]]]) -> Figure:
-    """The smoothed losses of several runs by step."""
+    """The losses of runs by step, smoothed; of a single one each line of its log, too."""
     figure = Figure(figsize=(style.WIDTH, 3.4), layout="constrained")
     axes = figure.subplots()
     values = [value for log in logs.values() for value in log["loss"]]
     for (name, log), (colour, line) in zip(logs.items(), style.looks(), strict=False):
+        if len(logs) == 1:
+            axes.plot(
+                log["step"], log["loss"], ".", color=style.look().soft, markersize=3, label="since the last point"
+            )
         axes.plot(log["step"], smoothed(log["loss"]), color=colour, linestyle=line, label=drawable(name, 40))
-    if values and 0 < min(values) < max(values) / 2:
+    if 0 < min(values) < max(values) / 2:
         axes.set_yscale("log")
-    axes.set_xlabel("step of the optimiser")
-    axes.set_ylabel("loss, smoothed")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter("{x:.2g}")
+    axes.set(xlabel="step of the optimiser", ylabel="loss, smoothed")
     axes.grid()
     figure.legend(loc="outside right upper", frameon=False)
     return figure

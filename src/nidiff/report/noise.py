@@ -19,19 +19,27 @@ from torch import Tensor
 from nidiff import style
 from nidiff.covariance.basis import Product
 from nidiff.covariance.covariance import Covariance
-from nidiff.data.figures import drawable
+from nidiff.covariance.summary import Summary
+from nidiff.data.figures import drawable, mosaic
 from nidiff.errors import InputError
 from nidiff.files import as_path, replacing, writing
 from nidiff.memory import require_memory
 from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.recipe import check_whole
-from nidiff.report.spectrum import POWER, common_shells, expected_spectrum, mean_spectrum, wavenumber_label
+from nidiff.report.spectrum import (
+    MANY,
+    POWER,
+    common_shells,
+    draw_wavenumbers,
+    expected_spectrum,
+    mean_spectrum,
+    wavenumber_label,
+)
 
 SUFFIXES = (".png", ".pdf", ".svg")
 SYMBOLS = {"gamma": "γ", "length_scale": "ℓ", "rho": "ρ", "boundary=": ""}
 LIMIT = 3.0  # grey runs from −3 to 3 standard deviations
 MOST, LONGEST = 100, 100_000  # rows or columns, and numbers of a signal
-MANY = 100  # wavenumbers
 LARGE, CELL, SMALLEST = 2.4, 0.9, 0.4  # inches: each of the two above, the widest of a grid, the narrowest
 
 
@@ -93,15 +101,26 @@ def _frames(video: Tensor, most: int) -> Tensor:
 
 def check_noise(shape: Sequence[int], rows: int, num_images: int, seed: int) -> None:
     """Refuse what `noise_figure` cannot draw, before anything is computed."""
-    if len(shape) > 3 or (len(shape) == 1 and shape[0] > LONGEST):
-        problem = "does not fit into a picture"
-        raise InputError("shape", tuple(shape), problem, f"use one to three axes, and at most {LONGEST:,} numbers")
-    if not 1 <= num_images <= MOST or rows > MOST:
-        problem = f"and {rows} covariances do not fit into a picture"
-        raise InputError("num_images", num_images, problem, f"use from 1 to {MOST} of each")
+    check_whole("num_images", num_images, 1, MOST)
     check_whole("seed", seed, 0, 2**63 - num_images - 1)
+    if len(shape) > 3 or (len(shape) == 1 and shape[0] > LONGEST) or rows > MOST:
+        remedy = f"use one to three axes, at most {LONGEST:,} numbers, and at most {MOST} covariances"
+        raise InputError("shape", tuple(shape), "does not fit into a picture", remedy)
     pixels = math.prod(shape) * (8 * num_images * rows + 64 * (num_images + rows))  # of draws, of Σ and its modes
     require_memory("shape", tuple(shape), pixels, "use a smaller shape or fewer images")
+
+
+def summary_rows(numbers: Summary, size: int) -> dict[str, str]:
+    """The numbers of a Σ over ``size`` points, as words."""
+    (low, high), length = numbers.marginal_variance_range, numbers.correlation_length
+    spread = f" (from {low:.3g} to {high:.3g})" if high - low > 1e-9 * high else ""
+    return {
+        "marginal variance": f"{numbers.marginal_variance:.4g}{spread}",
+        "condition number": f"{numbers.condition_number:.4g}",
+        "log det Σ": "−∞" if numbers.logdet is None else f"{numbers.logdet:.6g}",
+        "effective rank": f"{numbers.effective_rank:.5g} of {size}",
+        "correlation length": "longer than the event" if length is None else f"{length:.3g} pixels",
+    }
 
 
 @style.drawn
@@ -114,28 +133,21 @@ def save_figure(figure: Figure, out: Path) -> None:
 
 def check_out(out: Path) -> None:
     """Refuse a picture that could not be written, before it is drawn."""
-    if out.suffix.lower() not in SUFFIXES:
-        raise InputError("out", str(out), "is not a picture", f"end it in {', '.join(SUFFIXES)}")
     folder = next(parent for parent in as_path("out", out).parents if parent.exists())
-    if out.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        problem = "is a folder" if out.is_dir() else f"cannot be written to {str(folder)!r}"
-        raise InputError("out", str(out), problem, "choose another place")
+    is_writable = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+    if out.suffix.lower() not in SUFFIXES or out.is_dir() or not is_writable:
+        remedy = f"choose another place, and end it in {', '.join(SUFFIXES)}"
+        raise InputError("out", str(out), "cannot be written as a picture", remedy)
 
 
 def _labels(names: Iterable[str]) -> list[str]:
-    """A label for each Σ that is short enough for a tick, and different from the others."""
-    short = [_symbols(name) for name in names]
+    """A label for each Σ that is short enough for a tick, one line per part of it, and different from the others."""
+    short = []
+    for name in names:
+        for word, symbol in SYMBOLS.items():
+            name = name.replace(word, symbol)
+        short.append("\n".join(drawable(part, 24) for part in re.split("[:,]| (?=x )", name)[:5]).replace("=", " = "))
     return [f"{label}\n({row})" if short.count(label) > 1 else label for row, label in enumerate(short)]
-
-
-def _symbols(label: str) -> str:
-    """One line per part of NAME:key=value,…, or per factor of a product."""
-    factors = label.split(" x ")
-    if len(factors) > 1:
-        return "\n× ".join(_symbols(factor).replace("\n", " ") for factor in factors[:5])
-    for word, symbol in SYMBOLS.items():
-        label = label.replace(word, symbol)
-    return "\n".join(drawable(part, 24) for part in re.split("[:,]", label)[:5]).replace("=", " = ")
 
 
 def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
@@ -156,12 +168,8 @@ def draw_grid(axes: Axes, draws: Mapping[str, Tensor]) -> None:
         axes.set_ylim(rows - 0.5, -0.5)
         axes.set_yticks(range(rows), draws)
     else:
-        slices = torch.stack(list(draws.values()))
-        gap = max(1, min(shape[-2:]) // 16) if rows * columns > 1 else 0
-        tiles = torch.nn.functional.pad(slices, (0, gap, 0, gap), value=float("nan"))  # NaN is left blank
-        tall, wide = tiles.shape[-2:]
-        mosaic = tiles.transpose(1, 2).reshape(rows * tall, columns * wide)[: rows * tall - gap, : columns * wide - gap]
-        axes.imshow(mosaic.numpy(), cmap=style.GREY, vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
+        tiles, (tall, _) = mosaic(torch.stack(list(draws.values())).numpy())  # NaN is left blank
+        axes.imshow(tiles, cmap=style.GREY, vmin=-LIMIT, vmax=LIMIT, interpolation="nearest")
         axes.set_yticks([(row + 0.5) * tall - 0.5 for row in range(rows)], draws)
     axes.set_xticks([])
     axes.tick_params(length=0, labelsize=style.SMALL)
@@ -177,7 +185,7 @@ def draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, 
         # A mode without power cannot be shown on a logarithmic axis, and what is measured there is rounding.
         visible = expected > 0
         radius = shells.wavenumber[visible]
-        few, name = len(radius) < MANY, label.replace("\n×", " ×").replace("\n", ", ")
+        few, name = len(radius) < MANY, label.replace("\n", ", ")
         # Lines lie above all marks, and show on those of their own colour.
         edge = None if few else [withStroke(linewidth=3, foreground=style.look().paper)]
         axes.plot(radius, expected[visible], dash, color=colour, zorder=3, path_effects=edge)
@@ -185,14 +193,7 @@ def draw_spectra(axes: Axes, covariances: list[Covariance], draws: Mapping[str, 
         axes.plot(radius, measured[visible], mark, color=colour, **look)
         entry: dict[str, Any] = {"color": colour, "linestyle": dash, "marker": mark, "label": name}
         handles.append(Line2D([], [], **entry))
-    # Linear from 0 to 1, so that the mean of the image (k = 0) can be shown.
-    axes.set_xscale("symlog", base=2, linthresh=1, linscale=0.7)
-    axes.set_yscale("log")
-    if (last := int(shells.wavenumber[-1])) >= MANY:  # a label for every power of 2 would not fit
-        axes.set_xticks([0, *(4**power for power in range(12) if 4**power <= last)])
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set_xlabel(wavenumber_label(shells.shape, shells.boundary))
+    draw_wavenumbers(axes, float(shells.wavenumber[-1]), wavenumber_label(shells.shape, shells.boundary))
     axes.set_ylabel(POWER)
     axes.set_title("radial power spectrum\nlines: Σ, marks: these draws")
-    axes.grid()
     axes.legend(handles=handles, handlelength=3)

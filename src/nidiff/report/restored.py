@@ -1,6 +1,5 @@
 """What was observed of items, samples of what they may have been, their mean and spread, and the truth, in one PNG."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ from torch import Tensor
 
 from nidiff import style
 from nidiff.data.dataset import LARGEST
-from nidiff.data.figures import thumbnail
+from nidiff.data.figures import can_draw, thumbnail
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, eight_bits
-from nidiff.errors import InputError
-from nidiff.extras import require
 from nidiff.generation.restoration import Restoration
 from nidiff.report.contact import save_sheet
 
@@ -27,12 +24,8 @@ def save_restored(restoration: Restoration, path: Path) -> None:
     The spread has a scale of its own, whose end stands above it; everything else has that of the item. Without
     matplotlib only pictures are drawn, which is said.
     """
-    if restoration.grid.kind != "picture":
-        try:
-            require("matplotlib")
-        except InputError as error:
-            print(f"{path.name} is not drawn: {error}", file=sys.stderr)
-            return
+    if restoration.grid.kind != "picture" and not can_draw(path):
+        return
     rows = [restored_row(restoration, item, MOST_SAMPLES) for item in range(min(MOST_ITEMS, len(restoration.x)))]
     save_sheet([picture for row in rows for picture in row], path, len(rows[0]), side=SIDE)
 

@@ -1,4 +1,4 @@
-"""DDPM, DDIM, SMLD ancestral and churned steps: one rule, q(x' | x, x̂0) with a chosen amount of fresh noise.
+"""DDPM, DDIM, SMLD ancestral, churned and repeated steps: one rule, q(x' | x, x̂0) with a chosen amount of fresh noise.
 
 For two levels x = signal · x0 + sigma · n and x' = signal' · x0 + sigma' · n' of one process,
 
@@ -7,7 +7,6 @@ For two levels x = signal · x0 + sigma · n and x' = signal' · x0 + sigma' · 
 has the right marginal for every fresh ≤ sigma' (DDIM). fresh = √β̃ is the posterior of the Markov chain.
 """
 
-import math
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.modes import Coefficient, Modes, as_modes
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, one_of
+from nidiff.recipe import check_number, check_whole
 from nidiff.sampling.step import Chain
 
 
@@ -42,8 +42,7 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
 
 def ddim(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
     """DDIM (eq. 20–21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
-    if not 0 <= eta <= 1:
-        raise InputError("eta", eta, "is out of range", "choose 0 (deterministic) to 1 (ancestral)")
+    check_number("eta", eta, 0, 1)
     fresh = eta * jump_variances(here, there)[1].root()
     mean = mix(x, x0, here, there, fresh)
     return mean + fresh * chain.noise() if eta else mean
@@ -70,8 +69,7 @@ def churn(
     ``colour`` is Σ_c, a covariance in Σ's basis (any, where Σ is white), or its name with its ``keys``
     ("churn:colour=gff,gamma=1"); it is scaled so that h has mean 1. Default: Σ's own.
     """
-    if not 0 <= amount < math.inf:
-        raise InputError("amount", amount, "is out of range", "choose 0 (no fresh noise) or more")
+    check_number("amount", amount, 0)
     if keys and not isinstance(colour, str):
         raise InputError(next(iter(keys)), None, "is not an option of `sampler` churn", "it takes amount and colour")
     rate = amount * _relative_colour(chain.denoiser.process.covariance, colour, keys)
@@ -79,6 +77,24 @@ def churn(
     fresh = there.sigma * (-(-rate * passed).map(torch.expm1)).root()
     mean = mix(x, x0, here, there, fresh)
     return mean + fresh * chain.noise() if amount else mean
+
+
+def repaint(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, repeats: int = 5) -> Tensor:
+    """RePaint's resampling (Lugmayr et al. 2022) with coloured noise: `ancestral`, and then, ``repeats`` − 1 times,
+    back up as the process goes and down again with a new x̂0:
+
+        x = (signal/signal') x' + √β Σ^½ z
+
+    It leaves every marginal as it is. Where x̂0 is replaced by what a mask sees (`nidiff.posterior`,
+    method="replacement"), it is what makes the rest agree with it. Every repeat calls the network once.
+    """
+    check_whole("repeats", repeats, 1, 1000)
+    beta = jump_variances(here, there)[0].root()
+    x = ancestral(chain, x, x0, here, there)
+    for _ in range(repeats - 1):
+        above = here.signal / there.signal * x + beta * chain.noise()
+        x = ancestral(chain, above, chain.denoiser(above, here), here, there)
+    return x
 
 
 def _relative_colour(covariance: Covariance, colour: Any, keys: dict[str, Any]) -> Modes:
@@ -89,11 +105,7 @@ def _relative_colour(covariance: Covariance, colour: Any, keys: dict[str, Any]) 
         boundary = covariance.spatial.boundary
         text = ",".join(f"{key}={value}" for key, value in keys.items())
         colour = as_covariance(f"{colour}:{text}" if text else colour, covariance.event_shape, boundary=boundary)
-    try:
-        relative: Modes = colour / covariance
-    except InputError as error:
-        remedy = "build it over the same shape and with the same boundary"
-        raise InputError("colour", colour, f"is not diagonal in the basis of Σ = {covariance!r}", remedy) from error
+    relative: Modes = colour / covariance
     return relative / relative.values.mean().item()
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.modes import Modes
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.diffusion.denoiser import require_gaussian
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import CLEAN, Level
-from nidiff.errors import InputError, one_of
+from nidiff.errors import one_of
 from nidiff.sampling.step import Chain
 
 
@@ -66,7 +66,8 @@ def mean_angle(gaussian: GaussianModel, wiener: Wiener) -> float:
 
 
 def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, finish: str, second_order: bool) -> Tensor:
-    gaussian, covariance = known_gaussian(chain.denoiser, "sampler", "angle"), chain.denoiser.process.covariance
+    gaussian = require_gaussian(chain.denoiser.gaussian, "sampler", "angle")
+    covariance = chain.denoiser.process.covariance
     last_step, clip = there is CLEAN, chain.denoiser.clip
     if one_of("finish", finish, ("turn", "denoise")) == "denoise" and last_step:
         return x0
@@ -110,11 +111,3 @@ def _turn(step: Modes, kappa: Modes) -> _Turn:
     turn = kappa.map(torch.sqrt) * step
     whole, half = ((turn / (n * torch.pi)).map(torch.sinc) for n in (1, 2))  # sin(t)/t
     return _Turn(turn.map(torch.cos), step * whole, step * half**2 / 2)
-
-
-def known_gaussian(denoiser: Denoiser, argument: str, value: object) -> GaussianModel:
-    """The data's Gaussian, which this value of an argument needs, if the denoiser knows it."""
-    if denoiser.gaussian is None:
-        remedy = "give the denoiser gaussian=nidiff.fit_gaussian(data), or use `sampler` 'dpmpp_2m' with its defaults"
-        raise InputError(argument, value, "needs the data's Gaussian", remedy)
-    return denoiser.gaussian

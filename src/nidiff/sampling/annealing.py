@@ -15,7 +15,6 @@ from nidiff.errors import InputError
 from nidiff.recipe import check_whole
 
 MOST_STEPS = 10_000  # Langevin steps at a level
-SMALLEST = 1e-150
 
 
 def variance_ratio(
@@ -45,11 +44,7 @@ def variance_ratio(
 
 
 def langevin_epsilon(
-    covariance: Covariance,
-    ratio: float,
-    sigma_min: float = 0.01,
-    steps: int = 5,
-    preconditioned: bool = True,
+    covariance: Covariance, ratio: float, sigma_min: float = 0.01, steps: int = 5, preconditioned: bool = True
 ) -> float:
     """The ε with the least mean variance of a pixel, mean_k λ_k · `variance_ratio`_k: no ε brings it to 1 (E31).
 
@@ -77,7 +72,7 @@ def langevin_epsilon(
 
 def cas_interval(ratio: float) -> tuple[float, float]:
     """[1 − 1/ratio, 1 + 1/ratio]: the η for which β² = 1 − ratio² (1 − η)² of consistent annealed sampling is ≥ 0."""
-    check_ratio(ratio)
+    check_langevin(ratio)
     return 1 - 1 / ratio, 1 + 1 / ratio
 
 
@@ -85,16 +80,12 @@ def pixel_mean(variance: Tensor, covariance: Covariance) -> float:
     return (variance * covariance.eigenvalues).mean().item()
 
 
-def check_ratio(ratio: float) -> None:
-    if not 1 < ratio < 1 / SMALLEST:
-        raise InputError("ratio", ratio, "is out of range", "choose a number above 1, the larger σ over the smaller")
-
-
-def check_langevin(ratio: float, sigma_min: float, steps: int, epsilon: float | None = None) -> None:
-    check_ratio(ratio)
-    for argument, value in (("sigma_min", sigma_min), ("epsilon", 1.0 if epsilon is None else epsilon)):
-        if not SMALLEST < value < 1 / SMALLEST:
-            raise InputError(argument, value, "is out of range", "choose a positive number that float64 can square")
+def check_langevin(ratio: float, sigma_min: float = 1.0, steps: int = 1, epsilon: float | None = None) -> None:
+    """Refuse a ratio of two σ that is not above 1, and numbers that float64 cannot square."""
+    step = 1.0 if epsilon is None else epsilon
+    for argument, value, least in (("ratio", ratio, 1.0), ("sigma_min", sigma_min, 0.0), ("epsilon", step, 0.0)):
+        if not max(least, 1e-150) < value < 1e150:
+            raise InputError(argument, value, "is out of range", f"choose a number above {least:g}")
     check_whole("steps", steps, 1, MOST_STEPS)
 
 

@@ -18,8 +18,6 @@ from nidiff.recipe import check_whole
 from nidiff.sampling.annealing import MOST_STEPS, langevin_epsilon
 from nidiff.sampling.step import Chain, Step
 
-LARGEST_ETA = 1e6  # below 2 it is stable; each sampler says what it needs
-
 
 def als(
     chain: Chain,
@@ -39,17 +37,13 @@ def als(
     """
     _check_exploding(chain, "als")
     check_whole("steps_per_level", steps_per_level, 1, MOST_STEPS)
-    if epsilon is None and not preconditioned:
-        remedy = "give one, as calibrate computes it"
-        raise InputError("epsilon", None, "has no default without `preconditioned`", remedy)
     above, below = (here, there) if chain.previous is None else (chain.previous.level, here)
-    if epsilon is None and float(above.sigma) == float(below.sigma):
-        raise InputError("epsilon", None, "has no default at a single level", "give one")
     ratio = float(above.sigma) / float(below.sigma)
+    if epsilon is None and (ratio == 1 or not preconditioned):
+        problem = "has no default at a single level, or without `preconditioned`"
+        raise InputError("epsilon", None, problem, "give one, as calibrate computes it")
     eta = best_eta(ratio, steps_per_level) if epsilon is None else _eta(chain, epsilon)
-    if epsilon is not None and eta >= 2:
-        limit = f"give less than 2 sigma_min² = {2 * epsilon / eta:.4g}"
-        raise InputError("epsilon", epsilon, "makes Langevin unstable", limit)
+    _check_stable("epsilon", epsilon, eta)
     for step in range(steps_per_level):
         x0 = chain.denoiser(x, here) if step else x0
         x = langevin(chain, x, x0, here, eta, preconditioned)
@@ -75,16 +69,12 @@ def cas(
     ratio = float(here.sigma) / float(there.sigma)
     eta = 1 - ratio**-2 if epsilon is None else _eta(chain, epsilon)
     beta_squared = 1 - (ratio * (1 - eta)) ** 2
-    if beta_squared < -1e-9:  # the ends of the interval are feasible, up to rounding
-        low, high = (
-            float(chain.denoiser.process.schedule.sigma[0]) ** 2 * edge for edge in (1 - 1 / ratio, 1 + 1 / ratio)
-        )
+    if not beta_squared >= -1e-9:  # the ends of the interval are feasible, up to rounding
+        low, high = ((1 - sign / ratio) / _eta(chain, 1.0) for sign in (1, -1))
         problem = f"is not feasible for cas with levels a factor {ratio:.6g} apart"
         raise InputError("epsilon", epsilon, problem, f"give one from {low:.4g} to {high:.4g}, or use more levels")
-    return (
-        _drift(chain, x, x0, here, eta, preconditioned)
-        + math.sqrt(max(beta_squared, 0.0)) * float(there.sigma) * chain.noise()
-    )
+    fresh = math.sqrt(max(beta_squared, 0.0)) * float(there.sigma)
+    return _drift(chain, x, x0, here, eta, preconditioned) + fresh * chain.noise()
 
 
 def predictor_corrector(
@@ -103,8 +93,7 @@ def predictor_corrector(
     eta = 0.05 is their signal-to-noise ratio of 0.16: α = 2 · 0.16² sigma².
     """
     check_whole("corrector_steps", corrector_steps, 0, MOST_STEPS)
-    if not 0 < eta < 2:
-        raise InputError("eta", eta, "makes the Langevin step unstable", "choose 0 < eta < 2")
+    _check_stable("eta", eta, eta)
     from nidiff.sampling.sampler import SAMPLERS  # which has this step, too
 
     steps = {
@@ -136,16 +125,17 @@ def best_eta(ratio: float, steps: int) -> float:
 
 
 def _eta(chain: Chain, epsilon: float) -> float:
-    eta = epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
-    if not 0 < eta <= LARGEST_ETA:
-        raise InputError("epsilon", epsilon, "makes Langevin unstable", "give about sigma_min², as calibrate computes")
-    return eta
+    return epsilon / float(chain.denoiser.process.schedule.sigma[0]) ** 2
+
+
+def _check_stable(argument: str, value: float | None, eta: float) -> None:
+    if not 0 < eta < 2:
+        remedy = f"its η, a step in units of σ², is {eta:.4g}; choose one between 0 and 2"
+        raise InputError(argument, value, "makes Langevin unstable", remedy)
 
 
 def _check_exploding(chain: Chain, name: str) -> None:
     schedule = chain.denoiser.process.schedule
-    if schedule.event_shape:
-        raise InputError("sampler", name, f"has one step for all modes, and {schedule!r} levels per mode", "use pc")
-    if schedule.keeps != "signal" or schedule.has_own_signal:
-        remedy = "use another sampler for VP"
-        raise InputError("sampler", name, "needs a schedule with signal 1 (smld_geometric, ve)", remedy)
+    if schedule.keeps != "signal" or schedule.has_own_signal or schedule.event_shape:
+        problem = "needs signal 1 and the same levels for all modes (smld_geometric, ve)"
+        raise InputError("sampler", name, problem, f"use another one for {schedule!r}")

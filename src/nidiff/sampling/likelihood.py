@@ -6,14 +6,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nidiff.covariance.checks import check_finite
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser
-from nidiff.diffusion.gaussian import as_bits, check_bins
+from nidiff.diffusion.gaussian import as_bits
 from nidiff.diffusion.schedule import check_forgotten
 from nidiff.errors import InputError, choose, one_of
 from nidiff.extras import require
 from nidiff.memory import require_memory
 from nidiff.randomness import Generators, white_noise
-from nidiff.recipe import check_whole
+from nidiff.recipe import check_number, check_whole
 
 # (velocity, x, probes) -> div(velocity) per image, given velocity as a function of x on the autograd tape.
 Trace = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -45,22 +46,16 @@ def log_likelihood(
         raise InputError("denoiser", None, "has an observation, for which there is no likelihood", remedy)
     divergence_of = choose("trace", trace, TRACES)
     one_of("method", method, METHODS)
-    num_probes = check_whole("num_probes", num_probes, 1, MOST_PROBES)
+    check_whole("num_probes", num_probes)
     process, schedule = denoiser.process, denoiser.process.schedule
     check_forgotten(schedule)
     process.check_batch("x", x)
-    if not bool(torch.isfinite(x).all()):
-        raise InputError("x", None, "has NaN or infinite values", "remove those images")
-    for argument, tolerance in (("rtol", rtol), ("atol", atol)):
-        if not 0 < tolerance < math.inf:
-            raise InputError(argument, tolerance, "is out of range", "choose a small positive number")
-    if len(schedule) < 2:
-        raise InputError("schedule", schedule, "has one level", "use one with two levels or more")
+    check_finite("x", x)
+    check_number("rtol", rtol, above=0.0)
+    check_number("atol", atol, above=0.0)
     require_memory("num_probes", num_probes, 4 * float(num_probes) * x.numel(), "use fewer")
     x = x.to(torch.promote_types(x.dtype, torch.float32))  # an integral in half precision is off by a tenth
     denoiser.check_levels(x.dtype, range(len(schedule)))
-    if len(x) == 0:
-        return x.new_zeros(0)
     probes = white_noise((len(x), num_probes, *x.shape[1:]), generator, dtype=x.dtype, device=x.device).sign()
     highest, lowest = process.clock.tolist()
 
@@ -89,17 +84,14 @@ def log_likelihood(
 def bits_per_dim(denoiser: Denoiser, x: Tensor, *, bin_width: float = 2 / 255, **options: object) -> Tensor:
     """−log₂ p per dimension of data quantised with ``bin_width`` and dequantised uniformly (8-bit images in [−1, 1]:
     2/255). ``options`` are those of `log_likelihood`."""
-    check_bins(bin_width)
+    check_number("bin_width", bin_width, above=0.0)
     return as_bits(log_likelihood(denoiser, x, **options), math.prod(x.shape[1:]), bin_width)  # type: ignore[arg-type]
 
 
 def _exact(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
-    rows = velocity.flatten(1)
-    total = torch.zeros(len(x), dtype=x.dtype, device=x.device)
-    for i in range(rows.shape[1]):
-        (gradient,) = torch.autograd.grad(rows[:, i].sum(), x, retain_graph=True)
-        total += gradient.flatten(1)[:, i]
-    return total
+    size = x[0].numel()
+    unit = torch.eye(size, dtype=x.dtype, device=x.device).reshape(1, size, *x.shape[1:])
+    return size * _hutchinson(velocity, x, unit.expand(len(x), *unit.shape[1:]))
 
 
 def _hutchinson(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
@@ -110,6 +102,5 @@ def _hutchinson(velocity: Tensor, x: Tensor, probes: Tensor) -> Tensor:
     return total / probes.shape[1]
 
 
-MOST_PROBES = 10**6
 METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
 TRACES: dict[str, Trace] = {"exact": _exact, "hutchinson": _hutchinson}

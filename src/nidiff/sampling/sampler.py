@@ -10,19 +10,18 @@ from typing import Any, get_type_hints
 import torch
 from torch import Tensor
 
-from nidiff.covariance.checks import check_sizes
+from nidiff.covariance.checks import check_finite, check_sizes
 from nidiff.diffusion.condition import check_not_missing
-from nidiff.diffusion.denoiser import Denoiser, check_denoiser
+from nidiff.diffusion.denoiser import Denoiser, check_denoiser, require_gaussian
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.spacing import ANGLE, SPACINGS, Spacing, check_rows, spaced_rows
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.randomness import Generators, as_generator, check_place
 from nidiff.recipe import check_number, check_whole, fits, plain
-from nidiff.sampling.ancestral import ancestral, churn, ddim
-from nidiff.sampling.angle import angle, angle_2m, angle_rows, known_gaussian
+from nidiff.sampling.ancestral import ancestral, churn, ddim, repaint
+from nidiff.sampling.angle import angle, angle_2m, angle_rows
 from nidiff.sampling.langevin import als, cas, predictor_corrector
-from nidiff.sampling.repaint import repaint
 from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
 from nidiff.sampling.step import Chain, Sampler, Step, Visit, run_chain
 from nidiff.sampling.tile import Tiled
@@ -52,20 +51,17 @@ def sample(
     device: torch.device | str | None = None,
     **options: object,
 ) -> Tensor:
-    """Draw images of ``shape`` [B, ..., *event] from the prior down to the data.
-
-    It is ``levels = schedule.levels(num_steps, spacing)``, ``x = process.prior(shape, generator)`` and
-    ``walk(denoiser, x, levels, sampler, generator=generator)``, with conveniences.
+    """Draw images of ``shape`` [B, ..., *event] from the prior down to the data: `Schedule.levels`, `Process.prior` and
+    `walk`, with conveniences.
 
     Args:
         sampler: a name in `SAMPLERS`, with options if you like ("ddim:eta=0.5"), or a `Sampler` or step of your own.
         num_steps: how many levels are visited. Default: the sampler's own (20 for ODE solvers, else all).
         spacing: which ones: a name in `SPACINGS`, a function (schedule, count) -> rows, or the falling rows of the
             schedule themselves. "angle" needs a denoiser that knows the data's Gaussian. Default: the sampler's own.
-        start: "prior", or "gaussian": begin at a lower level with the Gaussian model of the data, at the least noisy
-            level that loses at most ``max_loss``. Default: the sampler's own, the prior. Or a tensor: the state at the
-            first level; with ``level``, noisy data y = x0 + (sigma / signal) Σ^½ eps at that level. Then x = signal · y
-            is a state of the process, and a stochastic sampler ("ancestral") draws x0 given y.
+        start: "prior", the default of most; "gaussian", the Gaussian model of the data at the least noisy level that
+            loses at most ``max_loss``; or a tensor: the state at the first level or, with ``level``, noisy data
+            y = x0 + (sigma / signal) Σ^½ eps, of which a stochastic sampler ("ancestral") draws x0 given y.
         level: of y, a level or a row of the schedule: ``schedule.level_with_noise(0.3)`` for x0 + 0.3 Σ^½ eps.
         max_loss: nats per dimension (0.005): an upper bound of KL(x ‖ Gaussian) at the first level, for any data
             (`gaussian_loss`).
@@ -86,23 +82,22 @@ def sample(
     place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
     check_place(**place)
     begin = "state" if isinstance(start, Tensor) else one_of("start", start or chosen.start, STARTS)
-    if level is not None and begin != "state":
-        raise InputError("level", None, "is that of noisy data", "give the data as `start`, or leave it out")
     if begin == "gaussian":
-        known_gaussian(denoiser, "start", begin)
+        require_gaussian(denoiser.gaussian, "start", begin)
     spacing = chosen.spacing if spacing is None else spacing
     by_rows = not isinstance(spacing, str) and not callable(spacing)
-    if max_loss is not None and (begin != "gaussian" or by_rows):
-        remedy = "leave it out, or give start='gaussian' and no rows"
-        raise InputError("max_loss", max_loss, "says how low `start`='gaussian' begins", remedy)
-    if by_rows and (num_steps is not None or level is not None):
-        remedy = "leave out `num_steps` and `level`, or give no rows"
-        raise InputError("spacing", None, "has the rows to visit", remedy)
+    for name, value, is_used in (
+        ("level", level, begin == "state" and not by_rows),
+        ("max_loss", max_loss, begin == "gaussian" and not by_rows),
+        ("num_steps", num_steps, not by_rows),
+    ):
+        if value is not None and not is_used:
+            raise InputError(name, None, "is not used with this `start` and `spacing`", "leave it out")
     if by_rows:
         rows = check_rows("spacing", spacing, len(schedule))  # type: ignore[arg-type]
     else:
-        first = None if level is None else _row_of(level, schedule)
         count = default_steps(chosen, schedule) if num_steps is None else num_steps
+        first = None if level is None else float(level.label if isinstance(level, Level) else level)
         max_loss = chosen.max_loss if max_loss is None else max_loss
         rows = _choose_rows(denoiser, count, spacing, begin, max_loss, first)  # type: ignore[arg-type]
     levels = schedule.levels(rows)
@@ -112,10 +107,14 @@ def sample(
         denoiser = denoiser.with_net(Tiled(denoiser.net, tile))
     source = as_generator(generator, shape[0] if shape else 0)
     if isinstance(start, Tensor):
-        x = _given_state(start, shape).to(**place)
+        check_finite("start", start)
+        if tuple(start.shape) != shape:
+            raise InputError("start", None, f"has shape {tuple(start.shape)}", f"make it that of `shape`, {shape}")
+        x = start.to(**place)
         x = x if level is None else levels[0].signal * x
     elif begin == "gaussian" and denoiser.gaussian is not None:
-        x = denoiser.gaussian.sample(shape, source, level=levels[0], noise=denoiser.process.covariance, **place)
+        state = denoiser.gaussian.at(levels[0], denoiser.process.covariance)
+        x = denoiser.gaussian.sample(shape, source, state=state, **place)
     else:
         x = denoiser.process.prior(shape, source, **place)
     return walk(denoiser, x, levels, chosen, generator=source, denoise=denoise, callback=callback, **step_options)
@@ -144,43 +143,24 @@ def walk(
 
 
 def _choose_rows(
-    denoiser: Denoiser,
-    count: int,
-    spacing: str | Spacing,
-    start: str,
-    max_loss: float | None,
-    begin: float | None = None,
+    denoiser: Denoiser, count: int, spacing: str | Spacing, start: str, max_loss: float | None, begin: float | None
 ) -> list[float]:
     """``count`` rows from ``begin`` on, or, with a warm start, from the row at which that loses at most ``max_loss``;
     where fewer rows are left than that, all of these."""
     process, gaussian, first = denoiser.process, denoiser.gaussian, len(denoiser.process.schedule) - 1
     count = check_whole("num_steps", count, 1, len(process.schedule))
     if begin is not None:
-        first = math.floor(begin)
+        check_number("level", begin, 0, first)
+        first = math.ceil(begin)  # in whose place `begin` is visited
         count = min(count, first + 1)
     elif start == "gaussian" and gaussian is not None:
         first = max(start_row(process, gaussian, max_loss), count - 1)
     if spacing == ANGLE:
-        rows: list[float] = [*angle_rows(process, known_gaussian(denoiser, "spacing", spacing), count, first)]
+        rows: list[float] = [*angle_rows(process, require_gaussian(gaussian, "spacing", spacing), count, first)]
     else:
         whole = first == len(process.schedule) - 1
         rows = spaced_rows(process.schedule if whole else process.schedule.below(first), count, spacing)
     return rows if begin is None else [begin, *rows[1:]]
-
-
-def _row_of(level: Level | float, schedule: Schedule) -> float:
-    row = float(level.label if isinstance(level, Level) else level)
-    if not 0 <= row <= len(schedule) - 1:
-        raise InputError("level", row, "is not in the schedule", f"its rows are 0 … {len(schedule) - 1}")
-    return row
-
-
-def _given_state(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    if tuple(x.shape) != shape:
-        raise InputError("start", None, f"has shape {tuple(x.shape)}, but `shape` is {shape}", "make them equal")
-    if not bool(x.isfinite().all()):
-        raise InputError("start", None, "has NaN or infinite values", "fill them in first")
-    return x
 
 
 def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> list[str]:
@@ -221,17 +201,12 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
     known, kinds = [parameter.name for parameter in parameters], {}
     with contextlib.suppress(NameError, TypeError):  # a step may be an object, or have annotations nobody can resolve
         kinds = get_type_hints(chosen.step)
+    takes_any = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters)
     for key, value in options.items():
-        if key not in known and not any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
-            remedy = f"it takes {', '.join(known) or 'none'}"
-            raise InputError(key, value, f"is not an option of `sampler` {_name(chosen)}", remedy)
-        if not fits(value, kinds.get(key, Any)):
-            raise InputError(key, value, f"has the wrong type for `sampler` {_name(chosen)}", f"give {kinds[key]}")
+        if not (key in known or takes_any) or not fits(value, kinds.get(key, Any)):
+            problem = f"is not an option of `sampler` {getattr(chosen.step, '__name__', chosen.step)}"
+            raise InputError(key, value, problem, f"it takes {', '.join(map(str, parameters)) or 'none'}")
     return chosen, options
-
-
-def _name(sampler: Sampler) -> str:
-    return str(getattr(sampler.step, "__name__", sampler.step))
 
 
 def default_steps(sampler: Sampler, schedule: Schedule) -> int:

@@ -14,14 +14,14 @@ from torch import Tensor
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.recipe import check_whole
 
-PIXELS, MOST = 2**15, 64
+PIXELS, MOST = 2**14, 64
 LARGEST = 4096
 
 
 def tile_size(*event: int) -> int:
     """A power of two that keeps a processor busy and wastes little of a short batch, for items of one to three axes.
 
-    64 at 8×8, 32 at 32×32 and for signals of 1024, 8 at 64×64, 1 from 256×256 and 32×32×32 on.
+    64 at 8×8, 16 at 32×32 and for signals of 1024, 4 at 64×64, 1 from 128×128 and 32×32×32 on.
     """
     return 1 << (min(max(PIXELS // math.prod(event), 1), MOST).bit_length() - 1)
 

@@ -13,7 +13,7 @@ import torch
 
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.process import Process
-from nidiff.errors import InputError
+from nidiff.recipe import check_number
 
 MAX_LOSS = 0.005
 """Nats per dimension that a warm start may lose by default, whatever the data."""
@@ -29,16 +29,10 @@ def gaussian_loss(process: Process, gaussian: GaussianModel, row: float, kappa: 
         return _information(process, gaussian, row).mean().item()
     kappa.check(gaussian)
     rows = [row, *(each for each in kappa.rows.tolist() if each > row)]
-    total, last = torch.zeros_like(kappa.values[0], dtype=torch.float64), None
-    for each in reversed(rows):
-        share = kappa.at(process.schedule.level(each), gaussian)[0].values
-        information = _information(process, gaussian, each)
-        if last is None:
-            total += share * information
-        else:
-            total += (share + last[0]) / 2 * (information - last[1])
-        last = share, information
-    return total.mean().item()
+    shares = torch.stack([kappa.at(process.schedule.level(each), gaussian)[0].values for each in rows])
+    information = torch.stack([_information(process, gaussian, each).expand(shares[0].shape) for each in rows])
+    between = torch.trapezoid(shares.flip(0), information.flip(0), dim=0)
+    return (shares[-1] * information[-1] + between).mean().item()
 
 
 def start_row(
@@ -46,9 +40,7 @@ def start_row(
 ) -> int:
     """The least noisy row at which the loss is at most ``max_loss``, whatever the data; the noisiest if it may be more
     everywhere. With ``kappa`` the loss is an estimate: that of a network is less than the exact one."""
-    max_loss = MAX_LOSS if max_loss is None else max_loss
-    if not max_loss > 0:
-        raise InputError("max_loss", max_loss, "is not positive", "give nats per dimension, such as 0.005")
+    max_loss = check_number("max_loss", MAX_LOSS if max_loss is None else max_loss, above=0.0)
     low, high = 0, len(process.schedule) - 1  # the loss falls with the rows
     while low < high:
         middle = (low + high) // 2

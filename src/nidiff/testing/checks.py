@@ -19,16 +19,7 @@ from nidiff.diffusion.target import Target, target_on_its_own
 from nidiff.errors import InputError, one_of
 from nidiff.recipe import check_number
 from nidiff.sampling.sampler import sample
-from nidiff.testing.problems import (
-    AnySampler,
-    Gaussian,
-    Impulses,
-    normal,
-    output_covariance,
-    slope,
-    uniform_in_logsnr,
-    whitened_paths,
-)
+from nidiff.testing.problems import AnySampler, Gaussian, normal, output_law, slope, uniform_in_logsnr, whitened_paths
 
 LARGEST = 4096  # entries of an event: its dense matrix is 128 MiB
 KEEPS = {"variance": "VP", "signal": "VE"}
@@ -171,13 +162,13 @@ def check_sampler(
         name = KEEPS[one_of("keeps", kind, KEEPS)]
         with torch.random.fork_rng(devices=[]):
             paths = whitened_paths(SIGMA, uniform_in_logsnr(40, kind, -6.0, 6.0), sampler, options)
-        coarse, fine = (_law_error(sampler, options, kind, levels) for levels in (60, 240))
+        (coarse, _), (fine, mean) = (_law_errors(sampler, options, kind, levels) for levels in (40, 160))
         checks += [
             Check(f"{name}: in whitened coordinates it is the isotropic algorithm",
                   max(_difference(white, y) for white, y in paths), 1e-9),
-            Check(f"{name}: the covariance of Gaussian data is reached with 240 steps", fine, 0.06),
-            Check(f"{name}: and comes nearer from 60 to 240", fine if fine > 1e-3 else 0.0, 0.45 * coarse),
-            Check(f"{name}: the mean of Gaussian data is reached", _mean_error(sampler, options, kind), 0.02),
+            Check(f"{name}: the covariance of Gaussian data is reached with 160 steps", fine, 0.09),
+            Check(f"{name}: and comes nearer from 40 to 160", fine if fine > 1e-3 else 0.0, 0.45 * coarse),
+            Check(f"{name}: the mean of Gaussian data is reached", mean, 0.05),
         ]  # fmt: skip
         if order is not None:
             found = _order(sampler, options, kind)
@@ -186,19 +177,12 @@ def check_sampler(
     return Findings(f"sampler {getattr(sampler, '__name__', sampler)}", checks)
 
 
-def _law_error(sampler: AnySampler, options: dict[str, Any], keeps: str, num_levels: int) -> float:
-    problem, schedule = Gaussian(SIGMA, mean_scale=0.0), uniform_in_logsnr(num_levels, keeps)
-    _, target = problem.marginal(schedule.level(0))
-    return ((output_covariance(problem, schedule, sampler, options) - target).norm() / target.norm()).item()
-
-
-def _mean_error(sampler: AnySampler, options: dict[str, Any], keeps: str) -> float:
-    """Without noise, the affine map of all steps carries 0 to the mean."""
-    problem = Gaussian(SIGMA)
-    silent = Impulses(uniform_in_logsnr(400, keeps), SIGMA, torch.zeros(SIGMA.size, 0, dtype=torch.float64))
-    given: dict[str, Any] = {"num_steps": 400, "dtype": torch.float64, **options}
-    x = sample(problem.denoiser(silent), (1, *SIGMA.event_shape), sampler=sampler, **given)
-    return ((x.flatten() - problem.mean).norm() / problem.mean.norm()).item()
+def _law_errors(sampler: AnySampler, options: dict[str, Any], keeps: str, num_levels: int) -> tuple[float, float]:
+    """The relative errors of the covariance and of the mean, at the least noisy level."""
+    problem, process = Gaussian(SIGMA), Process(uniform_in_logsnr(num_levels, keeps), SIGMA)
+    mean, covariance = problem.marginal(process.schedule.level(0))
+    found_mean, found = output_law(problem.denoiser(process), sampler, options, denoise=False)
+    return ((found - covariance).norm() / covariance.norm()).item(), ((found_mean - mean).norm() / mean.norm()).item()
 
 
 def _order(sampler: AnySampler, options: dict[str, Any], keeps: str) -> float:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,10 @@ from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.modes import Coefficient, as_modes
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.process import Process
-from nidiff.diffusion.schedule import CLEAN, Level, Schedule
+from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.randomness import white_noise
-from nidiff.sampling.sampler import as_sampler, sample
-from nidiff.sampling.step import Chain, Sampler, Step, Visit
+from nidiff.sampling.sampler import sample
+from nidiff.sampling.step import Sampler, Step, Visit
 
 AnySampler = str | Sampler | Step
 
@@ -77,7 +78,8 @@ class Gaussian:
 
     def log_prob(self, x: Tensor, level: Level) -> Tensor:
         mean, covariance = self.marginal(level)
-        return torch.distributions.MultivariateNormal(mean, covariance).log_prob(x.reshape(len(x), -1))
+        law = torch.distributions.MultivariateNormal(mean, covariance, validate_args=False)
+        return law.log_prob(x.reshape(len(x), -1))
 
     def denoiser(self, process: Process, **options: Any) -> Denoiser:
         """`denoise` as a network that predicts x0 and is told a label, the same for all images."""
@@ -108,8 +110,8 @@ def uniform_in_logsnr(num_levels: int, keeps: str, low: float = -14.0, high: flo
 class Impulses(Process):
     """A process whose noise, draw by draw, is the columns of ``root``, one per image of the batch.
 
-    Every step is affine in x and in its noise. For data with mean 0 the images are then the responses to one unit of
-    noise each, and their outer products add up to the exact covariance of the sampler's output: no Monte Carlo.
+    Every step is affine in x and in its noise, so that the images are the responses to one unit of noise each, and
+    their outer products add up to the exact covariance of the sampler's output: no Monte Carlo.
     """
 
     def __init__(self, schedule: Schedule, covariance: Covariance, root: Tensor) -> None:
@@ -123,73 +125,42 @@ class Impulses(Process):
         return noise.reshape(tuple(shape))
 
 
-def output_covariance(
-    problem: Gaussian, schedule: Schedule, sampler: AnySampler, options: dict[str, Any], root: Tensor | None = None
-) -> Tensor:
-    """The exact covariance of the sampler's state at the last level, for data with mean 0.
-
-    ``root`` is a root of the covariance of the noise that is drawn: by default of Σ, as it should be.
-    """
-    root = torch.linalg.cholesky(problem.noise_matrix) if root is None else root
-
-    def states(process: Impulses, batch: int) -> Tensor:
-        every: dict[str, Any] = {"num_steps": len(schedule), "denoise": False, "dtype": torch.float64, **options}
-        return sample(problem.denoiser(process), (batch, *problem.shape), sampler=sampler, **every).reshape(batch, -1)
-
-    counter = Impulses(schedule, problem.covariance, root[:, :0])
-    states(counter, 1)  # how often it draws
-    x = states(Impulses(schedule, problem.covariance, root), counter.draws * root.shape[1])
-    return x.T @ x
-
-
 def output_law(
-    denoiser: Denoiser, sampler: AnySampler, options: dict[str, Any] | None = None, *, white: bool = False
+    denoiser: Denoiser,
+    sampler: AnySampler,
+    options: dict[str, Any] | None = None,
+    *,
+    white: bool = False,
+    denoise: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Mean and covariance of what a sampler makes of noise, exactly, for a denoiser that is affine in x: [size] and
-    [size, size], for images [1, *event] and all levels of the schedule. With ``white`` noise in place of Σ's.
+    [size, size], for images of one channel and all levels of the schedule. With ``white`` noise in place of Σ's.
 
-    Every step is affine, too. What it does to 0, to unit vectors and to units of its noise is all there is to know. It
-    must not look at the step before.
+    Every step is affine, too: an image without noise ends at the mean, and one with a unit of a single draw away from
+    it by the response to that unit.
     """
     covariance, schedule = denoiser.process.covariance, denoiser.process.schedule
-    chosen, options = as_sampler(sampler, options)
-    size, item = covariance.size, (1, *covariance.event_shape)
-    unit = torch.eye(size, dtype=torch.float64, device="cpu")
-    root = unit if white else torch.linalg.cholesky(covariance.dense())
+    size, gaussian = covariance.size, denoiser.gaussian
+    item = covariance.event_shape if gaussian is None else gaussian.shape
+    root = torch.eye(size, dtype=torch.float64) if white else torch.linalg.cholesky(covariance.dense())
 
-    def affine(step: Callable[[Tensor, Callable[[], Tensor]], Tensor], draws: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What a step adds, and what it does to x and to the noise of all its draws, as matrices."""
-        rows, drawn = 1 + size + draws * size, 0
+    def states(root: Tensor, batch: int) -> tuple[Tensor, int]:
+        noisy = copy(denoiser)
+        noisy.process = process = Impulses(schedule, covariance, root)
+        every: dict[str, Any] = {"num_steps": len(schedule), "dtype": torch.float64, **(options or {})}
+        return sample(noisy, (batch, *item), sampler=sampler, denoise=denoise, **every).flatten(1), process.draws
 
-        def noise() -> Tensor:
-            nonlocal drawn
-            each = torch.zeros(rows, size, dtype=torch.float64, device="cpu")
-            if drawn < draws:
-                each[1 + size * (drawn + 1) :][:size] = root.T
-            drawn += 1
-            return each.reshape(rows, *item)
+    mean, draws = states(root[:, :0], 1)
+    responses = states(root, draws * size)[0] - mean
+    return mean[0], responses.T @ responses
 
-        x = torch.zeros(rows, size, dtype=torch.float64, device="cpu")
-        x[1 : 1 + size] = unit
-        x = step(x.reshape(rows, *item), noise).reshape(rows, size)
-        if drawn > draws:
-            return affine(step, drawn)
-        return x[0], (x[1 : 1 + size] - x[0]).T, (x[1 + size :] - x[0]).T
 
-    levels = [schedule.level(row) for row in reversed(range(len(schedule)))]
-    mean, draws = torch.zeros(size, dtype=torch.float64, device="cpu"), 0
-    spread = schedule.prior_scale**2 * root @ root.T
-    for here, there in zip(levels, [*levels[1:], CLEAN], strict=True):
-
-        def step(x: Tensor, noise: Callable[[], Tensor], here: Level = here, there: Level = there) -> Tensor:
-            x0 = denoiser(x, here)
-            return x0 if there is CLEAN else chosen.step(Chain(denoiser, noise), x, x0, here, there, **options)
-
-        with torch.no_grad():
-            added, own, fresh = affine(step, draws)
-        draws = fresh.shape[1] // size
-        mean, spread = added + own @ mean, own @ spread @ own.T + fresh @ fresh.T
-    return mean, spread
+def output_covariance(
+    problem: Gaussian, schedule: Schedule, sampler: AnySampler, options: dict[str, Any], white: bool = False
+) -> Tensor:
+    """The exact covariance of the sampler's state at the last level."""
+    denoiser = problem.denoiser(Process(schedule, problem.covariance))
+    return output_law(denoiser, sampler, options, white=white, denoise=False)[1]
 
 
 def whitened_paths(

@@ -10,6 +10,7 @@ from nidiff.data.dataset import LARGEST, Dataset
 from nidiff.diffusion.gaussian import GaussianModel
 from nidiff.errors import InputError
 from nidiff.recipe import fits
+from nidiff.training.draws import spread
 from nidiff.training.experiment import Experiment
 
 BITS, NATS = "bits_per_dim", "nats_per_dim"
@@ -17,7 +18,6 @@ WORDS = {
     BITS: "{:.4g} bits per dimension of {:,} {} images under N(μ, C)",
     NATS: "{:.4g} nats per dimension of {:,} {} items under N(μ, C), in the units of the data",
 }
-MOST, BLOCK = 2048, 256  # items, and so many at a time
 
 
 def gaussian_baseline(experiment: Experiment, images: Dataset, gaussian: GaussianModel | None) -> dict[str, Any]:
@@ -41,9 +41,8 @@ def mean_cost(gaussian: GaussianModel, data: Dataset) -> tuple[str, float, int]:
 
     A step of whole numbers is 1 in their units, so their density is the probability of a value.
     """
-    rows = torch.linspace(0, len(data) - 1, min(len(data), MOST), dtype=torch.float64).long()
-    costs = []
-    for block in rows.split(BLOCK):
+    rows, costs = spread(len(data), 2048), []
+    for block in rows.split(256):
         log_prob = gaussian.log_prob(data.batch(block).double()) + data.scaling.log_volume(data.stored(block))
         costs.append(-log_prob / math.prod(data.shape))
     nats = torch.cat(costs).mean().item()

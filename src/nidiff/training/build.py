@@ -1,9 +1,8 @@
-"""From an experiment to a `Trainer`: data, Σ, the data's Gaussian, network, denoiser and optimiser, checked before the
-first step."""
+"""From an experiment to a `Trainer`: data, Σ, Gaussian, network, denoiser and optimiser, all checked."""
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import signature
@@ -12,21 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.basis import Basis
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.covariance import Covariance
-from nidiff.covariance.families import Identity
-from nidiff.covariance.waves import Waves, check_boundary
+from nidiff.covariance.waves import Boundary
 from nidiff.data.annotations import conditions_of
 from nidiff.data.dataset import Dataset
 from nidiff.data.spec import MEMORY_LIMIT
-from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition
+from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import roughness
-from nidiff.diffusion.scaling import PIXELS
-from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.spacing import ANGLE
 from nidiff.errors import InputError, one_of
@@ -37,6 +34,7 @@ from nidiff.notation import call, parse_call
 from nidiff.randomness import mixed_seed
 from nidiff.sampling.sampler import as_sampler, rehearse
 from nidiff.training.baseline import gaussian_baseline
+from nidiff.training.draws import spread
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
 
@@ -44,10 +42,10 @@ if TYPE_CHECKING:
     from accelerate import Accelerator
     from diffusers.training_utils import EMAModel
 
-CLIP = 1.0  # of models whose data are whole numbers: they are in [-1, 1]
+    from nidiff.training.run import RunDirectory
+
 BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
-PICTURE = 64**2  # pixels that a small image has in a grid of samples
-MOST_FITTED, FITTED_AT_ONCE = 10_000, 256  # images that Σ and the Gaussian are fitted to
+MOST_FITTED = 10_000  # items that Σ and the Gaussian are fitted to
 
 
 @dataclass
@@ -72,6 +70,14 @@ class Trainer:
         """What the data's Gaussian achieves."""
         return gaussian_baseline(self.experiment, self.data, self.denoiser.gaussian)
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What came of the settings, for people to read."""
+        conditions = {name: known.classes or list(known.shape) for name, known in self.denoiser.conditions.items()}
+        facts = {"images": len(self.data), "image_shape": list(self.data.shape)}
+        facts |= {"conditions": conditions} if conditions else {}
+        return facts | {"parameters": sum(parameter.numel() for parameter in self.net.parameters())}
+
     @cached_property
     def identity(self) -> dict[str, str]:
         """What must be the same when the run is resumed."""
@@ -84,21 +90,16 @@ class Trainer:
 
 
 def build(
-    experiment: Experiment,
-    *,
-    stored: Denoiser | None = None,
-    process: str | None = None,
-    memory_limit: int | None = MEMORY_LIMIT,
+    experiment: Experiment, *, resumed: "RunDirectory | None" = None, memory_limit: int | None = MEMORY_LIMIT
 ) -> Trainer:
-    """The trainer of an experiment, before the first step. A run that is resumed has ``stored`` its Σ, schedule and
-    Gaussian, which are not built again; ``process`` is their digest, which another version may compute otherwise."""
+    """The trainer before the first step; a run that is ``resumed`` keeps its Σ, schedule and Gaussian."""
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
     from diffusers.training_utils import EMAModel
 
     experiment = experiment.resolved()
     one_of("weighting", experiment.weighting, WEIGHTINGS)
-    check_sampling(experiment)
+    stored, process = (None, None) if resumed is None else (resumed.stored(), resumed.process())
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
     accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
@@ -110,19 +111,29 @@ def build(
     data = experiment.data.load(scaling=scaling, memory_limit=memory_limit, progress=accelerator.is_main_process)
     if experiment.data.labels is None:  # the network is not conditional, even if the data have labels
         data = dataclasses.replace(data, labels=None, class_names=(), num_classes=None)
-    check_size(experiment, data, per_pass)
+    _check_size(experiment, data, per_pass)
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is None:
         covariance = build_covariance(experiment, data)
-        gaussian, schedule = _gaussian_or_note(experiment, data, covariance, notes), None
+        gaussian = _gaussian_or_note(experiment, data, covariance, notes)
+        schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
     else:
         covariance, gaussian, schedule = stored.process.covariance, stored.gaussian, stored.process.schedule
-    net = build_network(experiment, data.shape, data.grid.dtype, conditions_of(data)).train()
+    net = build_network(experiment, data).train()
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
-    denoiser = build_denoiser(net, experiment, covariance, gaussian, schedule, data)
+    denoiser = Denoiser(
+        net,
+        Process(schedule, covariance),
+        experiment.target,
+        clip=1.0 if data.has_known_range else None,
+        scaling=data.scaling,
+        gaussian=gaussian,
+        sees=None if experiment.sees == "auto" else experiment.sees,
+        conditions=conditions_of(data, experiment.condition_dropout, net),
+    )
     # What sampling or the process would refuse is refused before training.
     notes += rehearse(denoiser, data.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
@@ -137,18 +148,29 @@ def build(
 def build_covariance(experiment: Experiment, data: Dataset) -> Covariance:
     """Σ over the axes of an item; ``from_data`` is fitted to (at most 10,000 of) the items."""
     shape, boundary = tuple(data.shape[1:]), experiment.boundary
-    return as_covariance(experiment.covariance, shape, lambda: data.batch(_spread(data)), boundary=boundary)
+    return as_covariance(experiment.covariance, shape, lambda: data.batch(_rows(data)), boundary=boundary)
 
 
 def build_gaussian(experiment: Experiment, data: Dataset, covariance: Covariance) -> GaussianModel | None:
-    """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the items, a few at a time."""
+    """The data's Gaussian in the basis of Σ, fitted to (at most 10,000 of) the items, a few at a time.
+
+    White noise is diagonal in any basis: then it is that of the schedule's boundary.
+    """
     name, arguments = parse_call("gaussian", experiment.gaussian)
-    if name == "none":
-        return None
     known = {average: partial(fit_gaussian, average=average) for average in ("modes", "radial")}
-    one_of("gaussian", name, [*known, "none"])
-    arguments = {"basis": _basis(experiment, covariance), **arguments}
-    gaussian: GaussianModel = call("gaussian", name, arguments, known, _fitted_batches(experiment, data))
+    if one_of("gaussian", name, [*known, "none"]) == "none":
+        if needs_gaussian(experiment):
+            problem = "fits no Gaussian, and this target, sees, schedule or sampler needs one"
+            raise InputError("gaussian", "none", problem, "leave it out")
+        return None
+    basis: Basis | Boundary = covariance.spatial
+    if covariance.is_constant:
+        schedule, written = parse_call("schedule", experiment.schedule)
+        parameter = signature(SCHEDULES[one_of("schedule", schedule, SCHEDULES)]).parameters.get("boundary")
+        usual = parameter.default if parameter and isinstance(parameter.default, str) else "periodic"
+        basis = written.get("boundary", experiment.boundary or usual)
+    batches = _fitted_batches(experiment, data)
+    gaussian: GaussianModel = call("gaussian", name, {"basis": basis, **arguments}, known, batches)
     gaussian.check_basis(covariance)
     return gaussian
 
@@ -162,15 +184,10 @@ def needs_gaussian(experiment: Experiment) -> bool:
     return by_sampler or parse_call("schedule", experiment.schedule)[0] == "designed"
 
 
-def build_network(
-    experiment: Experiment,
-    shape: Sequence[int],
-    dtype: str = "uint8",
-    conditions: Mapping[str, Condition] | None = None,
-) -> torch.nn.Module:
-    """The network for items of ``shape`` [C, *event] whose numbers are of that type in files."""
-    conditions = conditions or {}
-    is_picture = len(shape) == 3 and dtype != "float32" and {*conditions} <= {CLASSES}
+def build_network(experiment: Experiment, data: Dataset) -> torch.nn.Module:
+    """The network for the items and conditions of the data."""
+    conditions = conditions_of(data)
+    is_picture = len(data.shape) == 3 and data.grid.dtype != "float32" and {*conditions} <= {CLASSES}
     sizes = {name: getattr(experiment, name) for name in ("widths", "layers", "attention", "dropout")}
     if CLASSES in conditions:
         sizes["num_classes"] = conditions[CLASSES].classes
@@ -179,27 +196,7 @@ def build_network(
             sizes[key] = conditions[name].shape[0]
     boundary = None if experiment.boundary is None else experiment.boundary.split("/")
     auto, both = "unet2d" if is_picture else "unet", experiment.sees == "both"
-    return network.build_network(experiment.network, shape, auto=auto, boundary=boundary, both=both, **sizes)
-
-
-def build_denoiser(
-    net: Any,
-    experiment: Experiment,
-    covariance: Covariance,
-    gaussian: GaussianModel | None,
-    schedule: Schedule | None = None,
-    data: Dataset | None = None,
-) -> Denoiser:
-    """The denoiser of an experiment, in the units of the data. Its schedule is built from what Σ and the Gaussian say,
-    unless one is given. It clips only where the range of the data is known."""
-    if schedule is None:
-        schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
-    sees = None if experiment.sees == "auto" else experiment.sees
-    scaling, range_is_known = (PIXELS, True) if data is None else (data.scaling, data.has_known_range)
-    options: Any = {"clip": CLIP if range_is_known else None, "scaling": scaling, "gaussian": gaussian, "sees": sees}
-    if data is not None:
-        options["conditions"] = conditions_of(data, experiment.condition_dropout, net)
-    return Denoiser(net, Process(schedule, covariance), experiment.target, **options)
+    return network.build_network(experiment.network, data.shape, auto=auto, boundary=boundary, both=both, **sizes)
 
 
 def _gaussian_or_note(
@@ -218,61 +215,32 @@ def _gaussian_or_note(
     return gaussian
 
 
-def _basis(experiment: Experiment, covariance: Covariance) -> Covariance | str | tuple[str, ...]:
-    """The basis in which C is diagonal: that of Σ. White noise has any; then it is that of the schedule."""
-    if not covariance.is_constant:
-        return getattr(covariance, "spatial", covariance)  # of one that is over channels too
-    name, written = parse_call("schedule", experiment.schedule)
-    parameter = signature(SCHEDULES[one_of("schedule", name, SCHEDULES)]).parameters.get("boundary")
-    boundary = written.get("boundary", experiment.boundary or (parameter and parameter.default))
-    return boundary if isinstance(boundary, str | tuple) else "periodic"
-
-
 def _fitted_batches(experiment: Experiment, data: Dataset) -> Iterator[Tensor]:
     """Batches of the items that the Gaussian is fitted to; mirrored too, where training mirrors them."""
-    for index in _spread(data).split(FITTED_AT_ONCE):
+    for index in _rows(data).split(256):
         batch = data.batch(index)
         yield batch
         if experiment.flip:
             yield batch.flip(-1)
 
 
-def _spread(data: Dataset) -> Tensor:
-    """The rows of some items, spread over the data: the first ones are often of one class."""
-    count = min(len(data), MOST_FITTED, max(2, 2**28 // math.prod(data.shape)))
-    return torch.linspace(0, len(data) - 1, count, dtype=torch.float64).long()
+def _rows(data: Dataset) -> Tensor:
+    """The rows of the items that are fitted to: the first ones are often of one class."""
+    return spread(len(data), min(MOST_FITTED, max(2, 2**28 // math.prod(data.shape))))
 
 
-# Refusals before anything is large ------------------------------------------------------------------------------------
-
-
-def check_sampling(experiment: Experiment) -> None:
-    """Draw a small image with the run's schedule, target and sampler: what cannot be sampled is not trained."""
-    if experiment.gaussian == "none" and needs_gaussian(experiment):
-        problem = "fits no Gaussian, and this target, sees, schedule or sampler needs one"
-        raise InputError("gaussian", "none", problem, "leave it out")
-    boundary: Any = _basis(experiment, Identity((2, 2)))  # white noise has any basis
-    axes = 2 if isinstance(boundary, str) and "/" not in boundary else len(check_boundary(boundary))
-    shape, gaussian = (2,) * axes, None
-    if experiment.gaussian != "none":  # any will do
-        gaussian = GaussianModel(torch.zeros(1, *shape), Covariance(torch.ones(shape), Waves(shape, boundary)))
-    denoiser = build_denoiser(lambda x, label: torch.zeros_like(x), experiment, Identity(shape), gaussian)
-    rehearse(denoiser, (1, *shape), **experiment.sampling(denoiser.process.schedule))
-
-
-def check_size(experiment: Experiment, data: Dataset, per_pass: int) -> None:
+def _check_size(experiment: Experiment, data: Dataset, per_pass: int) -> None:
     """Refuse a network, a batch or a grid of samples of the data that cannot fit in memory."""
     try:
         with torch.device("meta"):  # built without memory for its parameters
-            net = build_network(experiment, data.shape, data.grid.dtype, conditions_of(data))
+            net = build_network(experiment, data)
         parameters: float = sum(parameter.numel() for parameter in net.parameters())
     except (RuntimeError, OverflowError, TypeError):  # more than 2⁶³
         parameters = math.inf
     require_memory("widths", experiment.widths, BYTES * parameters, "use a smaller network")
     # The least that one image costs: itself, its noise, both together and the output, and the first activations.
-    pixels = math.prod(data.shape[1:])
-    image = 4 * pixels * (4 * data.shape[0] + 2 * experiment.widths[0])
-    smaller = f"use fewer images, smaller ones than {tuple(data.shape)}, or `accumulation`"
-    require_memory("batch_size", experiment.batch_size, experiment.batch_size / per_pass * image, smaller)
-    needed = experiment.num_samples * (image + max(PICTURE, pixels))
-    require_memory("num_samples", experiment.num_samples, needed, "draw fewer samples")
+    image = 4 * math.prod(data.shape[1:]) * (4 * data.shape[0] + 2 * experiment.widths[0])
+    counts = {"batch_size": experiment.batch_size / per_pass, "num_samples": experiment.num_samples}
+    for name, count in counts.items():
+        remedy = f"use fewer images, or smaller ones than {tuple(data.shape)}"
+        require_memory(name, getattr(experiment, name), count * image, remedy)

@@ -12,12 +12,16 @@ from nidiff.randomness import mixed_seed, permutation
 
 
 def image_indices(seed: int, total: int, start: int, count: int) -> Tensor:
-    """Positions start … start + count − 1 of an endless sequence that goes through all ``total`` images, in a new
-    random order each time."""
+    """Positions start … start + count − 1 of an endless sequence of permutations of ``total`` images."""
     epochs = range(start // total, (start + count - 1) // total + 1)
     endless = torch.cat([_order(seed, epoch, total) for epoch in epochs])
     first = start - epochs[0] * total
     return endless[first : first + count]
+
+
+def spread(total: int, count: int) -> Tensor:
+    """``count`` of ``total`` rows, or all if there are fewer, spread over them."""
+    return torch.linspace(0, total - 1, min(total, count), dtype=torch.float64).long()
 
 
 def image_generators(

@@ -73,8 +73,7 @@ def process_digest(config: Mapping[str, Any]) -> str:
 
 
 def data_digest(data: Dataset) -> str:
-    """The digest of all values if they are in memory, else of a few items spread over the data, and of all labels and
-    conditions, where there are any."""
+    """The digest of all values in memory, or of a few items spread over the data, and of all labels and conditions."""
     values = data.values
     if not isinstance(values, Tensor):
         values = values.index_select(0, torch.linspace(0, len(data) - 1, min(len(data), SPREAD)).long())

@@ -1,10 +1,12 @@
-"""The training loop, on accelerate. The weights do not depend on how many processes train, or on where a run was
-stopped and resumed."""
+"""The training loop, on accelerate: however many processes train, and wherever a run was resumed, the same weights."""
 
 import contextlib
+import dataclasses
 import itertools
+import math
 import signal
 import time
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -13,21 +15,26 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nidiff.data.annotations import examples_of, rows_of
+from nidiff.data.dataset import WHOLE, as_stored
+from nidiff.data.figures import save_samples_figure
 from nidiff.design.kappa import measure_kappa
 from nidiff.diffusion.condition import describe_conditions
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.objective import denoising_loss
 from nidiff.errors import InputError, Interrupted
+from nidiff.model.folder import save_model
 from nidiff.progress import progress_bar
 from nidiff.randomness import mixed_seed, random_index, uniform
+from nidiff.sampling.sampler import sample
 from nidiff.training.baseline import baseline_text
 from nidiff.training.build import Trainer
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
-from nidiff.training.draws import image_generators, image_indices
+from nidiff.training.draws import image_generators, image_indices, spread
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
 
-KAPPA_IMAGES, KAPPA_ROWS = 512, 17
+KAPPA_ROWS = 17
+LONG_ENOUGH = 1.0  # seconds of a step whose time is measured
 # The images of one forward and backward pass, their conditions, and a generator for each.
 Batch = tuple[Tensor, dict[str, Tensor], list[torch.Generator]]
 
@@ -51,7 +58,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
             last, stop = step == experiment.steps, anyone(accelerator, bool(requested))
             due = last or stop or step % experiment.checkpoint_every == 0
             if due or step % experiment.log_every == 0:
-                loss = _mean_loss(trainer, losses, run)
+                loss = accelerator.reduce(torch.stack(losses), reduction="mean").mean().item()
+                _check_finite(trainer, run, loss)
                 rate = len(losses) * experiment.batch_size / (time.perf_counter() - since)
                 bar.set_postfix(loss=f"{loss:.4f}", images_per_s=f"{rate:.0f}")
                 if main:
@@ -76,7 +84,7 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
             denoiser = with_kappa(trainer)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
                 draw(trainer, run, denoiser)
-            run.save_model(denoiser, about, trainer.data.grid, trainer.identity)
+            save_model(denoiser, run.model, about, grid=trainer.data.grid, run=trainer.identity)
     accelerator.wait_for_everyone()
 
 
@@ -88,11 +96,10 @@ def with_kappa(trainer: Trainer) -> Denoiser:
     denoiser, experiment = trainer.denoiser.with_net(trainer.net), trainer.experiment
     if denoiser.gaussian is None:
         return denoiser
-    count = max(1, min(KAPPA_IMAGES, len(trainer.data), experiment.steps * experiment.batch_size // KAPPA_ROWS))
-    rows = torch.linspace(0, len(trainer.data) - 1, count, dtype=torch.float64).long()
-    amount = {"num_images": count, "num_rows": KAPPA_ROWS}
+    rows = spread(len(trainer.data), max(1, min(512, experiment.steps * experiment.batch_size // KAPPA_ROWS)))
     with progress_bar("measuring what the network knows of each mode", "levels") as progress:
         conditioned = denoiser.given(**rows_of(trainer.data, rows))
+        amount = {"num_images": len(rows), "num_rows": KAPPA_ROWS}
         measured = measure_kappa(conditioned, trainer.data.batch(rows), **amount, progress=progress)
     return denoiser.with_kappa(measured.kappa)
 
@@ -121,6 +128,36 @@ def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
     return total
 
 
+def seconds_per_step(trainer: Trainer) -> float:
+    """The time of one optimiser step, extrapolated from batches of 1, 2, 4, … images up to a step that takes a second.
+
+    A step costs a + b · images: a (optimiser, moving average, overhead) shows in the smallest batch, b in the largest.
+    The weights of ``trainer`` change.
+    """
+    experiment, processes = trainer.experiment, trainer.accelerator.num_processes
+    most = experiment.batch_size // processes
+    _measure(trainer, 1)  # the first step allocates and compiles
+    size, first = 1, _measure(trainer, 1)
+    last = first
+    while size < most and (size == 1 or not anyone(trainer.accelerator, last >= LONG_ENOUGH)):
+        size = min(2 * size, most)
+        last = _measure(trainer, size)
+    trainer.experiment = experiment
+    return last + (most - size) * max(last - first, 0.0) / max(size - 1, 1)
+
+
+def _measure(trainer: Trainer, images: int) -> float:
+    """Seconds of a step on ``images`` images per process."""
+    batch = images * trainer.accelerator.num_processes
+    trainer.experiment = dataclasses.replace(
+        trainer.experiment, steps=trainer.step + 1, batch_size=batch, accumulation=1, cooldown=0
+    )
+    batches = iter(list(step_batches(trainer)))
+    start = time.perf_counter()
+    train_step(trainer, batches).item()  # waits for the device
+    return time.perf_counter() - start
+
+
 def learning_rate(experiment: Experiment, step: int) -> float:
     """The rate of step 1, 2, …: straight up over the warm-up, constant, straight down over the cool-down."""
     up, down = step / max(1, experiment.warmup), (experiment.steps - step + 1) / max(1, experiment.cooldown)
@@ -128,15 +165,20 @@ def learning_rate(experiment: Experiment, step: int) -> float:
 
 
 def draw(trainer: Trainer, run: RunDirectory, denoiser: Denoiser) -> None:
-    """Write a grid of samples of the classes 0, 1, 2, … in turn, or of the conditions of the first items."""
-    conditioned = denoiser.given(**examples_of(trainer.data, trainer.experiment.num_samples))
-    run.write_samples(trainer.step, conditioned, trainer.experiment, trainer.data.shape, trainer.data.grid)
+    """Draw the seeds 0, 1, … to samples/STEP.png, of the classes in turn or the conditions of the first items."""
+    data, experiment, count = trainer.data, trainer.experiment, trainer.experiment.num_samples
+    conditioned, drawing = denoiser.given(**examples_of(data, count)), experiment.sampling(denoiser.process.schedule)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what `sample` warns of was said when the run began
+        x = sample(conditioned, (count, *data.shape), generator=range(count), **drawing).cpu()
+    if data.grid.dtype in WHOLE:  # which cannot show what went wrong: NaN is black
+        x = x.nan_to_num(nan=-1, posinf=1, neginf=-1)
+    with run.writing():
+        save_samples_figure(as_stored(x, denoiser.scaling, data.grid.dtype), data.grid, run.samples_file(trainer.step))
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:
     """Save a checkpoint of everything the next step depends on."""
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.net.parameters()):
-        raise _diverged(f"the weights after step {trainer.step} are not finite", trainer, run)
     scaler = trainer.accelerator.scaler
     save_checkpoint(
         run.checkpoints,
@@ -200,21 +242,14 @@ def step_batches(trainer: Trainer) -> Iterator[Batch]:
         yield x0, *waiting.pop(0)
 
 
-def _mean_loss(trainer: Trainer, losses: list[Tensor], run: RunDirectory) -> float:
-    """The mean of the losses over steps and processes; a loss that is not a number ends the run."""
-    stacked = trainer.accelerator.reduce(torch.stack(losses), reduction="mean")
-    bad = torch.nonzero(~torch.isfinite(stacked)).flatten()
-    if len(bad):
-        step = trainer.step - len(losses) + 1 + int(bad[0])
-        raise _diverged(f"the loss of step {step} is {stacked[bad[0]]:g}", trainer, run)
-    return stacked.mean().item()
-
-
-def _diverged(what: str, trainer: Trainer, run: RunDirectory) -> InputError:
-    saved = [path.name for path in list_checkpoints(run.checkpoints)]
-    last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
-    remedy = f"{last}; begin a new run with a smaller `learning_rate`, or with `precision` fp32"
-    return InputError("learning_rate", trainer.experiment.learning_rate, f"made the run diverge: {what}", remedy)
+def _check_finite(trainer: Trainer, run: RunDirectory, loss: float) -> None:
+    """End a run whose loss or weights are not finite."""
+    if not (math.isfinite(loss) and all(bool(weight.isfinite().all()) for weight in trainer.net.parameters())):
+        saved = [path.name for path in list_checkpoints(run.checkpoints)]
+        last = f"the last good checkpoint is {saved[-1]}" if saved else "there is no checkpoint yet"
+        problem = f"made the run diverge: up to step {trainer.step} the loss is {loss:g}, or weights are not finite"
+        remedy = f"{last}; begin a new run with a smaller `learning_rate`, or with `precision` fp32"
+        raise InputError("learning_rate", trainer.experiment.learning_rate, problem, remedy)
 
 
 def anyone(accelerator: Accelerator, flag: bool) -> bool:

@@ -1,0 +1,185 @@
+"""Observations of items: what a mask, means over blocks or a blur leave of them, with noise.
+
+Items and noise come in the units of the data, and an `Observation` is in those of the model.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.checks import as_numbers
+from nidiff.data.arrays import read_array
+from nidiff.data.dataset import LARGEST
+from nidiff.data.images import SUFFIXES
+from nidiff.data.load import load_items
+from nidiff.diffusion.schedule import Level
+from nidiff.errors import InputError, known_names, one_of
+from nidiff.files import as_path
+from nidiff.generation.loaded_model import Model
+from nidiff.inverse import operators
+from nidiff.inverse.observation import Observation
+from nidiff.inverse.operators import Operator
+from nidiff.randomness import mixed_seed, permutation, white_noise
+from nidiff.recipe import check_number, check_whole
+
+NOT, RANDOM = "not-", "random:"
+WORDS = ("left", "right", "top", "bottom", "center")
+TRUE = "make it true, 1 or white where items are observed, and false, 0 or black elsewhere"
+UNITS = ("data", "model")
+ROUNDING = 12**-0.5  # the standard deviation of the error of rounding to whole numbers
+VARIATION, MASK, NOISE = 1, 2, 3  # tell the randomness of one purpose from that of another
+
+
+def seeded(*numbers: int) -> torch.Generator:
+    """A generator that is unrelated to those of other numbers, and to those of the samples."""
+    return torch.Generator().manual_seed(mixed_seed(*numbers))
+
+
+# Operators ----------------------------------------------------------------------------------------------------------
+
+
+def as_mask(text: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Where items [C, *event] = ``shape`` are observed, as [*event] or ``shape``: the left, right, top or bottom half,
+    the center, random:0.03 for that share of the points, or where a file has ones or is white. With not- before it,
+    everywhere else."""
+    event, word = shape[1:], text.removeprefix(NOT)
+    if word in WORDS:
+        observed = _named(word, event)
+    elif (share := _share(word)) is not None:
+        count = max(1, round(share * math.prod(event)))
+        observed = (permutation(math.prod(event), generator) < count).reshape(event)
+    else:
+        observed = _from_file(word, shape)
+    observed = observed if word == text else ~observed
+    if not bool(observed.any()):
+        raise InputError("mask", text, "observes nothing", TRUE)
+    return observed.contiguous()
+
+
+def _named(word: str, event: tuple[int, ...]) -> Tensor:
+    """A half of the last two axes, or of an only one; or the middle half of both."""
+    observed = torch.zeros(event, dtype=torch.bool)
+    plane = observed if len(event) > 1 else observed[None]
+    height, width = plane.shape[-2:]
+    if word in ("left", "right"):
+        plane[..., : (width + 1) // 2] = True
+    elif word in ("top", "bottom"):
+        plane[..., : (height + 1) // 2, :] = True
+    else:
+        plane[..., height // 4 : height - height // 4, width // 4 : width - width // 4] = True
+    return ~observed if word in ("right", "bottom") else observed
+
+
+def _share(word: str) -> float | None:
+    """0.03 of random:0.03; None for anything else."""
+    try:
+        share = float(word.removeprefix(RANDOM))
+    except ValueError:
+        return None
+    return share if word.startswith(RANDOM) and 0 < share <= 1 else None
+
+
+def _from_file(text: str, shape: tuple[int, ...]) -> Tensor:
+    file, event = as_path("mask", text), shape[1:]
+    if not file.is_file():
+        raise InputError("mask", text, "is neither a file nor a known word", known_names(text, [*WORDS, "random:0.03"]))
+    if file.suffix.lower() in SUFFIXES:
+        picture = load_items(file, (1, *event), argument="mask")[0, 0]
+        return picture.long() > LARGEST[str(picture.dtype).removeprefix("torch.")] // 2
+    values = as_numbers(read_array(file, "mask"), "mask")
+    if tuple(values.shape) not in (event, (1, *event), shape) or not bool(((values == 0) | (values == 1)).all()):
+        problem = f"has shape {tuple(values.shape)}, or numbers other than 0 and 1"
+        raise InputError("mask", file, problem, f"give zeros and ones of shape {event}")
+    return values.bool().reshape(shape if tuple(values.shape) == shape else event)
+
+
+def pooling(model: Model, factor: int) -> Operator:
+    """Means over blocks of ``factor`` points along each axis."""
+    _require_linear("scale", model)
+    factor, event = check_whole("scale", factor, 2), model.shape[1:]
+    if any(size % factor for size in event):
+        raise InputError("scale", factor, f"does not divide the model's {tuple(event)}", "give a number that does")
+    return operators.pool(factor)
+
+
+def blurring(model: Model, width: float) -> Operator:
+    """The blur by a Gaussian of the standard deviation ``width``, in pixels."""
+    _require_linear("blur", model)
+    if not 0 < check_number("blur", width) <= max(model.shape[1:]):
+        raise InputError("blur", width, "is not a width", "give pixels, above 0 and up to the size of an item")
+    return operators.blur(width, model.boundary)
+
+
+def _require_linear(argument: str, model: Model) -> None:
+    if not model.scaling.is_linear:
+        problem = "in the units of the data has no meaning for a model of their logarithm"
+        raise InputError(argument, None, problem, "use `mask`, and noise in `units` model")
+
+
+# Observations -------------------------------------------------------------------------------------------------------
+
+
+def observe(
+    model: Model,
+    items: Tensor,
+    operator: Operator,
+    noise: float,
+    *,
+    units: str = "data",
+    degrade: bool = False,
+    seed: int = 0,
+) -> Observation:
+    """The observation of ``items`` [N, C, …] through ``operator``, with white noise of this standard deviation.
+
+    ``items`` are y itself; means and blurred values in whole numbers have the noise of rounding besides. To
+    ``degrade``, ``items`` are clean, and y = A(items) + noise of ``seed``.
+    """
+    if (mask := operator.observed) is not None and items.is_floating_point():  # elsewhere may be NaN: the model sees 0
+        items = torch.where(mask, items, model.scaling.to_data(torch.zeros_like(items)))
+    y, deviations = to_model(items, model), in_model_units(noise, model, units)
+    if not (operator.is_mask or degrade or items.is_floating_point()):
+        rounding = in_model_units(ROUNDING, model, "data")
+        deviations = tuple(math.hypot(*both) for both in zip(deviations, rounding, strict=True))
+    deviation: Any = deviations[0]
+    if len({*deviations}) > 1:
+        deviation = torch.tensor(deviations, device=y.device).reshape(-1, *[1] * (len(model.shape) - 1))
+    if degrade:
+        clean = operator(y)
+        sources = [seeded(seed, item, NOISE) for item in range(len(y))]
+        y = clean + deviation * white_noise(clean.shape, sources, device=y.device)
+    return Observation(y, operator, deviation)
+
+
+def observed_data(model: Model, observation: Observation) -> Tensor:
+    """y in the units of the data, NaN where nothing was observed."""
+    y, mask = model.scaling.to_data(observation.y.cpu()), observation.operator.observed
+    return y if mask is None else torch.where(mask.cpu(), y, torch.nan)
+
+
+def in_model_units(noise: float, model: Model, units: str, argument: str = "noise") -> tuple[float, ...]:
+    """A standard deviation in the units of the model, for each channel: that of the data divided by the scale."""
+    value, scale = check_number(argument, noise), torch.ones(())
+    if one_of("units", units, UNITS) == "data":
+        _require_linear(argument, model)
+        scale = torch.tensor(model.scaling.scale, dtype=torch.float64).abs()
+    return tuple((value / scale).expand(model.shape[0]).tolist())
+
+
+def noise_level(noise: float, model: Model, units: str, argument: str = "noise") -> Level:
+    """The level of the process at which data with so much noise are a state of it."""
+    deviations, schedule = in_model_units(noise, model, units, argument), model.denoiser.process.schedule
+    if max(deviations) > 1.001 * min(deviations) or schedule.event_shape:
+        problem = "is another level for each channel, or the model has other levels for every mode"
+        raise InputError(argument, noise, problem, "give noise / scale, with `units` model, or use another model")
+    try:
+        return schedule.level_with_noise(deviations[0])
+    except InputError as error:
+        remedy = f"{error.remedy}, in the units of the model"
+        raise InputError(argument, noise, "is not a level of the model", remedy) from error
+
+
+def to_model(values: Tensor, model: Model) -> Tensor:
+    """Items in the units of the data as the model sees them, on its device."""
+    return model.scaling.to_model(values.double()).float().to(model.denoiser.device)
