@@ -32,6 +32,18 @@ def no_report(request: pytest.FixtureRequest) -> Iterator[Callable[..., Path]]:
 
 
 @pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The command line: its exit code, and what it prints to stdout and stderr."""
+    from nidiff.cli import main
+
+    def call(*words: object) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
 def with_report(no_report: Callable[..., Path]) -> Iterator[None]:
     """Commands write the report in this test."""
     with pytest.MonkeyPatch.context() as patch:

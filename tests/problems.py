@@ -229,6 +229,20 @@ def refused(*arguments: str | None) -> Iterator[None]:
     assert caught.value.argument in arguments, str(caught.value)
 
 
+def load(path, **options):
+    return nidiff.load_dataset(path, progress=False, **options)
+
+
+def refuse(path, argument: str, *words: str, **options) -> None:
+    """Whatever reads ``path`` is refused for this argument, in a sentence with these words."""
+    with pytest.raises(InputError) as error:
+        load(path, **options).all()
+    assert error.value.argument == argument, str(error.value)
+    for word in words:
+        assert word in str(error.value), str(error.value)
+    assert "\n" not in str(error.value)
+
+
 class Unconditional(torch.nn.Module):
     """A network of x alone, as one that ignores the level: s(x, σ) = −Σ^-½ ε(x) / σ (eq. 87, 99).
 

@@ -9,14 +9,17 @@ import subprocess
 import sys
 import tempfile
 import threading
+from base64 import b64encode
+from hashlib import sha256
 from pathlib import Path
 
 import gradio as gr
 import pytest
 from problems import refused
+from starlette.testclient import TestClient
 from visitor import Visitor
 
-from nidiff.app import work
+from nidiff.app import gate, work
 from nidiff.app.runs import details, losses, newest
 from nidiff.app.server import free_port
 from nidiff.app.shelf import Shelf
@@ -24,6 +27,7 @@ from nidiff.cli import main
 from nidiff.errors import InputError
 from nidiff.model.zoo import zoo_models
 
+NONE = "'none'"
 HTML = "<img src=x onerror=alert(1)>"
 
 
@@ -246,6 +250,36 @@ def test_errors_reach_the_visitor_as_a_sentence_without_html(capsys):
             assert caught.value.message.count("\n") == 0
         # A bug is shown to who serves the page.
         assert (HTML in capsys.readouterr().err) == isinstance(error, RuntimeError)
+
+
+# The gate -----------------------------------------------------------------------------------------------------------
+
+
+async def _asked(scope, receive, send):
+    """An app that answers as gradio does: it fails, before or while it answers, or sends a page."""
+    start = {"type": "http.response.start", "status": 200, "headers": []}
+    if scope["path"] == "/config":
+        raise KeyError(99999)
+    await send(start)
+    if scope["path"] == "/":
+        await send({"type": "http.response.body", "body": b"<script>f()</script><script src=x></script>"})
+    else:
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        raise RuntimeError
+
+
+@pytest.mark.parametrize("frame", [None, "https://huggingface.co"])
+def test_a_failure_of_gradio_is_a_refusal_and_a_page_may_run_its_own_scripts_only(frame, tmp_path):
+    client = TestClient(gate.Gate(_asked, hosts=(), folder=tmp_path, frame=frame))  # which would raise what is raised
+    failed = client.get("/config")
+    assert failed.status_code == 400
+    assert failed.json()["detail"].endswith(".")
+    assert client.get("/theme.css").text == "begun"
+    page = client.get("/").headers
+    assert f"'sha256-{b64encode(sha256(b'f()').digest()).decode()}';" in page["content-security-policy"]
+    assert page["content-security-policy"].endswith(f"frame-ancestors {frame or NONE}")
+    assert ("x-frame-options" in page) == (frame is None)
+    assert failed.headers["x-content-type-options"] == "nosniff"
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------

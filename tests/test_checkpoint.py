@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
+from nidiff.files import ASIDE, REPLACED, is_aside, marked, replaced_name
 from nidiff.training import checkpoint
 from nidiff.training.checkpoint import list_checkpoints, load_checkpoint, save_checkpoint
 
@@ -263,11 +264,22 @@ def test_the_newest_are_kept_and_later_steps_neither_counted_nor_removed(tmp_pat
 
 def test_what_a_crash_left_is_removed_and_what_is_not_ours_stays(tmp_path):
     save(tmp_path, 2)
-    for name in [".tmp-000001", ".replaced-000002", ".tmp-mine", "notes"]:
+    ours, theirs = [marked(ASIDE), marked(f"{REPLACED}000002-")], [".replaced-000002", ".tmp-000001", ".tmp-mine"]
+    theirs.append(ours[0][:-1])  # nearly a name of ours
+    for name in [*ours, *theirs, "notes"]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
     save(tmp_path, 2, keep=1)
-    assert names(tmp_path) == [".tmp-mine", "000002", "notes"]
+    assert names(tmp_path) == [*sorted(theirs), "000002", "notes"]
+
+
+def test_a_checkpoint_that_was_being_replaced_is_used_and_gets_its_name_back(tmp_path):
+    for name in (marked(f"{REPLACED}000002-"), ".replaced-000002"):  # now, and by version 0.2
+        folder = tmp_path / name
+        save(folder, 2, 1.0).rename(folder / name)
+        assert load_checkpoint(folder).step == 2
+        save(folder, 3, keep=1)
+        assert names(folder) == ["000003"]
 
 
 # A power cut -------------------------------------------------------------------------------------------------------
@@ -280,12 +292,15 @@ def test_everything_is_synced_before_it_gets_its_name_and_before_anything_is_del
 
     def rename(source: Path, target: Path, rename=os.rename) -> None:
         rename(source, target)
-        events.append((source.name, target.name))
+        events.append((plain(source.name), plain(target.name)))
 
     def rmtree(path: Path, ignore_errors: bool, rmtree=shutil.rmtree) -> None:
         if path.exists():
-            events.append(path.name)
+            events.append(plain(path.name))
         rmtree(path, ignore_errors)
+
+    def plain(name: str) -> str:
+        return ASIDE if is_aside(name) else f"{REPLACED}{old}" if (old := replaced_name(name)) else name
 
     monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
     monkeypatch.setattr(os, "rename", rename)
@@ -297,12 +312,12 @@ def test_everything_is_synced_before_it_gets_its_name_and_before_anything_is_del
     assert events[start:] == [
         inside,
         ("000002", ".replaced-000002"),
-        (".tmp-000002", "000002"),
+        (ASIDE, "000002"),
         outside,
         ".replaced-000002",
-        ("000001", ".tmp-000001"),
+        ("000001", ASIDE),
         outside,
-        ".tmp-000001",
+        ASIDE,
     ]
 
 

@@ -536,3 +536,10 @@ def test_float32_refuses_a_field_it_would_lose_and_float64_keeps_it():
         cov.sample((2, 32, 32))
     x = normal(32, 32)
     assert torch.allclose(cov.inv_sqrt(cov.sqrt(x)), x, atol=1e-6)
+
+
+def test_a_length_is_in_the_units_of_the_spacing():
+    """Pixels that are twice as far apart see half the length, axis by axis."""
+    assert torch.allclose(nidiff.matern((8, 6), 3.0, spacing=2.0).dense(), nidiff.matern((8, 6), 1.5).dense())
+    spaced = nidiff.matern((8, 6), 3.0, spacing=(2.0, 1.0))
+    assert torch.allclose(spaced.dense(), nidiff.matern((8, 6), (1.5, 3.0)).dense())

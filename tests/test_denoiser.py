@@ -54,6 +54,26 @@ def test_it_moves_with_its_network_and_shares_it():
     assert [name for name, _ in denoiser.named_parameters()] == ["net.layer.weight", "net.layer.bias"]
 
 
+def test_tensors_without_numbers_are_refused():
+    """Those of torch's meta device, wherever they enter."""
+    denoiser, x = nidiff.Denoiser(smooth_net((2, 3)), PROCESS, "x0"), torch.zeros(2, 2, 3, device="meta")
+    level = PROCESS.schedule.level(5)
+    for argument, call in (
+        ("x", lambda: denoiser(x, level)),
+        ("x", lambda: denoiser.score(x, level)),
+        ("x", lambda: COV.sqrt(x)),
+        ("x", lambda: nidiff.log_likelihood(denoiser, x)),
+        ("x0", lambda: PROCESS.perturb(x, level, x)),
+        ("x0", lambda: nidiff.denoising_loss(denoiser, x)),
+        ("data", lambda: nidiff.fit_gaussian(x)),
+        ("start", lambda: nidiff.sample(denoiser, (2, 2, 3), start=x)),
+        ("device", lambda: nidiff.sample(denoiser, (2, 2, 3), device="meta")),
+        ("device", lambda: nidiff.sample(nidiff.Denoiser(Net(), PROCESS).to("meta"), (2, 2, 3))),
+    ):
+        with refused(argument):
+            call()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_a_network_is_called_in_its_own_dtype(dtype):
     """A half-precision network samples in float32, and only its own arithmetic is rounded."""

@@ -5,9 +5,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-import time
 from itertools import cycle, islice
 from pathlib import Path
 
@@ -15,13 +12,12 @@ import numpy as np
 import pytest
 from browser import open_page
 from PIL import Image
-from visitor import Visitor, claimed_png
+from visitor import Visitor, claimed_png, served
 
 from nidiff.app import gate
 from nidiff.app.work import LONGEST
 from nidiff.model.zoo import zoo_models
 
-APP = Path(__file__).parents[1] / "space" / "app.py"
 HTML = "<img src=x onerror=alert(1)>"
 TABS = {  # and what is drawn there without a click
     "Noise": "#noise-draws img",
@@ -51,21 +47,8 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(runs, tmp_path_factory):
     """The address of the page."""
-    place = tmp_path_factory.mktemp("place")
-    settings = {"GRADIO_SERVER_NAME": "127.0.0.1", "GRADIO_SERVER_PORT": "0", "TMPDIR": str(place)}
-    with (
-        (place / "log").open("w") as log,
-        subprocess.Popen([sys.executable, APP, runs], stderr=log, cwd=place, env=os.environ | settings) as process,
-    ):
-        try:
-            for _ in range(1200):
-                address = re.search(r"http://127\.0\.0\.1:\d+(?=/)", (place / "log").read_text())
-                if address or process.poll() is not None:
-                    break
-                time.sleep(0.1)
-            yield address[0]
-        finally:
-            process.terminate()
+    with served(tmp_path_factory.mktemp("place"), runs) as address:
+        yield address
 
 
 @pytest.fixture
@@ -213,6 +196,42 @@ def test_the_runs_show_their_losses_and_samples(browser, url):
         assert page.locator("img[src=x]").count() == 0
 
 
+ELSEWHERE = "http://192.0.2.1"  # an address that nobody has
+INJECT = f"""() => {{
+    window.ran = [], window.refused = [];
+    document.addEventListener('securitypolicyviolation', event => refused.push(event.effectiveDirective));
+    const add = (tag, values) => document.body.appendChild(Object.assign(document.createElement(tag), values));
+    add('script', {{textContent: "ran.push('inline')"}});
+    add('div', {{innerHTML: '<img src="data:," onerror="ran.push(`attribute`)">'}});
+    for (const tag of ['script', 'img', 'iframe']) add(tag, {{src: '{ELSEWHERE}/x'}});
+    fetch('{ELSEWHERE}/x').catch(() => null);
+}}"""
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_no_script_that_comes_into_the_page_runs_and_nothing_is_fetched_from_elsewhere(browser, url, guarded):
+    """The control is a browser that does not ask for the policy of the page."""
+    page = browser.new_context(bypass_csp=not guarded).new_page()
+    page.goto(url)
+    page.get_by_role("tab", name="Noise", exact=True).wait_for()
+    page.evaluate(INJECT)
+    page.wait_for_function("refused.length == 6" if guarded else "ran.length == 2")
+    ran, refused = page.evaluate("[ran, refused.toSorted()]")
+    assert ran == ([] if guarded else ["inline", "attribute"])
+    kinds = ["connect-src", "frame-src", "img-src", "script-src-attr", "script-src-elem", "script-src-elem"]
+    assert refused == (kinds if guarded else [])
+    page.context.close()
+
+
+def test_no_other_page_may_frame_this_one(browser, url):
+    page = browser.new_page()
+    page.set_content(f'<iframe src="{url}"></iframe><iframe src="data:text/html,the control"></iframe>')
+    page.wait_for_function("frames.length == 2")
+    shown = [frame.url.partition(":")[0] for frame in page.frames[1:]]
+    assert shown == ["chrome-error", "data"]
+    page.close()
+
+
 # Raw requests --------------------------------------------------------------------------------------------------------
 
 
@@ -270,6 +289,21 @@ def test_uploads_are_bounded_in_size_and_in_number(visitor, monkeypatch, tmp_pat
     assert not gate.is_full(tmp_path)
     monkeypatch.setattr(gate, "MOST_BYTES", 2 * gate.BLOCK - 1)
     assert gate.is_full(tmp_path)
+
+
+def test_every_answer_says_what_a_browser_may_do_with_it(visitor):
+    places = ("/", "/config", "/nothing", "/assets/nothing", "/gradio_api/queue/data?session_hash=nobody")
+    for place, code in zip(places, (200, 200, 403, 404, 404), strict=True):
+        answer = visitor.http.get(place)
+        assert answer.status_code == code, place
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        policy = dict(part.split(maxsplit=1) for part in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == "'self'"
+        assert policy["frame-ancestors"] == "'none'"
+        assert "'unsafe-inline'" not in policy["script-src"]
+        assert ("'sha256-" in policy["script-src"]) == (place == "/")
 
 
 def test_the_name_of_a_session_disturbs_no_other(visitor):

@@ -342,6 +342,7 @@ def test_a_table_of_fields_and_features_of_ones_own(run, capsys, tmp_path):
     assert (code, "--trust-features" in err) == (2, True)
 
 
+@pytest.mark.filterwarnings("ignore:the model sees values")  # there is no model
 def test_fields_of_ones_own_are_compared_without_a_model(run, capsys, tmp_path):
     """Samples of ours are read as we wrote them, whatever the layout of the data."""
     weather = np.load(run.parent / "weather.npy")

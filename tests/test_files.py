@@ -1,9 +1,11 @@
 """What every file of ours relies on: whole or not at all, read only if it makes sense, one writer at a time."""
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,7 +16,22 @@ import pytest
 from problems import refused
 
 from nidiff.errors import FileError, InputError
-from nidiff.files import as_path, read_json, read_npz, replace_json, replace_npz, replace_text, replacing, writing
+from nidiff.files import (
+    ASIDE,
+    REPLACED,
+    as_path,
+    marked,
+    read_json,
+    read_npz,
+    recover_folder,
+    remove_folder,
+    replace_json,
+    replace_npz,
+    replace_text,
+    replacing,
+    replacing_folder,
+    writing,
+)
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.memory import require_memory, total_memory
 from nidiff.sealed import digest, seal, unseal
@@ -33,6 +50,39 @@ def test_after_an_error_the_old_file_is_untouched_and_nothing_is_left(tmp_path):
         fill_the_disk()
     assert file.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "make room"),
+        (errno.EROFS, "writable"),
+        (errno.EACCES, "writable"),
+        (errno.EMFILE, "ulimit -n"),
+        (errno.ENAMETOOLONG, "shorter name"),
+        (errno.EIO, "another place"),
+    ],
+)
+def test_the_remedy_is_that_of_what_the_file_system_says(tmp_path, number, words):
+    with pytest.raises(InputError) as error, writing("out", tmp_path, "continue it"):
+        raise OSError(number, os.strerror(number))
+    assert words in error.value.remedy
+    assert error.value.remedy.endswith(", then continue it")
+    assert ("room" in error.value.remedy) == (number in (errno.ENOSPC, errno.EDQUOT))
+
+
+def test_too_many_open_files_are_no_full_disk(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = max(map(int, os.listdir("/proc/self/fd"))) + 1 if Path("/proc/self/fd").is_dir() else 3
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    try:
+        with pytest.raises(InputError) as error, writing("out", tmp_path), contextlib.ExitStack() as files:  # noqa: PT012
+            while True:
+                files.enter_context((tmp_path / "a").open("w"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "ulimit -n" in error.value.remedy
 
 
 def test_names_may_be_long_and_not_utf8(tmp_path):
@@ -106,6 +156,80 @@ def test_what_cannot_fit_is_refused_and_what_can_is_not():
             require_memory("widths", 9, needed, "make it smaller")
 
 
+# Folders that are replaced ---------------------------------------------------------------------------------------
+
+
+def fill(folder: Path, text: str) -> None:
+    (folder / "file").write_text(text)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_folder_is_replaced_and_what_looks_like_a_name_of_ours_is_the_users(tmp_path):
+    theirs = [".replaced-m", ".tmp-m", f"{marked(ASIDE)}0", f".replaced-m-{'0' * 16}-{'0' * 16}"]
+    for name in (*theirs, "m"):
+        (tmp_path / name).mkdir()
+        fill(tmp_path / name, "old")
+    with replacing_folder(tmp_path / "m") as folder:
+        fill(folder, "new")
+        assert (tmp_path / "m" / "file").read_text() == "old"
+    assert (tmp_path / "m" / "file").read_text() == "new"
+    (tmp_path / "gone").mkdir()
+    remove_folder(tmp_path / "gone")
+    assert names(tmp_path) == sorted([*theirs, "m"])
+    assert {(tmp_path / name / "file").read_text() for name in theirs} == {"old"}
+
+
+@pytest.mark.parametrize("moment", ["while it is filled", "when it is synced"])
+def test_after_an_error_the_old_folder_is_there_and_nothing_is_left(tmp_path, monkeypatch, moment):
+    (tmp_path / "m").mkdir()
+    fill(tmp_path / "m", "old")
+
+    def fail(path: Path) -> None:
+        raise OSError("full")
+
+    def replace_it() -> None:
+        with replacing_folder(tmp_path / "m") as folder:
+            fill(folder, "new")
+            if moment == "while it is filled":
+                fail(folder)
+            monkeypatch.setattr("nidiff.files.sync", fail)
+
+    with pytest.raises(OSError, match="full"):
+        replace_it()
+    assert names(tmp_path) == ["m"]
+    assert (tmp_path / "m" / "file").read_text() == "old"
+
+
+def test_of_two_that_replace_a_folder_at_once_the_last_one_stays(tmp_path):
+    """Neither deletes what the other writes; what a kill left is removed, also while another is at work."""
+    dead = tmp_path / marked(ASIDE)
+    with replacing_folder(tmp_path / "m") as first:
+        fill(first, "first")
+        dead.mkdir()
+        with replacing_folder(tmp_path / "m") as second:
+            fill(second, "second")
+            assert first.is_dir()
+            assert not dead.exists()
+        assert (tmp_path / "m" / "file").read_text() == "second"
+        assert first.is_dir()
+    assert (tmp_path / "m" / "file").read_text() == "first"
+    assert names(tmp_path) == ["m"]
+
+
+def test_a_folder_gets_its_name_back_after_a_kill_between_two_renames(tmp_path):
+    left = tmp_path / marked(f"{REPLACED}m-")
+    left.mkdir()
+    fill(left, "old")
+    recover_folder(tmp_path / "other")
+    assert names(tmp_path) == [left.name]  # it is not that one's
+    recover_folder(tmp_path / "m")
+    assert names(tmp_path) == ["m"]
+    assert (tmp_path / "m" / "file").read_text() == "old"
+
+
 # Locks -----------------------------------------------------------------------------------------------------------
 
 HOLD = """
@@ -165,11 +289,21 @@ def test_the_lock_of_a_process_that_was_killed_is_no_lock(tmp_path, holder, syst
         assert holder_of(tmp_path / "run") == os.getpid()
 
 
-def test_a_lock_file_of_any_content_is_replaced(tmp_path):
-    for content in (b"", b"[]", b"\xff", b"{" * 3000, b'{"process": 1e9, "host": []}', b"null"):
+def test_a_lock_that_a_kill_or_a_power_cut_left_is_replaced(tmp_path):
+    for content in (b"", bytes(80), b'{"process": 1e9, "host": [], "command": null}'):
         (tmp_path / LOCK).write_bytes(content)
         with claimed(tmp_path):
             assert holder_of(tmp_path) == os.getpid()
+        assert not (tmp_path / LOCK).exists()
+
+
+def test_a_file_of_the_user_that_has_the_name_of_the_lock_stays(tmp_path):
+    for content in (b"mine", b"[]", b"\xff", b"{" * 3000, b'{"process": 1}', b"null"):
+        (tmp_path / LOCK).write_bytes(content)
+        with pytest.raises(InputError, match="has not written") as error, claimed(tmp_path):
+            pass
+        assert error.value.argument == "out"
+        assert (tmp_path / LOCK).read_bytes() == content
 
 
 def test_a_link_is_no_lock_and_what_it_leads_to_is_not_written(tmp_path):

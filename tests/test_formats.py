@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from problems import load, refuse
 from scipy.io import wavfile
 
 import nidiff
@@ -19,25 +20,11 @@ from nidiff.cli import main
 from nidiff.data.arrays import EXAMPLES, Layout
 from nidiff.data.dataset import Dataset, Source
 from nidiff.data.grid import AXES
-from nidiff.data.units import RunningMoments
+from nidiff.data.moments import RunningMoments
 
 xarray = pytest.importorskip("xarray")
 SHAPE = {"time": 12, "lat": 4, "lon": 6}
 DAYS = np.datetime64("2010-01-01") + np.arange(12) * np.timedelta64(12, "h")
-
-
-def load(path, **options):
-    return nidiff.load_dataset(path, progress=False, **options)
-
-
-def refuse(path, argument, *words, **options):
-    """Whatever reads ``path`` is refused for this argument, in a sentence with these words."""
-    with pytest.raises(nidiff.InputError) as error:
-        load(path, **options).all()
-    assert error.value.argument == argument, str(error.value)
-    for word in words:
-        assert word in str(error.value), str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def numbers(*shape, seed=0, dtype=np.float32):
@@ -104,15 +91,15 @@ def test_variables_become_channels_with_units_and_coordinates(tmp_path, name):
 def test_variables_and_the_sample_axis_can_be_named(tmp_path):
     table = climate().transpose("lon", "time", "lat")
     file = store(table, tmp_path / "a.nc")
-    refuse(file, "data", "sample_axis")  # longitude comes first, which is no axis of items
-    data = load(file, variables=["u10"], sample_axis="time")
-    assert np.array_equal(data.values.numpy(), table.u10.values.transpose(1, 0, 2)[:, None])
-    assert data.grid.axes == ("lon", "lat")
+    for options in ({}, {"sample_axis": "time"}):  # longitude comes first, which is no axis of items
+        data = load(file, variables=["u10"], **options)
+        assert np.array_equal(data.values.numpy(), table.u10.values.transpose(1, 0, 2)[:, None])
+        assert data.grid.axes == ("lon", "lat")
     refuse(file, "variables", "did you mean 'u10'", variables=("u11",))
     refuse(file, "sample_axis", sample_axis="tim")
     refuse(file, "data", "'crs'", variables=("crs",))
-    counts = store(climate(n=(("time", "lat"), np.ones((12, 4), int))), tmp_path / "b.nc")
-    refuse(counts, "data", "n of", "int64", variables=("n",))
+    words = store(climate(n=(("time", "lat"), np.full((12, 4), "word"))), tmp_path / "b.nc")
+    refuse(words, "data", "n of", variables=("n",))
 
 
 def test_variables_over_different_axes_are_refused_and_in_another_order_are_not(tmp_path):
@@ -231,7 +218,7 @@ def test_a_folder_of_folders_of_frames_is_video(tmp_path):
         assert (data.grid.axes, data.grid.kind) == (("time", "height", "width"), "video")
         assert np.array_equal(data.stored(torch.tensor([2, 0])).numpy(), np.moveaxis(pixels, -1, 1)[[2, 0]])
     assert load(tmp_path).shape == (3, 5, 6)  # without a layout they are images
-    refuse(tmp_path, "layout", layout="NDHW")
+    assert load(tmp_path, layout="NDHWC").grid.kind == "volume"
     Image.fromarray(pixels[0, 0]).save(tmp_path / "stray.png")
     refuse(tmp_path, "data", "stray.png", layout="NTHWC")
     (tmp_path / "stray.png").unlink()
@@ -355,7 +342,7 @@ def test_moments_are_the_same_in_any_blocks():
 def test_each_kind_of_scaling_does_what_it_says(tmp_path):
     values = np.random.default_rng(0).lognormal(1, 0.5, (40, 6, 10)).astype("f4")
     np.save(tmp_path / "a.npy", values)
-    kinds = ("standard", "range", "log", "none", "linear:scale=10,shift=280", "auto")
+    kinds = ("standard", "range", "log", "none", "linear:scale=10", "auto")
     data = load(tmp_path / "a.npy", layout="NCL", scaling=kinds)
     x = data.all().double().numpy()
     exact, logs = values.astype("f8"), np.log(values[:, 2].astype("f8"))
@@ -363,7 +350,7 @@ def test_each_kind_of_scaling_does_what_it_says(tmp_path):
     assert (x[:, 1].min(), x[:, 1].max()) == (pytest.approx(-1), pytest.approx(1))
     np.testing.assert_allclose(x[:, 2], (logs - logs.mean()) / logs.std(), atol=1e-5)
     np.testing.assert_allclose(x[:, 3], exact[:, 3], rtol=1e-6)
-    np.testing.assert_allclose(x[:, 4], (exact[:, 4] - 280) / 10, rtol=1e-6)
+    np.testing.assert_allclose(x[:, 4], exact[:, 4] / 10, rtol=1e-6)
     assert x[:, 5].std() == pytest.approx(1, abs=1e-5)
     np.testing.assert_allclose(data.scaling.to_data(torch.from_numpy(x)).numpy(), exact, rtol=1e-5)
     again = load(tmp_path / "a.npy", layout="NCL", scaling=data.scaling)
@@ -466,7 +453,8 @@ def test_a_random_part_depends_on_the_number_of_items_alone(tmp_path):
 
 def test_a_stream_of_an_array_gives_the_same_bits_as_memory(tmp_path):
     for dtype in (">f8", "<f4", "<f2", ">u2", "u1"):
-        values = (100 * abs(numbers(20, 3, 5, 7))).astype(dtype)
+        values = (60 * abs(numbers(20, 3, 5, 7))).astype(dtype) * (256 if dtype == ">u2" else 1)
+        values = values.astype(dtype)
         np.save(tmp_path / "a.npy", values)
         memory, stream = in_memory_and_streamed(tmp_path / "a.npy", layout="NCHW")
         assert np.array_equal(memory.values.numpy(), values.astype(memory.values.numpy().dtype))

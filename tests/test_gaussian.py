@@ -470,6 +470,35 @@ def test_kappa_is_the_share_that_is_explained():
     assert bool((trust.values == 1).all())
 
 
+@pytest.mark.parametrize("count", [30, 3000])
+def test_beta_forgives_two_standard_errors(count):
+    """β = 1 − max(0, mean(e) − 2 std(e)/√n)/mean(F²), e = F (F − F*), by its definition in one mode at one level."""
+    model = nidiff.GaussianModel(torch.zeros(1, 1), nidiff.Diagonal([1.0], normalize=False))
+    process = nidiff.Process(nidiff.Schedule([1.0, -1.0]), nidiff.Identity((1,)))
+    data, seen = model.sample((count, 1, 1), torch.Generator().manual_seed(7), dtype=torch.float64), {}
+
+    def net(x, label):  # what is wanted, and an error of the same size
+        row = int(label[0])
+        wiener, x0 = model.at(process.schedule.level(row), process.covariance), data[seen.get(row, 0) :][: len(x)]
+        wanted = wiener.residual(x, x0)
+        found = wanted + normal(*x.shape, seed=9000 + 2 * seen.get(row, 0) + row)
+        seen[row] = seen.get(row, 0) + len(x)
+        values.setdefault(row, []).append(torch.cat([found, wanted], 1)[..., 0])
+        return x0 + wiener.spread * (found - wanted)
+
+    values = {}
+    denoiser = nidiff.Denoiser(net, process, "x0", gaussian=model)
+    kappa = nidiff.design.measure_kappa(denoiser, data, num_images=count).kappa
+    for row in (0, 1):
+        found, wanted = torch.cat(values[row]).T
+        error, power = found * (found - wanted), found.square().mean()
+        excess = error.mean() - 2 * error.std(correction=0) / count**0.5
+        beta = 1 - (excess / power).clamp(min=0).item()
+        assert kappa.trust[row].item() == pytest.approx(beta, abs=1e-5)
+        assert kappa.values[row].item() == pytest.approx(min(1.0, beta**2 * power.item()), abs=1e-5)
+        assert abs(beta - 0.5) < 0.1 if count > 1000 else beta > 0.55
+
+
 def test_an_error_of_the_network_is_not_trusted():
     """F = F* + noise of the same size: β = E[F F*]/E F² = ½."""
     model = MODELS["shared"]()

@@ -11,7 +11,7 @@ from scipy.integrate import quad
 import nidiff
 from nidiff.diffusion.condition import as_conditions
 from nidiff.diffusion.scaling import Scaling
-from nidiff.testing.problems import uniform_in_logsnr
+from nidiff.testing.problems import output_law, uniform_in_logsnr
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 LABELS = {"class_labels": nidiff.Condition(classes=2, null=-1, dropout=0.1)}
@@ -103,6 +103,26 @@ def test_larger_scales_tilt_as_derived(scale):
 
     expected = [mean(*each) for each in zip(own.flatten(), total.flatten(), shift.flatten(), strict=True)]
     torch.testing.assert_close(x[0].flatten(), torch.tensor(expected, dtype=torch.float64), rtol=5e-3, atol=1e-3)
+
+
+def test_with_fresh_noise_larger_scales_have_another_variance():
+    """The reverse SDE by v, the variance of the noise, has dP/dv = 2 (log ψ)' P − 1 for the variance P of its samples,
+    ψ = (v + T)^(1−w) (v + C)^w, which is solved by ψ(v)² ∫ from v of 1/ψ². At w = 2, and v = 0, it is
+    1 + (T − C)²/(3TC) times that of the ODE, whatever Σ; at w = 1 the same."""
+    cov = nidiff.Diagonal(torch.tensor([[0.2, 1.0, 1.8]]))
+    own, shift = (torch.tensor([values], dtype=torch.float64) for values in ([0.3, 0.5, 0.1], [1.0, 0.5, 1.0]))
+    total, ratios = own + shift**2, {}
+    process = nidiff.Process(uniform_in_logsnr(400, "signal", -14.0, 14.0), cov)
+    kind = {"c": nidiff.Condition(dropout=0.1)}
+    denoiser = nidiff.Denoiser(Shifted(process, own, total, shift), process, "x0", conditions=kind)
+    for scale in (1.0, 2.0):
+        guided = denoiser.given(c=torch.tensor([1.5], dtype=torch.float64)).guided(scale)
+        variance = output_law(guided, "ancestral")[1].diagonal().reshape(1, 3)
+        ratios[scale] = variance / (total ** (1 - scale) * own**scale)
+    assert (ratios[1.0] - 1).abs().max() < 0.05
+    expected = 1 + (total - own).square() / (3 * total * own)
+    torch.testing.assert_close(ratios[2.0], expected, rtol=0.05, atol=0)
+    assert expected.max() > 3
 
 
 def test_guidance_is_the_same_in_eps_and_in_x0():

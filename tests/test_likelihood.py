@@ -37,6 +37,33 @@ def test_the_density_of_a_gaussian_is_exact(make):
     assert (found - exact).abs().max() < 1e-4
 
 
+PER_MODE = {
+    "blurring": lambda: nidiff.schedules.blurring((2, 3), num_levels=4, logsnr_min=-30, boundary="reflecting"),
+    "soft": lambda: nidiff.schedules.soft_conditioning((2, 3), num_levels=6, logsnr_min=-30, boundary="reflecting"),
+    "any": lambda: Schedule(
+        torch.cat([4 - 3 * normal(5, 2, 3).square().cumsum(0), torch.full((1, 2, 3), -40.0)]), boundary="reflecting"
+    ),
+    "own signal": lambda: Schedule(torch.linspace(5, -30, 6), signal=torch.tensor([1, 0.9, 0.3, 0.2, 0.15, 0.1])),
+}
+
+
+@pytest.mark.parametrize("make", PER_MODE.values(), ids=PER_MODE.keys())
+def test_the_density_is_exact_where_the_table_has_kinks(make, monkeypatch):
+    """A table is linear between its rows: the integrator has to stop there."""
+    covariance = nidiff.gaussian_free_field((2, 3), gamma=1.5, boundary="reflecting")
+    problem, process = Gaussian(covariance), nidiff.Process(make(), covariance)
+    x = (problem.mean + normal(1, 6)).reshape(1, 2, 3)
+    exact, denoiser = problem.log_prob(x, process.schedule.level(0)), problem.denoiser(process)
+
+    def error(**tolerances: float) -> float:
+        return (nidiff.log_likelihood(denoiser, x, trace="exact", **tolerances) - exact).abs().max().item()
+
+    assert error(rtol=1e-6, atol=1e-6) < 1e-3
+    if make is PER_MODE["blurring"]:  # the negative control
+        monkeypatch.setattr(nidiff.Process, "kinks", torch.zeros(0))
+        assert error() > 1e-2
+
+
 def test_without_log_det_sigma_it_is_wrong():
     problem, schedule = Gaussian(COV), SCHEDULES["vp"]()
     x = (problem.mean + normal(5, 6)).reshape(5, 2, 3)

@@ -74,7 +74,7 @@ class Claim(NamedTuple):
 def mathematics() -> dict[str, Any]:
     """Every name of the mathematical packages. Samplers and targets are known by their names in quotes."""
     found: dict[str, Any] = {f'"{name}"': entry for name, entry in {**TARGETS, **SAMPLERS}.items()}
-    for package in ("covariance", "diffusion", "sampling", "design"):
+    for package in ("covariance", "diffusion", "sampling", "design", "inverse"):
         for module in pkgutil.iter_modules([str(Path(nidiff.__file__).parent / package)], f"nidiff.{package}."):
             found |= vars(importlib.import_module(module.name))
     return found | {"Unconditional": problems.Unconditional}  # a network of the paper that serves tests alone

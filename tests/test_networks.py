@@ -9,6 +9,7 @@ from diffusers.models.embeddings import get_timestep_embedding
 from problems import refused
 
 import nidiff
+from nidiff.errors import InputError
 from nidiff.model.network import BUILDERS, build_network
 from nidiff.model.unet import FieldUNet, level_waves, to_channels, to_neighbours
 
@@ -253,6 +254,21 @@ def test_bad_arguments_are_named():
     for act, argument in BAD.values():
         with refused(argument):
             act()
+
+
+def test_a_size_that_cannot_be_halved_is_refused_with_what_would_work():
+    with pytest.raises(InputError) as error:
+        FieldUNet((73, 144), widths=(8, 16), attention=(), patch=8)
+    assert error.value.argument == "sample_size"
+    assert "64 × 144 or 80 × 144" in str(error.value)
+    assert "patch=1 with 1 of the widths" in str(error.value)
+    for size, widths, patch in (((64, 144), (8, 16), 8), ((80, 144), (8, 16), 8), ((73, 144), (8,), 1)):
+        FieldUNet(size, widths=widths, attention=(), patch=patch)
+    with pytest.raises(InputError) as error:  # of a network that is built, only the size can change
+        network((8, 8))(field((8, 9)), 0)
+    assert error.value.argument == "x"
+    assert "widths" not in str(error.value)
+    assert "8 × 8 or 8 × 10" in str(error.value)
 
 
 def test_any_widths_that_are_multiples_of_eight_have_norms():

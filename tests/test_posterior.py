@@ -409,7 +409,21 @@ NAN = torch.full((1, 1, 3, 2), torch.nan)
 BAD = [  # the argument that is blamed, and an observation with the options of its posterior
     ("y", lambda: (nidiff.Observation(NAN, op.pool(2)), {})),
     ("y", lambda: (nidiff.Observation(Y, op.blur(1.0)), {})),
-    ("y", lambda: (nidiff.Observation(torch.zeros(1, 1), op.function(lambda x: x.sum())), {})),
+    ("function", lambda: (nidiff.Observation(torch.zeros(1, 1), op.function(lambda x: x.sum())), {})),
+    ("function", lambda: (nidiff.Observation(WHOLE, op.linear(lambda x: x.long())), {})),
+    ("function", lambda: (nidiff.Observation(WHOLE, op.linear(lambda x: x[..., :0])), {})),
+    ("function", lambda: (nidiff.Observation(WHOLE, op.linear(lambda x: x.tolist())), {})),
+    ("function", lambda: (op.linear(None), {})),
+    ("y", lambda: (nidiff.Observation(WHOLE.to("meta"), op.blur(1.0)), {})),
+    ("y", lambda: (nidiff.Observation([[1.0]], op.blur(1.0)), {})),
+    ("mask", lambda: (op.mask(torch.zeros(6, 4)), {})),
+    ("mask", lambda: (op.mask([]), {})),
+    ("factor", lambda: (op.pool(8)(WHOLE), {})),
+    ("step", lambda: (op.subsample(0), {})),
+    ("keep", lambda: (op.waves(-1.0), {})),
+    ("keep", lambda: (op.waves(0.5, "fixed")(WHOLE), {})),
+    ("keep", lambda: (op.waves(torch.zeros(6, 4)), {})),
+    ("keep", lambda: (op.waves(torch.full((6, 4), 0.5)), {})),
     ("mask", lambda: (nidiff.Observation.missing(NAN), {})),
     ("mask", lambda: (nidiff.Observation(Y, op.mask([1, 0, 1])), {})),
     ("mask", lambda: (op.mask([0.5, 1.0]), {})),
@@ -425,6 +439,13 @@ BAD = [  # the argument that is blamed, and an observation with the options of i
     ("method", lambda: (nidiff.Observation(Y, op.pool(2)), {"steps": 3})),
     ("method", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "replacement"})),
     ("r", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "gradient", "r": 0})),
+    ("r", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "gradient:r=-1"})),
+    ("scale", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "dps:scale=much"})),
+    ("scale", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "dps", "scale": math.nan})),
+    ("iterations", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "jacobian:iterations=0"})),
+    ("iterations", lambda: (nidiff.Observation(Y, op.pool(2)), {"iterations": 2.5})),
+    ("method", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "dps:zeta=1"})),
+    ("method", lambda: (nidiff.Observation(Y, op.pool(2), torch.ones(1, 3, 2)), {"method": "dps"})),
     ("repeats", lambda: nidiff.sample(GAUSSIAN.denoiser(PROCESS), WHOLE.shape, sampler="repaint", repeats=0)),
 ]
 
@@ -444,3 +465,95 @@ def test_what_makes_no_sense_or_does_not_fit_the_denoiser_is_refused():
     ):
         with refused(argument):
             call()
+
+
+# Diffusion posterior sampling as published -------------------------------------------------------------------------
+
+
+def published_dps(denoise, operator, y, betas, zeta, noise):
+    """Algorithm 1 of Chung et al. (2023) with ζ_i = ζ/‖y − A x̂0‖, for white noise; ``denoise(x, i)`` is x̂0."""
+    alphas, (x, *noise) = 1 - betas, noise
+    products = alphas.cumprod(0)
+    for i in reversed(range(len(betas))):
+        x = x.detach().requires_grad_()
+        x0 = denoise(x, i)
+        distance = (y - operator(x0)).flatten(1).norm(dim=1)
+        (slope,) = torch.autograd.grad(distance.square().sum(), x)
+        before = products[i - 1] if i else torch.ones(())
+        mean = alphas[i].sqrt() * (1 - before) * x + before.sqrt() * betas[i] * x0
+        x = mean / (1 - products[i])
+        if i:
+            x = x + (betas[i] * (1 - before) / (1 - products[i])).sqrt() * noise.pop(0)
+        x = x - (zeta / distance)[:, None, None, None] * slope
+    return x.detach()
+
+
+@pytest.mark.parametrize("zeta", [1.0, 0.3])
+def test_dps_is_the_published_algorithm_for_white_noise(zeta):
+    """DDPM's steps on Gaussian data, with an operator that is linear and with one that is not; norms per image."""
+    betas = torch.linspace(1e-3, 0.3, 30, dtype=torch.float64)
+    schedule, data = nidiff.schedules.from_betas(betas), random_matrix(SIZE)
+    process = nidiff.Process(schedule, nidiff.Identity(EVENT))
+
+    def denoise(x: Tensor, row: int) -> Tensor:
+        share = (1 - betas).cumprod(0)[row]
+        gain = share.sqrt() * data @ torch.linalg.inv(share * data + (1 - share) * torch.eye(SIZE))
+        return (x.flatten(1) @ gain.T).reshape(x.shape)
+
+    denoiser = nidiff.Denoiser(lambda x, label: denoise(x, int(label[0])), process, "x0")
+    for operator in (OPERATORS["pool"], op.function(lambda x: torch.tanh(x[..., :2]))):
+        y = observe(operator, 0.1, 3)
+        source = torch.Generator().manual_seed(4)
+        noise = [process.noise((3, 1, *EVENT), source, dtype=torch.float64) for _ in betas]
+        exact = published_dps(denoise, operator, y, betas, zeta, noise)
+        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, 0.1), f"dps:scale={zeta}")
+        drawing = {"sampler": "ancestral", "generator": torch.Generator().manual_seed(4), "dtype": torch.float64}
+        close(nidiff.sample(given, noise[0].shape, **drawing), exact, 1e-9)
+        drawing["generator"].manual_seed(4)
+        assert (nidiff.sample(denoiser, noise[0].shape, **drawing) - exact).norm() > 0.1 * exact.norm()
+
+
+def test_dps_is_the_published_algorithm_in_whitened_coordinates():
+    """u = Σ^-½ x, with the network and the operator of u: the same path, seed by seed. Without Σ it is another."""
+    net, twin = smooth_net(EVENT), COV.with_eigenvalues(torch.ones_like(COV.eigenvalues))
+    operator = OPERATORS["mask"]
+    y = operator(observe(operator, 0.1, 2))
+    coloured = nidiff.Denoiser(net, PROCESS, "x0")
+    inner = nidiff.Process(SCHEDULE, twin)
+    white = nidiff.Denoiser(lambda u, label: COV.inv_sqrt(net(COV.sqrt(u), label)), inner, "x0")
+    seen = op.linear(lambda u: operator(COV.sqrt(u.double())).to(u))
+    x, u = (
+        nidiff.sample(
+            nidiff.posterior(denoiser, nidiff.Observation(y, a, 0.1), "dps"),
+            (2, 1, *EVENT),
+            sampler="ancestral",
+            generator=[5, 6],
+            dtype=torch.float64,
+        )
+        for denoiser, a in ((coloured, operator), (white, seen))
+    )
+    close(COV.inv_sqrt(x), u, 1e-6)
+
+
+def test_a_method_that_diverges_is_named_and_images_that_are_not_finite_are_refused():
+    """What leaves the data's range by far is a warning, with the method's name; NaN and infinity are no images."""
+    y = observe(OPERATORS["mask"], 1e-3)
+    arguments = {"shape": (2, 1, *EVENT), "sampler": "ancestral", "generator": [0, 1]}
+
+    def draw(noise: float, method: str) -> Tensor:
+        observation = nidiff.Observation(y, OPERATORS["mask"], noise)
+        return nidiff.sample(nidiff.posterior(GAUSSIAN.denoiser(PROCESS), observation, method), **arguments)
+
+    with refused("method"):
+        draw(1e-3, "gradient:r=0")
+    with pytest.warns(UserWarning, match="'gradient' has probably diverged"):
+        assert draw(0.1, "gradient:r=0").isfinite().all()
+    for method in ("gaussian", "jacobian", "gradient", "dps"):  # without a warning, which is an error here
+        assert draw(1e-3, method).abs().max() < 20
+
+
+def test_an_observation_by_dps_is_the_last_correction():
+    """It moves x, which another correction of x̂0 would not hear of."""
+    given = nidiff.posterior(GAUSSIAN.denoiser(PROCESS), nidiff.Observation(Y, op.pool(2), 0.1), "dps")
+    with refused("denoiser"):
+        given.guided(2.0, null={"shift": 0.0})

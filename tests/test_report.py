@@ -534,7 +534,7 @@ def test_the_command_writes_each_page_or_refuses_before_anything_is_written(bare
 @pytest.mark.filterwarnings("ignore:clip=None")
 @pytest.mark.parametrize("layout, shape, axes", [("NL", (8, 16), "position"), ("NTHW", (8, 2, 4, 4), "time, height")])
 def test_data_of_other_kinds_are_trained_on_sampled_and_shown(tmp_path, layout, shape, axes, with_report):
-    values = np.random.default_rng(0).normal(100, 12, shape)
+    values = np.random.default_rng(0).normal(100, 30, shape)
     np.save(tmp_path / "data.npy", values.astype(np.uint8 if "T" in layout else np.float32))
     out = tmp_path / "run"
     tiny = ["--network", "unet", "--widths", "8", "--attention", "--batch-size", "4", "--cooldown", "0"]

@@ -1,6 +1,8 @@
 """nidiff denoise and nidiff restore: files of samples, mean and spread of what was observed."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -8,14 +10,15 @@ import pytest
 import torch
 from PIL import Image
 from problems import conditional_model, refused, untrained_model
+from test_sample_command import run_killed
 
 import nidiff
-from nidiff.cli import main
 from nidiff.data.grid import Grid
 from nidiff.data.load import load_items
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.generation.observations import as_mask
-from nidiff.generation.restoration import Restoration
+from nidiff.generation.restoration import Restoration, begin_restoration, read_facts
+from nidiff.locks import claimed
 from nidiff.model.folder import save_model
 
 FEW = ("--samples", "3", "--num-steps", "2")
@@ -50,15 +53,6 @@ def digits(tmp_path) -> Path:
     values = nidiff.load_dataset("digits", split="test").stored(torch.tensor([1, 2, 3]))
     np.save(tmp_path / "digits.npy", values[:, 0].numpy())
     return tmp_path / "digits.npy"
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*words):
-        code = main([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def read(folder: Path) -> dict[str, np.ndarray]:
@@ -254,6 +248,102 @@ def test_the_same_command_again_changes_nothing_and_another_is_refused(run, mode
     assert run(*words, "--out", other / "mine.txt")[0] == 2
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     assert before == {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in before}
+
+
+@pytest.fixture
+def restored(run, model, digits, tmp_path):
+    """A restoration, and the words that made it."""
+    words = ["restore", model, digits, "--mask", "left", "--degrade", *FEW, "--format", "zarr", "--out", tmp_path / "r"]
+    assert run(*words)[0] == 0
+    return tmp_path / "r", words
+
+
+def test_a_damaged_restoration_is_named_by_the_same_command_and_by_verify(run, restored):
+    out, words = restored
+    code, printed, _ = run("verify", out)
+    assert (code, printed) == (0, f"{out}: restorations 1\n")
+    files = [file for file in out.rglob("*") if file.is_file() and file.parent.name != "png"]
+    files.append(out / "png" / "0001-000004.png")
+    assert len(files) > 10
+    (out / "notes.txt").write_text("the user's")  # which does not matter
+    for number, file in enumerate(files):
+        content = file.read_bytes()
+        flipped = bytearray(content)
+        flipped[len(content) // 2] ^= 4
+        damage = (bytes(flipped), b"", None)[0 if file.name == "restoration.json" else number % 3]
+        file.unlink() if damage is None else file.write_bytes(damage)
+        for command in (["verify", out], words):
+            code, printed, said = run(*command)
+            assert (code, printed, said.count("\n"), file.name in said) == (2, "", 1, True), (file, damage, said)
+        file.write_bytes(content)
+    assert run(*words)[0] == run("verify", out)[0] == 0
+
+
+def test_an_edited_score_is_not_repeated(run, restored):
+    out, words = restored
+    facts = json.loads((out / "restoration.json").read_text())
+    facts["found"]["rmse_of_mean"] = 0.001
+    (out / "restoration.json").write_text(json.dumps(facts))
+    code, printed, said = run(*words)
+    assert (code, printed, "0.001" in said, "checksum" in said) == (2, "", False, True)
+
+
+def test_a_restoration_of_version_0_2_is_said_to_have_no_checksums(run, restored):
+    out, words = restored
+    facts = json.loads((out / "restoration.json").read_text())
+    (out / "restoration.json").write_text(json.dumps({"task": facts["task"], "found": facts["found"]}))
+    code, printed, _ = run("verify", out)
+    assert (code, "without checksums" in printed) == (0, True)
+    code, _, said = run(*words)
+    assert (code, "--out" in said, "0.2" in said) == (2, True, True)
+
+
+def test_a_restoration_that_was_stopped_is_written_again_and_another_task_refused(run, restored):
+    out, words = restored
+    whole = contents(out)
+    begin_restoration(out, read_facts(out)["task"])
+    (out / "mean.npy").unlink()
+    assert run("verify", out)[0] == 0  # it has just begun
+    assert run(*words, "--seed", 5)[0] == 2
+    assert run(*words)[0] == 0
+    assert contents(out) == whole
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_leaves_the_same_files(run, restored):
+    out, words = restored
+    whole = contents(out)
+    shutil.rmtree(out)
+    run_killed([[str(word) for word in words]])
+    assert contents(out) == whole
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_a_restoration_leaves_the_users_files_alone_and_waits_for_nobody(run, model, digits, tmp_path):
+    out, words = tmp_path / "uo", ["denoise", model, digits, "--noise", 60, *FEW, "--out", tmp_path / "uo"]
+    for name in (".tmp-uo", ".replaced-uo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").write_text("years")
+    with claimed(out):
+        code, printed, said = run(*words)
+        assert (code, printed, f"in use by process {os.getpid()}" in said) == (2, "", True)
+    assert not out.exists()
+    assert run(*words)[0] == 0
+    assert {(tmp_path / name / "thesis.tex").read_text() for name in (".tmp-uo", ".replaced-uo")} == {"years"}
+
+
+def test_a_link_in_a_restoration_that_was_stopped_leads_to_no_file_of_ours(run, restored, tmp_path):
+    out, words = restored
+    facts = read_facts(out)
+    shutil.rmtree(out / "png")
+    (tmp_path / "precious").mkdir()
+    (out / "png").symlink_to(tmp_path / "precious")
+    begin_restoration(out, facts["task"])
+    assert run(*words)[0] == 2
+    assert not any((tmp_path / "precious").iterdir())
 
 
 # What is read -------------------------------------------------------------------------------------------------------

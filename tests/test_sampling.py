@@ -14,6 +14,8 @@ from nidiff.commands.sample import Sample
 from nidiff.diffusion.spacing import SPACINGS
 from nidiff.sampling.ancestral import ddim, jump_variances, mix
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS
+from nidiff.sampling.solver import euler_maruyama
+from nidiff.sampling.step import Chain
 from nidiff.testing import check_sampler
 from nidiff.testing.problems import (
     Gaussian,
@@ -412,3 +414,13 @@ def test_a_network_error_that_will_explode_is_announced():
         assert nidiff.sample(calm, (8, 2, 3), generator=range(8)).std() < 10  # no warning, which would be an error here
     linear = nidiff.Process(nidiff.schedules.ddpm_linear(1000), COV)
     nidiff.sample(nidiff.Denoiser(noisy, linear), (8, 2, 3), num_steps=5)
+
+
+def test_a_step_of_euler_maruyama_has_the_drift_and_the_noise_of_where_it_begins():
+    """x + drift Δℓ + sigma √Δℓ Σ^½ z, all at the level it leaves, Δℓ the step in log-SNR."""
+    here, there = PROCESS.schedule.level(9), PROCESS.schedule.level(6)
+    x, x0, noise = normal(2, 2, 3), normal(2, 2, 3, seed=1), normal(2, 2, 3, seed=2)
+    passed = (PROCESS.schedule.logsnr[6] - PROCESS.schedule.logsnr[9]).item()
+    found = euler_maruyama(Chain(DENOISER, lambda: noise), x, x0, here, there)
+    drift = PROCESS.reverse_drift(x, x0, here)
+    torch.testing.assert_close(found, x + passed * drift + float(here.sigma) * passed**0.5 * noise)

@@ -111,6 +111,31 @@ def test_with_white_noise_each_step_is_diffusers(name, spacing, prediction):
         x = theirs.prev_sample.double()
 
 
+@pytest.mark.parametrize(("spacing", "count", "differs"), [("trailing", 20, False), ("trailing", 30, True)])
+def test_diffusers_ddim_goes_on_by_a_stride_of_its_own(spacing, count, differs):
+    """It steps to t − 1000 // n, which is not the next of its "trailing" timesteps if n does not divide 1000."""
+    both = {"timestep_spacing": spacing, "clip_sample": False}
+    peer = diffusers.DDIMScheduler(**both)
+    ours = scheduler(nidiff.Identity((4, 4)), schedule="ddpm_linear:num_levels=1000", algorithm="ddim", **both)
+    for each in (peer, ours):
+        each.set_timesteps(count)
+    in_float64(peer)
+    assert ours.timesteps.tolist() == peer.timesteps.tolist()
+    x, output = normal(*SHAPE), normal(*SHAPE, seed=1)
+
+    def to(t: int, there: int) -> torch.Tensor:
+        here, there = ours.process.schedule.level(t), ours.process.schedule.level(there)
+        x0 = (x - here.sigma * output) / here.signal
+        return there.signal * x0 + there.sigma * output
+
+    strays = 0
+    for t, following in itertools.pairwise(ours.timesteps.tolist()):
+        torch.testing.assert_close(ours.step(output, t, x).prev_sample, to(t, following))
+        torch.testing.assert_close(peer.step(output, t, x).prev_sample, to(t, t - 1000 // count), atol=1e-6, rtol=1e-6)
+        strays += following != t - 1000 // count
+    assert (strays > 0) == differs
+
+
 def test_before_set_timesteps_every_level_is_a_step_as_in_ddpm():
     peer = diffusers.DDPMScheduler(clip_sample=False)
     ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import nidiff
 from nidiff.cli import main
 from nidiff.commands.train import Train
+from nidiff.files import ASIDE, REPLACED, marked
 from nidiff.model.folder import load_model, same_covariance
 from nidiff.model.manifest import write_manifest
 from nidiff.randomness import mixed_seed
@@ -218,10 +219,12 @@ def test_a_run_whose_model_another_version_saved_in_other_words_is_resumed(copy,
     assert train(copy, "--steps", "10", "--resume") == 0
 
 
-def test_a_kill_while_the_model_is_replaced_does_not_lose_the_covariance(copy):
-    (copy / "model").rename(copy / ".replaced-model")
+@pytest.mark.parametrize("name", [marked(f"{REPLACED}model-"), ".replaced-model"], ids=["now", "by version 0.2"])
+def test_a_kill_while_the_model_is_replaced_does_not_lose_the_covariance(copy, name):
+    (copy / "model").rename(copy / name)
     assert train(copy, "--steps", "10", "--resume") == 0
     assert same_covariance(load_model(copy).process.covariance, nidiff.gaussian_free_field((8, 8), 1.0))
+    assert not (copy / name).exists()
 
 
 # Two processes ---------------------------------------------------------------------------------------------------
@@ -303,8 +306,8 @@ def test_changed_data_are_noticed_on_resume(tmp_path, capsys):
 def test_a_run_that_died_while_it_began_can_begin_again(straight, tmp_path):
     """Before its folder had its name, there is no run yet; afterwards there is one, which is resumed."""
     early, late = tmp_path / "early", tmp_path / "late"
-    shutil.copytree(straight / "model", early / ".tmp-.begun-run" / "model")
-    (early / ".lock").write_text("{}")
+    shutil.copytree(straight / "model", early / marked(ASIDE) / "model")
+    (early / ".lock").touch()
     assert train(early, "--steps", "4") == 0
     assert_same_weights(straight, early, 4)
     shutil.copytree(straight / "model", late / ".begun-run" / "model", ignore=shutil.ignore_patterns("unet", "*.md"))
@@ -346,3 +349,21 @@ def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
     assert facts["parameters"] > 0
     assert facts["experiment"]["batch_size"] == 16
     assert not (tmp_path / "r").exists()
+
+
+def test_attention_that_is_not_given_follows_the_widths():
+    assert Train.parsed(["--widths", "8"]).experiment.attention == ()
+    assert Train.parsed(["--widths", "8", "16", "16"]).experiment.attention == (1,)
+    assert Train.parsed(["--preset", "cifar10-small", "--widths", "8", "16"]).experiment.attention == ()
+    build(Train.parsed(["--widths", "8"]).experiment)
+    with refused("attention"):
+        build(Train.parsed(["--widths", "8", "--attention", "1"]).experiment)
+
+
+def test_data_that_the_network_cannot_halve_are_named_by_their_flag(tmp_path):
+    np.save(tmp_path / "odd.npy", np.random.default_rng(0).normal(size=(4, 9, 8)))
+    for network in ("unet", "unet2d"):
+        assert (
+            train(tmp_path / "run", "--data", str(tmp_path / "odd.npy"), "--network", network, "--widths", "8", "8")
+            == 2
+        )

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nidiff.cli import main
@@ -97,3 +98,21 @@ def test_bad_paths_are_bad_input(verify, tmp_path):
         code, _, log = verify(*words)
         assert code == 2
         assert "Traceback" not in log
+
+
+def test_restorations_and_samples_are_checked_with_their_run_and_alone(run, verify, tmp_path, capsys):
+    np.save(tmp_path / "digits.npy", np.zeros((1, 8, 8), np.uint8))
+    words = [str(run), str(tmp_path / "digits.npy"), "--noise", "40", "--samples", "1", "--num-steps", "2"]
+    assert main(["denoise", *words]) == 0
+    capsys.readouterr()
+    (restored,), (drawn,) = run.glob("denoised/*"), run.glob("generated/*")
+    assert ", restorations 1, " in verify(run)[1]
+    assert verify(restored, drawn)[:2] == (0, f"{restored}: restorations 1\n{drawn}: samples 1\n")
+    for file, folder in ((restored / "mean.npy", restored), (drawn / "samples.npz", drawn)):
+        content = file.read_bytes()
+        file.write_bytes(content[:200] + bytes([content[200] ^ 1]) + content[201:])
+        for path in (run, folder):
+            code, out, log = verify(path)
+            assert (code, out, file.name in log) == (2, "", True)
+        file.write_bytes(content)
+    assert verify(run, restored, drawn)[0] == 0

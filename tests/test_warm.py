@@ -6,6 +6,7 @@ from problems import refused
 
 import nidiff
 from nidiff.diffusion.gaussian import Kappa
+from nidiff.diffusion.spacing import check_rows
 from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.warm import start_row
 
@@ -180,3 +181,13 @@ def test_bad_starts_are_refused():
     ):
         with refused(argument):
             nidiff.sample(**{"denoiser": unknown.with_gaussian(GAUSSIAN), "shape": (1, *SHAPE), **options})
+
+
+def test_every_number_of_rows_falls_and_ends_in_the_schedule():
+    """Also where no row is as near to the data as the angle asks for: as many as there are levels are all of them."""
+    process = nidiff.Process(nidiff.Schedule(torch.linspace(-2, -8, 12)), PROCESS.covariance)
+    for count in range(1, 13):
+        rows = angle_rows(process, GAUSSIAN, count)
+        assert [*check_rows("rows", rows, 12)] == rows
+        assert len(rows) == count
+    assert rows == [*range(11, -1, -1)]

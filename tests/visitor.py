@@ -1,15 +1,48 @@
-"""A visitor of the page without a browser, who can send whatever they like."""
+"""The page, served as a user would, and a visitor without a browser, who can send whatever they like."""
 
 import json
+import os
+import re
 import struct
+import subprocess
+import sys
 import time
 import uuid
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
 
+APP = Path(__file__).parents[1] / "space" / "app.py"
 PATIENCE = 180.0  # seconds for an answer
+
+
+@contextmanager
+def served(place: Path, *models: Path, **settings: str) -> Iterator[str]:
+    """The address of the page, whose terminal is the file ``place / "log"``. In the end no traceback is in it."""
+    log = place / "log"
+    settings |= {"GRADIO_SERVER_NAME": "127.0.0.1", "GRADIO_SERVER_PORT": "0", "TMPDIR": str(place)}
+    with (
+        log.open("w") as terminal,
+        subprocess.Popen(
+            [sys.executable, APP, *models], stderr=terminal, cwd=place, env=os.environ | settings
+        ) as process,
+    ):
+        try:
+            for _ in range(1200):
+                address = re.search(r"http://127\.0\.0\.1:\d+(?=/)", log.read_text())
+                if address or process.poll() is not None:
+                    break
+                time.sleep(0.1)
+            assert address, log.read_text()
+            yield address[0]
+        finally:
+            process.terminate()
+    lines = log.read_text().splitlines()
+    assert len(lines) == 2, f"more than the address and the end are in the terminal: {lines}"
 
 
 class Answer(NamedTuple):

@@ -5,9 +5,11 @@ needs, and one line in `COMMANDS` adds it. Results go to stdout, everything else
 """
 
 import contextlib
+import errno
 import io
 import os
 import re
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -35,8 +37,9 @@ from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.commands.usage import CONFIG, flags_of, parse
 from nidiff.commands.verify import Verify
-from nidiff.errors import InputError, Interrupted, one_of
+from nidiff.errors import InputError, Interrupted, one_of, printable
 from nidiff.extras import explained
+from nidiff.files import remedy_for
 from nidiff.memory import keep_freed_memory
 from nidiff.threads import wait_briefly
 
@@ -49,7 +52,13 @@ GREETING = {
 }
 BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit codes; the last two are those of a shell
 LONGEST = 200  # letters of a value in a message
-NO_MEMORY = re.compile("can't allocate memory|not enough memory|out of memory|size calculation overflowed")
+NARROWEST = 60  # columns: tyro needs some, and never ends in a terminal of five
+NO_MEMORY = re.compile(
+    "(can't|cannot|unable to) (allocate|mmap)|not enough memory|out of memory|size calculation overflowed|bad_alloc"
+    "|can't start new thread|failed to map segment|could not (create|execute) a primitive$",
+    re.IGNORECASE,
+)
+SMALLER = ("--batch-size", "--batch", "--widths", "--num-samples", "--num-images", "--num-real", "--shape", "--size")
 
 
 class Command(Protocol):
@@ -65,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code: 0, 2 where the input is at fault, or 130 after an interrupt."""
     wait_briefly()  # before anything imports torch
     keep_freed_memory()  # without it, 40 % of the time of computing features went into page faults
+    if shutil.get_terminal_size().columns < NARROWEST:
+        os.environ["COLUMNS"] = str(NARROWEST)
     _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -78,8 +89,10 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments[0].partition("=")[0] == "--completion":
             print(completion(" ".join([*arguments[0].split("=")[1:], *arguments[1:]]), COMMANDS))
         else:
-            with explained(), _plain_warnings():
-                parse_command(arguments).run()
+            command = parse_command(arguments)
+            remarks = _without_remarks() if getattr(command, "quiet", False) else contextlib.nullcontext()
+            with explained(), _plain_warnings(), remarks:
+                command.run()
         sys.stdout.flush()
     except SystemExit as stop:  # how tyro ends after --help
         return int(stop.code or 0)
@@ -89,28 +102,33 @@ def main(argv: list[str] | None = None) -> int:
         with contextlib.suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it ends
         return BROKEN_PIPE
-    except InputError as error:
-        return _stop(BAD_INPUT, _with_flags(error, arguments))
-    except OSError as error:
-        return _stop(BAD_INPUT, _about(error))
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError) and not NO_MEMORY.search(str(error)):
+    except Exception as error:
+        if (sentence := _sentence(error, arguments)) is None:
             raise
-        return _stop(BAD_INPUT, "there is not enough memory for this: use smaller sizes, or fewer images at a time.")
+        return _stop(BAD_INPUT, sentence)
     return 0
+
+
+@contextlib.contextmanager
+def _without_remarks() -> Iterator[None]:
+    """With --quiet, progress and remarks on stderr go nowhere; warnings and errors are printed outside of this."""
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield
 
 
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
     """What nidiff warns of is one sentence on stderr, once; other warnings stay as they are."""
     ours, before, printed = str(Path(nidiff.__file__).parent), warnings.showwarning, set[str]()
+    stderr = sys.stderr
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
-        if category is not UserWarning or not filename.startswith(ours):
+        if not issubclass(category, UserWarning) or not filename.startswith(ours):
             before(message, category, filename, lineno, *rest)
-        elif str(message) not in printed:
-            printed.add(str(message))
-            _stop(0, str(message))
+        elif (key := str(message) if category is UserWarning else category.__name__) not in printed:
+            printed.add(key)  # of a kind that has a name, the first one
+            with contextlib.redirect_stderr(stderr):
+                _stop(0, str(message))
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -145,25 +163,44 @@ def parse_command(arguments: list[str]) -> Command:
 def _stop(code: int, message: str) -> int:
     """Print a message on one line: long values are cut, and characters that cannot be printed are escaped."""
     message = re.sub(rf"'([^']{{{LONGEST}}})[^']+'", r"'\1…'", " ".join(message.split()))
-    line = "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in message)
     with contextlib.suppress(OSError):  # stderr is closed or full
-        print(f"nidiff: {line}", file=sys.stderr, flush=True)
+        print(f"nidiff: {printable(message)}", file=sys.stderr, flush=True)
     return code
 
 
-def _with_flags(error: InputError, arguments: list[str]) -> str:
-    """The sentence with arguments named as the flags of the command: ``num_steps=3`` as ``--num-steps=3``.
+def _sentence(error: Exception, arguments: list[str]) -> str | None:
+    """What is wrong and what to do about it; None if the error is a bug.
 
-    A key that was written inside NAME:key=value is not a flag.
+    Arguments are named as the flags of the command: ``num_steps=3`` as ``--num-steps=3``. A key that was written inside
+    NAME:key=value is not a flag.
     """
     command = COMMANDS.get(arguments[0]) if arguments else None
-    keys = re.findall(r"[:,](\w+)=", " ".join(arguments))
-    names = {flag[2:].replace("-", "_"): flag for flag in flags_of(command)} if command else {}
-    return error.rendered(lambda name: name if name in keys else names.get(name, name))
+    flags = flags_of(command) if command else {}
+    if _lacks_memory(error):
+        smaller = [flag for flag in SMALLER if flag in flags]
+        remedy = f"give a smaller {' or '.join(smaller)}, or smaller data" if smaller else "use smaller data"
+        saved = "; --resume goes on from the last checkpoint" if "--resume" in flags else ""
+        return f"there is not enough memory for this: {remedy}{saved}."
+    if isinstance(error, InputError):
+        keys = re.findall(r"[:,](\w+)=", " ".join(arguments))
+        names = {flag[2:].replace("-", "_"): flag for flag in flags}
+        return error.rendered(lambda name: name if name in keys else names.get(name, name))
+    return _about(error) if isinstance(error, OSError) else None
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that memory has run out: each library has its own."""
+    while error is not None:
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+            return True
+        if isinstance(error, RuntimeError | ImportError) and NO_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _about(error: OSError) -> str:
     reason = error.strerror or str(error) or type(error).__name__
     if error.filename is None:
-        return f"a file or stream cannot be read or written ({reason}): make room, or choose another place."
-    return f"{os.fsdecode(error.filename)!r} cannot be read or written ({reason}): choose another place, or make room."
+        return f"a file or stream cannot be read or written ({reason}): {remedy_for(error)}."
+    return f"{os.fsdecode(error.filename)!r} cannot be read or written ({reason}): {remedy_for(error)}."

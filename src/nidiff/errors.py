@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TypeVar
 
@@ -28,7 +29,7 @@ class InputError(ValueError):
             subject += f"={shown(self.value)}"
         sentence = " ".join(part for part in (subject, self.problem) if part)
         sentence += f": {self.remedy}." if self.remedy else "."
-        return re.sub(r"`(\w+)`", lambda name: spelling(name[1]), sentence)
+        return printable(re.sub(r"`(\w+)`", lambda name: spelling(name[1]), sentence))
 
     def __reduce__(self) -> tuple[type["InputError"], tuple[object, ...]]:
         return type(self), (self.argument, self.value, self.problem, self.remedy)
@@ -50,6 +51,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:100]}…{text[-100:]}"  # of a path, the end says most
 
 
+def printable(text: str) -> str:
+    """``text`` without what could drive a terminal or turn its letters round: names and units come from files."""
+    spaced = (" " if letter.isspace() else letter for letter in text)  # some units have spaces of another width
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in spaced)
+
+
 TENSOR = "give a tensor, such as torch.from_numpy(array)"  # the remedy where something else was given
 
 
@@ -57,6 +64,17 @@ def expect(argument: str, value: object, kind: type, remedy: str | None = None) 
     """Refuse a value that is not of ``kind``."""
     if not isinstance(value, kind):
         raise InputError(argument, None, f"is a {type(value).__name__}", remedy or f"give a nidiff.{kind.__name__}")
+
+
+@contextmanager
+def renamed(before: str, argument: str) -> Iterator[None]:
+    """Let bad input of the argument ``before`` be that of ``argument``, by which the user has given it."""
+    try:
+        yield
+    except InputError as error:
+        if error.argument != before:
+            raise
+        raise type(error)(argument, error.value, error.problem, error.remedy) from error
 
 
 def first_line(error: Exception) -> str:

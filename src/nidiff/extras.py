@@ -20,6 +20,8 @@ EXTRAS = {
     "h5netcdf": "science",
     "h5py": "science",
     "zarr": "science",
+    "pint": "science",
+    "cf_xarray": "science",
 }
 
 

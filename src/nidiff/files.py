@@ -21,18 +21,33 @@ if TYPE_CHECKING:
 
 ASIDE = ".tmp-"  # how a name begins while its file or folder is written or deleted; what a kill leaves is rubbish
 COPY_AGAIN = "copy it again from where it was saved"  # the remedy for a damaged file
-REPLACED = ".replaced-"  # how the name of a folder begins while another takes its place
+REPLACED = ".replaced-"  # how the name of a folder begins while another takes its place; its old name follows
+REMEDIES = {  # of what the file system refuses
+    "make room": (errno.ENOSPC, errno.EDQUOT),
+    "make it writable, or choose another place": (errno.EACCES, errno.EPERM, errno.EROFS),
+    "close some files, or allow more of them with ulimit -n": (errno.EMFILE, errno.ENFILE),
+    "allow larger files with ulimit -f": (errno.EFBIG,),
+    "choose a shorter name": (errno.ENAMETOOLONG,),
+}
+
+
+def remedy_for(error: OSError, then: str = "") -> str:
+    """What helps where the file system has refused to write, and what to do after that."""
+    remedy = next((words for words, numbers in REMEDIES.items() if error.errno in numbers), "choose another place")
+    return f"{remedy}, then {then}" if then else remedy
 
 
 @contextlib.contextmanager
-def writing(argument: str, path: Path, remedy: str = "choose another place or make room") -> Iterator[None]:
-    """Turn a failure of the file system into one sentence: every file of ours is written inside this."""
+def writing(argument: str, path: Path, then: str = "") -> Iterator[None]:
+    """Turn a failure of the file system into one sentence: every file of ours is written inside this. Its remedy is
+    that of `remedy_for`, with what to do ``then``."""
     try:
         yield
     except FileError:  # of a file that was read
         raise
     except OSError as error:
-        raise InputError(argument, path, f"cannot be written ({error.strerror or error})", remedy) from error
+        problem = f"cannot be written ({error.strerror or error})"
+        raise InputError(argument, path, problem, remedy_for(error, then)) from error
 
 
 @contextlib.contextmanager
@@ -56,7 +71,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
     Two processes may do this at once: each writes its own file aside, and the last one to finish is kept.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{ASIDE}{os.getpid()}-{secrets.token_hex(4)}")  # not longer than a name may be
+    aside = path.with_name(marked(ASIDE))
     try:
         with aside.open("wb") as file:
             yield file
@@ -72,37 +87,134 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 def replacing_folder(path: Path) -> Iterator[Path]:
     """A new folder to fill, which takes the place of ``path`` when the block ends and all of it is on the disk.
 
-    After an error ``path`` is as it was. After a kill it may have the name `REPLACED` until `recover_folder` is called.
+    After an error ``path`` is as it was. After a kill it may have another name until `recover_folder` is called. Two
+    processes may do this at once, as with `replacing`.
     """
-    recover_folder(path)
-    aside = path.with_name(f"{ASIDE}{path.name}")
+    with locked(path.parent):
+        _recover(path)
+        aside = path.with_name(marked(ASIDE))
+        aside.mkdir()
+        held = os.open(aside, os.O_RDONLY)
+        _lock(held)  # so that nobody takes it for what a kill left
     try:
-        aside.mkdir(parents=True)
         yield aside
         for written in (*aside.rglob("*"), aside):
             sync(written)
-        if path.exists():
-            os.rename(path, path.with_name(f"{REPLACED}{path.name}"))
-        os.rename(aside, path)
-        sync(path.parent)
+        with locked(path.parent):
+            if path.exists():
+                os.rename(path, path.with_name(marked(f"{REPLACED}{path.name}-")))
+            os.rename(aside, path)
+            sync(path.parent)
     finally:
+        os.close(held)
         recover_folder(path)
 
 
 def recover_folder(path: Path) -> None:
-    """Give a folder back its name if nothing has replaced it, and remove what a kill left."""
-    replaced = path.with_name(f"{REPLACED}{path.name}")
-    if replaced.exists() and not path.exists():
-        os.rename(replaced, path)
-    for left in (path.with_name(f"{ASIDE}{path.name}"), replaced):
-        shutil.rmtree(left, ignore_errors=True)
+    """Give a folder back its name if nothing has replaced it, and remove what a kill left: only what has a name that we
+    have made, and that no process is at work on."""
+    with locked(path.parent):
+        _recover(path)
+
+
+def _recover(path: Path) -> None:
+    for replaced in [folder for folder in replaced_folders(path) if replaced_name(folder.name)]:
+        if path.exists():
+            shutil.rmtree(replaced, ignore_errors=True)
+        else:
+            os.rename(replaced, path)
+    for left in [path.with_name(name) for name in os.listdir(path.parent) if is_aside(name)]:
+        if left.is_dir() and not left.is_symlink() and _is_abandoned(left):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def replaced_folders(path: Path) -> list[Path]:
+    """The folder that had the name ``path`` until another was to take its place and a kill came; none, as a rule.
+
+    Version 0.2 gave it a name that others can have made, too, by which it may be read but not deleted.
+    """
+    try:
+        names = os.listdir(path.parent)
+    except (OSError, ValueError):  # it is missing, closed to us, or no path at all
+        return []
+    by_0_2 = f"{REPLACED}{path.name}" if path.name else None
+    return [path.with_name(name) for name in names if path.name == replaced_name(name) or name == by_0_2]
 
 
 def remove_folder(path: Path) -> None:
     """Delete a folder so that it is never found half deleted."""
-    os.rename(path, path.with_name(f"{ASIDE}{path.name}"))
+    os.rename(path, path.with_name(marked(ASIDE)))
     sync(path.parent)
     recover_folder(path)
+
+
+def remove_left(*folders: Path) -> None:
+    """Remove the files that a kill left while they were written. Nobody else may be writing to these folders."""
+    for folder in folders:
+        for left in folder.glob(f"{ASIDE}*"):
+            if is_aside(left.name) and left.is_file():
+                left.unlink(missing_ok=True)
+
+
+def marked(start: str) -> str:
+    """A name that begins so and that only we can have made: it is random, and ends in a digest of itself."""
+    start += secrets.token_hex(8)
+    return f"{start}-{_mark(start)}"
+
+
+def _mark(start: str) -> str:
+    return hashlib.sha256(b"made by nidiff: " + os.fsencode(start)).hexdigest()[:16]
+
+
+def _is_marked(name: str) -> bool:
+    start, _, mark = name.rpartition("-")
+    return mark == _mark(start)
+
+
+def is_aside(name: str) -> bool:
+    """Whether a file or folder has a name that we gave it while it was written or deleted."""
+    return name.startswith(ASIDE) and _is_marked(name)
+
+
+def replaced_name(name: str) -> str | None:
+    """The name that a folder had before another was to take its place; None if it has no name that we gave it."""
+    return name[len(REPLACED) :].rsplit("-", 2)[0] if name.startswith(REPLACED) and _is_marked(name) else None
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let one process at a time into the block, for work on the names in ``folder``, which is made if need be. It
+    waits; `nidiff.locks.claimed` is for work that takes long."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        _lock(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, wait: bool = True) -> bool:
+    """Whether a lock was taken; on a file system without locks it never is."""
+    import fcntl  # not on Windows, where models can be read all the same
+
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_abandoned(folder: Path) -> bool:
+    """Whether no process is filling a folder; one on a file system without locks may be in use."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return _lock(descriptor, wait=False)
+    finally:
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

@@ -26,7 +26,6 @@ def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     with writing(argument, folder):
-        folder.mkdir(parents=True, exist_ok=True)
         descriptor = _open_lock(folder, argument)
     try:
         yield
@@ -37,21 +36,6 @@ def claimed(folder: Path, argument: str = "out") -> Iterator[None]:
         with contextlib.suppress(OSError):
             for place in made:
                 place.rmdir()  # if nothing was written to it
-
-
-@contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Let one process at a time into the block, for work that reads a file of ``folder`` and then replaces it."""
-    import fcntl  # not on Windows, where models can be read all the same
-
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def refuse_claimed(folder: Path, argument: str = "out") -> None:
@@ -68,9 +52,16 @@ def refuse_claimed(folder: Path, argument: str = "out") -> None:
 
 def _open_lock(folder: Path, argument: str) -> int:
     while True:
-        descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | NO_LINK, 0o644)
+        except FileNotFoundError:  # the last holder had made the folder, and has just removed it
+            continue
         try:
             _take(descriptor, folder, argument)
+            if not _holder(descriptor) and os.pread(descriptor, 4096, 0).strip(b"\0"):  # a power cut leaves zeros
+                problem = f"has a file {LOCK} that nidiff has not written"
+                raise InputError(argument, folder, problem, "move it, or choose another directory")
             with contextlib.suppress(FileNotFoundError):  # its last holder has just removed it
                 if os.path.samestat(os.fstat(descriptor), os.stat(folder / LOCK)):
                     os.ftruncate(descriptor, 0)

@@ -58,7 +58,8 @@ def check_place(dtype: torch.dtype, device: torch.device | str | None) -> None:
     if dtype not in FLOATS:
         raise InputError("dtype", dtype, "cannot hold noise", f"use {', '.join(map(str, FLOATS))}")
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta and device is not None:
+            raise NotImplementedError
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise InputError("device", device, "cannot be used", "give one that this machine has, such as 'cpu'") from error
 

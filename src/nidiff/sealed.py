@@ -70,11 +70,11 @@ def check_files(folder: Path, present: Iterable[str], recorded: Mapping[str, str
     names = {*present}
     for name in sorted(names | recorded.keys()):
         if name not in recorded:
-            problem = "was added to the model"
+            problem = "was added"
         elif name not in names:
             problem = "is missing"
         elif file_sha256(folder / name) != recorded[name]:
-            problem = "has changed since the model was saved, by its checksum"
+            problem = "has changed since it was saved, by its checksum"
         else:
             continue
         raise FileError("file", folder / name, problem, remedy)

@@ -27,6 +27,7 @@ from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.schedules import SCHEDULES, as_schedule
 from nidiff.diffusion.spacing import SPACINGS
 from nidiff.diffusion.target import TARGETS
+from nidiff.inverse.posterior import METHODS
 from nidiff.randomness import generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, rehearse
 from nidiff.testing.problems import normal, random_matrix
@@ -81,6 +82,10 @@ def test_arguments_in_text_are_refused_in_a_sentence(tally):
         (lambda text: as_covariance(text, SHAPE).sample((2, *SHAPE)), {**FIELDS, **FAMILIES}),
         (as_schedule, SCHEDULES),
         (lambda text: nidiff.sample(DENOISER, (2, *SHAPE), sampler=text, num_steps=3), samplers),
+        (
+            lambda text: nidiff.posterior(DENOISER, nidiff.Observation(X[:1], nidiff.operators.blur(0.5), 0.1), text),
+            METHODS,
+        ),
     ]
     for _ in range(tried):
         door, known = rng.choice(doors)
@@ -241,3 +246,44 @@ def test_every_spacing_and_weighting_is_finite():
         for spacing, count in itertools.product(SPACINGS, (1, 2, 7, min(30, len(process.schedule)))):
             results[spacing, count] = nidiff.sample(clean, (1, *SHAPE), spacing=spacing, num_steps=count)
         assert [name for name, result in results.items() if not result.isfinite().all()] == [], schedule
+
+
+def a_posterior(rng: random.Random) -> Tensor:
+    """Samples given a random observation: operators after one another, noise from none to much, methods with options of
+    any size, networks and schedules of every kind."""
+    event = (1, *SHAPE)
+    shares = torch.rand(SHAPE, generator=torch.Generator().manual_seed(rng.randrange(9))) < rng.choice([0.02, 0.5, 1.0])
+    rays = normal(math.prod(SHAPE), 40, seed=rng.randrange(9)).float() * rng.choice([1e-3, 1.0, 30.0])
+    operators: list[Callable[[], Any]] = [
+        lambda: nidiff.operators.mask(shares),
+        lambda: nidiff.operators.subsample(rng.choice([1, 2, 9])),
+        lambda: nidiff.operators.pool(rng.choice([1, 2, 3])),
+        lambda: nidiff.operators.blur(rng.choice([0.0, 0.7, 50.0])),
+        lambda: nidiff.operators.waves(rng.choice([0.0, 1.5, 99.0])),
+        lambda: nidiff.operators.linear(lambda x: x.flatten(1) @ rays[: x[0].numel()].to(x)),
+        lambda: nidiff.operators.function(lambda x: (3 * x).exp()),
+    ]
+    operator = rng.choice(operators)()
+    if rng.random() < 0.3:
+        operator = operator @ rng.choice(operators[:4])()
+    x0 = normal(2, *event, seed=rng.randrange(99)).float() * rng.choice([0.0, 1.0, 100.0])
+    noise: Any = rng.choice([0.0, 1e-6, 0.1, 10.0])
+    method = rng.choice(["gaussian", "jacobian", "gradient", "gradient:r=0", "dps", "dps:scale=30", "replacement"])
+    gaussian = nidiff.GaussianModel(torch.zeros(event), nidiff.matern(SHAPE, rng.choice([0.5, 3.0])))
+    schedule = rng.choice([VP, VE, "flow:num_levels=20", nidiff.schedules.soft_conditioning(SHAPE, num_levels=20)])
+    process = nidiff.Process(schedule, rng.choice([COV, nidiff.Identity(SHAPE)]))
+    known = gaussian if rng.random() < 0.7 else None
+    denoiser = nidiff.Denoiser(net, process, rng.choice(["v", "x0"]), gaussian=known, clip=rng.choice([None, 1.0]))
+    y = operator(x0)
+    given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), method)
+    sampler = rng.choice(["ancestral", "dpmpp_2m", "heun", "repaint:repeats=2"])
+    return nidiff.sample(given, tuple(x0.shape), sampler=sampler, num_steps=rng.choice([1, 3, 20]), generator=[1, 2])
+
+
+def test_posteriors_are_finite_or_refused_in_a_sentence(tally):
+    tried = 120 * CASES
+    failures = [
+        f"seed {seed}\n{problem}" for seed in range(tried) if (problem := attempt(a_posterior, random.Random(seed)))
+    ]
+    tally("API: posteriors", tried, len(failures))
+    assert not failures, "\n\n".join(failures[:12])

@@ -89,6 +89,12 @@ def sampled(run: Path, out: Path) -> object:
     return code or np.load(out / "samples.npz")["arr_0"].tobytes()
 
 
+def averaged(run: Path, out: Path) -> object:
+    """The images of a checkpoint before the last."""
+    code = main(["sample", str(run), "--checkpoint", "2", "--out", str(out), *SAMPLING])
+    return code or np.load(out / "samples.npz")["arr_0"].tobytes()
+
+
 def sampled_again(run: Path, out: Path) -> object:
     """Into the folder in the run that has the images already."""
     code = main(["sample", str(run), *SAMPLING])
@@ -111,7 +117,7 @@ def verified(run: Path, out: Path) -> object:
 
 
 COMMANDS = {"train --resume": resumed, "sample": sampled, "sample again": sampled_again, "evaluate": measured}
-COMMANDS |= {"report": reported, "verify": verified}
+COMMANDS |= {"sample --checkpoint": averaged, "report": reported, "verify": verified}
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,14 @@ import json
 import os
 import pickle
 import struct
+import warnings
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from conftest import CASES
 from PIL import Image
 from visitor import claimed_png
 
@@ -54,7 +57,8 @@ def test_what_is_not_a_file_is_left_out(tmp_path):
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "broken.png").symlink_to("/nonexistent")
     (tmp_path / "loop.png").symlink_to("loop.png")
-    assert len(nidiff.load_dataset(tmp_path)) == 1
+    with pytest.warns(UserWarning, match="not read: 3 links or pipes"):
+        assert len(nidiff.load_dataset(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("shape", ["(1000000000000, 32, 32, 3)", "(3, 1000000, 1000000)", "(3, -4, 5)"])
@@ -134,8 +138,138 @@ def test_a_zarr_codec_that_runs_programs_is_refused(tmp_path, monkeypatch):
         store = zarr_of(tmp_path / where, **{where: codec})
         for row in range(6):
             (store / "field" / f"{row}.0.0").write_bytes(pickle.dumps(Planted()))
-        refuse(store, "pickled")
+        refuse(store, "'pickle'")
+    for codec in ({"name": "numcodecs.pickle"}, {"name": "sharding_indexed", "configuration": {"codecs": ["pickle"]}}):
+        store = tmp_path / "three.zarr"
+        store.mkdir(exist_ok=True)
+        (store / "zarr.json").write_text(json.dumps({"zarr_format": 3, "node_type": "array", "codecs": [codec]}))
+        refuse(store, "'pickle'")
+    store = zarr_of(tmp_path / "consolidated")
+    metadata = {"field/.zarray": {"filters": [{"id": "unheard-of"}]}, "field/.zattrs": {"filters": ["any word"]}}
+    (store / ".zmetadata").write_text(json.dumps({"zarr_consolidated_format": 1, "metadata": metadata}))
+    refuse(store, "'unheard-of'")
     assert not Path("planted").exists()
+
+
+def test_what_zarr_itself_writes_is_read(tmp_path):
+    xarray = pytest.importorskip("xarray")
+    zarr = pytest.importorskip("zarr")
+    table = xarray.Dataset({"v": (("time", "y", "x"), np.arange(96.0, dtype="f4").reshape(6, 4, 4))})
+    table.attrs = {"codecs": ["mine"], "filters": [{"id": "pickle"}]}  # what a user notes is no codec
+    for version in (2, 3):
+        table.to_zarr(tmp_path / f"{version}.zarr", zarr_format=version, consolidated=version == 2)
+    shards = zarr.create_group(tmp_path / "shards.zarr").create_array(
+        "v", shape=(6, 4, 4), shards=(2, 4, 4), chunks=(1, 4, 4), dtype="f4", dimension_names=("time", "y", "x")
+    )
+    shards[:] = table.v.values
+    for name in ("2.zarr", "3.zarr", "shards.zarr"):
+        assert np.array_equal(nidiff.load_dataset(tmp_path / name).values[:, 0].numpy(), table.v.values)
+
+
+@pytest.mark.parametrize("place", ["chunk", "array", "metadata", "pipe"])
+def test_a_link_inside_a_zarr_folder_is_refused_and_a_link_to_it_is_not(tmp_path, place):
+    pytest.importorskip("zarr")
+    secret = np.arange(2, 18, dtype="<f4")
+    (tmp_path / "secret").write_bytes(secret.tobytes())
+    store = zarr_of(tmp_path / "good")
+    for row in range(6):
+        (store / "field" / f"{row}.0.0").write_bytes(secret.tobytes())
+    (tmp_path / "linked.zarr").symlink_to(store)
+    assert len(nidiff.load_dataset(tmp_path / "linked.zarr")) == 6
+    if place == "chunk":
+        (store / "field" / "2.0.0").unlink()
+        (store / "field" / "2.0.0").symlink_to(tmp_path / "secret")
+    elif place == "array":  # in which there may be codecs that nobody has looked at
+        (store / "field").rename(tmp_path / "elsewhere")
+        (store / "field").symlink_to(tmp_path / "elsewhere")
+    elif place == "metadata":
+        (store / "field" / ".zarray").rename(tmp_path / "zarray")
+        (store / "field" / ".zarray").symlink_to(tmp_path / "zarray")
+    else:
+        os.mkfifo(store / "field" / "pipe")
+    refuse(store, "a link or no file")
+
+
+def test_consolidated_metadata_do_not_lead_out_of_a_zarr_folder(tmp_path):
+    pytest.importorskip("zarr")
+    store = zarr_of(tmp_path / "in")
+    secret = np.full(16, 42, "<f4").tobytes()
+    (store / "field").rename(tmp_path / "secret")
+    for row in range(6):
+        (tmp_path / "secret" / f"{row}.0.0").write_bytes(secret)
+    group, path = {".zgroup": {"zarr_format": 2}}, tmp_path / "secret"
+    for name in ("../../secret", f"{path}", "x/../../../secret"):
+        files = {f"{name}/{part}": json.loads((path / part).read_text()) for part in (".zarray", ".zattrs")}
+        about = {"zarr_consolidated_format": 1, "metadata": group | files}
+        (store / ".zmetadata").write_text(json.dumps(about))
+        refuse(store, "a.zarr", missing=1)
+
+
+def random_file(folder: Path, random: np.random.Generator) -> tuple[Path, dict[str, object]]:
+    """A file as somebody might have it: its type, range, frames, attributes and names are anything."""
+    xarray = pytest.importorskip("xarray")
+    kind = random.choice(["array", "netcdf", "zarr", "frames", "folder"])
+    dtype = random.choice(["u1", "u2", ">u2", "i1", "i2", ">i4", "i8", "u4", "f2", "f4", ">f8", "?", "c8", "M8[s]"])
+    low = float(random.choice([0, -5, 1e4, 1e7, 1e12]))
+    shape = tuple(random.integers(1, 6, random.integers(1, 5)))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what does not fit wraps round
+        values = (low + random.normal(size=shape) * random.choice([0, 1, 50])).astype("f8").astype(dtype)
+    if kind == "array":
+        path = folder / "a.npy"
+        np.save(path, np.asfortranarray(values) if random.random() < 0.5 else values)
+        return path, {"layout": random.choice([None, "NL", "NCL", "NHW", "NCHW"])}
+    if kind in ("netcdf", "zarr") and values.dtype.kind in "iuf":
+        words = ["time", "lat", "nlon", "xc", "item", "a\x1b[31m", "b\u202e", "member", "lev_1"]
+        about: dict[str, object] = {"units": str(random.choice(["K", "\x1b]0;x\x07", "days since 2000-01-01", ""]))}
+        if random.random() < 0.5:
+            about["valid_range"] = np.sort(random.normal(low, 2, 2))
+        if random.random() < 0.2:
+            about["valid_max"] = "word"
+        dims = tuple(random.permutation(words)[: len(shape)])
+        table = xarray.Dataset(
+            {str(random.choice(words)) + "_v": (dims, values.astype(values.dtype.newbyteorder("=")))}
+        )
+        next(iter(table.data_vars.values())).attrs.update(about)
+        path = folder / ("a.zarr" if kind == "zarr" else "a.h5")
+        if kind == "zarr":
+            table.to_zarr(path, zarr_format=2)
+        else:
+            table.to_netcdf(path, engine="h5netcdf", invalid_netcdf=True)
+        return path, {"missing": random.choice(["refuse", "mean", "0"])}
+    pixels = random.integers(0, 256, (random.integers(1, 4), 5, 4, 3), dtype=np.uint8)
+    for number in random.choice([1, 2, 3, 10], 3):
+        mode = random.choice(["RGB", "L"])
+        first, *rest = (Image.fromarray(frame).convert(mode) for frame in pixels)
+        path = folder / f"{number}.{random.choice(['png', 'tiff', 'webp', 'gif', 'wav', 'txt'])}"
+        first.save(path, format="tiff" if path.suffix in (".wav", ".txt") else None, save_all=True, append_images=rest)
+    return folder, {"layout": random.choice([None, "NTHWC", "NDHWC", "NHWC"])}
+
+
+def test_random_files_are_read_whole_or_refused_in_a_sentence(tmp_path, tally):
+    """Nothing but an `InputError` comes out of any of them, values are finite, and no text can drive a terminal."""
+    failed = []
+    cases = 150 * CASES
+    for case in range(cases):
+        folder = tmp_path / str(case)
+        folder.mkdir()
+        path, options = random_file(folder, np.random.default_rng(case))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                data = nidiff.load_dataset(path, progress=False, **{k: v for k, v in options.items() if v})
+                words = [*data.grid.axes, *data.grid.channels, *data.grid.units, *data.grid.axis_units.values()]
+                is_good = bool(data.all().isfinite().all()) and all(word.isprintable() for word in words)
+                is_good &= data.values.dtype in (torch.uint8, torch.uint16, torch.float32, torch.float64)
+            except nidiff.InputError as error:
+                is_good = str(error).isprintable()
+            except Exception as error:
+                is_good = False
+                print(case, repr(error))
+        if not is_good or any(issubclass(each.category, RuntimeWarning) for each in caught):
+            failed.append(case)
+    tally("files of random types, ranges, frames and attributes", cases, len(failed))
+    assert not failed
 
 
 @pytest.mark.parametrize("memory_limit", [None, 0])

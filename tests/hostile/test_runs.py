@@ -277,7 +277,7 @@ INNER = ("000500/manifest.json", "manifest.json", "scheduler/scheduler_config.js
 
 def foreign(folder: Path, draw: random.Random) -> None:
     """Names of ours and of others, with contents that nidiff did not write."""
-    names = draw.sample((*FILES, *FOLDERS[:2], *FOLDERS[4:], *THEIRS), draw.randint(1, 6))
+    names = draw.sample((*FILES, *FOLDERS, *THEIRS), draw.randint(1, 6))
     for name in names:
         path = folder / name
         if name == "experiment.json":

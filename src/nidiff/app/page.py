@@ -1,5 +1,7 @@
 """The page of ``nidiff explore``: five tabs."""
 
+from typing import Any
+
 import gradio as gr
 
 from nidiff.app.forward import forward_tab
@@ -16,9 +18,19 @@ IS_DARK = "() => document.body.classList.contains('dark')"
 CLEANED = (600, 3600)  # seconds: how often files of visitors are looked through, and how old they may be
 
 
+class QuietBlocks(gr.Blocks):
+    """Blocks that refuse what no menu offers in a sentence, and not in the terminal too."""
+
+    async def preprocess_data(self, *values: Any, **options: Any) -> list[Any]:
+        try:
+            return await super().preprocess_data(*values, **options)
+        except Exception:  # each component raises errors of its own
+            raise gr.Error("this is not what the page offers: reload it.", print_exception=False) from None
+
+
 def build(shelf: Shelf) -> gr.Blocks:
     """The page about what is on the shelf; it is not served yet."""
-    with gr.Blocks(title="nidiff explore", analytics_enabled=False, delete_cache=CLEANED) as blocks:
+    with QuietBlocks(title="nidiff explore", analytics_enabled=False, delete_cache=CLEANED) as blocks:
         gr.HTML(HEAD, padding=False)
         dark = gr.Checkbox(visible="hidden")
         page = Page(shelf, dark, blocks.load(None, None, dark, js=IS_DARK, **QUICK))

@@ -64,7 +64,7 @@ def read_item(model: Model, kind: Any, seed: Any, file: Any) -> Tensor:
         items = read_picture("file", path, (height, width), channels)[None]
     else:
         try:
-            items = load_items(path, model.shape)[:1]
+            items = load_items(path, model.shape, grid=model.grid)[:1]
         except InputError:  # which would say where the file is on this computer
             items = torch.empty(0)
     dtype = str(items.dtype).removeprefix("torch.")
@@ -136,7 +136,7 @@ def preview(
         return "Choose a file.", "", *controls
     model = shelf.open(name)
     items = read_item(model, kind, seed, file)
-    seen, truth = observed_data(model, read_observation(model, items, way, *how))[0].float(), items[0].float()
+    seen, truth = observed_data(model, read_observation(model, items, way, *how))[0].double(), items[0].double()
     with dark_page(is_dark):
         view = gallery((name, item_picture(x, truth, model.grid)) for name, x in (("observed", seen), ("truth", truth)))
     return "Press Restore.", view, *controls
@@ -148,7 +148,7 @@ def restored(
     """The progress and the pictures, again and again until all is drawn."""
     model = shelf.open(name)
     (job, count), items = read_job(model, samples, steps), read_item(model, kind, seed, file)
-    observation, truth = read_observation(model, items, *how), items.float()
+    observation, truth = read_observation(model, items, *how), items.double()
     seeds = item_seeds(1, count)
 
     def work(show: Show[Visit]) -> Restoration:

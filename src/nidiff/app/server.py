@@ -1,5 +1,6 @@
 """Serve the page on this computer."""
 
+import logging
 import os
 import signal
 import socket
@@ -66,6 +67,7 @@ def _serving(shelf: Shelf, host: str, port: int | None) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="nidiff-explore-", ignore_cleanup_errors=True) as cache:
         os.environ |= _settings(host, cache)  # read when gradio is imported
         import torch
+        from gradio.utils import get_space
         from starlette.middleware import Middleware
 
         from nidiff.app.gate import LOCAL, Gate
@@ -77,6 +79,9 @@ def _serving(shelf: Shelf, host: str, port: int | None) -> Iterator[str]:
         blocks = build(shelf)
         blocks.queue(max_size=WAITING, default_concurrency_limit=1, api_open=False)
         hosts = (*LOCAL, host) if ip_address(address_of(host)).is_loopback else ()
+        gate = Middleware(
+            Gate, hosts=hosts, folder=Path(cache), frame="https://huggingface.co" if get_space() else None
+        )
         try:
             _, url, _ = blocks.launch(
                 server_name=host,
@@ -94,8 +99,10 @@ def _serving(shelf: Shelf, host: str, port: int | None) -> Iterator[str]:
                 ssr_mode=False,
                 pwa=False,
                 mcp_server=False,
-                app_kwargs={"middleware": [Middleware(Gate, hosts=hosts, folder=Path(cache))]},
+                app_kwargs={"middleware": [gate]},
             )
+            for name in ("uvicorn.error", "python_multipart"):  # which log whatever they cannot read
+                logging.getLogger(name).setLevel(logging.ERROR)
             yield url
         finally:
             closing.set()

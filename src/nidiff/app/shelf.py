@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nidiff.errors import FileError, one_of
 from nidiff.generation.loaded_model import Model, open_model, process_state, run_folder
+from nidiff.model.checkpoint import is_checkpoint
 from nidiff.model.folder import CONFIG, has_network
 from nidiff.model.zoo import find_model, zoo_models
 from nidiff.training.run import RunDirectory
@@ -19,13 +20,14 @@ MOST = 500  # runs of a folder
 class Shelf:
     """Models and runs by the names that the page shows. A browser sends a name, never a path."""
 
-    def __init__(self, paths: Sequence[Path] = (), folder: Path | None = None) -> None:
-        """``paths`` are runs, models or folders of them. ``folder`` need not exist yet: it may come to hold runs."""
+    def __init__(self, paths: Sequence[Path] = (), folder: Path | None = None, checkpoint: str | None = None) -> None:
+        """``paths`` are runs, models, checkpoints, or folders of runs and models. ``folder`` need not exist yet: it may
+        come to hold runs. With ``checkpoint``, a step or "latest", that of each path is shown, which must be a run."""
         self.shipped = zoo_models()
         self._paths: dict[str, Path] = {}
         self._folders = [] if folder is None else [folder]
         for path in paths:
-            self._add(path)
+            self._add(path if checkpoint is None else find_model(path, "model", checkpoint))
 
     def _add(self, path: Path) -> None:
         """A run or a model whose training has ended, or a folder that holds some, ended or not."""
@@ -33,7 +35,7 @@ class Shelf:
         if place in self.shipped.values():
             return
         if is_run(place) and not RunDirectory.open(place).has_model:
-            remedy = f"wait until it has, or watch it with nidiff explore {place.parent}"
+            remedy = f"give `checkpoint` latest, or watch it with nidiff explore {place.parent}"
             raise FileError("model", str(path), "has no model yet, since its training has not finished", remedy)
         if _is_run_or_model(place) and _is_utf8(str(path)):
             self._paths[str(path)] = place
@@ -81,7 +83,7 @@ def is_run(folder: Path) -> bool:
 
 
 def _is_run_or_model(folder: Path) -> bool:
-    return is_run(folder) or ((folder / CONFIG).is_file() and has_network(folder))
+    return is_run(folder) or is_checkpoint(folder) or ((folder / CONFIG).is_file() and has_network(folder))
 
 
 def _inside(folder: Path) -> list[Path]:

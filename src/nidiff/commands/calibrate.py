@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import DataArgument
+from nidiff.commands.flags import DataArgument, QuietFlag
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
 from nidiff.progress import progress_bar
@@ -46,6 +46,7 @@ class Calibrate:
     """The picture: .png, .pdf or .svg."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         import torch

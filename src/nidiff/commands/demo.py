@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
+from nidiff.commands.flags import QuietFlag
 from nidiff.extras import require
 from nidiff.files import replace_text, writing
+from nidiff.locks import claimed
 from nidiff.training.experiment import PRESETS
 
 if TYPE_CHECKING:
@@ -36,10 +38,16 @@ class Demo:
     """Images sampled from each model for the table."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
-        started = time.monotonic()
         require("accelerate")  # its extra brings whatever else is missing
+        trainings = self._trainings()  # checked, all of them, before the first begins
+        with claimed(self.out):
+            self._compare(trainings)
+
+    def _compare(self, trainings: "dict[str, Train]") -> None:
+        started = time.monotonic()
         from nidiff.data.load import load_dataset
         from nidiff.evaluation.classifier import recognised, train_classifier
         from nidiff.model.folder import load_model
@@ -47,7 +55,6 @@ class Demo:
         from nidiff.report.contact import save_panels
         from nidiff.sampling.sampler import sample
 
-        trainings = self._trainings()  # checked, all of them, before the first begins
         if self._draw_first():
             seconds = time.monotonic() - started
             _say(f"wrote {self.out / 'first.png'} after {seconds:.1f} s: {FIRST}, a model that ships")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import DataArgument
+from nidiff.commands.flags import DataArgument, QuietFlag
 from nidiff.errors import InputError
 from nidiff.progress import progress_bar
 
@@ -50,6 +50,7 @@ class Design:
     """The picture: .png, .pdf or .svg."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.design.candidates import CLOCKS, NOISES, STEPS, compare

@@ -8,11 +8,12 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, ConditioningFlags, Drawing
-from nidiff.errors import InputError
+from nidiff.commands.flags import CheckpointFlag, Comparing, ConditioningFlags, Drawing, QuietFlag
+from nidiff.errors import InputError, renamed
 from nidiff.files import read_npz
 from nidiff.notation import parse_seeds
 
+SAMPLES = "samples.npz"
 CHANNELS_LAST = {3: "NLC", 4: "NHWC", 5: "NDHWC"}  # how samples.npz holds signals, fields, and volumes or video
 
 
@@ -29,31 +30,36 @@ class Evaluate:
 
     run_or_images: Annotated[Positional[Path], arg(metavar="RUN_OR_IMAGES")]
     """A run directory, a model folder, or the name of a model that ships (only missing images are drawn); or images: a
-    folder, .npy or .npz file."""
+    folder, or a file as in nidiff train, matched with the units and axes of the real data."""
     drawing: Annotated[Drawing, arg(name="")]
     conditioning: Annotated[ConditioningFlags, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
+    checkpoint: CheckpointFlag = None
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """Same as in nidiff sample."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON, with all that the numbers depend on."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
-        from nidiff.data.load import load_dataset
+        from nidiff.data.spec import DataSpec
         from nidiff.evaluation.evaluate import evaluate_cell, evaluate_images
+        from nidiff.evaluation.evaluator import open_evaluator
         from nidiff.evaluation.table import detailed_text
-        from nidiff.generation.loaded_model import run_folder
-        from nidiff.model.zoo import entry_of, find_model
+        from nidiff.generation.loaded_model import open_model, process_state, run_folder
+        from nidiff.model.checkpoint import is_checkpoint
+        from nidiff.model.zoo import find_model
         from nidiff.report.html import write_report
 
-        path = run_folder(find_model(self.run_or_images, "path"))
-        if any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
+        path = run_folder(find_model(self.run_or_images, "path", self.checkpoint))
+        if is_checkpoint(path) or any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
+            model = open_model(path, process_state())
             options = {**vars(self.drawing), **self.conditioning.arguments, **vars(self.comparing)}
             options |= {"seeds": parse_seeds(self.drawing.seeds), "sampler": self.sampler, "num_steps": self.num_steps}
-            result = evaluate_cell(path, **options)
-            if result is not None and (path / "experiment.json").is_file() and entry_of(path) is None:
+            result = evaluate_cell(model, **options)
+            if result is not None and model.has_report:
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
             drawing = (self.drawing, self.conditioning, self.sampler, self.num_steps)
@@ -62,10 +68,14 @@ class Evaluate:
                 remedy = "give a run, a model, or images without the flags of drawing"
                 raise InputError("run_or_images", str(path), problem, remedy)
             layout, source, classes = self.comparing.layout, path, None
-            if (file := path / "samples.npz").exists():  # of nidiff sample, whatever the layout of the real data is
+            file = path if path.name == SAMPLES else path / SAMPLES
+            if file.is_file():  # of nidiff sample, whatever the layout of the real data is
                 arrays = read_npz(file, ["arr_0"], "draw it again with nidiff sample", optional=["classes"])
                 layout, source, classes = CHANNELS_LAST.get(arrays["arr_0"].ndim), file, arrays.get("classes")
-            images = load_dataset(source.absolute(), scaling="none", layout=layout, memory_limit=None)
-            result = evaluate_images(images, name=path.name, classes=classes, **vars(self.comparing))
+            evaluator = open_evaluator(path, **vars(self.comparing))
+            spec = DataSpec(str(source.absolute()), scaling=("none",), layout=layout)
+            with renamed("data", "run_or_images"):
+                images = spec.load(memory_limit=None, like=evaluator.data.grid)
+            result = evaluate_images(images, evaluator, name=path.name, classes=classes)
         if result is not None:
             print(json.dumps(result.to_json(), indent=2) if self.json else detailed_text(result))

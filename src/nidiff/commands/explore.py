@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
+from nidiff.commands.flags import CheckpointFlag, QuietFlag
 from nidiff.extras import require
 
 USUAL = Path("runs")
@@ -23,12 +24,14 @@ class Explore:
     ] = ()
     """Run directories, model folders, or folders that contain some. The models that ship are always there. Nothing
     else is read."""
+    checkpoint: CheckpointFlag = None
     port: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 7860, or the next free one)")] = None
     """The port to serve on; 0 picks any free one."""
     host: str = "127.0.0.1"
     """The address to listen on. With 0.0.0.0, other computers can use the page too."""
     open: bool = False
     """Open the page in the browser."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         if find_spec("gradio") is None:  # it is imported later, when it has been told where its files go
@@ -36,7 +39,8 @@ class Explore:
         from nidiff.app.server import serve
         from nidiff.app.shelf import Shelf
 
-        serve(Shelf(self.models, folder=None if self.models else USUAL), self.host, self.port, self._announce)
+        shelf = Shelf(self.models, folder=None if self.models else USUAL, checkpoint=self.checkpoint)
+        serve(shelf, self.host, self.port, self._announce)
 
     def _announce(self, url: str) -> None:
         print(f"{url}   (press Ctrl-C to stop)", file=sys.stderr, flush=True)

@@ -11,6 +11,16 @@ from nidiff.errors import InputError
 from nidiff.notation import parse_numbers
 
 MOST_CLASSES = 100_000
+QuietFlag = Annotated[bool, arg(help="Only warnings and errors on stderr: no progress and no remarks.")]
+CheckpointFlag = Annotated[
+    str | None,
+    arg(
+        metavar="STEP",
+        help="A checkpoint of the run instead of its model, also of a run that has not ended: its step, or latest. The "
+        "path RUN/checkpoints/000500 says the same.",
+        help_behavior_hint="(default: the model)",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ class ConditioningFlags:
     ] = None
     """The rows of the schedule between which it is guided; 0 has the least noise."""
     condition: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: none)")] = None
-    """Of a model that was trained with a condition: an .npy or .npz file [N, ...] of it. Seed s has row s modulo N."""
+    """Of a model that was trained with a condition: an .npy or .npz file [N, ...] of it or, if it was variables, a
+    NetCDF, HDF5 or Zarr file of these. Seed s has row s modulo N."""
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from nidiff.commands.flags import CheckpointFlag, QuietFlag
+
 if TYPE_CHECKING:
     from nidiff.evaluation.results import Measured
 
@@ -21,8 +23,9 @@ class Likelihood:
 
     run_or_model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory, a model folder, or the name of a model that ships."""
+    checkpoint: CheckpointFlag = None
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: what the run was trained on)")] = None
-    """The data, as in nidiff train."""
+    """The data, as in nidiff train; units and axes that a file names are matched with the model's."""
     data_dir: Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="(default: found or downloaded)")] = None
     """Where the official files of a named data set are."""
     layout: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or the usual)")] = None
@@ -47,24 +50,33 @@ class Likelihood:
     """Decides the probes and the noise that is added to whole numbers."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
+        import torch
+
+        from nidiff.data.match import check_type
         from nidiff.diffusion.condition import CLASSES
         from nidiff.errors import InputError
         from nidiff.evaluation.likelihood import measure_likelihood
         from nidiff.evaluation.real import real_source
         from nidiff.extras import require
         from nidiff.generation.loaded_model import open_model, process_state
+        from nidiff.generation.observations import check_range
         from nidiff.progress import progress_bar
 
         require("torchdiffeq")
-        model = open_model(self.run_or_model, process_state())
-        source = real_source(model.path, self.data, self.data_dir, split=self.split, layout=self.layout)
+        model = open_model(self.run_or_model, process_state(), self.checkpoint)
+        reading: dict[str, Any] = {"split": self.split, "layout": self.layout, "like": model.grid}
+        source = real_source(model.path, self.data, self.data_dir, **reading)
         units: dict[str, Any] = {} if model.denoiser.scaling is None else {"scaling": model.denoiser.scaling}
         real = source.held_out(**units) if self.split is None else source.load(self.split, **units)
         if real.data.shape != model.shape:
             problem = f"has items {real.data.shape}, and the model makes {model.shape}"
             raise InputError("data", None, problem, "give data of the shape of the model")
+        items = real.data.stored(torch.arange(len(real.data)))
+        check_type(items, model.grid, "data", real.name)
+        check_range(model, items, real.name)
         names = ("num_images", "batch", "seed", "trace", "num_probes", "rtol", "atol")
         settings: dict[str, Any] = {key: getattr(self, key) for key in names}
         denoiser, classes = model.denoiser, model.denoiser.conditions.get(CLASSES)
@@ -82,6 +94,7 @@ class Likelihood:
             **({} if classes is None else {"of_class": likelihood.of_class}),
             **settings,
             "num_images": len(likelihood.log_prob),
+            "num_independent": likelihood.num_independent,
         }
         summary = likelihood.summary()
         costs = {of: {name: cost.to_json() for name, cost in row.items()} for of, row in summary.items()}
@@ -96,17 +109,21 @@ COLUMNS = {
 NAMES = {"model": "model", "gaussian": "Gaussian N(mu, C)", "difference": "model - Gaussian"}
 
 
-def _text(about: dict[str, object], summary: dict[str, dict[str, "Measured"]]) -> str:
+def _text(about: dict[str, Any], summary: dict[str, dict[str, "Measured"]]) -> str:
     from nidiff.aligned import aligned
-    from nidiff.evaluation.table import PLAIN, number
+    from nidiff.evaluation.table import LOWEST, PLAIN, number
 
     rows = [["", *COLUMNS.values()]]
     rows += [[NAMES[of], *(number(row[key], PLAIN) for key in COLUMNS)] for of, row in summary.items()]
     part = {"train": "training data", "given": "not a part of the run"}.get(str(about["split"]), "held-out data")
     whole, density = "whole numbers with uniform noise, a step is 1", "the density in the units of the data"
     units = whole if about["dequantised"] else density
+    n, independent = about["num_images"], about["num_independent"]
+    alike = (
+        "" if independent > LOWEST * n else f", of which neighbours are alike (about {independent:.0f} independent),"
+    )
     lines = [
-        f"-log p per dimension of {about['num_images']} items of {about['data']} ({part}), less is better",
+        f"-log p per dimension of {n} items{alike} of {about['data']} ({part}), less is better",
         aligned(rows),
         f"Of {about['dimensions']} dimensions; {units}; +- is the standard error over items.",
     ]

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
+from nidiff.commands.flags import QuietFlag
 from nidiff.errors import InputError, one_of
 
 HEAD = ("model", "noise", "training", "parameters", "size", "score", "what it is")
@@ -24,6 +25,7 @@ class Models:
     """The picture of all of them, with --json too."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of words."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.model.zoo import zoo_models

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import DataFlags
+from nidiff.commands.flags import DataFlags, QuietFlag
 from nidiff.errors import InputError
 
 SHOWN = tuple(f"gff:gamma={gamma:g}" for gamma in (0, 0.5, 1, 1.5, 2))
@@ -37,6 +37,7 @@ class Noise:
     """The picture: .png, .pdf or .svg."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.covariance.checks import check_shape

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
+from nidiff.commands.flags import QuietFlag
 from nidiff.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Report:
     """
     data: Annotated[str | None, arg(metavar="DATA", help_behavior_hint="(default: the digits, or a sample)")] = None
     """Denoise the first of these items, read as those of the run: a data set, a folder, a file, or hf:NAME."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.model.zoo import entry_of, find_model

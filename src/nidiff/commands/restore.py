@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
+from nidiff.commands.flags import CheckpointFlag, QuietFlag
 from nidiff.errors import InputError, one_of
 from nidiff.recipe import check_whole
 
@@ -58,6 +59,7 @@ class RestoringFlags:
     """Of NetCDF, HDF5 and Zarr: the variables that are the channels; of .npz: its array."""
     sample_axis: Annotated[str | None, arg(metavar="NAME", help_behavior_hint="(default: the first one)")] = None
     """Of NetCDF, HDF5 and Zarr: the axis of the items."""
+    checkpoint: CheckpointFlag = None
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: in the run)")] = None
     """A new directory for the files; of a model that ships by default in out/NAME."""
     format: Annotated[str, arg(metavar="{npz,png,npy,netcdf,zarr,wav,gif}")] = "npz"
@@ -75,7 +77,7 @@ class RestoringFlags:
         one_of("units", self.units, UNITS)
         for name, least, most in (("samples", 1, None), ("batch", 1, None), ("seed", 0, 2**62)):
             check_whole(name, getattr(self, name), least, most)
-        model = open_model(path, process_state())
+        model = open_model(path, process_state(), self.checkpoint)
         check_format(self.format, model.grid)
         classes = [] if self.classes is None else [self.classes]
         options: Any = {"clip": self.clip, "tile": self.tile, "classes": classes, "guidance": self.guidance}
@@ -86,17 +88,16 @@ class RestoringFlags:
         """The arguments of `restore` and `denoise` that say which samples are drawn."""
         return {"samples": self.samples, "seed": self.seed, "batch": self.batch}
 
-    def load(self, path: Path, model: "Model", shape: tuple[int, ...], *, with_nan: bool = False) -> "Tensor":
-        """Items [N, C, *event] in the units of the data."""
+    def load(
+        self, path: Path, model: "Model", *, scale: int = 1, noise: float = 0.0, with_nan: bool = False
+    ) -> "Tensor":
+        """Items [N, C, *event] in the units of the data, on the model's grid or one that is coarser by ``scale``."""
         from nidiff.data.load import load_items
-        from nidiff.data.science import is_science
+        from nidiff.generation.observations import check_range
 
-        names = self.variables or (model.grid.channels if is_science(path) else ())
-        items = load_items(path, shape, layout=self.layout, variables=names, sample_axis=self.sample_axis)
-        stored = str(items.dtype).removeprefix("torch.")
-        if not items.is_floating_point() and stored != model.grid.dtype:
-            problem = f"holds {stored}, and the model's data are {model.grid.dtype}"
-            raise InputError("file", path, problem, "convert it to their type")
+        reading: Any = {"layout": self.layout, "variables": self.variables, "sample_axis": self.sample_axis}
+        items = load_items(path, model.shape, grid=model.grid, scale=scale, **reading)
+        check_range(model, items, path, noise, self.units)
         if not items.is_floating_point() or bool((known := items.isfinite()).all()):
             return items
         if not with_nan or bool(items.isinf().any()) or not bool(known.flatten(1).any(1).all()):
@@ -119,26 +120,18 @@ class RestoringFlags:
 
         ``arguments`` are those of the command that decide the numbers, besides the flags here and the job.
         """
-        from nidiff.files import replacing_folder, writing
-        from nidiff.generation.restoration import default_folder, errors_text, known_facts, write_restoration
-        from nidiff.report.restored import save_restored
+        from nidiff.files import as_path
+        from nidiff.generation.restoration import default_folder, errors_text, known_facts
         from nidiff.sealed import shaped, tensors_sha256
 
         units = {"units": self.units} if "noise" in arguments else {}
         file = {"file": path.name, "values": tensors_sha256(shaped(items))}
         task: dict[str, Any] = {"command": command, "format": self.format, **file, **arguments, **units}
         task |= {**job.to_json(), "samples": self.samples, "seed": self.seed}
-        out = default_folder(model, task) if self.out is None else self.out
-        facts = known_facts(out, task)
+        out = as_path("out", default_folder(model, task) if self.out is None else self.out)
+        facts = known_facts(out, task)  # a folder that is not ours is not even locked
         if facts is None:
-            restoration = make()
-            counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
-            facts = {"task": task, "found": {**counts, **restoration.errors()}}
-            with writing("out", out), replacing_folder(out) as folder:
-                write_restoration(folder, restoration, facts, self.format)
-                save_restored(restoration, folder / "restored.png")
-            if (out / "restored.png").is_file():
-                print(f"wrote {out / 'restored.png'}", file=sys.stderr)
+            facts = self._write(out, task, make)
         else:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]
@@ -147,6 +140,33 @@ class RestoringFlags:
         if "rmse_of_mean" in measured:
             print(errors_text(measured), file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
+
+    def _write(self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]") -> dict[str, Any]:
+        """Draw the samples and write the folder, in which no other process may write meanwhile; returns its facts."""
+        from nidiff.files import writing
+        from nidiff.generation.restoration import (
+            PICTURE,
+            begin_restoration,
+            finish_restoration,
+            known_facts,
+            write_restoration,
+        )
+        from nidiff.locks import claimed
+        from nidiff.report.restored import save_restored
+
+        with claimed(out):
+            if (facts := known_facts(out, task)) is not None:  # another process had it until now
+                return facts
+            restoration = make()
+            counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
+            with writing("out", out, "repeat the command"):
+                begin_restoration(out, task)
+                write_restoration(out, restoration, task, self.format)
+                save_restored(restoration, out / PICTURE)
+                facts = finish_restoration(out, task, {**counts, **restoration.errors()})
+        if (out / PICTURE).is_file():
+            print(f"wrote {out / PICTURE}", file=sys.stderr)
+        return facts
 
 
 @dataclass(frozen=True)
@@ -158,8 +178,8 @@ class Restore:
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     file: Annotated[Positional[Path], arg(metavar="FILE")]
-    """What was observed, in the units of the data: a picture, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of pictures
-    or sounds."""
+    """What was observed, in the units of the data: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of
+    pictures or sounds. Units and axes that a file names are matched with the model's."""
     restoring: Annotated[RestoringFlags, arg(name="")]
     mask: Annotated[str | None, arg(metavar="FILE_OR_WORD", help_behavior_hint="")] = None
     """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), or the
@@ -177,7 +197,9 @@ class Restore:
     """FILE is clean: it is masked, averaged or blurred first, noise is added, and the error against FILE measured."""
     method: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: gaussian or jacobian)")] = None
     """gaussian (with the Gaussian of the data that the model knows), jacobian (with that of the network: slower, for
-    any model), gradient, or replacement (for masks without noise)."""
+    any model), gradient (guidance by a gradient), dps (as published, with its step size: dps:scale=1), or replacement
+    (for masks without noise)."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.generation.observations import observe
@@ -186,14 +208,13 @@ class Restore:
 
         flags, kind = self.restoring, self._kind()
         model, job = flags.open(self.model)
-        operator, shape = self._operator(model), model.shape
-        if self.scale is not None and not self.degrade:
-            shape = (shape[0], *(size // self.scale for size in shape[1:]))
-        items = flags.load(self.file, model, shape, with_nan=kind in ("mask", "missing"))
+        operator, scale = self._operator(model), 1 if self.degrade else self.scale or 1
+        reading: Any = {"noise": self.noise, "with_nan": kind in ("mask", "missing")}
+        items = flags.load(self.file, model, scale=scale, **reading)
         operator = operator or self._mask(model, items)
         degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
         observation = observe(model, items, operator, self.noise, units=flags.units, **degrading)
-        truth = items.float() if self.degrade else None
+        truth = items.double() if self.degrade else None
 
         def make() -> Restoration:
             return restore(model, job, observation, method=self.method, truth=truth, **flags.drawing)
@@ -246,13 +267,15 @@ class Denoise:
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     file: Annotated[Positional[Path], arg(metavar="FILE")]
-    """The data, in their own units: a picture, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of pictures or sounds."""
+    """The data, in their own units: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of pictures or
+    sounds. Units and axes that a file names are matched with the model's."""
     restoring: Annotated[RestoringFlags, arg(name="")]
     noise: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """The standard deviation of the noise that FILE has, in the units of the data (see --units)."""
     add_noise: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """Instead, FILE is clean, and so much noise is added first, another for each sample, for variations of it. In the
     units of the model, where data have a standard deviation of about 1, or a range from -1 to 1."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.generation.observations import noise_level
@@ -265,7 +288,7 @@ class Denoise:
         model, job = flags.open(self.model)
         name, units = ("add_noise", "model") if add_noise else ("noise", flags.units)
         amount = getattr(self, name)
-        level, items = noise_level(amount, model, units, name), flags.load(self.file, model, model.shape)
+        level, items = noise_level(amount, model, units, name), flags.load(self.file, model, noise=self.noise or 0.0)
 
         def make() -> "Restoration":
             return denoise(model, job, items, level, add_noise=add_noise, **flags.drawing)

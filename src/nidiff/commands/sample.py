@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import ConditioningFlags, Drawing
+from nidiff.commands.flags import CheckpointFlag, ConditioningFlags, Drawing, QuietFlag
 from nidiff.errors import InputError
 from nidiff.notation import parse_seeds, seeds_text
 
@@ -21,6 +21,7 @@ class Sample:
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     drawing: Annotated[Drawing, arg(name="")]
     conditioning: Annotated[ConditioningFlags, arg(name="")]
+    checkpoint: CheckpointFlag = None
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
     churn, with fresh noise of another amount or colour (churn:amount=0.5,colour=gff,gamma=1); repaint; angle or
@@ -45,6 +46,7 @@ class Sample:
     """Keep whole numbers as float32 in [-1, 1], not rounded."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.covariance.checks import check_shape
@@ -56,7 +58,7 @@ class Sample:
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         if self.rate is not None and self.format != "wav":
             raise InputError("rate", self.rate, "has no meaning without `format` wav", "leave it out")
-        model = open_model(self.model, state)
+        model = open_model(self.model, state, self.checkpoint)
         model = model if self.shape is None else model.at(check_shape(self.shape))
         grid = model.grid if self.rate is None else replace(model.grid, rate=check_whole("rate", self.rate))
         options = {"clip": drawing.clip, "tile": drawing.tile, "floats": self.floats, **self.conditioning.arguments}

@@ -1,5 +1,6 @@
 """``nidiff sweep``: a grid of training runs, one after the other, and their table."""
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from tyro.conf import Fixed, Suppress, arg
 
 from nidiff.aligned import aligned
-from nidiff.commands.flags import Comparing, Drawing, Measuring
+from nidiff.commands.flags import Comparing, Drawing, Measuring, QuietFlag
 from nidiff.commands.grid import TABLE, expand
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
 from nidiff.commands.usage import own_flags, parse, split_flags
 from nidiff.errors import InputError, Interrupted, shown
 from nidiff.extras import require
+from nidiff.locks import claimed
 from nidiff.notation import parse_seeds
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Sweep:
     """Only check the grid and list its runs."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
+    quiet: QuietFlag = False
     grid: Annotated[Mapping[str, Sequence[str]], Fixed, Suppress] = field(default_factory=dict)
 
     also = (Train,)  # whose flags are taken too
@@ -73,7 +76,7 @@ class Sweep:
             raise InputError(None, None, f"{shown(loose[0])} is one argument too many", f"see {PROG} --help")
         names, mine = [flag.replace("--no-", "--", 1) for flag, _ in given], own_flags(cls)
         for name in names:
-            if name in ("--resume", "--overwrite"):
+            if name in ("--resume", "--finish", "--overwrite"):
                 remedy = "leave it out: a sweep resumes what has begun, and replaces nothing"
                 raise InputError(name, None, f"is not a flag of {PROG}", remedy)
             if names.count(name) > 1:
@@ -84,6 +87,8 @@ class Sweep:
 
     def run(self) -> None:
         require("accelerate")  # its extra brings whatever else is missing
+        from nidiff.generation.loaded_model import process_state
+
         runs = self.planned()
         left = [run for run in runs if run.state != FINISHED]
         if self.commands:
@@ -94,7 +99,8 @@ class Sweep:
         self._check(left)
         if self.dry_run:
             print(aligned([("run", "state"), *((run.name, run.state) for run in runs)]))
-        else:
+            return
+        with claimed(self.out) if process_state().is_main_process else contextlib.nullcontext():
             try:
                 for number, run in enumerate(runs, 1):
                     print(f"run {number} of {len(runs)}: {run.name} ({run.state})", file=sys.stderr, flush=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import Comparing, ConditioningFlags, Drawing
+from nidiff.commands.flags import CheckpointFlag, Comparing, ConditioningFlags, Drawing, QuietFlag
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 from nidiff.locks import claimed
@@ -33,6 +33,7 @@ class Table:
     drawing: Annotated[Drawing, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     conditioning: Annotated[ConditioningFlags, arg(name="")] = field(default_factory=ConditioningFlags)
+    checkpoint: CheckpointFlag = None
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
     """Same as in nidiff sample."""
     num_steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
@@ -43,6 +44,7 @@ class Table:
     """A line for each run. By default runs that differ only in the training seed are one line, over the trainings."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of a table."""
+    quiet: QuietFlag = False
 
     def run(self) -> None:
         from nidiff.evaluation.evaluate import evaluate_cell
@@ -60,7 +62,7 @@ class Table:
         if not (self.runs and self.samplers and self.num_steps):
             problem = "and `samplers` and `num_steps` must not be empty"
             raise InputError("runs", None, problem, "give one of each, or more")
-        models = [open_model(path, state) for path in self.runs]
+        models = [open_model(path, state, self.checkpoint) for path in self.runs]
         if len({model.name for model in models}) < len(models):
             raise InputError("runs", None, "must have different names, those of their directories", "rename one")
         cells, results, data = [], [], ""
@@ -76,7 +78,8 @@ class Table:
                 rehearse(model.denoiser, model.shape, **plan_job(model, sampler, num_steps, **drawn).arguments)
                 drawn |= {"sampler": sampler, "num_steps": num_steps, "seeds": seeds, "batch": self.drawing.batch}
                 cells.append((model, evaluator, drawn))
-        groups = [] if self.no_groups else group_runs({model.name: model.path for model in models})
+        ended = {model.name: model.path for model in models if model.step is None}
+        groups = [] if self.no_groups else group_runs(ended)
         self.check_out()
         with claimed(self.out) if state.is_main_process else contextlib.nullcontext():
             for model, evaluator, drawn in cells:
@@ -100,7 +103,7 @@ class Table:
                 save_figure(quality_figure(lines), self.out / "table.png")
         if state.is_main_process:
             for model in models:
-                if model.card is None and (model.path / "experiment.json").is_file():
+                if model.has_report:
                     print(f"wrote {write_report(model.path)}", file=sys.stderr)
             print(f"wrote {self.out}/table.md, .tex, .csv, .json and .png", file=sys.stderr)
             print(data if self.json else text(lines, paired))

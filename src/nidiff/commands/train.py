@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
+from nidiff.commands.flags import QuietFlag
 from nidiff.commands.usage import parse, split_flags
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, printable
 from nidiff.extras import require
 from nidiff.files import as_path
 from nidiff.model.zoo import find_model
@@ -39,12 +40,17 @@ class Train:
     """Instead of a preset: an experiment.json, a run directory that has one, or the name of a model that ships."""
     resume: bool = False
     """Resume the run in the directory from its newest good checkpoint."""
+    finish: bool = False
+    """With --resume: end the run early. From its newest good checkpoint on, the learning rate falls over --cooldown
+    steps, by default as many as were planned, and the run is then the one that began with so many --steps; --cooldown 0
+    ends it at once. A cool-down that has begun goes on to its end."""
     overwrite: bool = False
     """Replace the run that the directory holds, which is lost."""
     report: bool = True
     """Write report.html at the end."""
     dry_run: bool = False
     """Print the experiment, the size of the network, memory, and an estimate of the speed and the time to the end."""
+    quiet: QuietFlag = False
 
     @staticmethod
     def defaults(words: Sequence[str]) -> "Train":
@@ -57,8 +63,12 @@ class Train:
             with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
                 return Train(read_experiment(experiment_file(as_path("out", out))))
         if config:
-            return Train(read_experiment(find_model(config, "config")))
-        return Train(PRESETS[one_of("preset", preset or "digits", PRESETS)])
+            experiment = read_experiment(find_model(config, "config"))
+        else:
+            experiment = PRESETS[one_of("preset", preset or "digits", PRESETS)]
+        # Attention, too, is only at the resolutions that --widths leaves.
+        depths = len(given.get("--widths", experiment.widths))
+        return Train(replace(experiment, attention=tuple(depth for depth in experiment.attention if depth < depths)))
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> "Train":
@@ -86,18 +96,19 @@ class Train:
         from nidiff.training.loop import train
 
         run, asked = self.directory(), {"resume": self.resume, "overwrite": self.overwrite}
-        run.check(self.experiment, **asked)
+        experiment = self._resumed(run) if self.finish else self.experiment
+        run.check(experiment, **asked)
         processes = PartialState(cpu=not torch.cuda.is_available())
         processes.wait_for_everyone()  # nothing is written before all have looked
-        with run.claim(self.experiment, **asked) if processes.is_main_process else nullcontext():
+        with run.claim(experiment, **asked) if processes.is_main_process else nullcontext():
             processes.wait_for_everyone()
-            trainer = build(self.experiment, resumed=run if self.resume else None)
+            trainer = build(experiment, resumed=run if self.resume else None)
             for note in trainer.notes:
                 _say(trainer, note)
             if skipped := trainer.data.skipped:
                 _say(trainer, f"skipped {len(skipped)} corrupt: {', '.join(skipped)}")
             if self.resume:
-                _resume(trainer, run)
+                trainer = _resume(trainer, run, self.experiment.cooldown if self.finish else None)
             elif processes.is_main_process:
                 run.begin(trainer)
             processes.wait_for_everyone()
@@ -108,6 +119,18 @@ class Train:
                 first = trainer.data.batch(torch.tensor([0]))[0]
                 _say(trainer, f"wrote {write_report(run.folder, first)}")
             return run.folder
+
+    def _resumed(self, run: "RunDirectory") -> Experiment:
+        """The experiment of the run that --finish ends, before its end is changed."""
+        if not self.resume:
+            raise InputError("finish", None, "is for a run that is resumed", "give `resume` too")
+        planned = self.experiment
+        with suppress(InputError):  # `RunDirectory.check` says what is wrong with it
+            planned = run.experiment
+        if self.experiment.steps != planned.steps:
+            problem = f"has no meaning with `finish`, which decides it, and the run has {planned.steps}"
+            raise InputError("steps", self.experiment.steps, problem, "leave it out; `cooldown` may be shorter")
+        return replace(self.experiment, cooldown=planned.cooldown)
 
     def directory(self) -> "RunDirectory":
         from nidiff.training.run import RunDirectory
@@ -141,22 +164,27 @@ def run_name(preset: str, config: str | Path | None) -> str:
     return path.parent.name if path.name == EXPERIMENT else path.stem
 
 
-def _resume(trainer: "Trainer", run: "RunDirectory") -> None:
-    """Put the trainer where the run stopped."""
+def _resume(trainer: "Trainer", run: "RunDirectory", cooldown: int | None) -> "Trainer":
+    """The trainer where the run stopped; with ``cooldown``, that of the run that ends after so many steps."""
     from nidiff.training.checkpoint import load_checkpoint
     from nidiff.training.loop import restore
 
     run.check_same(trainer)
-    if checkpoint := load_checkpoint(run.checkpoints, trainer.identity):
+    if checkpoint := load_checkpoint(run.checkpoints, *run.identities):
         restore(trainer, checkpoint)
         for line in checkpoint.damaged:
             _say(trainer, f"skipped a checkpoint that cannot be used: {line}")
+    if cooldown is not None:
+        if not trainer.step:
+            raise InputError("finish", None, "needs a checkpoint, and the run has none", "leave it out")
+        trainer = replace(trainer, experiment=trainer.experiment.ended(trainer.step, cooldown))
     run.check_steps(trainer)
     trainer.accelerator.wait_for_everyone()  # nothing is written before all have read
     if trainer.accelerator.is_main_process:
         run.resume(trainer)
-    _say(trainer, f"resuming {run.folder} after step {trainer.step}")
+    _say(trainer, f"resuming {run.folder} after step {trainer.step} of {trainer.experiment.steps}")
+    return trainer
 
 
 def _say(trainer: "Trainer", text: str) -> None:
-    trainer.accelerator.print(text, file=sys.stderr)
+    trainer.accelerator.print(printable(text), file=sys.stderr)

@@ -38,6 +38,7 @@ def check_sizes(shape: Iterable[int] | int, argument: str = "shape", least: int 
 def as_numbers(values: Any, argument: str) -> Tensor:
     """``values``, a tensor, an array or a nested list of real numbers, as a float64 tensor on the CPU."""
     if isinstance(values, Tensor) and not values.is_complex():
+        check_has_numbers(argument, values)
         return values.detach().to("cpu", torch.float64)
     try:
         return torch.from_numpy(np.asarray(values).astype(np.float64, casting="same_kind"))
@@ -46,7 +47,14 @@ def as_numbers(values: Any, argument: str) -> Tensor:
         raise InputError(argument, None, problem, "give a tensor, or lists of them") from error
 
 
+def check_has_numbers(argument: str, values: Tensor) -> None:
+    """Refuse a tensor on torch's meta device, which has a shape alone."""
+    if values.is_meta:
+        raise InputError(argument, None, "is on the meta device, which has no numbers", "move it to another device")
+
+
 def check_finite(argument: str, values: Tensor) -> None:
     """Refuse NaN and infinite entries."""
+    check_has_numbers(argument, values)
     if not bool(torch.isfinite(values).all()):
         raise InputError(argument, None, "has NaN or infinite values", "give finite numbers")

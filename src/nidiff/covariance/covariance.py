@@ -12,7 +12,7 @@ from nidiff.covariance.basis import Basis, Cast
 from nidiff.covariance.checks import as_numbers, check_finite, check_sizes
 from nidiff.covariance.modes import Modes, outside_autocast
 from nidiff.errors import InputError
-from nidiff.files import as_path, replace_json, writing
+from nidiff.files import as_path, locked, replace_json, writing
 from nidiff.memory import require_memory
 from nidiff.randomness import FLOATS, Generators, check_place, white_noise
 from nidiff.recipe import Origin, check_number, plain
@@ -241,7 +241,7 @@ class Covariance(Modes):
         from nidiff.covariance.config import PLACES, describe, save_arrays
 
         config, place = describe(self), as_path("folder", folder)
-        with writing("folder", place):
+        with writing("folder", place), locked(place):  # two that save here at once take turns
             save_arrays(config.tensors, place)
             replace_json(place / PLACES[0], config)
 

@@ -15,6 +15,7 @@ from nidiff.covariance.eigen import symmetric_eigen
 from nidiff.covariance.families import FAMILIES, Dense
 from nidiff.covariance.waves import Boundary, Waves, frequencies, magnitude, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
+from nidiff.precision import with_float64
 from nidiff.recipe import check_number, check_whole, is_number, remembered
 
 LARGEST_DENSE = 5000  # entries of a field given by a matrix: the eigenvectors are 200 MB
@@ -272,7 +273,7 @@ def _gaussian_images(omega: Tensor, t: Tensor) -> Tensor:
 
 def _mean_power(data: Tensor, basis: Basis) -> Tensor:
     """Mean squared coefficient of each mode, in blocks so that memory stays small."""
-    items = data.detach().reshape(len(data), -1, *basis.event_shape)
+    items = with_float64(data.detach()).reshape(len(data), -1, *basis.event_shape)
     mean = sum(block.double().sum(0) for block in items.split(1024)) / len(items)
     total = torch.zeros(basis.event_shape, dtype=torch.float64, device="cpu")
     for block in items.split(1024):

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.basis import Basis
+from nidiff.covariance.checks import check_has_numbers
 from nidiff.errors import InputError
+from nidiff.precision import with_float64
 
 Coefficient = Union[float, "Modes"]
 
@@ -27,7 +29,7 @@ class Modes:
     def __init__(self, values: Tensor | float, basis: Basis | None = None) -> None:
         if not isinstance(values, Tensor):
             values = torch.tensor(values, dtype=torch.float64, device="cpu")
-        self.values = values.double()
+        self.values = with_float64(values).double()
         self.basis = basis
 
     @property
@@ -140,6 +142,7 @@ def as_modes(value: Any) -> Modes:
 
 def outside_autocast(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of x in float32 or better, and its result in x's dtype."""
+    check_has_numbers("x", x)
     with torch.autocast(x.device.type, enabled=False):
         return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
 

@@ -10,13 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.arrays import read_array
-from nidiff.data.dataset import Dataset
+from nidiff.data.arrays import NUMBERS, float32_loses, read_array
+from nidiff.data.dataset import Dataset, numbered_classes
+from nidiff.data.grid import Grid
+from nidiff.data.match import match
 from nidiff.data.science import is_science, read_variables
 from nidiff.data.spec import ARRAYS, FROM_DATA_SET
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition, null_class
 from nidiff.diffusion.scaling import SMALLEST, Scaling
-from nidiff.errors import InputError, shown
+from nidiff.errors import InputError, renamed, shown
 from nidiff.memory import require_memory
 
 if TYPE_CHECKING:
@@ -33,24 +35,26 @@ def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
             remedy = "sort the images into a subfolder per class, or give an array file or the name of a variable"
             raise InputError("labels", labels, f"has no class for the items of {name!r}, or for some of them", remedy)
         return data
-    values, names = _read("labels", [labels], data, name)[0], np.array([])
+    values = _read("labels", [labels], data, name)[0][0]
+    names: tuple[str, ...] = ()
     shape = values.shape
     if values.dtype.kind == "S":
         values = np.char.decode(values, "utf-8", "replace")
     if values.dtype.kind in "UbO":
-        names, values = np.unique(values.astype(str), return_inverse=True)
+        names, numbers = numbered_classes(values.astype(str).flatten().tolist())
+        values = numbers.numpy().reshape(shape)
     is_class = values.dtype.kind in "iuf" and (values == np.floor(values)) & (values >= 0) & (values < MOST_CLASSES)
     if shape != (len(data),) or not np.all(is_class):
         remedy = f"give a word, or a whole number from 0 to at most {MOST_CLASSES - 1}, for each of {len(data)} items"
         raise InputError("labels", labels, f"has {values.dtype} {shape} that are no classes", remedy)
     numbers = torch.from_numpy(values.astype(np.int64))
-    return replace(data, labels=numbers, class_names=tuple(map(str, names)), num_classes=len(names) or None)
+    return replace(data, labels=numbers, class_names=names, num_classes=len(names) or None)
 
 
 def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> Dataset:
     """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``."""
     names = condition.split(",")
-    arrays = _read("condition", names, data, name)
+    arrays, grid = _read("condition", names, data, name)
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1 or len(arrays[0]) != len(data):
         problem = f"has shape {' and '.join(map(str, shapes))}, and the data have {len(data)} items"
@@ -62,21 +66,39 @@ def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> 
         size = 8.0 * len(data) * values.shape[1] * math.prod(data.shape[1:])
         require_memory("condition", condition, size, "give fewer items")
         values = on_grid(condition, values, data.shape[1:])
-    numbers = as_finite(condition, values)
-    scaling = _standard(numbers[train])
-    return replace(data, conditions=scaling.to_model(numbers), condition_scaling=scaling)
+    scaling = _standard(as_finite(condition, values)[train])
+    if float32_loses(scaling.shift, scaling.scale):
+        scaling = _standard(torch.from_numpy(values.astype(np.float64))[train])
+    numbers, grids = as_finite(condition, values, scaling), replace(data.grid, condition=grid)
+    return replace(data, conditions=numbers, condition_scaling=scaling, grid=grids)
 
 
-def as_finite(condition: str, values: "NDArray[Any]") -> Tensor:
-    """The numbers of a file [N, …] in float32; refused if they are not finite, or not numbers."""
-    is_number = values.dtype.kind in "biuf" and values.size
+def read_conditions(path: Path, grid: Grid) -> "NDArray[Any]":
+    """The conditions [N, C, …] of a NetCDF, HDF5 or Zarr file, on the grid of a model's conditions."""
+    with renamed("data", "condition"):
+        arrays, mine = read_variables(path, "condition", grid.channels, None, grid)
+        if len({array.shape for array in arrays}) > 1:
+            shapes = " and ".join(str(array.shape) for array in arrays)
+            raise InputError("condition", path, f"has variables of shape {shapes}", "give them the same axes")
+        values = np.stack(arrays, 1)
+        if values.dtype.kind not in NUMBERS:
+            return values
+        data = Dataset(torch.from_numpy(values * 1.0), grid=mine)
+        return np.asarray(match(data, grid, "condition", str(path)).values)
+
+
+def as_finite(condition: str, values: "NDArray[Any]", scaling: Scaling | None = None) -> Tensor:
+    """The numbers of a file [N, …] in the units of the model, by ``scaling``, in float32; refused if they are not
+    finite, or not numbers. Only where their offset needs it, they are scaled in float64."""
+    is_number = values.dtype.kind in NUMBERS and values.size
+    dtype = np.float64 if scaling is not None and float32_loses(scaling.shift, scaling.scale) else np.float32
     with np.errstate(over="ignore"):
-        numbers = torch.from_numpy(values.astype(np.float32)) if is_number else torch.full((1, 1), torch.nan)
+        numbers = torch.from_numpy(values.astype(dtype)) if is_number else torch.full((1, 1), torch.nan)
     bad = ~numbers.isfinite().reshape(len(numbers), -1).all(1)
     if bool(bad.any()):
         problem = f"holds {values.dtype} {values.shape}, in row {int(bad.nonzero()[0])} not finite numbers"
         raise InputError("condition", condition, problem, "fill them in, or leave that row out")
-    return numbers
+    return numbers if scaling is None else scaling.to_model(numbers).float()
 
 
 def on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
@@ -92,25 +114,30 @@ def on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "ND
 
 
 def _standard(values: Tensor) -> Scaling:
-    """The scaling to mean 0 and standard deviation 1 per channel; a constant channel is only shifted."""
+    """The scaling to mean 0 and standard deviation 1 per channel; a constant channel is only shifted.
+
+    The digits of a shift count from the first one of the scale if that is far behind.
+    """
     axes = [axis for axis in range(values.ndim) if axis != 1]
     mean, deviation = values.double().mean(axes), values.double().std(axes, correction=0)
-    constant = deviation <= 1e-6 * mean.abs() + SMALLEST
+    constant = deviation <= (1e-12 if values.dtype == torch.float64 else 1e-6) * mean.abs() + SMALLEST
     scale = torch.where(constant, 1.0, deviation)
-    rounded = [tuple(float(f"{number:.{DIGITS}g}") for number in numbers.tolist()) for numbers in (scale, mean)]
-    return Scaling(rounded[0], rounded[1])
+    extra = ((mean.abs() / scale).clamp(min=1).log10() - 4).ceil().clamp(min=0).int()
+    digits = (DIGITS + extra).tolist()
+    shifts = tuple(float(f"{number:.{count}g}") for number, count in zip(mean.tolist(), digits, strict=True))
+    return Scaling(tuple(float(f"{number:.{DIGITS}g}") for number in scale.tolist()), shifts)
 
 
-def _read(argument: str, names: Sequence[str], data: Dataset, name: str) -> "list[NDArray[Any]]":
-    """The array of a file, or variables of the file that the data are from."""
+def _read(argument: str, names: Sequence[str], data: Dataset, name: str) -> "tuple[list[NDArray[Any]], Grid | None]":
+    """The array of a file, or variables of the file that the data are from, and their grid."""
     value = ",".join(names)
     if value.lower().endswith(ARRAYS):
-        return [read_array(Path(value), argument)]
+        return [read_array(Path(value), argument)], None
     if not is_science(Path(name)) or data.along is None:
         problem = f"is not an array file, and {shown(name)} has no variables"
         other = "'data', or " if argument == "labels" else ""
         raise InputError(argument, value, problem, f"give {other}an .npy or .npz file")
-    return read_variables(Path(name), argument, names, data.along[0], data.grid.axes)
+    return read_variables(Path(name), argument, names, data.along[0], data.grid)
 
 
 # The conditions of a network ----------------------------------------------------------------------------------------

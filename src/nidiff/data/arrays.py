@@ -1,6 +1,6 @@
 """Arrays of numpy, .npy and .npz, as values [N, C, *event], and the layout of their axes, such as NCHW."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -10,17 +10,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from nidiff.data.dataset import Dataset, Source
+from nidiff.data.dataset import Dataset, Source, type_name
 from nidiff.data.grid import AXES, Grid
-from nidiff.data.sources import Limits, gather, load_or_stream, slices_of, watched
+from nidiff.data.moments import RunningMoments
+from nidiff.data.sources import Limits, gather, load_or_stream, slices_of, spread_rows, watched
 from nidiff.data.spec import DataSpec
 from nidiff.errors import FileError, InputError
 from nidiff.files import blaming
 
 if TYPE_CHECKING:
-    from numpy.typing import DTypeLike, NDArray
+    from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 MOST_COLOURS = 4  # an array N×H×W×C without a layout has so many channels, or fewer
+NUMBERS = "biuf"  # the kinds of dtype that are numbers
+LOSS, SPREAD = 1e-4, 64  # of the standard deviation; items that are looked at
 EXAMPLES = {2: "NL", 3: "NCL", 4: "NCHW", 5: "NCDHW"}
 
 
@@ -73,11 +76,44 @@ def open_array(file: Path, spec: DataSpec, limits: Limits) -> Dataset:
     is_by_item = isinstance(array, np.memmap) and array.flags.c_contiguous and layout.letters[0] == "N"
 
     def read(rows: "NDArray[Any]") -> "NDArray[Any]":
-        return as_stored_numbers(layout.arrange(_items(file, array, rows)) if is_by_item else arranged[rows], dtype)
+        return layout.arrange(_items(file, array, rows)) if is_by_item else arranged[rows]
 
-    source = Source(arranged.shape, getattr(torch, dtype.name), watched(file, partial(gather, read=read)))
+    source = numbers_source(arranged.shape, dtype, file, read)
     values = load_or_stream(source, name, limits if is_by_item else limits._replace(memory_limit=None))
-    return Dataset(values, grid=Grid(layout.axes, dtype=dtype.name))
+    return Dataset(values, grid=Grid(layout.axes, dtype=type_name(source)))
+
+
+def numbers_source(
+    shape: Sequence[int], dtype: "np.dtype[Any]", file: Path, read: "Callable[[NDArray[Any]], NDArray[Any]]"
+) -> Source:
+    """What ``read`` gives for rising rows of ``file``, as ``dtype``; as float32 if that is float64 and not needed."""
+
+    def source(dtype: "np.dtype[Any]") -> Source:
+        def stored(rows: "NDArray[Any]") -> "NDArray[Any]":
+            return as_stored_numbers(read(rows), dtype)
+
+        return Source(tuple(shape), getattr(torch, dtype.name), watched(file, partial(gather, read=stored)))
+
+    wide = source(dtype)
+    return wide if dtype != np.float64 or needs_float64(wide) else source(np.dtype(np.float32))
+
+
+def needs_float64(source: Source) -> bool:
+    """Whether `float32_loses` digits of a channel at its largest magnitude, by a few items spread over all."""
+    if 0 in source.shape:
+        return False
+    moments = RunningMoments(source.shape[1])
+    with np.errstate(over="ignore", invalid="ignore"):
+        for row in spread_rows(len(source), SPREAD)[:, None]:
+            moments.add(source.read(row)[0].flatten(1).numpy())
+    largest = np.maximum(abs(moments.low), abs(moments.high))
+    varies = moments.deviation > 0
+    return float32_loses(largest[varies], moments.deviation[varies])
+
+
+def float32_loses(size: "ArrayLike", deviation: "ArrayLike") -> bool:
+    """Whether float32 rounds numbers of some ``size`` by more than a ten-thousandth of their standard ``deviation``."""
+    return bool((np.abs(size) * 2.0**-24 > LOSS * np.abs(deviation)).any())
 
 
 def _items(file: Path, array: "NDArray[Any]", rows: "NDArray[Any]") -> "NDArray[Any]":
@@ -108,16 +144,18 @@ def stored_array(file: Path, argument: str, variables: Sequence[str] = ()) -> "N
 
 
 def stored_type(name: str, dtype: "DTypeLike") -> "np.dtype[Any]":
-    """The type in which the numbers of a file or variable are held: uint8, uint16 or float32."""
+    """The type in which the numbers of a file or variable are held: uint8, uint16, or floats that have all of their
+    digits, float32 or float64."""
     dtype = np.dtype(dtype)
     if dtype.kind == "u" and dtype.itemsize <= 2:
         return dtype.newbyteorder("=")
-    if not np.issubdtype(dtype, np.floating):
-        raise FileError("data", name, f"has dtype {dtype}", "give uint8, uint16 or floats")
-    return np.dtype(np.float32)
+    if dtype.kind not in NUMBERS:
+        remedy = "give its real and imaginary parts as channels" if dtype.kind == "c" else "give numbers"
+        raise FileError("data", name, f"has dtype {dtype}", remedy)
+    return np.dtype(np.float32 if dtype.itemsize <= (4 if dtype.kind == "f" else 2) else np.float64)
 
 
 def as_stored_numbers(array: "NDArray[Any]", dtype: "np.dtype[Any]") -> "NDArray[Any]":
-    """A copy as ``dtype``; what float32 cannot hold becomes infinite, which is refused or filled later."""
+    """A copy as ``dtype``; what it cannot hold becomes infinite, which is refused or filled later."""
     with np.errstate(over="ignore"):
         return np.array(array, dtype=dtype, order="C")

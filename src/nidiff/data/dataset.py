@@ -1,6 +1,7 @@
 """A data set [N, C, *event] that gives batches as the network sees them."""
 
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from nidiff.data.grid import Grid
 from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.errors import InputError
+from nidiff.errors import InputError, printable
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +43,8 @@ class Dataset:
     """N items [C, *event], kept as they are stored and turned into float32 in the model's units a batch at a time."""
 
     values: Tensor | Source
-    """[N, C, *event]: uint8, uint16 or floats, in the units of the data."""
+    """[N, C, *event]: uint8, uint16, float32, or float64 where float32 would lose something, in the units of the
+    data."""
     labels: Tensor | None = None
     """[N] of int64, where the data has them."""
     skipped: list[str] = field(default_factory=list)
@@ -59,15 +61,20 @@ class Dataset:
     """Between the units of the conditions and those of the model."""
     class_names: tuple[str, ...] = ()
     """What the classes 0, 1, … are called, where they have names."""
+    in_range: bool = False
+    """Whether whole numbers were scaled from the part of their type's range that they use to [−1, 1]."""
     num_classes: int | None = None
     """How many classes all of the data have, also where these are a part of them. By default, as the labels say."""
 
     def __post_init__(self) -> None:
-        dtype = str(self.values.dtype).removeprefix("torch.")
+        dtype = type_name(self.values)
         if self.scaling is None:
             object.__setattr__(self, "scaling", WHOLE.get(dtype, Scaling(1.0)))
         if self.grid is None:
-            object.__setattr__(self, "grid", Grid.usual(self.shape, dtype if dtype in WHOLE else "float32"))
+            object.__setattr__(
+                self, "grid", Grid.usual(self.shape, dtype if dtype in (*WHOLE, "float64") else "float32")
+            )
+        object.__setattr__(self, "class_names", tuple(map(printable, self.class_names)))
         if self.num_classes is None and self.labels is not None and len(self.labels):
             object.__setattr__(self, "num_classes", len(self.class_names) or int(self.labels.max()) + 1)
 
@@ -81,8 +88,8 @@ class Dataset:
 
     @property
     def has_known_range(self) -> bool:
-        """Whether the model sees [−1, 1], the range of the whole numbers that the data are."""
-        return WHOLE.get(self.grid.dtype) == self.scaling
+        """Whether the model sees [−1, 1], the range of the whole numbers that the data are, or that they use."""
+        return self.in_range or WHOLE.get(self.grid.dtype) == self.scaling
 
     def take(self, rows: Tensor) -> "Dataset":
         """The data set of some rows."""
@@ -127,6 +134,30 @@ class Dataset:
                 yield ahead.result()
 
 
+def is_small_part(low: float, high: float, dtype: str) -> bool:
+    """Whether whole numbers from ``low`` to ``high`` use less than a quarter of the range of their type, as 12 bits in
+    uint16 do."""
+    return 0 < high - low < LARGEST[dtype] / 4
+
+
+def type_name(values: Tensor | Source) -> str:
+    """The name of a type, as numpy and a grid have it."""
+    return str(values.dtype).removeprefix("torch.")
+
+
+def natural_order(name: str) -> list[Any]:
+    """A key by which 2 comes before 10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)] + [name]
+
+
+def numbered_classes(words: Sequence[str]) -> tuple[tuple[str, ...], Tensor]:
+    """The names of the classes of items, in their natural order, and the number of each item's class."""
+    names = sorted({*words}, key=natural_order)
+    numbers = {name: number for number, name in enumerate(names)}
+    return tuple(names), torch.tensor([numbers[word] for word in words])
+
+
 def quantise(images: Tensor) -> Tensor:
     """Images in [-1, 1] as the uint8 of a saved file: clamped, 127.5 x + 127.5, rounded. uint8 stays."""
     if images.dtype == torch.uint8:
@@ -139,7 +170,8 @@ def quantise(images: Tensor) -> Tensor:
 
 def as_stored(x: Tensor, scaling: Scaling | None, dtype: str) -> Tensor:
     """Samples in the units of the data and the type of its files; whole numbers are clipped and rounded."""
-    data = x.detach().float() if scaling is None else scaling.to_data(x.detach().float())
+    data = x.detach().to(torch.float64 if dtype == "float64" else torch.float32)
+    data = data if scaling is None else scaling.to_data(data)
     if dtype not in LARGEST:
         return data
     return data.clamp(0, LARGEST[dtype]).round().to(getattr(torch, dtype))

@@ -1,5 +1,7 @@
-"""Folders of images, of videos as frames, and arrays, as a data set."""
+"""Folders of images, of videos and volumes as frames, and arrays, as a data set."""
 
+import warnings
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,49 +10,67 @@ from PIL import Image
 from torch import Tensor
 
 from nidiff.data.arrays import Layout
-from nidiff.data.dataset import Dataset, Source
-from nidiff.data.encoded import Encoded, fit, read_encoded
-from nidiff.data.grid import Grid
+from nidiff.data.dataset import Dataset, Source, natural_order, numbered_classes, type_name
+from nidiff.data.encoded import Encoded, count_frames, fit, read_encoded
+from nidiff.data.grid import AXES, Grid
 from nidiff.data.sources import Limits, load_or_stream
 from nidiff.data.spec import DataSpec
-from nidiff.errors import FileError, InputError
+from nidiff.errors import FileError, InputError, shown
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
 
-def open_images(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
-    """One image, or those of a folder and its subfolders in the order of their names, but for hidden ones.
+def open_images(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -> Dataset:
+    """The image ``path``, or the ``files`` of a folder of that name.
 
-    A layout with T makes a video of each subfolder, whose images are its frames.
+    A layout with T (or D) makes a video (or volume) of each file that has several frames, or of each subfolder, whose
+    images are its frames.
     """
-    files = [path] if path.is_file() and path.suffix.lower() in SUFFIXES else files_of(path, SUFFIXES)
     if not files:
         raise FileError("data", str(path), "has no images", f"give {', '.join(SUFFIXES)}, .npy or .npz, or a folder")
     event = {*Layout(spec.layout).event} if spec.layout is not None else {"H", "W"}
-    if event == {"T", "H", "W"}:
-        return _open_clips(path, files, spec, limits)
+    if event in ({"T", "H", "W"}, {"D", "H", "W"}):
+        values = _open_clips(path, files, spec, limits)
+        return Dataset(values, grid=Grid((AXES[min(event - {"H", "W"})], "height", "width"), dtype=type_name(values)))
     if event != {"H", "W"}:
         spec.refuse("layout")
     pixels, rows, skipped = read_encoded([Encoded(str(file), file) for file in files], spec, limits)
     folders = [files[row].relative_to(path).parts[:-1] for row in rows]
     if not all(folders):
         return Dataset(pixels, skipped=skipped)
-    names, labels = np.unique([folder[0] for folder in folders], return_inverse=True)  # the subfolders are classes
-    return Dataset(pixels, torch.from_numpy(labels), skipped=skipped, class_names=tuple(map(str, names)))
+    names, labels = numbered_classes([folder[0] for folder in folders])
+    return Dataset(pixels, labels, skipped=skipped, class_names=names)
 
 
 def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder and its subfolders with one of the suffixes, in the order of their names."""
-    files = [file for file in folder.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
-    return sorted(f for f in files if not any(part.startswith(".") for part in f.relative_to(folder).parts))
+    """The files of a folder and its subfolders with one of the suffixes, in the order of their names, but for hidden
+    ones. A warning says how many others there are."""
+    files, unread = [], Counter[str]()
+    for file in folder.rglob("*"):
+        if any(part.startswith(".") for part in file.relative_to(folder).parts):
+            continue
+        if file.is_file() and file.suffix.lower() in suffixes:
+            files.append(file)
+        elif file.is_file():
+            unread[file.suffix.lower() or "without a suffix"] += 1
+        elif file.is_symlink() or not file.is_dir():
+            unread["links or pipes"] += 1
+    if unread and files:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in unread.most_common())
+        warnings.warn(f"{shown(str(folder))} has files that are not read: {kinds}.", stacklevel=2)
+    return sorted(files)
 
 
-def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -> Dataset:
-    """Each folder that holds frames is one video, [C, T, H, W]."""
+def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -> Tensor | Source:
+    """[N, C, frames, H, W] of files that have several frames each, or of folders that hold them."""
     spec.refuse("skip_corrupt")  # videos need all of their frames
+    images = [Encoded(str(file), file) for file in files]
+    if max(map(count_frames, images)) > 1:
+        return read_encoded(images, spec, limits, count_frames(images[0]))[0]
     clips: dict[Path, list[Path]] = {}
-    for file in files:
+    for file in sorted(files, key=lambda file: natural_order(file.name)):
         clips.setdefault(file.parent, []).append(file)
+    clips = dict(sorted(clips.items()))
     count = len(next(iter(clips.values())))
     for folder, members in clips.items():
         if folder == path or len(members) != count:
@@ -69,8 +89,7 @@ def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -
     source = Source((len(clips), channels, count, height, width), frames.dtype, read)
     if isinstance(frames, Tensor):
         limits = limits._replace(memory_limit=None)
-    grid = Grid(("time", "height", "width"), dtype=str(frames.dtype).removeprefix("torch."))
-    return Dataset(load_or_stream(source, str(path), limits), grid=grid)
+    return load_or_stream(source, str(path), limits)
 
 
 def fit_pixels(pixels: Tensor | Source, spec: DataSpec, limits: Limits) -> Tensor | Source:

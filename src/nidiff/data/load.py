@@ -13,7 +13,10 @@ from nidiff.data.annotations import with_conditions, with_labels
 from nidiff.data.arrays import as_stored_numbers, open_array, stored_array, stored_type
 from nidiff.data.dataset import Dataset, Source
 from nidiff.data.encoded import Encoded, read_encoded
+from nidiff.data.grid import Grid
+from nidiff.data.images import SUFFIXES as IMAGES
 from nidiff.data.images import files_of, fit_pixels, open_images
+from nidiff.data.match import check_type, match
 from nidiff.data.missing import MEAN, as_fills, without_missing
 from nidiff.data.named import DATASETS
 from nidiff.data.science import is_science, open_science
@@ -22,9 +25,9 @@ from nidiff.data.sounds import open_sounds
 from nidiff.data.sources import Limits
 from nidiff.data.spec import ARRAYS, CHANNELS, MEMORY_LIMIT, DataSpec
 from nidiff.data.split import held_out_rows
-from nidiff.data.units import as_rules, fit_scaling, measure
+from nidiff.data.units import AUTO, as_rules, fit_scaling, measure
 from nidiff.diffusion.scaling import Scaling
-from nidiff.errors import FileError, InputError, known_names, one_of
+from nidiff.errors import FileError, InputError, known_names, one_of, renamed
 from nidiff.extras import require
 from nidiff.files import as_path, blaming
 
@@ -50,7 +53,8 @@ def load_dataset(
         scaling: between the units of the data and those of the model, fitted to the training part: standard (mean 0,
             standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), none, or
             linear:scale=…,shift=…; one for all channels, or one for each; or a `Scaling`. auto: standard of floats;
-            uint8 and uint16 go from the range of the type to [-1, 1].
+            uint8 and uint16 go from the range of the type to [-1, 1], or from the range they use if that is less than a
+            quarter of it.
         missing: what to do with NaN and infinite values: "refuse" them, fill in the "mean" of their channel, or a
             number in the units of the data.
         held_out: the fraction of the items, or the range of their coordinate, such as time=2010-01-01:, that is the
@@ -62,7 +66,7 @@ def load_dataset(
             own, and conditions ``.conditions``, with mean 0 and standard deviation 1 per channel over the training
             part.
     """
-    known, texts = (scaling, ("auto",)) if isinstance(scaling, Scaling) else (None, scaling)
+    known, texts = (scaling, ("none",)) if isinstance(scaling, Scaling) else (None, scaling)
     for name, kind in {"data_dir": Path, "labels": str, "condition": str, "variables": tuple}.items():
         if options.get(name) is not None:
             options[name] = kind(options[name])
@@ -80,6 +84,8 @@ def load_items(
     path: str | Path,
     shape: Sequence[int],
     *,
+    grid: Grid | None = None,
+    scale: int = 1,
     layout: str | None = None,
     variables: Sequence[str] = (),
     sample_axis: str | None = None,
@@ -88,30 +94,35 @@ def load_items(
     """Items [N, C, *event] = [N, *shape] in the units of the data and the type of the file; NaN stay NaN.
 
     ``path`` is a picture, or anything with a path that `nidiff.load_dataset` reads. An array needs no layout: it is one
-    item or several, with the channels first, last or, if there is one, left out.
+    item or several, with the channels first, last or, if there is one, left out. Items of a model are on its ``grid``,
+    and of its type; with a ``scale``, they are means over blocks of so many points along each axis of ``shape``.
     """
-    path, shape = as_path(argument, path), tuple(shape)
+    path, shape = as_path(argument, path), (shape[0], *(size // scale for size in shape[1:]))
+    grid = grid if grid is None or scale == 1 else grid.coarse(scale)
     if not path.exists():
         raise FileError(argument, str(path), "does not exist", "give a picture, an array or a folder of pictures")
     spec = DataSpec(str(path), layout=layout, variables=tuple(variables), sample_axis=sample_axis)
     suffix = path.suffix.lower()
     if len(shape) == 3 and not is_science(path) and suffix not in ARRAYS:
         spec = replace(spec, channels=shape[0] if shape[0] in CHANNELS else None)
-    try:
-        values: Tensor | Source
+    values: Tensor | Source
+    with renamed("data", argument):
         if suffix in ARRAYS and path.is_file() and layout is None:
             stored = stored_array(path, "data", spec.variables)
             values = _arranged(torch.from_numpy(as_stored_numbers(stored, stored_type(str(path), stored.dtype))), shape)
         else:
-            values = _open_path(path, spec, Limits(memory_limit=None)).values
-    except InputError as error:
-        name = argument if error.argument == "data" else error.argument
-        raise type(error)(name, error.value, error.problem, error.remedy) from error
+            data = _read_path(path, spec, Limits(memory_limit=None), grid)
+            if grid is not None:
+                data = match(data, grid, argument, str(path), are_named=bool(variables), are_means=scale > 1)
+            values = data.values
     if len(values) == 0 or tuple(values.shape[1:]) != shape:
         size, channels = " × ".join(map(str, shape[1:])), f"{shape[0]} channel{'s' * (shape[0] > 1)}"
         remedy = f"give items of {size} points with {channels}, or say with `layout` what the axes of an array are"
         raise FileError(argument, str(path), f"has shape {tuple(values.shape)}, and items must be {shape}", remedy)
-    return values.index_select(0, torch.arange(len(values)))
+    items = values.index_select(0, torch.arange(len(values)))
+    if grid is not None:
+        check_type(items, grid, argument, str(path))
+    return items
 
 
 def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -124,10 +135,18 @@ def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor:
     return array.movedim(-1, 1) if array.shape[1:] == (*event, channels) else array
 
 
-def load(spec: DataSpec, split: str, limits: Limits, *, annotations: Sequence[str], scaling: Scaling | None) -> Dataset:
+def load(
+    spec: DataSpec,
+    split: str,
+    limits: Limits,
+    *,
+    annotations: Sequence[str],
+    scaling: Scaling | None,
+    like: Grid | None = None,
+) -> Dataset:
     """The part ``split`` of the data: with the ``annotations`` that are asked for, without missing values, and with the
-    ``scaling`` of the training part, which is fitted if it is not known."""
-    data, statistics = _open(spec, split, limits), None
+    ``scaling`` of the training part, which is fitted if it is not known. With ``like``, on that grid of a model."""
+    data, statistics = _open(spec, split, limits, like), None
     if "labels" in annotations and spec.labels is not None:
         data = with_labels(data, spec.labels, spec.source)
     is_test = torch.zeros(len(data), dtype=torch.bool)
@@ -138,7 +157,7 @@ def load(spec: DataSpec, split: str, limits: Limits, *, annotations: Sequence[st
         if spec.held_out is None and split != "train":
             raise InputError("condition", spec.condition, "is that of the training part", "leave out `split`")
         data = with_conditions(data, spec.condition, spec.source, train)
-    rules = as_rules(spec.scaling, data) if scaling is None else []
+    rules = as_rules(spec.scaling, data, train) if scaling is None else []
     is_fitted, is_mean = any(isinstance(rule, str) for rule in rules), spec.missing == MEAN
     if is_fitted and spec.source in DATASETS and split != "train":
         scaling, is_fitted = load(spec, "train", limits, annotations=(), scaling=None).scaling, False
@@ -148,12 +167,13 @@ def load(spec: DataSpec, split: str, limits: Limits, *, annotations: Sequence[st
         statistics = measure(data, train, rules, progress=limits.progress)
         if is_mean:
             data = without_missing(data, spec.source, statistics.values.mean.tolist())
-    data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics))
+    in_range = {*spec.scaling} == {AUTO} and not data.values.dtype.is_floating_point
+    data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics), in_range=in_range)
     return data if spec.held_out is None else data.take(train if split == "train" else test)
 
 
-def _open(spec: DataSpec, split: str, limits: Limits) -> Dataset:
-    """All of a data set, with its numbers as they are stored."""
+def _open(spec: DataSpec, split: str, limits: Limits, like: Grid | None) -> Dataset:
+    """All of a data set, with its numbers as they are stored, but for what `match` changes to make them ``like``."""
     if spec.source in DATASETS:
         spec.refuse("layout", "variables", "sample_axis", "held_out")
         values, labels = DATASETS[spec.source](split, spec.data_dir, limits.progress)
@@ -174,21 +194,26 @@ def _open(spec: DataSpec, split: str, limits: Limits) -> Dataset:
     elif split != "train":
         remedy = "say with `held_out` which part that is, or give the path of the data you want"
         raise InputError("split", split, f"is not a part of {spec.source!r}, which has no splits", remedy)
-    return _open_path(path, spec, limits)
+    data = _read_path(path, spec, limits, like)
+    return data if like is None else match(data, like, "data", str(path), are_named=bool(spec.variables))
 
 
-def _open_path(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
+def _read_path(path: Path, spec: DataSpec, limits: Limits, like: Grid | None) -> Dataset:
     """All of the data of a file or folder, with their numbers as they are stored."""
     if is_science(path):
         spec.refuse("size", "channels")
-        return open_science(path, spec, limits)
+        return open_science(path, spec, limits, like)
     spec.refuse("sample_axis", *([] if path.suffix.lower() == ".npz" else ["variables"]))
     if path.is_file() and path.suffix.lower() in ARRAYS:
         data = open_array(path, spec, limits)
         return replace(data, values=fit_pixels(data.values, spec, limits))
-    if path.is_dir() and (sounds := files_of(path, SOUNDS)):
-        return open_sounds(sounds, spec, limits)
-    return open_images(path, spec, limits)
+    known = (*IMAGES, *SOUNDS)
+    files = [path] if path.is_file() and path.suffix.lower() in known else files_of(path, known)
+    sounds = [file for file in files if file.suffix.lower() in SOUNDS]
+    if sounds and len(sounds) < len(files):
+        problem = f"has {len(sounds)} sounds and {len(files) - len(sounds)} images"
+        raise FileError("data", str(path), problem, "give a folder that has one or the other")
+    return open_sounds(sounds, spec, limits) if sounds else open_images(path, files, spec, limits)
 
 
 def _open_hub(spec: DataSpec, split: str, limits: Limits) -> Dataset:

@@ -9,7 +9,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
-from nidiff.data.dataset import quantise
+from nidiff.data.dataset import LARGEST, is_small_part, quantise
 from nidiff.files import replacing
 
 
@@ -50,7 +50,17 @@ def grid_image(images: Tensor, columns: int | None = None) -> Image.Image:
 
 def eight_bits(images: Tensor) -> Tensor:
     """Whole numbers, or floats in [-1, 1], as uint8."""
-    return (images.int() // 257).byte() if images.dtype == torch.uint16 else quantise(images)
+    if images.dtype != torch.uint16:
+        return quantise(images)
+    low, high = map(int, shown_range(images.int(), "uint16"))
+    return ((images.int() - low) * 255 // (high - low)).byte()
+
+
+def shown_range(values: Tensor, dtype: str) -> tuple[float, float]:
+    """What is black, and what is white: 16 bits that use a small part of their range show that part."""
+    low, high = (float(end) for end in values.aminmax())
+    is_part = dtype == "uint16" and is_small_part(low, high, dtype)
+    return (low, high) if is_part else (0.0, float(LARGEST[dtype]))
 
 
 def as_grey_or_rgb(images: Tensor) -> Tensor:

@@ -1,23 +1,25 @@
 """NetCDF, HDF5 and Zarr by xarray: variables become channels, and units and coordinates are kept."""
 
+import os
+import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from nidiff.data.arrays import Layout, as_layout, as_stored_numbers, stored_type
-from nidiff.data.dataset import WHOLE, Along, Dataset, Source
+from nidiff.data.arrays import NUMBERS, Layout, as_layout, numbers_source, stored_type
+from nidiff.data.dataset import WHOLE, Along, Dataset, Source, type_name
 from nidiff.data.grid import USUAL, Grid
-from nidiff.data.sources import Limits, gather, load_or_stream, slices_of, watched
+from nidiff.data.match import axes_within, other_variables, role_by_attributes
+from nidiff.data.sources import Limits, load_or_stream, slices_of
 from nidiff.data.spec import DataSpec
-from nidiff.errors import FileError, InputError, one_of
+from nidiff.data.split import ITEM
+from nidiff.errors import FileError, InputError, one_of, printable, shown
 from nidiff.extras import require
 from nidiff.files import blaming, read_json
 from nidiff.memory import require_memory
@@ -26,10 +28,28 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5", ".zarr")
-# Axes that belong to an item: the first axis of a variable is that of the items only if it is none of them.
-INSIDE = ("lat", "latitude", "lon", "longitude", "level", "height", "width", "depth", "channel", "x", "y", "z")
+# Names of axes that belong to an item, and of axes of items, in lower case and without digits.
+INSIDE = re.compile(
+    r"((nav|grid|[nr])_?)?(lat|lon)(itude)?s?([_-]\w*)?|[xyzij]([_-]\w*)?|n[xyzijk]|[xyz][ctuvw]|(eta|xi|s)_\w+"
+    r"|p?lev(el)?s?([_-]\w*)?|pressure|isobaric\w*|height|width|depth|altitude|easting|northing"
+    r"|(south_north|west_east|bottom_top)\w*|channels?|bands?|rows?|cols?|columns?"
+)
+OUTSIDE = re.compile(
+    r"n|t|\w*time|dates?|items?|samples?|members?|ensembles?|realizations?|number|records?|obs|stations?|cases?|events?"
+)
 NAMELESS = "phony_dim"  # how h5netcdf calls the axes of plain HDF5
 CALENDARS = ("", "standard", "gregorian", "proleptic_gregorian")  # of the dates that everyone uses
+VALID = ("valid_range", "valid_min", "valid_max")
+# Codecs of Zarr that only decode, by their names in numcodecs and Zarr.
+# fmt: off
+CODECS = {
+    "adler32", "astype", "base64", "bitround", "blosc", "bytes", "bz2", "cast_value", "categorize", "crc32",
+    "crc32c", "delta", "endian", "fixedscaleoffset", "fletcher32", "gzip", "jenkins_lookup3", "json2", "lz4",
+    "lzma", "msgpack2", "packbits", "pcodec", "quantize", "scale_offset", "sharding_indexed", "shuffle",
+    "snappy", "transpose", "vlen-array", "vlen-bytes", "vlen-utf8", "zfpy", "zlib", "zstd",
+}
+# fmt: on
+LISTS_OF_CODECS = ("compressor", "filters", "codecs", "index_codecs")
 METADATA = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")  # of Zarr
 
 
@@ -37,16 +57,26 @@ def is_science(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES
 
 
-def open_science(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
+def open_science(path: Path, spec: DataSpec, limits: Limits, like: Grid | None = None) -> Dataset:
     """The variables of a file as channels [N, C, *event].
 
-    Without ``variables``, all that hold uint8, uint16 or floats, which must share their axes. The axis of the items is
-    ``sample_axis``, by default the first one. A ``layout`` gives the axes of one variable by letters instead; its C
-    makes channels of one axis.
+    Without ``variables``, all that hold numbers, which must share their axes. The axis of the items is ``sample_axis``,
+    by default the first one, or the only one that is no place. A ``layout`` gives the axes of one variable by letters
+    instead; its C makes channels of one axis. Of a model's grid, ``like``, come the variables, and which axes are those
+    of an item.
     """
     table, file = _open_table(path), str(path)
+    if like is not None and like.channels and not spec.variables and spec.layout is None:
+        if not {*like.channels} <= {*table.data_vars}:
+            raise other_variables(map(str, table.data_vars), like, "data", file)
+        spec = replace(spec, variables=like.channels)
     names = _variables(table, file, spec)
-    dims, sample, channel = _axes(table[names[0]], file, spec)
+    if like is not None and spec.sample_axis is None and spec.layout is None:
+        table, sample = _with_sample_axis(table, names, like)
+        if sample not in (None, table[names[0]].dims[0]):
+            warnings.warn(f"{shown(file)}: the items lie along {sample}.", stacklevel=2)
+        spec = replace(spec, sample_axis=sample)
+    dims, sample, channel = _axes(table, names[0], file, spec)
     is_nameless = any(dim.startswith(NAMELESS) for dim in dims)
     for name in names:
         others = tuple(map(str, table[name].dims))
@@ -59,7 +89,7 @@ def open_science(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
     event = tuple(dim for dim in dims if dim not in (sample, channel))
     source = _source(path, table, names, sample, channel, event)
     with blaming(file, "repair it", "cannot be read", "data"):
-        grid = _grid(table, names, event, channel, str(source.dtype).removeprefix("torch."))
+        grid = _grid(table, names, event, channel, type_name(source))
         along = _along(table, sample)
     if is_nameless:
         axes = USUAL[len(event)] if spec.layout is None else Layout(spec.layout).axes
@@ -71,14 +101,24 @@ def open_science(path: Path, spec: DataSpec, limits: Limits) -> Dataset:
 
 
 def read_variables(
-    path: Path, argument: str, names: Sequence[str], sample: str, event: Sequence[str]
-) -> "list[NDArray[Any]]":
-    """Variables that belong to the items along the axis ``sample``, which comes first; then the axes in the order of
-    ``event``, or as in the file if they are others."""
-    arrays = []
+    path: Path, argument: str, names: Sequence[str], sample: str | None, like: Grid
+) -> "tuple[list[NDArray[Any]], Grid]":
+    """Variables that belong to the items along the axis ``sample``, by default the one that ``like`` has not, which
+    comes first; then the axes in the order of those of ``like``, or as in the file if they are others. And their grid,
+    with the axes of the first variable."""
+    arrays, event = [], like.axes
     with _open_table(path) as table:
+        if sample is None and not {*names} <= {*table.variables}:  # those of a model's condition
+            raise other_variables(map(str, table.data_vars), like, argument, str(path))
         for name in names:
-            variable = table[one_of(argument, name, map(str, table.variables))]
+            one_of(argument, name, map(str, table.variables))
+        if sample is None:
+            table, sample = _with_sample_axis(table, names, like)
+        if sample is None:
+            problem = f"has {names[0]!r} over {table[names[0]].dims}, and the model's is over {event} for each item"
+            raise FileError(argument, str(path), problem, "give one axis besides, that of the items")
+        for name in names:
+            variable = table[name]
             dims = [str(dim) for dim in variable.dims if dim != sample]
             if len(dims) == len(variable.dims):
                 problem = f"is not over {sample!r}, the axis of the items"
@@ -87,8 +127,23 @@ def read_variables(
                 dims = [*event]
             require_memory(argument, name, 2.0 * prod(variable.shape) * variable.dtype.itemsize, "give fewer items")
             with blaming(str(path), "repair it", f"has {name!r}, which cannot be read", argument):
-                arrays.append(np.asarray(variable.transpose(sample, *dims).values))
-    return arrays
+                arrays.append(_valid(variable.transpose(sample, *dims), _limits(variable)))
+            if len(arrays) == 1:
+                axes = tuple(dims)
+        return arrays, _grid(table, names, axes, None, "float32")
+
+
+def _with_sample_axis(table: Any, names: Sequence[str], like: Grid) -> tuple[Any, str | None]:
+    """The only axis of the variables that the grid ``like`` has not, and the variables: a file without one has a single
+    item. None where that is not certain."""
+    dims = tuple(map(str, table[names[0]].dims))
+    if any(dim.startswith(NAMELESS) for dim in dims):
+        return table, None
+    inside = axes_within(dims, [_text(table[dim], "units") if dim in table.coords else "" for dim in dims], like)
+    others = [dim for dim in dims if dim not in inside]
+    if len(inside) != len(like.axes) or len(others) > 1:
+        return table, None
+    return (table, others[0]) if others else (table[[*names]].expand_dims(ITEM), ITEM)
 
 
 def _source(
@@ -96,19 +151,61 @@ def _source(
 ) -> Source:
     """The variables of an open file."""
     order = (sample, *event) if channel is None else (sample, channel, *event)
-    types = {stored_type(f"{name} of {path}", table[name].dtype) for name in names}
-    stored = types.pop() if len(types) == 1 else np.dtype(np.float32)
+    with blaming(str(path), f"correct {', '.join(VALID)}", "has a range of valid values that cannot be read", "data"):
+        limits = {name: _limits(table[name]) for name in names}
+    types = {_type(f"{name} of {path}", table[name].dtype, limits[name] is not None) for name in names}
+    stored = types.pop() if len(types) == 1 else np.result_type(np.float32, *types)
 
     def read(rows: "NDArray[Any]") -> "NDArray[Any]":
         parts = slices_of(rows)
         part = {sample: parts[0] if len(parts) == 1 else rows}
-        arrays = [table[name].isel(part).transpose(*order).values for name in names]
-        return as_stored_numbers(np.stack(arrays, 1) if channel is None else arrays[0], stored)
+        arrays = [_valid(table[name].isel(part).transpose(*order), limits[name]) for name in names]
+        return np.stack(arrays, 1) if channel is None else arrays[0]
 
     channels = len(names) if channel is None else table.sizes[channel]
     shape = (table.sizes[sample], channels, *(table.sizes[dim] for dim in event))
     file = next((path / name for name in METADATA if (path / name).exists()), path)
-    return Source(shape, getattr(torch, stored.name), watched(file, partial(gather, read=read)))
+    return numbers_source(shape, stored, file, read)
+
+
+def _type(name: str, dtype: "np.dtype[Any]", has_missing: bool) -> "np.dtype[Any]":
+    """The type in which a variable is held; only floats can be missing."""
+    return np.result_type(stored_type(name, dtype), *([np.float32] if has_missing else []))
+
+
+def _limits(variable: Any) -> tuple[float, float] | None:
+    """The least and the largest valid value by CF's valid_range, valid_min and valid_max, in the units of the unpacked
+    variable; None where all values are valid. The attributes are about the packed numbers, unless these are whole
+    numbers and the attributes are not."""
+    about = {key: np.asarray(value) for key, value in variable.attrs.items() if key in VALID}
+    if not about or variable.dtype.kind not in NUMBERS:
+        return None
+    low, high = about.get("valid_range", np.array([-np.inf, np.inf]))
+    low, high = about.get("valid_min", low), about.get("valid_max", high)
+    packed, ends = np.dtype(variable.encoding.get("dtype", variable.dtype)), []
+    for end in (low, high):
+        number, margin = float(end.item()), 0.0
+        if np.isfinite(number) and (packed.kind not in "iu" or end.dtype.kind in "iu"):
+            if str(variable.encoding.get("_Unsigned", "")).lower() == "true" and number < 0:
+                number += 2.0 ** (8 * packed.itemsize)
+            scale = float(variable.encoding.get("scale_factor", 1.0))
+            number = number * scale + float(variable.encoding.get("add_offset", 0.0))
+            margin = abs(scale) / 2 if packed.kind in "iu" else 0.0
+        ends.append((number, margin))
+    (low, below), (high, above) = sorted(ends)
+    low, high = low - below, high + above
+    if variable.dtype.kind in "iu" and low <= np.iinfo(variable.dtype).min and high >= np.iinfo(variable.dtype).max:
+        return None
+    return low, high
+
+
+def _valid(variable: Any, limits: tuple[float, float] | None) -> "NDArray[Any]":
+    """The values of a variable, NaN where they are not valid."""
+    values = np.asarray(variable.values)
+    if limits is None:
+        return values
+    floats = values.astype(np.result_type(values.dtype, np.float32), copy=False)
+    return np.where((floats < limits[0]) | (floats > limits[1]), np.nan, floats)
 
 
 def _open_table(path: Path) -> Any:
@@ -121,7 +218,11 @@ def _open_table(path: Path) -> Any:
         (_check_zarr if is_zarr else _check_hdf5)(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of metadata that is in several places
-            return xarray.open_dataset(path, decode_times=False, decode_coords="all", cache=False, **options)
+            table = xarray.open_dataset(path, decode_times=False, decode_coords="all", cache=False, **options)
+        names = {name: printable(str(name)) for name in {*table.variables, *table.dims}}
+        renamed = table.rename({old: new for old, new in names.items() if old != new})
+        renamed.set_close(table.close)
+        return renamed
 
 
 def _check_hdf5(path: Path) -> None:
@@ -141,45 +242,88 @@ def _check_hdf5(path: Path) -> None:
 
 
 def _check_zarr(path: Path) -> None:
-    """Refuse a folder whose arrays are pickled, since to read them would run any program."""
-    for file in path.rglob("*"):
-        if file.name in METADATA and _has_pickle(read_json(file)):
-            raise FileError("data", str(path), f"has pickled values, by {file.name}", "write it with zstd or blosc")
+    """Refuse a folder that would have us read other files, or that names a codec which is not known to only decode:
+    pickle would run any program."""
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            file = Path(folder, name)
+            if file.is_symlink() or not (file.is_dir() or file.is_file()):
+                problem = f"has {str(file.relative_to(path))!r}, a link or no file"
+                raise FileError("data", str(path), problem, "copy what it leads to into the folder")
+            if name in METADATA and (unknown := {*_codecs(read_json(file))} - CODECS):
+                problem = f"has the codec {min(unknown)!r}, by {str(file.relative_to(path))!r}"
+                raise FileError("data", str(path), problem, "write it with zstd or blosc")
 
 
-def _has_pickle(metadata: Any) -> bool:
-    """Whether the metadata of Zarr name the codec pickle; they list codecs by ``id`` or ``name``, or as words."""
-    if isinstance(metadata, Mapping):
-        return any(map(_has_pickle, metadata.values()))
+def _codecs(metadata: Any, is_codec: bool = False) -> Iterator[str]:
+    """The names of the codecs in the metadata of Zarr: ``id`` of format 2 and ``name`` of format 3, or words."""
     if isinstance(metadata, list):
-        return any(map(_has_pickle, metadata))
-    return isinstance(metadata, str) and metadata.rpartition(".")[2] == "pickle"
+        for entry in metadata:
+            yield from _codecs(entry, is_codec)
+    elif isinstance(metadata, Mapping):
+        if is_codec:
+            yield str(metadata.get("id", metadata.get("name"))).removeprefix("numcodecs.")
+        for key, value in metadata.items():
+            if key != "attributes" and not key.endswith(".zattrs"):  # where users may write anything
+                yield from _codecs(value, key in LISTS_OF_CODECS)
+    elif is_codec and metadata is not None:
+        yield str(metadata).removeprefix("numcodecs.")
 
 
 def _variables(table: Any, file: str, spec: DataSpec) -> list[str]:
+    """The variables that become channels: floats, and whole numbers if they are over the same axes and no flags;
+    a warning names all that are not read."""
     if spec.variables:
         return [one_of("variables", name, map(str, table.data_vars)) for name in spec.variables]
     held = {str(name): variable for name, variable in table.data_vars.items() if name not in spec.annotation_variables}
-    numbers = [name for name, variable in held.items() if variable.dtype.kind == "f" or variable.dtype.name in WHOLE]
-    names = [name for name in numbers if held[name].ndim >= 2]
+    numbers = [name for name, variable in held.items() if variable.dtype.kind in NUMBERS and variable.ndim >= 2]
+    floats = [name for name in numbers if held[name].dtype.kind == "f" or held[name].dtype.name in WHOLE]
+    axes = [{*held[name].dims} for name in floats or numbers]
+    fields = [name for name in numbers if {*held[name].dims} in axes and "flag_meanings" not in held[name].attrs]
+    names = [name for name in numbers if name in floats or name in fields]
+    kinds = {name: f"{name} {held[name].dtype} {held[name].shape}" for name in held if name not in names}
     if not names:
-        kinds = ", ".join(f"{name} {variable.dtype} {variable.shape}" for name, variable in held.items())
-        remedy = "give floats, uint8 or uint16 with two axes or more"
-        raise FileError("data", file, f"has no variable to read among {kinds or 'none'}", remedy)
+        remedy = "give numbers with two axes or more, or name some with `variables`"
+        raise FileError("data", file, f"has no variable to read among {', '.join(kinds.values()) or 'none'}", remedy)
+    if unread := [text for name, text in kinds.items() if held[name].ndim]:  # a scalar describes the others
+        warnings.warn(f"{shown(file)} has variables that are not read: {', '.join(unread)}.", stacklevel=2)
     return names
 
 
-def _axes(variable: Any, file: str, spec: DataSpec) -> tuple[tuple[str, ...], str, str | None]:
+def _axes(table: Any, name: str, file: str, spec: DataSpec) -> tuple[tuple[str, ...], str, str | None]:
     """The axes of a variable, that of the items, and that of the channels if it has one."""
+    variable = table[name]
     dims = tuple(map(str, variable.dims))
     if spec.layout is not None:
         spec.refuse("sample_axis")  # which is N
         letters = as_layout(spec.layout, f"{variable.name} of {file}", variable.shape).letters
         return dims, dims[letters.index("N")], dims[letters.index("C")] if "C" in letters else None
-    if not 2 <= len(dims) <= 4 or (spec.sample_axis is None and dims[0].lower() in INSIDE):
+    sample = None
+    if 2 <= len(dims) <= 4:
+        named = spec.sample_axis
+        sample = _sample_axis(table, dims) if named is None else one_of("sample_axis", named, dims)
+    if sample is None:
         problem = f"has {variable.name!r} over {dims}, which do not seem to be an axis of items and one to three others"
         raise FileError("data", file, problem, "say with `sample_axis` which is the axis of the items, or give others")
-    return dims, dims[0] if spec.sample_axis is None else one_of("sample_axis", spec.sample_axis, dims), None
+    return dims, sample, None
+
+
+def _sample_axis(table: Any, dims: Sequence[str]) -> str | None:
+    """The axis of the items: the first one, unless it is a place or another one is a time; then the only one that is no
+    place. None where that is not certain."""
+    roles = {name: role_by_attributes(_texts(table[name])) for name in table.coords}
+    inside = {str(dim) for name, role in roles.items() if role not in (None, "T") for dim in table[name].dims}
+    times = {str(name) for name, role in roles.items() if role == "T" and table[name].dims == (name,)}
+    is_inside = {dim: dim not in times and (dim in inside or _is_named(INSIDE, dim)) for dim in dims}
+    outside = [dim for dim in dims if not is_inside[dim] and (dim in times or _is_named(OUTSIDE, dim))]
+    if not is_inside[dims[0]] and (not outside or dims[0] in outside):
+        return dims[0]
+    others = [dim for dim in dims if not is_inside[dim]]
+    return others[0] if others == outside and len(others) == 1 else None
+
+
+def _is_named(names: "re.Pattern[str]", dim: str) -> bool:
+    return names.fullmatch(re.sub(r"\d", "", dim.lower())) is not None
 
 
 def _grid(table: Any, names: Sequence[str], event: tuple[str, ...], channel: str | None, dtype: str) -> Grid:
@@ -207,9 +351,13 @@ def _axis_unit(coordinate: Any) -> str:
     return "" if " since " in unit and _text(coordinate, "calendar").lower() not in CALENDARS else unit
 
 
+def _texts(variable: Any) -> dict[str, str]:
+    """The attributes of a variable that are texts."""
+    return {name: value for name, value in variable.attrs.items() if isinstance(value, str)}
+
+
 def _text(variable: Any, name: str) -> str:
-    value = variable.attrs.get(name, "")
-    return value if isinstance(value, str) else ""
+    return _texts(variable).get(name, "")
 
 
 def _along(table: Any, sample: str) -> Along:

@@ -37,6 +37,11 @@ def blocks(rows: Tensor, shape: tuple[int, ...], title: str, progress: bool, num
     yield from tqdm(parts, title, delay=1, leave=False, disable=None if progress else True)
 
 
+def spread_rows(count: int, most: int) -> Tensor:
+    """At most so many of ``count`` rows, from the first to the last at equal distances."""
+    return torch.linspace(0, count - 1, min(count, most), dtype=torch.float64).long()
+
+
 def load_or_stream(source: Source, name: str, limits: Limits) -> Tensor | Source:
     """All values of a source in memory, if they are within the limit; else the source itself."""
     if 0 in source.shape:

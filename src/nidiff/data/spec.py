@@ -11,6 +11,7 @@ from nidiff.errors import InputError
 
 if TYPE_CHECKING:
     from nidiff.data.dataset import Dataset
+    from nidiff.data.grid import Grid
     from nidiff.diffusion.scaling import Scaling
 
 MEMORY_LIMIT = 4 * 2**30  # bytes; data that need more are read batch by batch
@@ -36,15 +37,15 @@ class DataSpec:
     """Leave out images of a folder that cannot be read, and list them."""
     layout: str | None = None
     """What the axes of an array are, in its order, such as NCHW: N for the items, C for the channels, and L, T, D, H,
-    W, X, Y or Z. For a folder, NTHWC: each subfolder has the frames of one video."""
+    W, X, Y or Z. For images, NTHWC or NDHWC: each file with several frames, or each subfolder, is a video or volume."""
     variables: tuple[str, ...] = ()
     """Of NetCDF, HDF5 and Zarr: the variables that become channels, if not all; of .npz: its array."""
     sample_axis: str | None = None
-    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one."""
+    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one or the only one that is no place."""
     scaling: tuple[str, ...] = ("auto",)
     """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
     standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
-    standard for floats, and the range of the type for 8 and 16 bits."""
+    standard for floats, and for 8 and 16 bits the range of the type, or the part that they use if it is small."""
     missing: str = "refuse"
     """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units."""
     held_out: str | None = None
@@ -72,15 +73,18 @@ class DataSpec:
         *,
         annotations: Sequence[str] = ("labels", "condition"),
         scaling: "Scaling | None" = None,
+        like: "Grid | None" = None,
         memory_limit: int | None = MEMORY_LIMIT,
         progress: bool = True,
     ) -> "Dataset":
         """The part ``split`` of the data; see `nidiff.load_dataset`. ``annotations`` says which of labels and condition
-        are read. A ``scaling`` that is known is not fitted again."""
+        are read. A ``scaling`` that is known is not fitted again. With ``like``, the grid of a model, files are matched
+        with it: converted and reordered, or refused."""
         from nidiff.data.load import load
         from nidiff.data.sources import Limits
 
-        return load(self, split, Limits(memory_limit, progress), annotations=annotations, scaling=scaling)
+        limits = Limits(memory_limit, progress)
+        return load(self, split, limits, annotations=annotations, scaling=scaling, like=like)
 
     @property
     def image_size(self) -> tuple[int, int] | None:

@@ -1,56 +1,26 @@
 """The scaling between the units of the data and those of the model, fitted to each channel in one pass."""
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from nidiff.data.dataset import Dataset
-from nidiff.data.sources import blocks
+from nidiff.data.arrays import SPREAD
+from nidiff.data.dataset import LARGEST, Dataset, is_small_part
+from nidiff.data.moments import RunningMoments
+from nidiff.data.sources import blocks, spread_rows
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError
 from nidiff.notation import call, parse_call
 from nidiff.recipe import check_number
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+AUTO = "auto"
 STANDARD, RANGE, LOG = "standard", "range", "log"  # what is fitted
-
-
-class RunningMoments:
-    """Count, mean and spread of the finite numbers of each channel, and their smallest and largest, in float64.
-
-    Blocks are joined by Chan's formula: M2 = M2a + M2b + (mean_b − mean_a)² n_a n_b / n, which never subtracts two
-    large sums of squares.
-    """
-
-    def __init__(self, channels: int) -> None:
-        self.count, self.mean, self.squares = np.zeros((3, channels))
-        self.low, self.high = np.full(channels, np.inf), np.full(channels, -np.inf)
-
-    def add(self, block: "NDArray[np.float64]") -> None:
-        """Join a block [C, M]."""
-        known = np.isfinite(block)
-        low = high = block
-        count = np.full(len(block), float(block.shape[1]))
-        if not known.all():
-            count = known.sum(1).astype(np.float64)
-            low, high = np.where(known, block, np.inf), np.where(known, block, -np.inf)
-            block = np.where(known, block, 0.0)
-        mean = block.sum(1) / np.maximum(count, 1)
-        off = (block - mean[:, None]) * known
-        total, gap = np.maximum(self.count + count, 1), mean - self.mean
-        self.squares += np.einsum("cm,cm->c", off, off) + gap**2 * self.count * count / total
-        self.mean += gap * count / total
-        self.count += count
-        self.low, self.high = np.minimum(self.low, low.min(1)), np.maximum(self.high, high.max(1))
-
-    @property
-    def deviation(self) -> "NDArray[np.float64]":
-        """The root of the mean square about the mean, as of `numpy.std`."""
-        return np.sqrt(self.squares / np.maximum(self.count, 1))
+FAR = 10.0  # times too small or too large
+MOST_NAMED = 5  # channels that are listed
 
 
 class Statistics(NamedTuple):
@@ -73,16 +43,17 @@ def measure(data: Dataset, rows: Tensor, rules: "Sequence[str | Scaling]", *, pr
     return statistics
 
 
-def as_rules(texts: Sequence[str], data: Dataset) -> list[str | Scaling]:
+def as_rules(texts: Sequence[str], data: Dataset, rows: Tensor) -> list[str | Scaling]:
     """The rule of each channel, from one text for all of them or one for each: standard, range or log, which are to be
     fitted, or a scaling. ``none`` is the usual one of the ``data``: floats stay as they are, and whole numbers go from
-    the range of their type to [−1, 1]."""
+    the range of their type to [−1, 1]. ``auto`` of whole numbers is that too, unless the ``rows`` use a small part of
+    that range: then it is their own range."""
     channels, dtype = data.shape[0], data.values.dtype
     if len(texts) not in (1, channels):
         problem = f"has {len(texts)} texts for {channels} channels"
         raise InputError("scaling", tuple(texts), problem, "give one, or one per channel")
     known: dict[str, Callable[..., str | Scaling]] = {
-        "auto": lambda: STANDARD if dtype.is_floating_point else data.scaling,
+        AUTO: lambda: STANDARD if dtype.is_floating_point else part_of_range(data, rows) or data.scaling,
         "none": lambda: data.scaling,
         "linear": _linear,
         STANDARD: lambda: STANDARD,
@@ -93,6 +64,42 @@ def as_rules(texts: Sequence[str], data: Dataset) -> list[str | Scaling]:
     return rules if len(rules) == channels else rules * channels
 
 
+def part_of_range(data: Dataset, rows: Tensor) -> Scaling | None:
+    """The scaling of whole numbers that use a small part of the range of their type, from that part to [−1, 1]; None if
+    they use more, which is known as soon as it is seen, or are all the same."""
+    low, high, dtype = np.inf, -np.inf, data.grid.dtype
+    for part in blocks(rows, data.shape, "measuring", progress=False):
+        block = data.stored(part).numpy()
+        low, high = min(low, float(block.min())), max(high, float(block.max()))
+        if low < high and not is_small_part(low, high, dtype):
+            return None
+    if low == high:
+        return None
+    warnings.warn(
+        f"the {dtype} values use {low:g} to {high:g}, a small part of 0 to {LARGEST[dtype]}: that part becomes "
+        "-1 to 1; scaling none would take all of it.",
+        stacklevel=2,
+    )
+    return Scaling((high - low) / 2, (high + low) / 2)
+
+
+def unusual_size(data: Dataset) -> str | None:
+    """A sentence if what the model sees, in a few items spread over the ``data``, is far from 0 ± 1, for which
+    schedules and networks are made."""
+    moments = RunningMoments(data.shape[0])
+    for part in blocks(spread_rows(len(data), SPREAD), data.shape, "measuring", progress=False):
+        moments.add(data.batch(part).double().movedim(1, 0).flatten(1).numpy())
+    far = [
+        f"{data.grid.channel(channel)} {mean:.3g} ± {deviation:.3g}"
+        for channel, (mean, deviation) in enumerate(zip(moments.mean, moments.deviation, strict=True))
+        if 0 < deviation < 1 / FAR or math.hypot(mean, deviation) > FAR
+    ]
+    if not far:
+        return None
+    named = ", ".join(far[:MOST_NAMED]) + (f" and {len(far) - MOST_NAMED} more" if len(far) > MOST_NAMED else "")
+    return f"the model sees data far from 0 ± 1 (mean ± standard deviation: {named}): use --scaling standard"
+
+
 def _linear(scale: float, shift: float = 0.0) -> Scaling:
     """data = scale · x + shift."""
     return Scaling(check_number("scale", scale), check_number("shift", shift))
@@ -101,8 +108,8 @@ def _linear(scale: float, shift: float = 0.0) -> Scaling:
 def fit_scaling(rules: Sequence[str | Scaling], data: Dataset, statistics: Statistics | None) -> Scaling:
     """The scaling by ``rules``: ``standard`` has mean 0 and standard deviation 1 in the model, ``range`` the least
     value at −1 and the largest at 1, ``log`` is ``standard`` of the logarithm."""
-    if all(rule == data.scaling for rule in rules):
-        return data.scaling
+    if isinstance(rules[0], Scaling) and all(rule == rules[0] for rule in rules):
+        return rules[0]
     pairs: list[Any] = []
     for channel, rule in enumerate(rules):
         if isinstance(rule, Scaling):

@@ -9,6 +9,7 @@ from torch import Tensor
 from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
+from nidiff.precision import with_float64
 from nidiff.progress import Progress
 from nidiff.randomness import Generators, white_noise
 from nidiff.recipe import check_number, check_whole
@@ -31,7 +32,7 @@ def max_whitened_distance(images: Tensor, covariance: Covariance, *, progress: P
     hold the maximum are left out: often nearly all. The pair is found in float32, which tells apart all but the closest
     ties, and its distance is then computed in float64.
     """
-    _check_images(images, covariance)
+    images = _checked_images(images, covariance)
     report, total = progress or (lambda done, total: None), len(images) * (len(images) - 1) // 2
     report(0, total)
     whiten = Whitener(images, covariance)
@@ -71,7 +72,7 @@ def batch_whitened_distance(
     progress: Progress | None = None,
 ) -> float:
     """The largest ‖Σ^-½(x_i − x_j)‖ within a mini-batch, over the batches of one shuffled epoch."""
-    _check_images(images, covariance)
+    images = _checked_images(images, covariance)
     batch_size = check_whole("batch_size", batch_size, least=2)
     whiten = Whitener(images, covariance)
     epoch = random_subset(torch.arange(len(images)), len(images), generator)
@@ -98,7 +99,7 @@ def sampled_distances(
     images: Tensor, covariance: Covariance, *, num_images: int = SUBSET, generator: Generators = None
 ) -> Tensor:
     """‖Σ^-½(x_i − x_j)‖ of all pairs of at most ``num_images`` random images, as one column."""
-    _check_images(images, covariance)
+    images = _checked_images(images, covariance)
     subset = random_subset(images, check_whole("num_images", num_images, least=2), generator)
     whiten = Whitener(subset, covariance)
     return torch.pdist(whiten.all(subset)).double() * whiten.unit
@@ -115,12 +116,14 @@ def as_pixels(images: Tensor) -> Tensor:
     return PIXELS.to_model(images) if images.dtype == torch.uint8 else images
 
 
-def _check_images(images: Tensor, covariance: Covariance) -> None:
+def _checked_images(images: Tensor, covariance: Covariance) -> Tensor:
+    """Two images or more, where float64 is."""
     covariance.require_invertible("the whitened distance of images")
     covariance.check_trailing(images.shape[1:], "images")
     if len(images) < 2 or not (images.dtype == torch.uint8 or images.is_floating_point()):
         problem = f"has shape {tuple(images.shape)} and dtype {images.dtype}"
         raise InputError("images", None, problem, "give two images or more, as uint8 or floats")
+    return with_float64(images)
 
 
 class Whitener:

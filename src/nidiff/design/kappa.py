@@ -26,8 +26,13 @@ def measure_kappa(
     """The same denoiser with κ and β of every mode at ``num_rows`` rows, from (at most) the first ``num_images`` of
     ``data`` [N, ...]: one evaluation of the network per image and row.
 
-    β = E[F · F*] / E F², F* being what F should be: 1 for a network that returns the conditional mean, and less for
-    one whose errors would only add noise to that mode. κ = β² E F². Conditions that are `given` are those of ``data``.
+    β is 1 for a network that returns the conditional mean, and less for one whose errors would only add noise to that
+    mode. With F* the F of the clean image, e = F (F − F*) has mean 0 for the former, and E[F F*] = E F² − E e. Of n
+    images, two standard errors of the mean of e are forgiven:
+
+        β = 1 − max(0, mean(e) − 2 std(e)/√n) / mean(F²)          between 0 and 1
+
+    which is E[F F*]/E F² as n grows. κ = β² E F². Conditions that are `given` are those of ``data``.
     """
     check_denoiser(denoiser)
     process, gaussian = denoiser.process, require_gaussian(denoiser.gaussian, "denoiser")
@@ -53,7 +58,7 @@ def measure_kappa(
             eps = white_noise(x0.shape, part, dtype=x0.dtype, device=x0.device)
             x = process.perturb(x0, level, eps)
             estimates = (denoiser.for_images(index)(x, level), x0)
-            residual, wanted = (wiener.residual(x, clean).double().cpu() for clean in estimates)
+            residual, wanted = (wiener.residual(x, clean).cpu().double() for clean in estimates)
             powers.append(torch.stack([_powers(gaussian, each) for each in (residual, residual - wanted, wanted)]))
         power, error, wanted_power = torch.cat(powers, dim=1)
         # F (F − wanted) has mean 0 if the network returns the conditional mean: only what exceeds its scatter counts.

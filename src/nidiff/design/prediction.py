@@ -25,6 +25,7 @@ from nidiff.sampling.sampler import STARTS, as_sampler
 from nidiff.sampling.step import Chain, Sampler, run_chain
 
 RANKS = 32  # bands where modes have no wavenumber
+CHUNK = 4096  # kinds of modes at a time
 
 
 class Prediction(NamedTuple):
@@ -59,12 +60,21 @@ class ExactDenoiser:
         data = signal * self._data
         return x * (data / (signal * data + sigma**2 * self._noise))
 
+    def pulled(self, x: Tensor, level: Level) -> tuple[Tensor, None]:
+        return self(x, level), None
+
 
 class SmallModel:
-    """A process, a Gaussian model of the data and a sampler, for at most ``most`` kinds of modes."""
+    """A process, a Gaussian model of the data and a sampler, for all kinds of modes; with ``most``, for so many of them
+    and what lies between by interpolation."""
 
     def __init__(
-        self, process: Process, gaussian: GaussianModel, sampler: Sampler, options: dict[str, Any], most: int = 256
+        self,
+        process: Process,
+        gaussian: GaussianModel,
+        sampler: Sampler,
+        options: dict[str, Any],
+        most: int | None = None,
     ) -> None:
         gaussian.check_basis(process.covariance)
         self.gaussian, self.sampler, self.options = gaussian, sampler, options
@@ -74,16 +84,22 @@ class SmallModel:
         column = torch.arange(process.covariance.size, device="cpu")
         column = column.reshape(process.covariance.event_shape).expand(shape).flatten()
         self.kinds = _kinds(process.schedule, data / noise, column, most)
-        picked = self.kinds.picked
-        mean = torch.zeros(len(picked), dtype=torch.float64, device="cpu")
-        self.denoiser = ExactDenoiser(
-            Process(process.schedule.of_modes(column[picked]), Diagonal(noise[picked], normalize=False)),
-            GaussianModel(mean, Diagonal(data[picked], normalize=False)),
-        )
+        self.denoisers = [
+            ExactDenoiser(
+                Process(process.schedule.of_modes(column[part]), Diagonal(noise[part], normalize=False)),
+                GaussianModel(torch.zeros(len(part), device="cpu"), Diagonal(data[part], normalize=False)),
+            )
+            for part in self.kinds.picked.split(CHUNK)
+        ]
 
     def ratio(self, rows: Sequence[float], start: str = "prior") -> Tensor:
         """S / C of every mode, of samples that visit ``rows``."""
-        process, gaussian = self.denoiser.process, self.denoiser.gaussian
+        ratios = [self._ratio(denoiser, rows, start) for denoiser in self.denoisers]
+        return self.kinds.of_all(torch.cat(ratios)).reshape(self.shape)
+
+    def _ratio(self, denoiser: ExactDenoiser, rows: Sequence[float], start: str) -> Tensor:
+        """S / C of the modes of a ``denoiser``."""
+        process, gaussian = denoiser.process, denoiser.gaussian
         levels = [process.schedule.level(row) for row in rows]
         deviation = process.covariance.eigenvalues.sqrt()
         x = process.schedule.prior_scale.values * deviation
@@ -91,7 +107,7 @@ class SmallModel:
             x = gaussian.at(levels[0], process.covariance).total.values.sqrt()
         still = torch.zeros_like(deviation).unsqueeze(0)
         try:
-            x, draws = self._run(x + still, levels, lambda _: still)
+            x, draws = self._run(denoiser, x + still, levels, lambda _: still)
         except (AttributeError, IndexError, RuntimeError, TypeError) as error:
             name, problem = getattr(self.sampler.step, "__name__", None), "has a step of more than x, x0 and the levels"
             raise InputError("sampler", name, problem, "choose another sampler") from error
@@ -103,13 +119,15 @@ class SmallModel:
 
         variance = x.square()
         if draws:
-            variance = variance + self._run(still.repeat(draws, 1), levels, impulse)[0].square().sum(0)
-        return self.kinds.of_all(variance[0] / gaussian.covariance.eigenvalues).reshape(self.shape)
+            variance = variance + self._run(denoiser, still.repeat(draws, 1), levels, impulse)[0].square().sum(0)
+        return variance[0] / gaussian.covariance.eigenvalues
 
-    def _run(self, x: Tensor, levels: Sequence[Level], noise: Callable[[int], Tensor]) -> tuple[Tensor, int]:
+    def _run(
+        self, denoiser: ExactDenoiser, x: Tensor, levels: Sequence[Level], noise: Callable[[int], Tensor]
+    ) -> tuple[Tensor, int]:
         """Where x ends, and how often the sampler draws noise on its way: first noise(0), then noise(1), …"""
         numbers = itertools.count()
-        chain = Chain(cast(Denoiser, self.denoiser), lambda: noise(next(numbers)))
+        chain = Chain(cast(Denoiser, denoiser), lambda: noise(next(numbers)))
         return run_chain(chain, x, levels, self.sampler, self.options), next(numbers)
 
     def error(self, rows: Sequence[float]) -> float:
@@ -130,18 +148,21 @@ class _Kinds(NamedTuple):
         return torch.lerp(values[self.left], values[self.right], self.weight)
 
 
-def _kinds(schedule: Schedule, ratio: Tensor, column: Tensor, most: int) -> _Kinds:
-    """S/C of a mode depends on C/λ alone, and on its log-SNR where every mode has its own: modes are sorted by the mean
-    of these, and if there are more than ``most``, some stand for all."""
+def _kinds(schedule: Schedule, ratio: Tensor, column: Tensor, most: int | None) -> _Kinds:
+    """S/C of a mode depends on C/λ alone, and on its levels where every mode has its own; then each mode is a kind.
+    If there are to be no more than ``most``, modes are sorted by the mean of these, and some stand for all."""
     place = ratio.log()
+    if most is None and schedule.event_shape:
+        every = torch.arange(len(place), device="cpu")
+        return _Kinds(every, every, every, torch.ones_like(place))
     if schedule.event_shape:
         table = schedule.logsnr.flatten(1)
         some = torch.linspace(0, len(table) - 1, 5, dtype=torch.float64, device="cpu").long()
         place = torch.cat([place[None], table[some][:, column]]).mean(0)
-    places, kind = torch.unique((place * 1e9).round() / 1e9, return_inverse=True)
+    places, kind = torch.unique((place * 1e12).round() / 1e12, return_inverse=True)
     count = len(places)
     chosen = torch.arange(count, device="cpu")
-    if count > most:
+    if most is not None and count > most:
         by_rank, by_value = (
             torch.linspace(low, high, most // 2, dtype=torch.float64, device="cpu")
             for low, high in ((0, count - 1), (places[0].item(), places[-1].item()))
@@ -166,8 +187,8 @@ def predict(
     start: str = "prior",
     **options: Any,
 ) -> Prediction:
-    """What ``sampler`` makes of data from ``gaussian`` if it visits these rows of the schedule: exact, and nothing is
-    drawn.
+    """What ``sampler`` makes of data from ``gaussian`` if it visits these rows of the schedule: exact in every mode, up
+    to rounding, and nothing is drawn.
 
     ``start`` is where it begins: at the "prior", or with the "gaussian" itself at the first row. ``options`` are the
     sampler's. (The variance is about the samples' own mean, which lacks what the prior lacks of signal · μ.)
@@ -175,6 +196,8 @@ def predict(
     if one_of("start", start, STARTS) == "prior":
         check_forgotten(process.schedule)
     visited = check_rows("rows", rows, len(process.schedule))
+    if as_sampler(sampler, options)[1].get("colour") is not None:  # whose modes are not those of the small model
+        raise InputError("sampler", sampler, "has noise of another `colour`", "leave it out")
     ratio, band = SmallModel(process, gaussian, *as_sampler(sampler, options)).ratio(visited, start), bands(gaussian)
     variance = ratio * gaussian.covariance.eigenvalues
     return Prediction(tuple(visited), variance, ratio, band, radial_mean(ratio - 1, band))

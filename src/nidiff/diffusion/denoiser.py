@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nidiff.covariance.checks import check_has_numbers
 from nidiff.diffusion.condition import FIELDS, Condition, as_conditions, as_rows, check_conditions, take_rows
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.guidance import make_guidance
@@ -98,6 +99,11 @@ class Denoiser(torch.nn.Module):
             return self.target.decode(self.output(x, level), x, level, self.process.covariance)
         return self._corrected(x, level)
 
+    def pulled(self, x: Tensor, level: Level) -> tuple[Tensor, Tensor | None]:
+        """x̂0, and what is added to the x that a step from here leads to: None but for an observation by "dps"."""
+        pull = getattr(self._corrected, "pull", None)
+        return (self(x, level), None) if pull is None else pull(x, level)
+
     @property
     def target_name(self) -> str | None:
         """The target's name in `TARGETS`; None for one that is not registered."""
@@ -163,6 +169,8 @@ class Denoiser(torch.nn.Module):
 
     def corrected(self, correction: Correction) -> "Denoiser":
         """The same with ``correction`` of its x̂0: that of `guided`, of `nidiff.posterior`, or one of your own."""
+        if getattr(self._corrected, "pull", None) is not None:
+            raise InputError("denoiser", None, "has an observation by method 'dps'", "correct it before `posterior`")
         return self._with(corrections=(*self.corrections, correction))
 
     def for_images(self, index: Tensor) -> "Denoiser":
@@ -189,6 +197,7 @@ class Denoiser(torch.nn.Module):
 
     def output(self, x: Tensor, level: Level) -> Tensor:
         """The output of the network at x."""
+        check_has_numbers("x", x)
         if self.gaussian is not None and tuple(x.shape[1:]) != self.gaussian.shape:
             problem = f"has items {tuple(x.shape[1:])}, and the Gaussian is over {self.gaussian.shape}"
             raise InputError("x", None, problem, "give x of that shape, or a Gaussian of these data")

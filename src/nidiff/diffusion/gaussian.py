@@ -196,7 +196,7 @@ class Kappa(NamedTuple):
     """What `nidiff.design.measure_kappa` found of a network, at some rows of the schedule and for every mode.
 
     κ = E (βF)² is the share of the residual that it explains: 0 for Gaussian data, where nothing is left to explain; 1
-    where x0 is known. β is how far F can be trusted: the factor that brings βF nearest to what F should be.
+    where x0 is known. β is how far F can be trusted: about the factor that brings βF nearest to what F should be.
     """
 
     rows: Tensor  # [n], rising

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.checks import check_has_numbers
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.modes import Modes, as_modes
@@ -45,6 +46,7 @@ class Process:
             problem = f"has shape {tuple(x.shape)} and dtype {x.dtype}"
             raise InputError(argument, None, problem, "give a batch [B, ..., *event] of floats")
         self.covariance.check_trailing(x.shape, argument)
+        check_has_numbers(argument, x)
 
     def noise(
         self,
@@ -92,6 +94,14 @@ class Process:
         schedule = self.schedule
         rows = torch.tensor([0.0, 1.0 - len(schedule)], dtype=torch.float64, device="cpu")
         return rows if schedule.event_shape else schedule.logsnr[[0, -1]]
+
+    @property
+    def kinks(self) -> Tensor:
+        """The clock at the rows above the first, if `rates` jump there, since a table is linear between its rows."""
+        schedule = self.schedule
+        if schedule.event_shape:
+            return -torch.arange(1, len(schedule), dtype=torch.float64, device="cpu")
+        return schedule.logsnr[1:] if schedule.has_own_signal else schedule.logsnr[:0]
 
     def level_on_clock(self, clock: float) -> Level:
         """The level at a value of the clock."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
+from nidiff.precision import widest
 from nidiff.recipe import is_number
 
 SMALLEST = 1e-37  # float32 can divide by it
@@ -62,7 +63,7 @@ class Scaling:
     def log_volume(self, data: Tensor) -> Tensor:
         """log |dx / d data| of each item: what log p(x) needs to be a density in the units of the data."""
         scale, _ = self._like(data)
-        each = torch.as_tensor(scale, dtype=torch.float64, device=data.device).abs().log().expand(data.shape)
+        each = torch.as_tensor(scale, dtype=widest(data.device), device=data.device).abs().log().expand(data.shape)
         if not self.is_linear:
             each = each + torch.where(self._logs(data), self._logarithm(data), 0.0)
         return -each.flatten(1).sum(1)
@@ -73,8 +74,8 @@ class Scaling:
         return self.log is False or (isinstance(self.log, tuple) and not any(self.log))
 
     def _logarithm(self, data: Tensor) -> Tensor:
-        """The data, with the logarithm of the channels that have one, in float64."""
-        logs, data = self._logs(data), data.double()
+        """The data, with the logarithm of the channels that have one, in float64 where there is."""
+        logs, data = self._logs(data), data.to(widest(data.device))
         if bool(((data <= 0) & logs).any()):
             raise InputError("data", None, "has values of 0 or below, which have no logarithm", "use another scaling")
         return torch.where(logs, data.log(), data)

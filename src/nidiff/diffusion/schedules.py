@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nidiff.covariance.checks import WORKING, as_numbers
+from nidiff.covariance.checks import WORKING, as_numbers, check_sizes
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.waves import Boundary, boundary_per_axis, frequencies, magnitude, wavenumber
 from nidiff.diffusion.gaussian import GaussianModel, common_basis
@@ -247,6 +247,7 @@ def offset_ramp(
 
     w is ``strength`` and N the number of pixels: at the last row it is ``nidiff.offset(shape, w, normalize=False)``.
     """
+    shape = check_sizes(shape)
     has_mean = "fixed" not in boundary_per_axis(boundary, len(shape))
     _require("boundary", boundary, has_mean, "'periodic' or 'reflecting', whose modes include the mean")
     plain = _base(base, num_levels)
@@ -379,7 +380,8 @@ def _column(values: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def _check_levels(num_levels: int, shape: tuple[int, ...] = (), least: int = 1) -> int:
     check_whole("num_levels", num_levels, least, MOST_LEVELS)
-    require_memory("num_levels", num_levels, WORKING * num_levels * math.prod(map(float, shape)), "use fewer levels")
+    numbers = math.prod(map(float, check_sizes(shape) if shape else ()))
+    require_memory("num_levels", num_levels, WORKING * num_levels * numbers, "use fewer levels")
     return num_levels
 
 

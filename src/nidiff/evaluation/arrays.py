@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nidiff.errors import InputError
+from nidiff.precision import with_float64
 
 CHUNK = 1024  # points at a time
 Array: TypeAlias = "Tensor | np.ndarray[Any, Any]"
@@ -39,13 +40,13 @@ def as_pair(
 
 
 def _checked(values: Array, name: str, kind: str, axes: range, least: int) -> Tensor:
-    """A tensor as it is, anything else as numpy and torch convert it."""
+    """A tensor, where float64 is; anything else as numpy and torch convert it."""
     x = values if isinstance(values, Tensor) else torch.from_numpy(np.require(values, requirements=["C", "W"]))
     is_usable = x.ndim in axes and len(x) >= least and x.numel() > 0
     if not is_usable or not bool(x.isfinite().all()):
         problem = f"has NaN or infinite numbers, or cannot be used: its shape is {tuple(x.shape)}"
         raise InputError(name, None, problem, f"give finite numbers {kind}, {least} items or more")
-    return x
+    return with_float64(x)
 
 
 def mean(points: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from nidiff.data.dataset import Dataset
 from nidiff.errors import InputError
 from nidiff.evaluation.evaluator import Evaluator, open_evaluator, spread_items
+from nidiff.evaluation.order import is_ordered
 from nidiff.evaluation.results import Result, known_results, remember
 from nidiff.files import as_path
 from nidiff.generation.conditioning import rows_of_seeds
@@ -64,8 +65,11 @@ def evaluate_cell(
     settled = (job.sampler, job.num_steps, job.spacing, job.options | job.conditioning.labels, seeds_text(seeds))
     asked = Result(model.name, *settled, job.clip, provenance=provenance)
     for known in known_results(model.home, model.sha256):
-        # A metric may have been added since.
-        if known.question == asked.question and known.metrics.keys() >= evaluator.metric_names:
+        # A metric may have been added since, and errors of items that follow each other.
+        is_whole = known.metrics.keys() >= evaluator.metric_names and (
+            "items" in known.details or not evaluator.is_ordered
+        )
+        if known.question == asked.question and is_whole:
             return replace(known, run=model.name) if state.is_main_process else None
     if state.is_main_process:
         _ = evaluator.real  # unusable real data or features are refused before hours of drawing
@@ -107,4 +111,4 @@ def evaluate_images(
         return None
     clip = 1.0 if evaluator.is_picture else None  # nothing was drawn; 1.0 is what tables leave out
     asked = Result(name, "-", 0, clip=clip, provenance=evaluator.provenance(len(generated)))
-    return evaluator.evaluate(asked, generated, classes=labels)
+    return evaluator.evaluate(asked, generated, classes=labels, ordered=is_ordered(images))

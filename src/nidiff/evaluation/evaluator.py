@@ -1,5 +1,7 @@
 """What generated data are compared with, and how: real pictures with their features, or real fields."""
 
+import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
@@ -12,20 +14,24 @@ from torch import Tensor
 import nidiff
 from nidiff.covariance.waves import Boundary, boundary_per_axis
 from nidiff.data.dataset import Dataset, quantise
+from nidiff.data.sources import spread_rows
 from nidiff.errors import InputError
 from nidiff.evaluation.arrays import as_fields
 from nidiff.evaluation.classifier import Classifier, fit_classifier
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, reference_features
 from nidiff.evaluation.metrics import band_tables, check_bootstrap, measure, metrics_for, share_with_error
+from nidiff.evaluation.order import is_ordered
 from nidiff.evaluation.real import RealData, real_source
 from nidiff.evaluation.results import Measured, Result
 from nidiff.evaluation.samples import SampleSet
 from nidiff.generation.loaded_model import Model
+from nidiff.generation.observations import check_range
 from nidiff.recipe import check_whole
 from nidiff.sealed import shaped, tensors_sha256
 
 USUAL_FEATURES = "efficientnet-lite0"  # of pictures
 RIGHT_CLASS = "right class"  # the share of images that the classifier gives the class asked for
+BEYOND, FEW = 16, 0.01  # floats so far from [-1, 1], and more of them than this, are no pictures in its units
 FEWEST = 2  # items of a class, for a covariance
 
 
@@ -89,7 +95,12 @@ class Evaluator:
     @cached_property
     def real(self) -> SampleSet:
         """The real data as the metrics take them; unusable ones are refused."""
-        return self._samples(self.items, self.name)
+        return self._samples(self.items, self.name, ordered=self.is_ordered)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether the real items follow each other, so that neighbours may be alike."""
+        return not self.is_picture and is_ordered(self.data)
 
     @property
     def metric_names(self) -> set[str]:
@@ -115,19 +126,29 @@ class Evaluator:
         return about | {"bootstrap": self.bootstrap, "nidiff": nidiff.__version__, "torch": torch.__version__}
 
     def evaluate(
-        self, asked: Result, generated: Tensor, features: Path | None = None, classes: Tensor | None = None
+        self,
+        asked: Result,
+        generated: Tensor,
+        features: Path | None = None,
+        classes: Tensor | None = None,
+        *,
+        ordered: bool = False,
     ) -> Result:
         """``asked`` with the metrics of what was generated; features of pictures are kept in the folder ``features``.
+        Samples of different seeds are independent; others may be ``ordered``.
 
-        Details: of fields, the spectra in bands, and the same metrics of real data against real data; of pictures whose
+        Details: of fields, the spectra in bands, the same metrics of real data against real data, and how many
+        independent items the real and the generated ones are worth; of pictures whose
         ``classes`` [N] are known, the metrics of each class, if the real ones have labels.
         """
-        samples = self._samples(generated, "generated", features)
+        samples = self._samples(generated, "generated", features, ordered and not self.is_picture)
         metrics = measure(self.real, samples, bootstrap=self.bootstrap)
         if not self.is_picture:
             against = "the other half of the real data" if self.train is None else "training data"
-            floor = {"floor": self._floor(len(generated)), "floor_of": against}
-            return replace(asked, metrics=metrics, details=floor | {"bands": band_tables(self.real, samples)})
+            details: dict[str, Any] = {"floor": self._floor(len(generated)), "floor_of": against}
+            sides = {"real": self.real, "generated": samples}
+            details |= {"items": {name: [len(side), side.num_independent] for name, side in sides.items()}}
+            return replace(asked, metrics=metrics, details=details | {"bands": band_tables(self.real, samples)})
         if classes is None or self.classifier is None:
             return replace(asked, metrics=metrics)
         classifier = self.classifier()
@@ -153,15 +174,19 @@ class Evaluator:
         if count not in self._floors:
             if self.train is not None:
                 some = spread_items(self.train, min(count, len(self.train))).values
-                pair = self.real, self._samples(some, "training data")
-            else:
-                pair = self._samples(self.items[::2], self.name), self._samples(self.items[1::2], self.name)
+                pair = self.real, self._samples(some, "training data", ordered=is_ordered(self.train))
+            else:  # blocks in turn, since of neighbours that are alike both halves would have one
+                block = min(len(self.items) // 2, math.ceil(len(self.items) / self.real.num_independent))
+                half = torch.arange(len(self.items)) // block % 2
+                halves = (self.items[half == 0], self.items[half == 1])
+                first, second = (self._samples(items, self.name, ordered=self.is_ordered) for items in halves)
+                pair = first, second
             enough = min(map(len, pair)) > (self.k if self.network else 1)
             measured = measure(*pair, bootstrap=self.bootstrap) if enough else {}
             self._floors[count] = {name: metric.to_json() for name, metric in measured.items()}
         return self._floors[count]
 
-    def _samples(self, items: Any, name: str, folder: Path | None = None) -> SampleSet:
+    def _samples(self, items: Any, name: str, folder: Path | None = None, ordered: bool = False) -> SampleSet:
         network, features = self.network, None
         if network is not None and self.is_picture:
             features = reference_features(items, network, name=name, cache=folder).features
@@ -169,10 +194,11 @@ class Evaluator:
             features = compute_features(network, self.data.scaling.to_model(items.double()).float())
         if network and features is not None and bool((features == features[0]).all()):
             raise InputError("features", network.name, f"are constant for the {name} items", "give items that differ")
-        return self._set(items, features)
+        return self._set(items, features, ordered)
 
-    def _set(self, items: Tensor, features: Tensor | None) -> SampleSet:
+    def _set(self, items: Tensor, features: Tensor | None, ordered: bool = False) -> SampleSet:
         about: dict[str, Any] = {"grid": self.data.grid, "boundary": self.boundary or "periodic", "k": self.k}
+        about["ordered"] = ordered
         return SampleSet(items, features, self.network.name if self.network else "features", **about)
 
 
@@ -201,7 +227,7 @@ def open_evaluator(
     source, train = None, None
     values: Any = data
     if data is None or isinstance(data, str):
-        source = real_source(run, data, data_dir, split=split, layout=layout)
+        source = real_source(run, data, data_dir, split=split, layout=layout, like=model and model.grid)
         train = source.load(split or "train")
         values = train.data
     settings: dict[str, Any] = {"k": k, "bootstrap": bootstrap}
@@ -215,6 +241,8 @@ def open_evaluator(
     items, edge = spread_items(real.data, num_real), boundary or (source and source.experiment.boundary)
     if model is not None:
         items = replace(items, grid=model.grid, scaling=model.denoiser.scaling or items.scaling)
+        if items.shape == model.shape:  # any other is refused later
+            check_range(model, items.values, real.name)  # type: ignore[arg-type]  # in memory
         edge = edge or model.denoiser.process.covariance.spatial.boundary
     return Evaluator(
         items,
@@ -243,9 +271,13 @@ def spread_items(data: Any, count: int | None = None, *, pictures: bool = False)
     rows = torch.arange(len(data))
     if count is not None:
         count = check_whole("num_real", count, 1, len(data))
-        rows = torch.linspace(0, len(data) - 1, count, dtype=torch.float64).long()
+        rows = spread_rows(len(data), count)
     items = as_fields(data.stored(rows), "data")
-    return replace(data.take(rows), values=quantise(items) if pictures else items.float())
+    if pictures and items.is_floating_point() and (items.abs() > BEYOND).double().mean() > FEW:
+        ends = f"go from {float(items.min()):.3g} to {float(items.max()):.3g}"
+        warnings.warn(f"floats {ends} and are cut to [-1, 1], the range of pictures: give uint8.", stacklevel=2)
+    floats = items if items.dtype == torch.float64 else items.float()
+    return replace(data.take(rows), values=quantise(items) if pictures else floats)
 
 
 def _of_classes(data: Dataset, classes: Sequence[int]) -> Dataset:

@@ -264,13 +264,13 @@ def reference_features(images: Tensor, network: FeatureNetwork, *, name: str, ca
             return Reference(_read(file, identity, len(images)), file)
         except InputError:
             print(f"{file} is damaged: its features are computed again", file=sys.stderr)
-    with writing("cache", folder, "give a folder that can be written"):
+    with writing("cache", folder):
         folder.mkdir(parents=True, exist_ok=True)  # now, for computing features may take an hour
     with progress_bar(f"{network.name} features of {name}", "images") as progress:
         features = compute_features(network, images, progress=progress)
     mu, sigma = statistics(features)
     arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
-    with writing("cache", folder, "make room or give another folder"):
+    with writing("cache", folder):
         replace_npz(file, arrays | {key: np.array(text) for key, text in identity.items()})
     return Reference(features, file)
 

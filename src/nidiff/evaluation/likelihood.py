@@ -10,6 +10,7 @@ from torch import Tensor
 from nidiff.data.dataset import LARGEST, Dataset
 from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.evaluation.order import effective_number, is_ordered, standard_error
 from nidiff.evaluation.results import Measured
 from nidiff.progress import Progress
 from nidiff.randomness import generators_from_seeds, white_noise
@@ -35,10 +36,17 @@ class Likelihood:
     """Whether the data are whole numbers, to which noise from −½ to ½ was added."""
     of_class: bool = False
     """Whether the model was given the class of each item: log p(x | class). The Gaussian never is."""
+    ordered: bool = False
+    """Whether the items follow each other, so that neighbours may be alike."""
+
+    @property
+    def num_independent(self) -> float:
+        """How many independent items these are worth, as log p of the model says."""
+        return effective_number(self.log_prob).item() if self.ordered else len(self.log_prob)
 
     def summary(self) -> dict[str, dict[str, Measured]]:
-        """−log p per dimension, with its standard error over items: of the model, of the Gaussian, and of the one minus
-        the other, item by item."""
+        """−log p per dimension, with its `standard_error` over items: of the model, of the Gaussian, and of the one
+        minus the other, item by item."""
         sides: dict[str, tuple[Tensor, Tensor | float]] = {"model": (self.log_prob, self.log_volume)}
         if self.gaussian is not None:
             # The volume is the same for both, so the difference has none, and is the same in all units.
@@ -55,7 +63,7 @@ class Likelihood:
 
     def _cost(self, log_prob: Tensor) -> Measured:
         costs = -log_prob / self.dimensions
-        error = costs.std().item() / len(costs) ** 0.5 if len(costs) > 1 else None
+        error = standard_error(costs, ordered=self.ordered).item() if len(costs) > 1 else None
         return Measured(costs.mean().item(), error)
 
 
@@ -100,4 +108,4 @@ def measure_likelihood(
             progress(min(len(parts) * batch, len(rows)), len(rows))
     model, volume, normal = (torch.cat(column) for column in zip(*parts, strict=True))
     size, of_class = math.prod(data.shape), labels is not None
-    return Likelihood(model, volume, None if gaussian is None else normal, size, is_whole, of_class)
+    return Likelihood(model, volume, None if gaussian is None else normal, size, is_whole, of_class, is_ordered(data))

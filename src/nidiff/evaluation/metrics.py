@@ -104,16 +104,17 @@ def band_tables(real: SampleSet, generated: SampleSet) -> list[dict[str, Any]]:
     video, over its frames and along time."""
     alone = [(0,)] if real.is_video else [(axis,) for axis in real.long_axes]
     tables: list[dict[str, Any]] = []
+    ordered = (real.ordered, generated.ordered)
     for axes in dict.fromkeys(axes for axes in (real.main_axes, *alone) if axes):
         shells, along = real.shells(axes), ", ".join(real.grid.axes[axis] for axis in axes)
         powers = [samples.powers(axes) for samples in (real, generated)]
-        spectra = spectrum_bands(shells, *powers)
+        spectra = spectrum_bands(shells, *powers, ordered=ordered)
         for channel in range(real.num_channels):
             about = {"spectrum": along, "channel": real.grid.channel(channel)}
             tables.append(about | {"bands": spectra.rows(channel)})
         if axes == real.main_axes and real.num_channels > 1:
             products = [samples.crosses(axes) for samples in (real, generated)]
-            coherencies = coherency_bands(shells, *zip(powers, products, strict=True))
+            coherencies = coherency_bands(shells, *zip(powers, products, strict=True), ordered=ordered)
             names = [real.grid.channel(channel) for channel in range(real.num_channels)]
             for index, pair in enumerate(combinations(names, 2)):
                 tables.append({"coherence": along, "channels": " and ".join(pair), "bands": coherencies.rows(index)})
@@ -121,11 +122,12 @@ def band_tables(real: SampleSet, generated: SampleSet) -> list[dict[str, Any]]:
 
 
 def _bootstrap_error(metric: Metric, real: SampleSet, generated: SampleSet, count: int) -> float:
-    """The standard deviation over sets of as many generated items, drawn with replacement."""
+    """The standard deviation over sets of as many generated items as are independent, drawn with replacement."""
     generator, total, values = torch.Generator().manual_seed(0), len(generated), []
+    size = max(2, round(generated.num_independent))
     with progress_bar("bootstrap", "resamples") as progress:
         for done in range(1, count + 1):
-            values.append(metric.function(real, generated.resampled(random_index(total, total, generator))))
+            values.append(metric.function(real, generated.resampled(random_index(total, size, generator))))
             progress(done, count)
     return torch.tensor(values, dtype=torch.float64).std().item()
 
@@ -141,11 +143,12 @@ def _kernel(real: SampleSet, generated: SampleSet) -> Answer:
     fewest = min(len(real), len(generated))
     subset, generator = min(SUBSET, fewest // 2), torch.Generator().manual_seed(0)
     distance = kernel_distance(real.features, generated.features, subset, SUBSETS, generator)
-    return distance.value, distance.standard_error * (SUBSETS * subset / (fewest - subset)) ** 0.5
+    alike = max(len(side) / side.num_independent for side in (real, generated))
+    return distance.value, distance.standard_error * (SUBSETS * subset / (fewest - subset) * alike) ** 0.5
 
 
-def share_with_error(share: float, count: int) -> tuple[float, float]:
-    """A share of ``count`` items, with its binomial error."""
+def share_with_error(share: float, count: float) -> tuple[float, float]:
+    """A share of ``count`` independent items, with its binomial error."""
     return share, (share * (1 - share) / count) ** 0.5
 
 
@@ -232,12 +235,12 @@ METRICS: dict[str, Metric] = {
         applies=_has_features,
     ),
     "precision": Metric(
-        lambda real, generated: share_with_error(generated.precision_recall(real).precision, len(generated)),
+        lambda real, generated: share_with_error(generated.precision_recall(real).precision, generated.num_independent),
         higher_is_better=True,
         applies=_has_features,
     ),
     "recall": Metric(
-        lambda real, generated: share_with_error(generated.precision_recall(real).recall, len(real)),
+        lambda real, generated: share_with_error(generated.precision_recall(real).recall, real.num_independent),
         higher_is_better=True,
         applies=_has_features,
     ),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nidiff.errors import shown
-from nidiff.files import blaming, read_json, replace_json, writing
-from nidiff.locks import locked
+from nidiff.files import blaming, locked, read_json, replace_json, writing
 from nidiff.model.config import model_folder
 from nidiff.model.folder import has_network
 from nidiff.model.manifest import model_sha256
@@ -97,7 +96,8 @@ class Result:
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Of fields: "floor", the metrics of real data against real data, and "bands", the tables of the spectra.
+    """Of fields: "floor", the metrics of real data against real data, "items", the numbers of real and generated ones
+    and of independent ones that they are worth, and "bands", the tables of the spectra.
     Of pictures with classes: "by_class", the metrics of each, and "classifier", the share of real images it names
     correctly."""
 
@@ -186,7 +186,7 @@ def known_results(run: Path, sha256: str | None = None) -> list[Result]:
 def remember(run: Path, result: Result) -> None:
     """Add a result to RUN/metrics.json, in place of an older answer to the same question."""
     file = run / "metrics.json"
-    with writing("metrics", file, "make room and run the command again"), locked(run):
+    with writing("metrics", file, "run the command again"), locked(run):
         before = read_results(file) if file.exists() else []
         results = [*(known for known in before if known.question != result.question), result]
         replace_json(file, [known.to_json() for known in results])

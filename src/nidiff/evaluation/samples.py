@@ -11,11 +11,13 @@ from nidiff.covariance.waves import Boundary, boundary_per_axis
 from nidiff.data.grid import Grid
 from nidiff.evaluation.distributions import by_channel, deviations, increments, structure_function
 from nidiff.evaluation.frechet import FeatureGaussian, feature_gaussian
+from nidiff.evaluation.order import effective_number
 from nidiff.evaluation.precision_recall import PrecisionRecall, precision_recall
 from nidiff.evaluation.spectrum import Shells
 from nidiff.progress import progress_bar
 from nidiff.randomness import permutation
 
+COLUMNS = 256  # pixels, at most, whose values say how much neighbouring items are alike
 VALUES = 1024  # pixels of an item, at most, whose values the distributions are made of
 
 
@@ -34,8 +36,10 @@ class SampleSet:
         grid: Grid | None = None,
         boundary: Boundary = "periodic",
         k: int = 3,
+        ordered: bool = False,
     ) -> None:
         self.features: Any = features
+        self.ordered = ordered  # whether neighbouring items may be alike
         self.features_name, self.k = features_name, k
         self.is_picture = items.dtype == torch.uint8
         self.num_channels, self.event = items.shape[1], tuple(items.shape[2:])
@@ -61,6 +65,17 @@ class SampleSet:
         drawn.features = None if self.features is None else self.features[rows]
         drawn._rows, drawn._of_set = self._rows[rows], {}
         return drawn
+
+    @property
+    def num_independent(self) -> float:
+        """How many independent items these are worth: fewer if they follow each other, as the values of some pixels
+        say."""
+
+        def compute() -> float:
+            values = self.by_item("values", _some).flatten(1)
+            return effective_number(values[:, :: 1 + values.shape[1] // COLUMNS], pooled=True).item()
+
+        return self.of_set("independent", compute) if self.ordered else len(self)
 
     # Features
 

@@ -18,6 +18,7 @@ from nidiff.covariance.waves import Boundary, Waves, boundary_per_axis, frequenc
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
 from nidiff.evaluation.arrays import Array, as_fields, as_pair
+from nidiff.evaluation.order import standard_error
 
 CHUNK = 2**22  # numbers at a time
 EMPTY = 1e-24  # what rounding leaves of the largest power
@@ -223,22 +224,25 @@ class Shells:
         return sign.reshape([-1 if place - len(self.shape) == axis else 1 for place in range(len(self.shape))])
 
 
-def spectrum_bands(shells: Shells, *sides: Tensor) -> Bands:
-    """From the powers of each real and each generated item in bands, [N, C, B]."""
-    numbers = (number for side in sides for number in (side.mean(0), side.std(0) / len(side) ** 0.5))
+def spectrum_bands(shells: Shells, *sides: Tensor, ordered: Sequence[bool] = (False, False)) -> Bands:
+    """From the powers of each real and each generated item in bands, [N, C, B]; which of both are ``ordered``."""
+    numbers = []
+    for powers, follows in zip(sides, ordered, strict=True):
+        numbers += [powers.mean(0), standard_error(powers, ordered=follows)]
     return Bands(*torch.tensor(shells.bands).T, *numbers)
 
 
-def coherency_bands(shells: Shells, *sides: tuple[Tensor, Tensor]) -> Bands:
+def coherency_bands(shells: Shells, *sides: tuple[Tensor, Tensor], ordered: Sequence[bool] = (False, False)) -> Bands:
     """From the powers [N, C, B] and their products between channels [N, P, B] of each real and each generated item.
 
-    The errors are those of the jackknife, √((N − 1)/N Σ |γ₋ᵢ − mean|²) over the sets that each lack one item.
+    The errors are those of the jackknife: of the mean of (N − 1) γ₋ᵢ, where γ₋ᵢ is that of all items but one.
     """
     numbers = []
-    for side in sides:
+    for side, follows in zip(sides, ordered, strict=True):
         count = len(side[0])
         without = coherency(*((values.sum(0) - values) / (count - 1) for values in side))
-        error = ((without - without.mean(0)).abs().square().sum(0) * (count - 1) / count).sqrt()
+        parts = torch.view_as_real(without * (count - 1))
+        error = standard_error(parts, ordered=follows).square().sum(-1).sqrt()
         numbers += [coherency(*(values.mean(0) for values in side)), error]
     return Bands(*torch.tensor(shells.bands).T, *numbers)
 

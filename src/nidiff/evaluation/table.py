@@ -18,6 +18,7 @@ from nidiff.recipe import fits
 HEAD = ("run", "sampler", "num_steps", "spacing", "options", "seeds", "clip")  # of the CSV
 MOST_CLASSES, MOST_TABLES = 20, 8  # columns of a table, and tables of spectra
 FEW = 10  # trainings
+LOWEST = 0.9  # the share of independent items below which it is said how many they are
 
 
 class Style(NamedTuple):
@@ -69,6 +70,7 @@ def detailed_text(result: Result) -> str:
     floor, bands = result.details.get("floor", {}), result.details.get("bands")
     if bands is None:
         return text([result])
+    items = result.details.get("items", {})  # of a result of an older version there are none
     settings = "" if result.sampler == "-" else f", {result.sampler_text} {result.num_steps}"
     rows = [[PLAIN.escape(f"{result.run}{settings}"), "generated", "real"]]
     for name, metric in result.metrics.items():
@@ -76,6 +78,8 @@ def detailed_text(result: Result) -> str:
     against = result.details.get("floor_of", "other real data")
     best = "0 is best, but of precision and recall 1"
     parts = [aligned(rows), f"{best}; real: the same of {against} in place of samples."]
+    if alike := [f"{n} {name} items count as about {m:.0f}" for name, (n, m) in items.items() if m < LOWEST * n]:
+        parts.append(f"Neighbouring items are alike: {' and '.join(alike)} independent ones in the errors.")
     parts += [_band_table(table) for table in bands[:MOST_TABLES]]
     if len(bands) > MOST_TABLES:
         parts.append(f"and {len(bands) - MOST_TABLES} more tables, which --json prints.")

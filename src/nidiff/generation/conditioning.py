@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nidiff.data.annotations import as_finite, on_grid
+from nidiff.data.annotations import as_finite, on_grid, read_conditions
 from nidiff.data.arrays import read_array
+from nidiff.data.grid import Grid
+from nidiff.data.science import is_science
 from nidiff.diffusion.condition import CLASSES, Condition
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.guidance import Guidance, make_guidance
@@ -22,6 +24,9 @@ from nidiff.files import as_path
 from nidiff.notation import seeds_text
 from nidiff.recipe import check_number
 from nidiff.sealed import tensors_sha256
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,15 +81,16 @@ def plan_conditions(
     guidance: float | None = None,
     guidance_interval: Sequence[float] | None = None,
     condition: str | Path | None = None,
+    grid: Grid | None = None,
 ) -> Conditioning:
     """The conditioning of a job, if the model can be conditioned so.
 
-    ``classes`` are those of the seeds in turn: by default all of the model's, and empty for none. ``condition`` is an
-    .npy or .npz file of conditions, a row per seed in turn.
+    ``classes`` are those of the seeds in turn: by default all of the model's, and empty for none. ``condition`` is a
+    file of conditions, a row per seed in turn; ``grid`` has their names and units as the model knows them.
     """
     conditions = denoiser.conditions
     chosen = _chosen_classes(conditions.get(CLASSES), classes)
-    rows = {} if condition is None else read_rows(condition, conditions)
+    rows = {} if condition is None else read_rows(condition, conditions, grid)
     names = [*rows, *([CLASSES] if chosen else [])]
     for name in conditions.keys() - {*names}:
         if not conditions[name].dropout:
@@ -109,17 +115,18 @@ def _chosen_classes(condition: Condition | None, classes: Sequence[int] | None) 
     return tuple(known if classes is None else classes)
 
 
-def read_rows(file: str | Path, conditions: Mapping[str, Condition]) -> dict[str, Tensor]:
+def read_rows(file: str | Path, conditions: Mapping[str, Condition], grid: Grid | None = None) -> dict[str, Tensor]:
     """The values [N, …] of the model's condition other than the class, in the units of the model, from an .npy or .npz
-    file in those of the data. One channel may go without its axis, and fields may be coarser."""
+    file in those of the data. One channel may go without its axis, and fields may be coarser. Of NetCDF, HDF5 or Zarr,
+    the variables of ``grid``, the model's of its condition, matched with it."""
     path = as_path("condition", file)
     names = [name for name in conditions if name != CLASSES]
     if len(names) != 1:
         takes = " and ".join(names) or "none"
         remedy = "use Python" if names else "leave it out"
         raise InputError("condition", path, f"cannot be used: the model takes {takes}", remedy)
-    condition, values = conditions[names[0]], read_array(path, "condition")
-    shape = condition.shape
+    condition, shape = conditions[names[0]], conditions[names[0]].shape
+    values = _variables(path, grid) if is_science(path) else read_array(path, "condition")
     if values.ndim == len(shape) and shape[:1] == (1,):
         values = values[:, None]
     if len(shape) > 1 and values.ndim == len(shape) + 1:
@@ -127,8 +134,15 @@ def read_rows(file: str | Path, conditions: Mapping[str, Condition]) -> dict[str
     if values.shape[1:] != shape or not values.ndim:
         wanted = "".join(f", {size}" for size in shape)
         raise InputError("condition", path, f"has shape {values.shape}", f"give numbers [N{wanted}]")
-    numbers = as_finite(str(path), values)
-    return {names[0]: numbers if condition.scaling is None else condition.scaling.to_model(numbers)}
+    return {names[0]: as_finite(str(path), values, condition.scaling)}
+
+
+def _variables(path: Path, grid: Grid | None) -> "NDArray[Any]":
+    """The variables [N, C, …] that the model was trained with."""
+    if grid is None or grid.condition is None:
+        problem = "has names for its variables, and the model was trained with an array, which has none"
+        raise InputError("condition", path, problem, "give an .npy or .npz file")
+    return read_conditions(path, grid.condition)
 
 
 def rows_digest(rows: Mapping[str, Tensor]) -> str:

@@ -11,7 +11,6 @@ files are the same on any number of processes, however often the job is killed.
 """
 
 import contextlib
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,12 +26,13 @@ from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import FileError, InputError, Interrupted, shown
 from nidiff.files import (
-    ASIDE,
     as_path,
     blaming,
+    is_aside,
     read_npz,
     read_object,
     recover_folder,
+    remove_left,
     replace_json,
     replace_npz,
     writing,
@@ -128,7 +128,7 @@ class SampleFolder:
         check_format(self.kind, self.grid)
         # Listed before job.json is read: another job may be writing it now, which comes before its other files.
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
-        others = [name for name in names if name != LOCK and not name.startswith(ASIDE)]
+        others = [name for name in names if name != LOCK and not is_aside(name)]
         links = [part.name for part in (self.parts, *self._folders) if part.is_symlink()]
         is_ours = (self.path / JOB).exists()
         if links or (not is_ours and (others or self.path.is_file())):
@@ -175,9 +175,7 @@ class SampleFolder:
             if self.kind in BY_SAMPLE:
                 write_format(Samples(images.numpy(), np.array(seeds), self.grid, about), self.path, self.kind)
             recover_folder(self.path / WHOLE_FILES["zarr"][0])
-            for folder in (self.path, *self._folders):
-                for left in folder.glob(f"{ASIDE}*"):
-                    left.unlink(missing_ok=True)
+            remove_left(self.path, *self._folders)
 
     def read(self, seeds: Sequence[int]) -> Tensor:
         """The samples [N, C, *event] of ``seeds``, as they are stored in samples.npz."""
@@ -195,7 +193,12 @@ class SampleFolder:
         stored = [self._stored(file) for file in files]
         rising, places = np.unique(np.concatenate([part["seeds"] for part in stored]), return_index=True)
         self._store(self.archive, np.concatenate([part["arr_0"] for part in stored])[places], rising)
-        shutil.rmtree(self.parts)
+        for part in files:
+            if part != self.archive:
+                part.unlink()
+        remove_left(self.parts)
+        with contextlib.suppress(OSError):  # something else is in it
+            self.parts.rmdir()
 
     def _store(self, file: Path, images: "NDArray[Any]", seeds: "NDArray[Any]") -> None:
         numbers = np.array(self.job.conditioning.classes, dtype=np.int64)
@@ -215,8 +218,7 @@ class SampleFolder:
         return stored
 
     def _writing(self) -> AbstractContextManager[None]:
-        remedy = "make room or choose another; repeat the command to continue with the images that are there"
-        return writing("out", self.path, remedy)
+        return writing("out", self.path, "repeat the command to continue with the images that are there")
 
 
 def read_job(folder: Path, remedy: str) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ def plan_job(
         tile=tile_size(*model.shape[1:]) if tile is None else check_whole("tile", tile, 0),
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
-        conditioning=plan_conditions(model.denoiser, **conditions),
+        conditioning=plan_conditions(model.denoiser, grid=model.grid, **conditions),
     )
 
 
@@ -134,7 +134,7 @@ def draw_blocks(
                 watch(visit)
 
         images = sample(denoiser, (len(seeds), *shape), generator=seeds, callback=advance, **arguments).cpu()
-        finite = images.isfinite() & as_stored(images, denoiser.scaling, "float32").isfinite()  # which may overflow
+        finite = as_stored(images, denoiser.scaling, "float32").isfinite()  # `sample` has looked at the images
         if not bool(finite.all()):
             seed = seeds[int((~finite).flatten(1).any(1).nonzero()[0])]
             problem = f"the image of seed {seed} has NaN or infinite pixels"

@@ -15,20 +15,21 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import common_basis
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, first_line
-from nidiff.model.folder import image_shape, open_with, read_grid, whole_model
-from nidiff.model.manifest import model_sha256
-from nidiff.model.network import load_network
+from nidiff.model.checkpoint import checkpoint_step, is_checkpoint, run_of
+from nidiff.model.folder import image_shape, open_stored, read_grid
 from nidiff.model.zoo import Card, entry_of, find_model, read_card
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
+STEPS = "steps"  # in a run: what was drawn and measured of its checkpoints
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
 LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # set by torchrun and by MPI
 
 
 class Model(NamedTuple):
-    """A model for sampling items [C, *event] = ``shape``; ``path`` is its run directory, or its folder.
+    """A model for sampling items [C, *event] = ``shape``; ``path`` is its run directory, or its folder, and ``step``
+    that of the checkpoint, if it is one.
 
     Only `home` is written to.
     """
@@ -40,15 +41,24 @@ class Model(NamedTuple):
     grid: Grid
     event: tuple[int, ...] = ()  # the event shape, if it is not the one the model was trained on
     card: Card | None = None  # of a shipped model
+    step: int | None = None
 
     @property
     def name(self) -> str:
-        return self.path.resolve().name
+        return self.path.resolve().name + ("" if self.step is None else f"-{self.step:06d}")
 
     @property
     def home(self) -> Path:
-        """Where its results belong: its run directory, or out/NAME for a shipped model, which is never changed."""
+        """Where its results belong: its run directory, there steps/STEP for a checkpoint, or out/NAME for a shipped
+        model, which is never changed."""
+        if self.step is not None:
+            return self.path / STEPS / f"{self.step:06d}"
         return self.path if self.card is None else Path("out") / self.name
+
+    @property
+    def has_report(self) -> bool:
+        """Whether its run has a report about it: one that ships is never changed, and a checkpoint is not the end."""
+        return self.card is None and self.step is None and (self.path / "experiment.json").is_file()
 
     @property
     def scaling(self) -> Scaling:
@@ -107,14 +117,15 @@ def run_folder(path: Path) -> Path:
     return path.parent if path.name == "model" and (path.parent / "experiment.json").is_file() else path
 
 
-def open_model(path: Path, state: "PartialState | SingleProcess") -> Model:
-    """The model in a run directory or a model folder, or a shipped one by its name, on the device of this process."""
-    path = run_folder(find_model(path, "model"))
-    folder = whole_model(path)
-    denoiser = open_with(folder, load_network(folder)).to(state.device)
+def open_model(path: Path, state: "PartialState | SingleProcess", checkpoint: str | None = None) -> Model:
+    """The model in a run directory, a model folder or a checkpoint, or a shipped one by its name, on the device of this
+    process. ``checkpoint`` is a step of a run directory, or "latest"."""
+    path = run_folder(find_model(path, "model", checkpoint))
+    denoiser, sha256 = open_stored(path)
     shape = image_shape(denoiser.net, denoiser.process.covariance)
+    path, step = (run_of(path), checkpoint_step(path)) if is_checkpoint(path) else (path, None)
     grid, card = read_grid(path, shape, denoiser.scaling), None if entry_of(path) is None else read_card(path)
-    return Model(path, denoiser, shape, model_sha256(folder, checked=True), grid, card=card)
+    return Model(path, denoiser.to(state.device), shape, sha256, grid, card=card, step=step)
 
 
 def resized(grid: Grid, before: Sequence[int], after: Sequence[int], boundary: Sequence[str]) -> Grid:

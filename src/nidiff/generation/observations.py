@@ -4,6 +4,8 @@ Items and noise come in the units of the data, and an `Observation` is in those 
 """
 
 import math
+import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,11 +13,11 @@ from torch import Tensor
 
 from nidiff.covariance.checks import as_numbers
 from nidiff.data.arrays import read_array
-from nidiff.data.dataset import LARGEST
+from nidiff.data.dataset import LARGEST, as_stored
 from nidiff.data.images import SUFFIXES
 from nidiff.data.load import load_items
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError, known_names, one_of
+from nidiff.errors import InputError, known_names, one_of, shown
 from nidiff.files import as_path
 from nidiff.generation.loaded_model import Model
 from nidiff.inverse import operators
@@ -28,6 +30,8 @@ NOT, RANDOM = "not-", "random:"
 WORDS = ("left", "right", "top", "bottom", "center")
 TRUE = "make it true, 1 or white where items are observed, and false, 0 or black elsewhere"
 UNITS = ("data", "model")
+FAR, WIDE, NARROW = 6, 30, 0.02  # of the data's standard deviation: a mean, and spreads, that are not theirs
+FEWEST = 16  # values, for a mean and a spread
 ROUNDING = 12**-0.5  # the standard deviation of the error of rounding to whole numbers
 VARIATION, MASK, NOISE = 1, 2, 3  # tell the randomness of one purpose from that of another
 
@@ -154,8 +158,39 @@ def observe(
 
 def observed_data(model: Model, observation: Observation) -> Tensor:
     """y in the units of the data, NaN where nothing was observed."""
-    y, mask = model.scaling.to_data(observation.y.cpu()), observation.operator.observed
+    y, mask = as_stored(observation.y.cpu(), model.scaling, model.grid.floats), observation.operator.observed
     return y if mask is None else torch.where(mask.cpu(), y, torch.nan)
+
+
+def check_range(model: Model, items: Tensor, name: str | Path, noise: float = 0.0, units: str = "data") -> None:
+    """Warn of items whose values are far from those of the model's Gaussian, with the ``noise`` that they have: most
+    often they are in another unit than the file says, or than the model's where it says none."""
+    gaussian, shape = model.denoiser.gaussian, model.shape
+    if gaussian is None:
+        return
+    variance = gaussian.covariance.marginal_variance
+    mean, variance = (values.cpu().double().expand(shape).flatten(1) for values in (gaussian.mean, variance))
+    centres, sizes = mean.mean(1), (variance.mean(1) + mean.var(1, correction=0)).sqrt()
+    noises = in_model_units(noise, model, units) if noise else (0.0,) * shape[0]
+    x = to_model(items, model).double().cpu().movedim(1, 0).flatten(1)
+    for channel, (values, centre, size, noisy) in enumerate(zip(x, centres, sizes, noises, strict=True)):
+        known = values[values.isfinite()]
+        if len(known) < FEWEST:
+            continue
+        middle, spread, most = known.mean(), known.std(correction=0), math.hypot(size, noisy)
+        if (middle - centre).abs() > FAR * most or spread > WIDE * most or 0 < spread < NARROW * size:
+            scale, shift = _scale_and_shift(model, channel)
+            pairs = ((middle, spread), (centre, size))
+            here, there = (f"{mean * scale + shift:.4g} ± {width * abs(scale):.3g}" for mean, width in pairs)
+            label = model.grid.channel(channel)
+            problem = f"{label} is {here} (mean ± standard deviation), and the model's data {there}"
+            warnings.warn(f"{shown(str(name))}: {problem}: make sure that its unit is the model's.", stacklevel=2)
+
+
+def _scale_and_shift(model: Model, channel: int) -> list[float]:
+    """From the units of the model to those of the data or, where the model sees it, of their logarithm."""
+    values = (model.scaling.scale, model.scaling.shift)
+    return [value[channel] if isinstance(value, tuple) else value for value in values]
 
 
 def in_model_units(noise: float, model: Model, units: str, argument: str = "noise") -> tuple[float, ...]:

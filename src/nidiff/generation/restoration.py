@@ -1,6 +1,6 @@
 """Samples of what observed items were, and the folder that they are written to:
 
-restoration.json  what decides the numbers, and what was measured
+restoration.json  what decides the numbers; at the end what was measured, and the checksums of the other files
 samples.npz       arr_0 [N, samples, *event, C] in the units of the data, and seeds [N, samples]
 mean.npy          [N, *event, C], the mean of the samples before rounding
 spread.npy        their standard deviation
@@ -9,7 +9,6 @@ png/              pictures: ITEM-SEED.png, and ITEM-mean.png
 samples.nc, …     all samples, one after the other, in other formats (`nidiff.generation.export`)
 """
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,25 +24,31 @@ from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, save_png
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
-from nidiff.errors import InputError
-from nidiff.files import ASIDE, read_object, replace_json, replace_npz, replacing, writing
-from nidiff.generation.export import Samples, write_format
+from nidiff.errors import InputError, shown
+from nidiff.files import blaming, file_sha256, is_aside, read_object, remove_left, replace_json, replace_npz, replacing
+from nidiff.generation.export import BY_SAMPLE, WHOLE_FILES, Samples, write_format
 from nidiff.generation.job import Drawing, Job, draw_blocks, plan_job
 from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import VARIATION, observed_data, seeded, to_model
 from nidiff.inverse.observation import Observation
 from nidiff.inverse.posterior import posterior
+from nidiff.locks import LOCK
 from nidiff.progress import progress_bar
 from nidiff.sampling.step import Visit
 from nidiff.sampling.tile import tile_size
-from nidiff.sealed import digest
+from nidiff.sealed import check_files, digest, read_sealed, seal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUM_STEPS, MOST_TILE = 50, 8  # the defaults: an item has few samples
 INTERVAL = 0.9  # whose coverage is measured, or the nearest that so few samples have
-FACTS = "restoration.json"
+FACTS, FORMAT = "restoration.json", 1
+ARRAYS = ("mean", "spread", "observed")
+PICTURE = "restored.png"
+OURS = ("samples.npz", *(f"{name}.npy" for name in ARRAYS), PICTURE, *BY_SAMPLE, *(n for n, _ in WHOLE_FILES.values()))
+AGAIN = "delete the directory, and repeat the command that wrote it"
+OTHER_DIRECTORY = "choose another directory, or delete that one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +81,12 @@ class Restoration:
     @property
     def samples(self) -> Tensor:
         """[N, S, C, *event] in the units of the data, not rounded."""
-        return as_stored(self.x.flatten(0, 1), self.scaling, "float32").reshape(self.x.shape)
+        return as_stored(self.x.flatten(0, 1), self.scaling, self.grid.floats).reshape(self.x.shape)
 
     @property
     def mean(self) -> Tensor:
-        return self.samples.double().mean(1).float()
+        samples = self.samples
+        return samples.double().mean(1).to(samples.dtype)
 
     @property
     def spread(self) -> Tensor:
@@ -179,7 +185,7 @@ def denoise(
 
     x, seeds = _draw(model, job, len(items), prepare, title="denoising", **drawing)
     label = "given" if add_noise else "observed"
-    return Restoration(x, seeds, items.float(), model.grid, model.denoiser.scaling, label=label)
+    return Restoration(x, seeds, items.double(), model.grid, model.denoiser.scaling, label=label)
 
 
 def item_seeds(items: int, samples: int, seed: int = 0) -> "NDArray[np.int64]":
@@ -218,33 +224,86 @@ def _draw(
 
 
 def known_facts(out: Path, task: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The facts in the folder ``out``, if it holds the same task; None if it is new or empty, and can be written.
-    Anything else in it is refused."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        with writing("out", out):  # before anything is drawn
-            out.parent.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryDirectory(dir=out.parent, prefix=ASIDE).cleanup()
+    """The facts in the folder ``out``, if it holds the same task and its files are as they were written; None if it is
+    new, or the same task was stopped in it. Anything else is refused; nothing is written."""
+    # Listed before the facts are read: another process may be writing them now, which comes before its other files.
+    names = [path.name for path in out.iterdir()] if out.is_dir() else []
+    if not (out / FACTS).is_file():
+        if out.is_file() or any(name != LOCK and not is_aside(name) for name in names):
+            raise InputError("out", out, "is a file, or holds other files", OTHER_DIRECTORY)
         return None
-    facts = read_object(out / FACTS) if (out / FACTS).is_file() else {}
-    stored = facts.get("task")
-    known = stored if isinstance(stored, dict) else {}
-    if known != task:
-        differs = ", ".join(f"`{key}`" for key in sorted(task) if known.get(key) != task[key])
-        raise InputError("out", out, f"holds other files ({differs} differ)", "choose a new directory")
+    facts = read_facts(out)
+    if facts is None:
+        problem = "holds a restoration of version 0.2, which has no checksums"
+        raise InputError("out", out, problem, OTHER_DIRECTORY)
+    stored = facts["task"]
+    if different := [key for key in {**task, **stored} if stored.get(key) != task.get(key)]:
+        words = "; ".join(f"`{key}`: {shown(stored.get(key))}, not {shown(task.get(key))}" for key in different)
+        raise InputError("out", out, f"holds another restoration ({words})", OTHER_DIRECTORY)
+    if "files" not in facts:
+        if links := [name for name in names if (out / name).is_symlink()]:  # it could lead to anybody's pictures
+            raise InputError("out", out, f"has a link {links[0]!r}", OTHER_DIRECTORY)
+        return None
+    _check_recorded(out, facts)
     return facts
 
 
-def write_restoration(folder: Path, restoration: Restoration, facts: Mapping[str, Any], kind: str) -> None:
-    """Write all files to ``folder``, and the samples in the format ``kind`` too."""
-    replace_json(folder / FACTS, dict(facts))
+def read_facts(folder: Path) -> dict[str, Any] | None:
+    """restoration.json of a folder: its ``task`` and, of one that is finished, what was ``found`` and the checksums of
+    its ``files``. None if version 0.2 wrote it, without checksums."""
+    file = folder / FACTS
+    if read_object(file, AGAIN).keys() == {"task", "found"}:
+        return None
+    facts = read_sealed(file, FORMAT, AGAIN)
+    with blaming(file, AGAIN):
+        is_finished = "files" in facts
+        if not all(isinstance(facts[key], dict) for key in (("task", "found", "files") if is_finished else ("task",))):
+            raise TypeError("it does not hold a task and what came of it")
+        if is_finished and not isinstance(facts["found"]["same"], bool):
+            raise TypeError("it does not say whether all samples are the same")
+        if is_finished and "rmse_of_mean" in facts["found"]:
+            errors_text(facts["found"])  # which needs numbers
+    return facts
+
+
+def check_restoration(folder: Path) -> bool:
+    """Refuse a folder of a restoration that is damaged. False if it has no checksums, as version 0.2 wrote it."""
+    if (facts := read_facts(folder)) is not None and "files" in facts:
+        _check_recorded(folder, facts)
+    return facts is not None
+
+
+def _check_recorded(folder: Path, facts: Mapping[str, Any]) -> None:
+    present = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    check_files(folder, present & facts["files"].keys(), facts["files"], AGAIN)
+
+
+def begin_restoration(folder: Path, task: Mapping[str, Any]) -> None:
+    """Mark a folder as that of a task, so that the same command can write it again after a kill."""
+    replace_json(folder / FACTS, seal({"format": FORMAT, "nidiff": __version__, "task": dict(task)}))
+
+
+def finish_restoration(folder: Path, task: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the facts of a task whose files are all there, and return them."""
+    remove_left(folder, *(folder / name for name in BY_SAMPLE))
+    files = [file for name in OURS for file in (folder / name, *(folder / name).rglob("*")) if file.is_file()]
+    checksums = {file.relative_to(folder).as_posix(): file_sha256(file) for file in sorted(files)}
+    facts = {"task": dict(task), "found": dict(found), "files": checksums}
+    replace_json(folder / FACTS, seal({"format": FORMAT, "nidiff": __version__, **facts}))
+    return facts
+
+
+def write_restoration(folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str) -> None:
+    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too."""
     x, seeds, scaling, grid = restoration.x, restoration.seeds, restoration.scaling, restoration.grid
     stored = as_stored(x.flatten(0, 1), scaling, grid.dtype)
     replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored.reshape(x.shape), 2), "seeds": seeds})
-    arrays = {"mean": restoration.mean, "spread": restoration.spread, "observed": restoration.observed.float()}
-    for name, values in arrays.items():
+    mean = restoration.mean
+    arrays = (mean, restoration.spread, restoration.observed.to(mean.dtype))
+    for name, values in zip(ARRAYS, arrays, strict=True):
         with replacing(folder / f"{name}.npy") as file:
             np.lib.format.write_array(file, _channels_last(values, 1), allow_pickle=False)
-    about = {"source": f"nidiff {__version__}", "task": digest(facts["task"])}
+    about = {"source": f"nidiff {__version__}", "task": digest(dict(task))}
     names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(seeds) for seed in row]
     samples = Samples(stored.numpy(), seeds.flatten(), grid, about, names)
     write_format(samples, folder, kind)

@@ -28,15 +28,14 @@ class FlowNetwork(torch.nn.Module):
         super().__init__()
         self.unet = unet
         self.schedule = scheduler if isinstance(scheduler, Schedule) else from_diffusers(scheduler)
-        _time_shift("scheduler", self.schedule)
+        self._shift = _time_shift("scheduler", self.schedule)
         self.covariance = None if covariance is None else as_covariance(covariance)
 
     def forward(self, x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
         """The network's output at 1000 · sigma of the row ``label``, with ``conditions``."""
-        label, count = label.double().cpu(), len(self.schedule)
-        # Theirs ends at 1, of which our last row is a hair short.
-        sigma = torch.where(label == count - 1, 1.0, self.schedule.level(label).sigma.values)
-        timestep = (count * sigma).to(x.device, torch.float32)
+        # sigma = s t / (1 + (s − 1) t) of t = (row + 1) / L. Theirs ends at 1, of which our last row is a hair short.
+        count, step = len(self.schedule), (label + 1).float()
+        timestep = count * self._shift * step / (count + (self._shift - 1) * step)
         if self.covariance is None:
             return as_tensor(self.unet(x, timestep, **conditions))
         return self.covariance.sqrt(as_tensor(self.unet(self.covariance.inv_sqrt(x), timestep, **conditions)))

@@ -18,7 +18,7 @@ from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError, one_of, shown
 from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import markdown
-from nidiff.files import as_path, read_object, replace_text, writing
+from nidiff.files import as_path, locked, read_object, replace_text, writing
 from nidiff.interop.config import DOWNLOAD, downloaded
 from nidiff.interop.scheduler import NonIsotropicScheduler
 from nidiff.model.card import FRONT, METRICS, model_card, model_facts, python_text
@@ -102,7 +102,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
             sampler = SAMPLERS[ALGORITHMS[self.scheduler.config["algorithm"]]]
             num_inference_steps = default_steps(sampler, self.scheduler.process.schedule)
         device, dtype = self._execution_device, next(self.unet.parameters()).dtype
-        self.scheduler.set_timesteps(num_inference_steps, device)
+        self.scheduler.set_timesteps(num_inference_steps)  # on the CPU, where their levels are
         images = self.scheduler.init_noise((batch_size, *self._image_shape), generator, device, dtype)
         for t in self.progress_bar(self.scheduler.timesteps):
             images = self.scheduler.step_with(denoiser, t, images, generator, eta=eta).prev_sample
@@ -172,7 +172,7 @@ class NonIsotropicPipeline(DiffusionPipeline):
             raise InputError("save_pretrained", None, "writes safetensors of one kind", remedy)
         if folder.is_file() or (folder / OTHER).exists():
             raise InputError("save_directory", folder, "holds something else", "choose a new folder")
-        with writing("save_directory", folder):
+        with writing("save_directory", folder), locked(folder):  # two that save here at once take turns
             super().save_pretrained(folder, **kwargs)
             if self._card_in(folder) is None:
                 self._write_card(folder, folder.resolve().name)

@@ -23,7 +23,7 @@ from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 from nidiff.diffusion.spacing import check_rows
 from nidiff.diffusion.target import Target, V
 from nidiff.errors import InputError
-from nidiff.files import as_path, blaming, read_object, writing
+from nidiff.files import as_path, blaming, locked, read_object, writing
 from nidiff.interop.config import DOWNLOAD, downloaded, is_flow, translated
 from nidiff.model.config import (
     ALGORITHMS,
@@ -39,11 +39,12 @@ from nidiff.model.config import (
 )
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
+from nidiff.precision import widest
 from nidiff.randomness import Generators
 from nidiff.recipe import check_whole
 from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.sampler import SAMPLERS
-from nidiff.sampling.step import Chain, Past
+from nidiff.sampling.step import Chain, Past, moved
 
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
@@ -161,7 +162,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     def save_config(self, save_directory: str | os.PathLike[str], push_to_hub: bool = False, **kwargs: Any) -> None:
         """Write scheduler_config.json and, where Σ, the schedule or the data's Gaussian have arrays, those."""
         folder = as_path("save_directory", save_directory)
-        with writing("save_directory", folder):
+        with writing("save_directory", folder), locked(folder):
             for name, tensors in arrays(self.config).items():
                 save_arrays(tensors, folder, name)
             super().save_config(folder, push_to_hub=push_to_hub, **kwargs)
@@ -210,7 +211,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         self._rows, self.num_inference_steps = rows, len(rows)
         self.timesteps = torch.tensor(rows, device=device)
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
-        self._past: tuple[int, Past, Tensor] | None = None  # index of the last step, what it saw, and its result
+        self._past: tuple[int, Past, Tensor] | None = None  # index of the last step, what it saw and what it returned
 
     def _spaced(self, count: Any) -> Sequence[float]:
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
@@ -298,27 +299,32 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
                 return self.covariance.sqrt(variance_noise.to(x))
             return self.process.noise(x.shape, generator, dtype=work, device=x.device)
 
-        x0 = denoiser(x, here)
+        x0, pull = denoiser.pulled(x, here)
         sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._rows), Past(here, x0, x)
         if last and not sampler.finishes:
             x = x0
         else:
-            chain = Chain(denoiser, noise, self._previous(index, x))
+            chain = Chain(denoiser, noise, self._previous(index, sample))
             options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
             there = CLEAN if last else self.process.schedule.level(self._rows[index + 1])
             x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
-        self._past = index, seen, x.detach()
-        return DDPMSchedulerOutput(x.to(sample.dtype), x0.to(sample.dtype))
+        x = moved(denoiser, x, pull, last).to(sample.dtype)
+        self._past = index, seen, x
+        return DDPMSchedulerOutput(x, x0.to(sample.dtype))
 
-    def _previous(self, index: int, x: Tensor) -> Past | None:
-        """What the last step saw if x came from it, up to rounding: not for another batch, or another start."""
+    def _previous(self, index: int, sample: Tensor) -> Past | None:
+        """What the last step saw if the sample came from it, up to rounding: not for another batch, or another start.
+        For the tensor that it returned no device has to be asked."""
         if self._past is None:
             return None
         place, seen, result = self._past
-        follows = place == index - 1 and result.shape == x.shape
-        return seen if follows and bool((x.detach() - result).norm() <= 0.01 * result.norm()) else None
+        if place != index - 1 or result.shape != sample.shape:
+            return None
+        x, before = sample.detach().float(), result.detach().float()
+        return seen if sample is result or bool((x - before).norm() <= 0.01 * before.norm()) else None
 
     def _index(self, timestep: Any) -> int:
+        timestep = timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
         if timestep not in self._rows:
             raise InputError("timestep", timestep, "is not among them", "give a number of scheduler.timesteps")
         return self._rows.index(timestep)
@@ -334,9 +340,9 @@ def _warn_if_white(process: Process, x: Tensor) -> None:
     since the mean of the ratio of densities is 1. A start that is white and passes is hardly less likely under the
     prior than under white noise: a single small image, a Σ that differs from I in few modes.
     """
-    x = x.detach()
-    white = -0.5 * x.numel() * (torch.log(2 * torch.pi * x.double().square().mean()) + 1)
-    if bool(white - process.prior_log_prob(x).double().sum() > 12):
+    x, wide = x.detach(), widest(x.device)
+    white = -0.5 * x.numel() * (torch.log(2 * torch.pi * x.to(wide).square().mean()) + 1)
+    if bool(white - process.prior_log_prob(x).to(wide).sum() > 12):
         warnings.warn(
             f"The initial sample is not N(0, Σ) with Σ = {process.covariance!r}, so the images will not be the "
             "model's: draw it by scheduler.init_noise(shape), or use nidiff.interop.NonIsotropicPipeline.",

@@ -72,13 +72,14 @@ class Whitened(torch.nn.Module):
         """Σ^(p − ½) of what the network says at x = Σ^½ y: the same quantity in y; p is the power of its target."""
         x, target = self.colour(sample), target_on_its_own(predictions()[self.prediction_type])
         if self.prediction_type == "velocity" and self.schedule is not None:
-            timestep = row_of_sigma(self.schedule, torch.as_tensor(timestep) / self._count)
+            row = row_of_sigma(self.schedule, torch.as_tensor(timestep) / self._count)
+            timestep = row.to(x.device, torch.promote_types(x.dtype, torch.float32))
         answer = self.unet(x, timestep, *args, **kwargs)
         if isinstance(answer, tuple):  # return_dict=False stood among the arguments without a name
             answer, return_dict = answer[0], False
         output = as_tensor(answer)
         if self.clip is not None and self.schedule is not None:
-            level = self.schedule.level(torch.as_tensor(timestep, dtype=torch.float64).cpu().reshape(-1))
+            level = self.schedule.level(torch.as_tensor(timestep).cpu().reshape(-1))
             work = torch.promote_types(x.dtype, torch.float32)
             x0 = target.decode(output.to(work), x.to(work), level, self.covariance).clamp(-self.clip, self.clip)
             output = target.invert(x0, x.to(work), level, self.covariance).to(output.dtype)
@@ -105,7 +106,7 @@ class Whitened(torch.nn.Module):
 
 def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:
     """The row of a flow schedule with this sigma; between two rows, and beyond the ends, as near as there is one."""
-    sigma = sigma.detach().double().cpu().clamp(flow.sigma[0], flow.sigma[-1])
+    sigma = sigma.detach().cpu().double().clamp(flow.sigma[0], flow.sigma[-1])
     row = torch.as_tensor(flow.level_at(2 * torch.log((1 - sigma) / sigma)).label)
     whole = row.round()
     return torch.where((row - whole).abs() < 1e-3, whole, row).clamp(0, len(flow) - 1)  # sigma comes in float32

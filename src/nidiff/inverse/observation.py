@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nidiff.covariance.checks import check_has_numbers
 from nidiff.covariance.covariance import Covariance
-from nidiff.errors import InputError, shown
+from nidiff.errors import TENSOR, InputError, expect, shown
 from nidiff.inverse.operators import Function, Operator, Part, mask
 from nidiff.recipe import plain
 
@@ -22,6 +23,8 @@ class Observation:
     """
 
     def __init__(self, y: Tensor, operator: Operator, noise: float | Tensor | Covariance = 0.0) -> None:
+        expect("y", y, Tensor, TENSOR)
+        check_has_numbers("y", y)
         y = y.detach()
         if operator.observed is not None:  # entries that are not observed become 0
             y = operator.parts[0].apply(y)

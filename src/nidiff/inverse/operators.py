@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from nidiff.covariance.checks import as_numbers
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.waves import Boundary, Waves, check_boundary, frequencies, magnitude, wavenumber
 from nidiff.errors import InputError
+from nidiff.precision import widest
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_number, check_whole
 
@@ -70,7 +72,7 @@ class Operator:
 
     def linearise(self, x: Tensor) -> Linearisation:
         """The operator and its derivative at x; that of a linear operator is the operator itself."""
-        wide = torch.float32 if x.device.type == "mps" else torch.float64
+        wide = widest(x.device)
         if all(part.takes_float64 for part in self.parts):
             x = x.to(wide)
         forwards: list[Function] = []
@@ -103,11 +105,7 @@ def mask(mask: Tensor | Sequence[Any]) -> Operator:
 
     y has the shape of x. Its entries outside of the mask are ignored, and may be NaN.
     """
-    numbers = as_numbers(mask, "mask")
-    observed = numbers.bool()
-    if not bool(((numbers == 0) | (numbers == 1)).all()) or not observed.ndim or not bool(observed.any()):
-        remedy = "give true or 1 where the image is observed, and false or 0 elsewhere"
-        raise InputError("mask", None, "observes nothing, or has numbers that are not 0 or 1", remedy)
+    observed = _as_mask("mask", mask)
 
     def apply(x: Tensor) -> Tensor:
         try:
@@ -161,23 +159,27 @@ def blur(width: float | Sequence[float], boundary: Boundary = "reflecting") -> O
     return Operator(Part(f"blur({width})", apply, transpose=apply))  # it is symmetric
 
 
-def waves(keep: float | Tensor, boundary: Boundary = "periodic") -> Operator:
+def waves(keep: float | Tensor | Sequence[Any], boundary: Boundary = "periodic") -> Operator:
     """Some of the modes of ``boundary`` (waves, cosines, sines): y [B, C, K] are their real coefficients.
 
     ``keep`` is a number, for the modes |k| ≤ keep in units of the lowest frequency; or true for each mode [*event]
     that is observed, in the order of `nidiff.Spectral`.
     """
     edges = check_boundary(boundary)
-    modes = keep if isinstance(keep, Tensor) and keep.ndim else None
-    largest = check_number("keep", keep) if modes is None else 0.0
+    modes = None if isinstance(keep, int | float) or not np.ndim(keep) else _as_mask("keep", keep)
+    largest = check_number("keep", keep, 0) if modes is None else 0.0
 
     def apply(x: Tensor) -> Tensor:
         event = tuple(x.shape[2:] if modes is None else x.shape[-modes.ndim :])
-        observed = wavenumber(event, edges) <= largest if modes is None else modes.bool()
-        if tuple(observed.shape) != event or not bool(observed.any()):
-            problem = f"leaves no mode, or is for modes {tuple(observed.shape)}"
+        lowest = wavenumber(event, edges).min().item()
+        if modes is None and largest < lowest:
+            raise InputError("keep", largest, "leaves no mode", f"give at least {lowest:.3g}, the lowest |k|")
+        observed = wavenumber(event, edges) <= largest if modes is None else modes
+        if tuple(observed.shape) != event:
+            problem = f"is for modes {tuple(observed.shape)}"
             raise InputError("keep", None, problem, f"make one for the event {event}")
-        return _basis(edges, event).analyse(x)[..., observed.to(x.device)]
+        # A mask of the CPU: a device need not be asked how many are true.
+        return _basis(edges, event).analyse(x)[..., observed]
 
     return Operator(Part(f"waves({'…' if modes is not None else largest})", apply))
 
@@ -195,12 +197,39 @@ def channels(indices: int | Sequence[int]) -> Operator:
 
 def linear(function: Function, transpose: Function | None = None) -> Operator:
     """Any linear function of x [B, C, *event], differentiable by torch or with its ``transpose``, a function of y."""
-    return Operator(Part("linear", function, True, transpose, takes_float64=False))
+    return Operator(Part("linear", _with_rows(function), True, transpose, takes_float64=False))
 
 
 def function(f: Function) -> Operator:
     """Any function of x [B, C, *event] that torch can differentiate. It is linearised at x̂0."""
-    return Operator(Part("function", f, is_linear=False, takes_float64=False))
+    return Operator(Part("function", _with_rows(f), is_linear=False, takes_float64=False))
+
+
+def _with_rows(function: Function) -> Function:
+    """The same function, if it returns real numbers for each image."""
+    if not callable(function):
+        raise InputError("function", function, "is not a function", "give one of x [B, C, *event]")
+
+    def checked(x: Tensor) -> Tensor:
+        y: Any = function(x)
+        sound = isinstance(y, Tensor) and y.is_floating_point() and y.ndim > 0 and len(y) == len(x) and y.numel() > 0
+        if not sound:
+            returned = f"{y.dtype} of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"a {type(y).__name__}"
+            problem = f"returned {returned} for x of shape {tuple(x.shape)}"
+            raise InputError("function", None, problem, "return a tensor of floats, with one row per image")
+        return y
+
+    return checked
+
+
+def _as_mask(argument: str, values: Tensor | Sequence[Any]) -> Tensor:
+    """True where ``values`` are 1, and false where they are 0."""
+    numbers = as_numbers(values, argument)
+    observed = numbers.bool()
+    if not bool(((numbers == 0) | (numbers == 1)).all()) or not observed.ndim or not bool(observed.any()):
+        remedy = "give true or 1 for what is observed, and false or 0 elsewhere"
+        raise InputError(argument, None, "observes nothing, or has numbers that are not 0 or 1", remedy)
+    return observed
 
 
 def _linearised(part: Part, x: Tensor) -> Linearisation:

@@ -8,13 +8,14 @@ With p(y | x) ≈ N(A x̂0, A V Aᵀ + R), V = Cov[x0 | x] = (sigma²/signal) Σ
 
     E[x0 | x, y] = x̂0 + V Aᵀ (A V Aᵀ + R)⁻¹ (y − A x̂0),
 
-exact for Gaussian data and a linear A. The methods differ in what they take for each of the two V.
+exact for Gaussian data and a linear A. The methods differ in what they take for each of the two V; "dps" alone leaves
+x̂0 as it is, and moves x after each step.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -24,9 +25,11 @@ from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, expect
 from nidiff.inverse.observation import Observation
 from nidiff.inverse.operators import Function, derivative
-from nidiff.notation import call
+from nidiff.notation import call, parse_call
+from nidiff.recipe import check_kinds, check_number, plain
 
-# E[x0 | x, y], or what stands for it. One that has a ``check(denoiser, observation)`` can refuse what it cannot do.
+# E[x0 | x, y], or what stands for it. One that has a ``check(denoiser, observation)`` can refuse what it cannot do; one
+# that has a ``pull`` with the same arguments returns x̂0 and what is added to x after the step.
 Method = Callable[[Denoiser, Observation, Tensor, Level], Tensor]
 
 
@@ -73,10 +76,10 @@ class Gradient:
     in the metric of r² A Aᵀ + R. One pass back through the network.
 
     ``r`` is a standard deviation that x0 is given x, in every pixel alike. By default r² = c sigma²/(c signal² +
-    sigma²), c the mean variance of the data (1 if it is not known), as in ΠGDM (Song et al. 2023). r = 0 is DPS (Chung
-    et al. 2023), as it follows from p(y | x) ≈ N(A x̂0, R): it takes x̂0 for x0, so its pull is too strong by V/R, and
-    many steps are needed where R is small. The Σ in front is what makes the step well scaled: without it a mode of
-    little noise moves as far as one of much.
+    sigma²), c the mean variance of the data (1 if it is not known), as in ΠGDM (Song et al. 2023). r = 0 is the
+    gradient of p(y | x) ≈ N(A x̂0, R): it takes x̂0 for x0, so its pull is too strong by V/R, and the samples diverge
+    where R is small. (`DPS` starts from the same p(y | x), and has steps of another size.) The Σ in front is what makes
+    the step well scaled: without it a mode of little noise moves as far as one of much.
     """
 
     r: float | None = None
@@ -85,9 +88,9 @@ class Gradient:
     iterations: int = 500
 
     def check(self, denoiser: Denoiser, observation: Observation) -> None:
-        if self.r is not None and (self.r < 0 or (self.r == 0 and observation.is_exact)):
-            remedy = "give a standard deviation above 0, or 0 if all of y has noise, or leave it out"
-            raise InputError("r", self.r, "is negative, or 0 with an exact observation", remedy)
+        if self.r == 0 and observation.is_exact:
+            remedy = "give a standard deviation above 0, or leave it out"
+            raise InputError("r", self.r, "cannot be used with an exact observation", remedy)
 
     def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
         x0, variance = _with_jacobian(denoiser, x, level)
@@ -100,6 +103,38 @@ class Gradient:
         data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
         signal, sigma = (each.values.square().mean().item() for each in (level.signal, level.sigma))
         return data * sigma / (data * signal + sigma)
+
+
+@dataclass(frozen=True)
+class DPS:
+    """Diffusion posterior sampling as published (Chung et al. 2023, algorithm 1 with ζ_i = ζ/‖y − A x̂0‖): a step of the
+    sampler with the model's own x̂0, and then
+
+        x ← x' − ζ/‖y − A x̂0‖ · Σ ∇_x ‖y − A x̂0‖²
+
+    with ζ the ``scale`` and the norms of each image. The paper has white noise; in whitened coordinates u = Σ^-½ x this
+    is its step, − ζ/‖…‖ ∇_u ‖…‖², and with Σ = I its algorithm. (The authors' program differentiates the norm and not
+    its square: its scale is 2 ζ.) The size of the noise of y does not enter: how far the samples are pulled depends on
+    ζ and on the number of steps. One pass back through the network.
+    """
+
+    scale: float = 1.0
+
+    def check(self, denoiser: Denoiser, observation: Observation) -> None:
+        if not isinstance(observation.noise, float):
+            remedy = "use method='gaussian', 'jacobian' or 'gradient'"
+            raise InputError("method", "dps", "is for an observation with noise of one size", remedy)
+
+    def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
+        return denoiser(x, level)
+
+    def pull(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+        x0, transpose = derivative(lambda x: denoiser(x, level), x)
+        near = observation.operator.linearise(x0)
+        misfit = (observation.rows(near.value) - near.value).flatten(1)
+        size = misfit.norm(dim=1, keepdim=True).clamp(min=torch.finfo(misfit.dtype).tiny)
+        unit = (misfit / size).reshape(near.value.shape)
+        return x0, 2 * self.scale * denoiser.process.covariance.matmul(transpose(near.transpose(unit).to(x0)))
 
 
 @dataclass(frozen=True)
@@ -123,8 +158,12 @@ METHODS: dict[str, Callable[..., Method]] = {
     "gaussian": GaussianMoments,
     "jacobian": JacobianMoments,
     "gradient": Gradient,
+    "dps": DPS,
     "replacement": Replacement,
 }
+
+
+LEAST = {"scale": 0.0, "r": 0.0, "tolerance": 0.0, "iterations": 1.0}  # the least value of an option
 
 
 class Posterior:
@@ -137,16 +176,40 @@ class Posterior:
         self._checked: set[tuple[int, ...]] = set()  # shapes of batches
 
     def bind(self, denoiser: Denoiser) -> Estimate:
-        return partial(self._estimate, denoiser)
+        return _Bound(self, denoiser)
 
-    def _estimate(self, denoiser: Denoiser, x: Tensor, level: Level) -> Tensor:
+    def check_images(self, x: Tensor) -> None:
+        """Refuse images that the observation is not of; those of one shape are looked at once."""
         if tuple(x.shape) not in self._checked:
             self.observation.check_images(torch.zeros_like(x))
             self._checked.add(tuple(x.shape))
-        return self.method(denoiser, self.observation, x, level)
+
+    @property
+    def blame(self) -> tuple[str, str | None, str]:
+        """The argument that is to blame for images that are not finite, its value, and what to try."""
+        name = next((name for name, made in METHODS.items() if made is type(self.method)), None)
+        others = " or ".join(f"'{each}'" for each in ("gaussian", "jacobian") if each != name)
+        smaller = "a smaller scale of it, " if hasattr(self.method, "scale") else ""
+        return "method", name, f"use method={others}, {smaller}more steps, a larger `noise`, or a `clip`"
 
     def for_images(self, index: Tensor) -> "Posterior":
         return Posterior(self.observation.for_images(index), self.method)
+
+
+class _Bound:
+    """x̂0 of a denoiser, corrected by an observation."""
+
+    def __init__(self, posterior: Posterior, denoiser: Denoiser) -> None:
+        self.posterior, self.denoiser = posterior, denoiser
+        has_pull = hasattr(posterior.method, "pull")
+        self.pull = partial(self._checked, posterior.method.pull) if has_pull else None  # type: ignore[attr-defined]
+
+    def __call__(self, x: Tensor, level: Level) -> Tensor:
+        return cast(Tensor, self._checked(self.posterior.method, x, level))
+
+    def _checked(self, function: Callable[..., Any], x: Tensor, level: Level) -> Any:
+        self.posterior.check_images(x)
+        return function(self.denoiser, self.posterior.observation, x, level)
 
 
 def posterior(
@@ -157,7 +220,8 @@ def posterior(
     Args:
         method: a name in `METHODS`: "gaussian" (the default where the denoiser knows the data's Gaussian) and
             "jacobian" (the default elsewhere) match moments, exactly for Gaussian data and a linear operator;
-            "gradient" is guidance by a gradient (ΠGDM, DPS), "replacement" is for masks. Or a function of your own,
+            "gradient" is guidance by a gradient (ΠGDM), "dps" is that as published by Chung et al. (2023), and
+            "replacement" is for masks. With options if you like ("dps:scale=0.3"). Or a function of your own,
             (denoiser, observation, x, level) -> x̂0.
         options: of the method, such as ``iterations``.
     """
@@ -168,13 +232,25 @@ def posterior(
         raise InputError("denoiser", None, "has an observation already", remedy)
     if method is None:
         method = "jacobian" if denoiser.gaussian is None else "gaussian"
-    chosen: Method = call("method", method, options, METHODS) if isinstance(method, str) else method
+    chosen = _as_method(method, options) if isinstance(method, str) else method
     if hasattr(chosen, "check"):
         chosen.check(denoiser, observation)
     corrected = denoiser.corrected(Posterior(observation, chosen))
     if denoiser.gaussian is not None:  # whose items are known
         observation.check_images(torch.zeros(len(observation.y), *denoiser.gaussian.shape, device=denoiser.device))
     return corrected
+
+
+def _as_method(method: str, options: dict[str, Any]) -> Method:
+    """The method of a text NAME:key=value,…, with more ``options``; both are checked."""
+    name, written = parse_call("method", method)
+    options = {key: plain(value) for key, value in (written | options).items()}
+    chosen: Method = call("method", name, options, METHODS)
+    check_kinds(METHODS[name], options)
+    for key in options.keys() & LEAST.keys():
+        if options[key] is not None:
+            check_number(key, options[key], LEAST[key])
+    return chosen
 
 
 def _update(

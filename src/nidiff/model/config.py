@@ -20,7 +20,7 @@ from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import FileError, InputError, one_of, shown
-from nidiff.files import REPLACED, as_path
+from nidiff.files import as_path, replaced_folders
 from nidiff.model.manifest import OPENED_BY_0_2
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
@@ -70,9 +70,11 @@ def model_folder(path: Path) -> Path:
 
     A kill while the model is replaced can leave the old one under another name, where it is found.
     """
-    places = [path / "model", path / f"{REPLACED}model", path]
-    places += [path.with_name(f"{REPLACED}{path.name}")] if path.name else []
-    return next((place for place in places if os.path.isdir(place)), path)  # false for a name that is too long, too
+    for place in (path / "model", path):
+        for known in (place, *([] if os.path.isdir(place) else replaced_folders(place))):
+            if os.path.isdir(known):  # false for a name that is too long, too
+                return known
+    return path
 
 
 def predictions() -> dict[str, str]:

@@ -7,7 +7,7 @@ since it was written is refused.
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -18,10 +18,19 @@ from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS, Scaling
 from nidiff.errors import FileError, InputError
 from nidiff.files import as_path, blaming, read_object, replace_json, replace_text, replacing_folder, writing
-from nidiff.locks import locked
 from nidiff.model.card import model_card
+from nidiff.model.checkpoint import CHECKPOINTS, STATE, is_checkpoint, read_averaged, run_of
 from nidiff.model.config import arrays, configured, model_folder, scheduler_config, with_arrays
-from nidiff.model.manifest import DATA, INDEX, MANIFEST, check_manifest, recorded_run, run_identity, write_manifest
+from nidiff.model.manifest import (
+    DATA,
+    INDEX,
+    MANIFEST,
+    check_manifest,
+    model_sha256,
+    recorded_run,
+    run_identity,
+    write_manifest,
+)
 from nidiff.model.network import OTHER, UNET, library, load_network, read_weights, save_network
 from nidiff.model.zoo import AGAIN, entry_of, find_model
 
@@ -41,7 +50,8 @@ def save_model(
 
     The network may be any `torch.nn.Module`. ``about`` is what else the model card shall say, such as
     ``{"data": "CIFAR-10"}``. ``grid`` has the names, units and coordinates of its data. A model that is there already
-    stays until the new one is whole. ``run`` is the identity of the run that trained it.
+    stays until the new one is whole; of two that are saved here at once, the last one stays. ``run`` is the identity of
+    the run that trained it.
     """
     folder = as_path("folder", folder).resolve()  # a link stays, and what it leads to is replaced
     if denoiser.condition_values or denoiser.corrections:
@@ -51,8 +61,7 @@ def save_model(
     scheduler_config(denoiser)  # refuses what could not be loaded
     check_fits(net, denoiser)
     check_replaceable(folder)
-    # Two that save here at once take turns.
-    with writing("folder", folder), locked(folder.parent), replacing_folder(folder) as aside:
+    with writing("folder", folder), replacing_folder(folder) as aside:
         save_process(denoiser, aside, grid)
         save_network(net, aside)
         if (module := library(net)) is not None:
@@ -77,20 +86,56 @@ def save_process(denoiser: Denoiser, folder: Path, grid: Grid | None = None) -> 
     replace_json(folder / CONFIG, config)
 
 
+def save_outline(
+    denoiser: Denoiser, folder: Path, grid: Grid | None = None, run: Mapping[str, str] | None = None
+) -> None:
+    """Write all of a model but its weights, as a run does when it begins: each checkpoint has weights for it."""
+    save_process(denoiser, folder, grid)
+    if hasattr(denoiser.net, "save_config"):
+        cast(Any, denoiser.net).save_config(folder / UNET)
+    if not has_network(folder):
+        write_manifest(folder, run)
+
+
 def load_model(
-    folder: str | Path, net: torch.nn.Module | None = None, *, covariance: Covariance | None = None
+    folder: str | Path,
+    net: torch.nn.Module | None = None,
+    *,
+    covariance: Covariance | None = None,
+    checkpoint: str | int | None = None,
 ) -> Denoiser:
     """The denoiser in a folder that `save_model` or `nidiff train` wrote, with its clipping and scaling; or the model
     of that name that ships with nidiff, as `nidiff models` lists them.
 
     A diffusers model is rebuilt from its own configuration. For any other network pass one that is built alike as
     ``net``: its weights are loaded into it. ``covariance`` only says what you expect: another Σ than the model's own is
-    refused.
+    refused. ``checkpoint`` is the step of a checkpoint of a run, or "latest"; the folder of one,
+    RUN/checkpoints/000500, is a model too.
     """
-    place = whole_model(find_model(folder))
-    model = open_with(place, load_network(place, net))
+    model, _ = open_stored(find_model(folder, checkpoint=checkpoint), net)
     check_same_covariance(model.process.covariance, covariance)
     return model
+
+
+def open_stored(path: Path, net: torch.nn.Module | None = None) -> tuple[Denoiser, str]:
+    """The denoiser in a run directory, a model's folder or a checkpoint, and the checksum of what its images depend on.
+
+    A checkpoint has no κ, which is measured when training has ended, unless it has the weights of the run's model.
+    """
+    if not is_checkpoint(path):
+        place = whole_model(path)
+        return open_with(place, load_network(place, net)), model_sha256(place, checked=True)
+    place = model_folder(run_of(path))
+    weights, sha256 = read_averaged(path, place)
+    if has_network(place) and _has_weights(place, weights):
+        return open_stored(place, net)
+    return open_with(place, load_network(place, net, weights)).with_kappa(None), sha256
+
+
+def _has_weights(place: Path, weights: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the weights of a model are these."""
+    stored = read_weights(place / (OTHER if (place / OTHER).is_dir() else UNET))
+    return stored.keys() == weights.keys() and all(torch.equal(stored[name], weights[name]) for name in stored)
 
 
 def open_with(place: Path, network: Any) -> Denoiser:
@@ -114,7 +159,13 @@ def whole_model(folder: Path) -> Path:
     if not place.exists():
         problem, remedy = "does not exist", "give a run directory or a model folder"
     elif run is not None:
-        problem, remedy = "is of a run that has not ended", f"continue it with nidiff train --resume --out {run}"
+        train = f"nidiff train --resume --out {run}"
+        saved = any(is_checkpoint(path) for path in (run / CHECKPOINTS).glob("*"))
+        problem = "is of a run that has not ended"
+        remedy = f"give `checkpoint` latest, or end it with {train} --finish" if saved else f"continue it with {train}"
+    elif (place / STATE).is_file():
+        problem = "is a checkpoint, and the rest of the model is in its run"
+        remedy = "use nidiff.load_model, with its path in the run directory"
     elif is_model:
         problem, remedy = f"has no weights in {UNET}/ or {OTHER}/", "copy them again from where the model was saved"
     else:

@@ -8,14 +8,16 @@ from typing import Any
 
 from nidiff import __version__
 from nidiff.errors import FileError
-from nidiff.files import REPLACED, file_sha256, read_object, replace_json
+from nidiff.files import REPLACED, file_sha256, read_object, replace_json, replaced_name
 from nidiff.model.zoo import AGAIN, entry_of
 from nidiff.sealed import check_files, read_sealed, seal
 
 FORMAT = 1
 MANIFEST, INDEX = "manifest.json", "model_index.json"
+EARLIER = "earlier_plans"  # of a run that was ended early: how many steps it was to have
 PARTS = ("unet", "network", "scheduler")  # the folders of a model
 DATA = "data.json"  # names, units and coordinates of its data
+OUTLINE = (DATA, "scheduler", "unet/config.json")  # all but the weights: what a run stores when it begins
 OPENED_BY_0_2 = "open and save it with version 0.2, which reads it"
 
 
@@ -36,7 +38,7 @@ def check_manifest(folder: Path, parts: Sequence[str] = (INDEX, DATA, *PARTS)) -
     manifest = read_manifest(folder)
     if identity not in (None, manifest.get("run")):
         raise FileError("folder", folder, "is the model of another run", _remedy(folder))
-    recorded = {name: sha256 for name, sha256 in manifest["files"].items() if name.split("/")[0] in parts}
+    recorded = {name: sha256 for name, sha256 in manifest["files"].items() if {name, name.split("/")[0]} & {*parts}}
     check_files(folder, _names(folder, parts), recorded, _remedy(folder))
 
 
@@ -52,12 +54,29 @@ def run_identity(folder: Path) -> Mapping[str, str] | None:
     """The identity of the run whose model ``folder`` is; None outside of a run."""
     place = Path(os.path.abspath(folder))
     file = place.parent / "experiment.json"
-    if place.name not in ("model", f"{REPLACED}model") or not file.is_file():
+    if "model" not in (place.name, replaced_name(place.name), place.name.removeprefix(REPLACED)) or not file.is_file():
         return None
     identity = read_object(file, "restore it from a copy").get("identity")
     if not isinstance(identity, dict):
         raise FileError("file", file, "is of a run of version 0.1, or damaged", OPENED_BY_0_2)
     return identity
+
+
+def identities(experiment: Mapping[str, Any]) -> list[Mapping[str, str]]:
+    """The identity of the run that an experiment.json holds, and those that its older checkpoints carry, from before
+    ``--finish`` changed its end."""
+    identity, resolved = experiment.get("identity"), experiment.get("resolved")
+    plans = resolved.get(EARLIER) if isinstance(resolved, dict) else None
+    earlier = [plan.get("settings") for plan in plans if isinstance(plan, dict)] if isinstance(plans, list) else []
+    if not isinstance(identity, dict):
+        return []
+    return [identity, *({**identity, "settings": settings} for settings in earlier)]
+
+
+def renew_identity(folder: Path, before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
+    """Let a model of the run with the identity ``before`` be one of the run as it is ``now``; its checksums stay."""
+    if before != now and recorded_run(folder) == before:
+        replace_json(folder / MANIFEST, seal({"format": FORMAT, **read_manifest(folder), "run": now}))
 
 
 def model_sha256(folder: Path, *, checked: bool = False) -> str:

@@ -1,5 +1,6 @@
 """Networks: those that have a name, and any other in a folder. A file decides the weights, never what code is run."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
@@ -90,7 +91,8 @@ def unet2d(
         raise InputError("network", "unet2d", "is for images [C, H, W]", "use 'unet'")
     channels, height, width = shape
     widths, attention = check_widths(widths, attention, layers)
-    check_divided("size", (height, width), (2 ** (len(widths) - 1),) * 2)
+    fewer = next(count for count in range(len(widths), 0, -1) if not math.gcd(height, width) % 2 ** (count - 1))
+    check_divided("size", (height, width), (2 ** (len(widths) - 1),) * 2, f"{fewer} of the widths")
     down = tuple("AttnDownBlock2D" if i in attention else "DownBlock2D" for i in range(len(widths)))
     up = tuple("AttnUpBlock2D" if i in attention else "UpBlock2D" for i in reversed(range(len(widths))))
     network: Any = UNet2DModel(
@@ -141,18 +143,21 @@ def _weights(net: Module) -> dict[str, Tensor]:
     }
 
 
-def load_network(folder: Path, net: Module | None = None) -> Module:
-    """The network in a model's folder: rebuilt from its configuration, or its weights loaded into ``net``."""
-    place = folder / (OTHER if (folder / OTHER).is_dir() else UNET)
+def load_network(folder: Path, net: Module | None = None, weights: Mapping[str, Tensor] | None = None) -> Module:
+    """The network in a model's folder: rebuilt from its configuration, or its weights loaded into ``net``.
+
+    ``weights`` are those of a checkpoint, in place of the folder's own.
+    """
+    place = folder / (OTHER if (folder / OTHER).is_dir() or not (folder / UNET).is_dir() else UNET)
     if net is not None:
-        net.load_state_dict(_fitting(net, read_weights(place), place), strict=False)
+        net.load_state_dict(_fitting(net, read_weights(place) if weights is None else weights, place), strict=False)
         return net.eval()
     if place.name == OTHER:
         raise InputError("folder", str(folder), "holds only the weights", "pass the network itself as `net`")
-    return rebuild(place).eval()
+    return rebuild(place, weights).eval()
 
 
-def rebuild(folder: Path) -> Module:
+def rebuild(folder: Path, weights: Mapping[str, Tensor] | None = None) -> Module:
     """The network of a known class, from config.json and weights alone: nothing that they name is fetched, imported or
     run, as diffusers' ``from_pretrained`` would."""
     file = folder / "config.json"
@@ -164,7 +169,7 @@ def rebuild(folder: Path) -> Module:
     known = NETWORKS[name]
     kind = getattr(import_module(known), name) if isinstance(known, str) else known
     arguments = {key: value for key, value in config.items() if not key.startswith("_")}
-    weights = read_weights(folder)
+    weights = read_weights(folder) if weights is None else weights
     with blaming(file), torch.random.fork_rng(devices=[]):  # building draws weights
         if isinstance(known, str):  # built without memory first, of which a damaged file may ask for any amount
             _check_counts(arguments, len(weights))

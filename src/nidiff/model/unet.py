@@ -30,6 +30,7 @@ class Conv3d(nn.Conv3d):
 
 CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, Conv3d)
 MOST_LAYERS = 100
+LARGEST_PATCH = 64  # that is suggested
 
 
 class NetworkConfig(dict[str, Any]):
@@ -106,7 +107,7 @@ class FieldUNet(nn.Module):
         self.strides = (1 if factorised else 2, *(2,) * (axes - 1))
         deepest = len(widths) - 1
         self.multiples = tuple(p * s**deepest for p, s in zip(self.patch, self.strides, strict=True))
-        check_divided("sample_size", size, self.multiples)
+        check_divided("sample_size", size, self.multiples, self._fitting(size, deepest))
         groups, embedded, volume = norm_groups(widths), 4 * widths[0], math.prod(self.patch)
 
         def conv(inputs: int, outputs: int) -> nn.Module:
@@ -137,6 +138,16 @@ class FieldUNet(nn.Module):
         )
         self.norm = nn.GroupNorm(groups, widths[0])
         self.last = _zeroed(conv(widths[0], out_channels * volume))
+
+    def _fitting(self, size: Sequence[int], deepest: int) -> str:
+        """The patch and the number of widths that are nearest to those of the network and divide the ``size``."""
+        fitting = (
+            f"patch={patch} with {depth + 1} of the widths"
+            for depth in range(deepest, -1, -1)
+            for patch in range(min(max(self.patch), LARGEST_PATCH), 0, -1)
+            if not any(n % (patch * s**depth) for n, s in zip(size, self.strides, strict=True))
+        )
+        return next(fitting)
 
     # What diffusers' pipelines ask a model for ---------------------------------------------------------------------
 
@@ -368,12 +379,17 @@ def norm_groups(widths: Sequence[int]) -> int:
     return next(count for count in range(min(32, common // 4), 0, -1) if common % count == 0)
 
 
-def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int]) -> None:
-    """Refuse a size along some axis that patches and halvings do not divide."""
+def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int], fitting: str = "") -> None:
+    """Refuse a size along some axis that patches and halvings do not divide, and name the nearest sizes that they do;
+    and, of a network that is still to be built, one that is ``fitting``."""
     if any(n % m for n, m in zip(size, multiples, strict=True)):
-        near = " × ".join(str(-(-n // m) * m) for n, m in zip(size, multiples, strict=True))
+        pairs = [*zip(size, multiples, strict=True)]
+        above = " × ".join(str(-(-n // m) * m) for n, m in pairs)
+        below = " × ".join(str(n // m * m or m) for n, m in pairs)
+        near = above if above == below else f"{below} or {above}"
         problem = f"is {'×'.join(map(str, size))}, not of multiples of {'×'.join(map(str, multiples))}"
-        raise InputError(argument, None, problem, f"use fewer widths, a smaller patch, or {near}")
+        remedy = f"give {near} points" + (f", or use {fitting}" if fitting else "")
+        raise InputError(argument, None, problem, remedy)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nidiff.errors import InputError, known_names
-from nidiff.files import REPLACED, as_path, blaming
+from nidiff.files import as_path, blaming, replaced_folders
+from nidiff.model.checkpoint import find_checkpoint
 from nidiff.sealed import check_files, read_sealed, seal
 
 FORMAT = 1
@@ -79,15 +80,16 @@ def zoo_models() -> dict[str, Path]:
     return dict(sorted(entries.items()))
 
 
-def find_model(name_or_path: str | Path, argument: str = "folder") -> Path:
-    """The path itself if it exists, else the directory of the model that ships under that name.
+def find_model(name_or_path: str | Path, argument: str = "folder", checkpoint: str | int | None = None) -> Path:
+    """The path itself if it exists, else the directory of the model that ships under that name; with ``checkpoint``, a
+    step or "latest", the folder of that checkpoint of the run.
 
     An entry whose files have changed is refused. Another path is returned as it is, but a single word is refused by a
     sentence that lists the known names.
     """
     path = as_path(argument, name_or_path)
     # A kill while a model is replaced leaves it under another name.
-    exists = path.exists() or (bool(path.name) and path.with_name(f"{REPLACED}{path.name}").exists())
+    exists = path.exists() or bool(replaced_folders(path))
     name, known = str(path), {} if exists else zoo_models()
     if known and name not in known and NAME.fullmatch(name):
         problem = "does not exist, and no model that ships has that name"
@@ -95,7 +97,9 @@ def find_model(name_or_path: str | Path, argument: str = "folder") -> Path:
     path = known.get(name, path)
     if (entry := entry_of(path)) is not None:
         check_entry(entry)
-    return path
+        if checkpoint is not None:
+            raise InputError("checkpoint", checkpoint, "is of a run, and this is a model that ships", "leave it out")
+    return path if checkpoint is None else find_checkpoint(path, checkpoint)
 
 
 def entry_of(path: Path) -> Path | None:

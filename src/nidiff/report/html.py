@@ -69,7 +69,7 @@ def write_report(run_folder: Path, x0: Tensor | None = None, out: Path | None = 
     run, out = RunDirectory.open(run_folder), run_folder / "report.html" if out is None else out
     sections = SECTIONS | {DENOISING: partial(_denoising, x0=x0)}
     body = f"<h1>{escape(run.name)}</h1>\n" + "".join(run_section(run, *section) for section in sections.items())
-    with writing("report", out, "make room, then write it with nidiff report"):
+    with writing("report", out, "write it with nidiff report"):
         replace_text(out, page(f"{run.name}: nidiff report", body, f"Written by nidiff {nidiff.__version__}."))
     return out
 
@@ -222,10 +222,12 @@ def _denoising(run: RunDirectory, x0: Tensor | None = None) -> str:
         return _missing(f"x0 has shape {tuple(x0.shape)}, and images of the model {shape}.")
     grid = read_grid(run.folder, shape, denoiser.scaling)
 
+    def shown(x: Tensor) -> Tensor:
+        return as_stored(x[None].cpu(), denoiser.scaling, grid.dtype)[0].float() if _is_picture(grid) else x
+
     def tile(x: Tensor, alt: str) -> str:
         """x on the scale of x0."""
-        values = as_stored(x[None].cpu(), denoiser.scaling, grid.dtype)[0].float() if _is_picture(grid) else x
-        return image(picture(item_picture(values, x0, grid), TILE_SIDE, TILE_LIMIT), alt, "tile")
+        return image(picture(item_picture(shown(x), shown(x0), grid), TILE_SIDE, TILE_LIMIT), alt, "tile")
 
     columns = [("", "noisy x", "denoised", "error")]
     for step in denoise_levels(denoiser, x0):

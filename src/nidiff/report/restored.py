@@ -8,10 +8,9 @@ from PIL import Image, ImageColor
 from torch import Tensor
 
 from nidiff import style
-from nidiff.data.dataset import LARGEST
 from nidiff.data.figures import can_draw, thumbnail
 from nidiff.data.grid import Grid
-from nidiff.data.pictures import as_grey_or_rgb, eight_bits
+from nidiff.data.pictures import as_grey_or_rgb, eight_bits, shown_range
 from nidiff.generation.restoration import Restoration
 from nidiff.report.contact import save_sheet
 
@@ -34,8 +33,8 @@ def restored_row(restoration: Restoration, item: int, most: int) -> list[tuple[s
     """The pictures of an item by their names, with at most so many samples."""
     samples, mean, spread = restoration.samples[item], restoration.mean[item], restoration.spread[item]
     several = len(samples) > 1
-    like = mean if restoration.truth is None else restoration.truth[item].float()
-    row = [(restoration.label, restoration.observed[item].float())]
+    like = mean if restoration.truth is None else restoration.truth[item].double()
+    row = [(restoration.label, restoration.observed[item].double())]
     row += [
         (f"sample {seed}", item_sample)
         for seed, item_sample in zip(restoration.seeds[item, :most], samples[:most], strict=True)
@@ -55,7 +54,8 @@ def item_picture(values: Tensor, like: Tensor, grid: Grid) -> Image.Image:
     if grid.kind != "picture":
         return thumbnail(values, like, grid)
     unseen = as_grey_or_rgb(values.isnan().float()[None]).amax((0, 1)).bool()
-    return _coloured(values.nan_to_num() * 255 / LARGEST[grid.dtype], unseen)
+    low, high = shown_range(like.nan_to_num(), grid.dtype)
+    return _coloured((values.nan_to_num() - low) * 255 / (high - low), unseen)
 
 
 def _spread(values: Tensor, most: float, restoration: Restoration) -> Image.Image:

@@ -25,10 +25,10 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
     """DDPM's step (eq. 2–3, 17–18): the posterior mean, plus noise of variance β̃ ("posterior"), β ("beta", eq. 19) or
     "gaussian".
 
-    β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) (E17). Between levels that are not neighbours β is that of
-    the jump, sigma² − (signal/signal')² sigma'². "gaussian" is β̃ plus what x0 itself varies by given x, in every mode,
-    as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length (but for an observation, given
-    which x0 varies less).
+    β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) where signal² + sigma² = 1 (E17). Between levels that are
+    not neighbours β is that of the jump, sigma² − (signal/signal')² sigma'². "gaussian" is β̃ plus what x0 itself varies
+    by given x, in every mode, as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length (but
+    for an observation, given which x0 varies less).
     """
     one_of("variance", variance, ("posterior", "beta", "gaussian"))
     beta, posterior = jump_variances(here, there)

@@ -18,6 +18,7 @@ from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.errors import one_of
+from nidiff.precision import with_float64
 from nidiff.sampling.step import Chain
 
 
@@ -94,7 +95,7 @@ def _residual(
     """(F, κ) at x: F as far as it can be trusted, and κ as it was measured; else the mean of F² over the image."""
     residual, known = wiener.residual(x, x0), chain.denoiser.kappa
     if known is None:
-        return residual, Modes(residual.double().square().flatten(1).mean(1).clamp(max=1.0).cpu())
+        return residual, Modes(with_float64(residual).double().square().flatten(1).mean(1).clamp(max=1.0).cpu())
     kappa, trust = known.at(level, gaussian)
     return trust * residual, kappa
 

@@ -13,6 +13,7 @@ from nidiff.diffusion.schedule import check_forgotten
 from nidiff.errors import InputError, choose, one_of
 from nidiff.extras import require
 from nidiff.memory import require_memory
+from nidiff.precision import widest
 from nidiff.randomness import Generators, white_noise
 from nidiff.recipe import check_number, check_whole
 
@@ -36,7 +37,8 @@ def log_likelihood(
     log p(x) = log prior(x_T) + ∫ div(flow) dℓ along the ODE from x to x_T, ℓ the log-SNR. The prior's density carries
     −½ log |Σ| per channel; the divergence is that of x̂0, in which Σ already stands. ``trace`` is "exact" (one backward
     pass per dimension) or "hutchinson" (unbiased, ``num_probes`` random signs, fixed along the path). ``method``,
-    ``rtol`` and ``atol`` are torchdiffeq's, of its adaptive solvers.
+    ``rtol`` and ``atol`` are torchdiffeq's, of its adaptive solvers. Where every mode has levels of its own, the solver
+    stops at every row of the schedule, since the table is linear between them: at least 7 evaluations each ("dopri5").
     """
     odeint = require("torchdiffeq").odeint
 
@@ -68,13 +70,15 @@ def log_likelihood(
             divergence = divergence_of(velocity, at, probes)
         return velocity.detach(), divergence.detach()
 
-    span = process.clock.to(x.device)
+    span = process.clock.to(x.device, widest(x.device))
     start = (x.detach(), torch.zeros(len(x), dtype=x.dtype, device=x.device))
     with torch.no_grad():
-        # step_t: end exactly at the last level, or the solver would ask for labels beyond it.
-        ends = {"step_t": span[-1:]}
+        # Where the rates have jumps, steps end; and at the last level, or the solver would ask for labels beyond it.
+        stops = {"jump_t": process.kinks.to(span)} if len(process.kinks) else {"step_t": span[-1:]}
         try:
-            path, change = odeint(dynamics, start, span, rtol=rtol, atol=atol, method=method, options=ends)
+            path, change = odeint(
+                dynamics, start, span, rtol=rtol, atol=atol, method=method, options={**stops, "dtype": span.dtype}
+            )
         except AssertionError as error:  # its step became 0
             remedy = "use a larger one and a larger `atol`, or a network without NaN"
             raise InputError("rtol", rtol, f"cannot be met ({error})", remedy) from error

@@ -17,6 +17,7 @@ from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.spacing import ANGLE, SPACINGS, Spacing, check_rows, spaced_rows
 from nidiff.errors import InputError, one_of
 from nidiff.notation import parse_call
+from nidiff.precision import widest
 from nidiff.randomness import Generators, as_generator, check_place
 from nidiff.recipe import check_number, check_whole, fits, plain
 from nidiff.sampling.ancestral import ancestral, churn, ddim, repaint
@@ -30,6 +31,15 @@ from nidiff.sampling.warm import start_row
 DEFAULT = "dpmpp_2m"
 STARTS = ("prior", "gaussian")
 AMPLIFIED = 25.0  # how far one step may magnify an error of the network before we warn
+FAR = 20.0  # standard deviations of the data, as the root mean square of an image, beyond which we warn
+
+
+class Diverged(InputError):
+    """Sampling ended in images that are not finite."""
+
+
+class FarOut(UserWarning):
+    """Sampling ended far outside of the data."""
 
 
 @torch.no_grad()
@@ -61,7 +71,8 @@ def sample(
             schedule themselves. "angle" needs a denoiser that knows the data's Gaussian. Default: the sampler's own.
         start: "prior", the default of most; "gaussian", the Gaussian model of the data at the least noisy level that
             loses at most ``max_loss``; or a tensor: the state at the first level or, with ``level``, noisy data
-            y = x0 + (sigma / signal) Σ^½ eps, of which a stochastic sampler ("ancestral") draws x0 given y.
+            y = x0 + (sigma / signal) Σ^½ eps, of which a stochastic sampler draws x0 given y: of Gaussian data,
+            "ancestral:variance=gaussian" in any number of steps, and plain "ancestral" only as steps grow.
         level: of y, a level or a row of the schedule: ``schedule.level_with_noise(0.3)`` for x0 + 0.3 Σ^½ eps.
         max_loss: nats per dimension (0.005): an upper bound of KL(x ‖ Gaussian) at the first level, for any data
             (`gaussian_loss`).
@@ -139,7 +150,38 @@ def walk(
     chosen, step_options = as_sampler(sampler, options)
     source = as_generator(generator, len(x))
     chain = Chain(denoiser, lambda: denoiser.process.noise(x.shape, source, dtype=x.dtype, device=x.device))
-    return run_chain(chain, x, levels, chosen, step_options, denoise=denoise, callback=callback)
+    x = run_chain(chain, x, levels, chosen, step_options, denoise=denoise, callback=callback)
+    if denoise and len(x):
+        _check_images(denoiser, x)
+    return x
+
+
+def _check_images(denoiser: Denoiser, x: Tensor) -> None:
+    """Refuse images that are not finite, and warn of some that are far outside of the data, as far as these are known:
+    by their Gaussian or else, given an observation, by the range that x̂0 is clipped to, or by the noise. Nothing is
+    read before the end."""
+    gaussian, process = denoiser.gaussian, denoiser.process
+    culprits = [correction.blame for correction in denoiser.corrections if hasattr(correction, "blame")]
+    if gaussian is None and not culprits:
+        known, usual = "nothing", math.inf
+    elif gaussian is not None:
+        known, usual = "the data's Gaussian", gaussian.covariance.eigenvalues.mean().sqrt().item()
+    elif denoiser.clip is not None:
+        known, usual = "clip", denoiser.clip
+    else:
+        known, usual = "the noise", (process.schedule.prior_scale**2 * process.covariance).values.mean().sqrt().item()
+    centred = x if gaussian is None else x - gaussian.mean.to(x)
+    size = centred.to(widest(x.device)).flatten(1).square().mean(1).sqrt().amax().item() / usual
+    if size <= FAR:
+        return
+    remedy = "use more steps, another `sampler` or a `clip`, or check the weights of the network"
+    argument, value, remedy = culprits[-1] if culprits else (None, None, remedy)
+    if count := int((~x.isfinite()).flatten(1).any(1).sum()):
+        problem = f"ended in NaN or infinite numbers in {count} of {len(x)} images"
+        raise Diverged(argument, value, problem if culprits else f"sampling {problem}", remedy)
+    by = f" by {argument}={value!r}" if culprits else ""
+    problem = f"an image is {size:.3g} times as large as {known} allows, and sampling{by} has probably diverged"
+    warnings.warn(str(InputError(None, None, problem, remedy)), FarOut, stacklevel=4)
 
 
 def _choose_rows(
@@ -174,10 +216,12 @@ def rehearse(denoiser: Denoiser, shape: Sequence[int], **arguments: Any) -> list
     denoiser = denoiser.with_zero_net().for_images(torch.tensor([0], device="cpu"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        image = sample(denoiser, (1, *check_sizes(shape)), generator=[0], device="cpu", **arguments)
-    if not bool(image.isfinite().all()):
-        schedule = denoiser.process.schedule
-        raise InputError("schedule", schedule, "ends in NaN or infinite pixels", "use one of a narrower range")
+        warnings.simplefilter("ignore", FarOut)  # with such a network
+        try:
+            sample(denoiser, (1, *check_sizes(shape)), generator=[0], device="cpu", **arguments)
+        except Diverged as error:
+            schedule, remedy = denoiser.process.schedule, "use one of a narrower range"
+            raise InputError("schedule", schedule, "ends in NaN or infinite pixels", remedy) from error
     return [str(warning.message) for warning in caught]
 
 

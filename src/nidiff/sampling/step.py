@@ -59,6 +59,13 @@ class Sampler(NamedTuple):
     """How much that may lose, in nats per dimension; None: `nidiff.sampling.warm.MAX_LOSS`."""
 
 
+def moved(denoiser: Denoiser, x: Tensor, pull: Tensor | None, last: bool) -> Tensor:
+    """x after a step, and after what an observation adds to it (`Denoiser.pulled`); an image stays in its range."""
+    if pull is None:
+        return x
+    return (x + pull).clamp(-denoiser.clip, denoiser.clip) if last and denoiser.clip is not None else x + pull
+
+
 def run_chain(
     chain: Chain,
     x: Tensor,
@@ -75,11 +82,12 @@ def run_chain(
         last = index == len(levels) - 1
         if last and not denoise:
             break
-        x0 = chain.denoiser(x, here)
+        x0, pull = chain.denoiser.pulled(x, here)
         if callback is not None:
             callback(Visit(index + 1, len(levels), here, x, x0))
         there = CLEAN if last else levels[index + 1]
         past = Past(here, x0, x)
         x = x0 if last and not sampler.finishes else sampler.step(chain, x, x0, here, there, **options)
+        x = moved(chain.denoiser, x, pull, last)
         chain.previous = past
     return x

@@ -18,6 +18,7 @@ from nidiff.covariance.waves import Boundary
 from nidiff.data.annotations import conditions_of
 from nidiff.data.dataset import Dataset
 from nidiff.data.spec import MEMORY_LIMIT
+from nidiff.data.units import unusual_size
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
@@ -26,7 +27,7 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import roughness
 from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.spacing import ANGLE
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, renamed
 from nidiff.memory import require_memory
 from nidiff.model import network
 from nidiff.model.config import scheduler_config
@@ -98,6 +99,7 @@ def build(
     from diffusers.training_utils import EMAModel
 
     experiment = experiment.resolved()
+    experiment.check_precision()
     one_of("weighting", experiment.weighting, WEIGHTINGS)
     stored, process = (None, None) if resumed is None else (resumed.stored(), resumed.process())
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
@@ -115,6 +117,7 @@ def build(
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is None:
+        notes += filter(None, [unusual_size(data)])
         covariance = build_covariance(experiment, data)
         gaussian = _gaussian_or_note(experiment, data, covariance, notes)
         schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
@@ -187,7 +190,7 @@ def needs_gaussian(experiment: Experiment) -> bool:
 def build_network(experiment: Experiment, data: Dataset) -> torch.nn.Module:
     """The network for the items and conditions of the data."""
     conditions = conditions_of(data)
-    is_picture = len(data.shape) == 3 and data.grid.dtype != "float32" and {*conditions} <= {CLASSES}
+    is_picture = data.grid.kind == "picture" and {*conditions} <= {CLASSES}
     sizes = {name: getattr(experiment, name) for name in ("widths", "layers", "attention", "dropout")}
     if CLASSES in conditions:
         sizes["num_classes"] = conditions[CLASSES].classes
@@ -196,7 +199,8 @@ def build_network(experiment: Experiment, data: Dataset) -> torch.nn.Module:
             sizes[key] = conditions[name].shape[0]
     boundary = None if experiment.boundary is None else experiment.boundary.split("/")
     auto, both = "unet2d" if is_picture else "unet", experiment.sees == "both"
-    return network.build_network(experiment.network, data.shape, auto=auto, boundary=boundary, both=both, **sizes)
+    with renamed("sample_size", "data"):  # which decide it
+        return network.build_network(experiment.network, data.shape, auto=auto, boundary=boundary, both=both, **sizes)
 
 
 def _gaussian_or_note(

@@ -1,7 +1,8 @@
 """Checkpoints that survive a kill, a full disk and flipped bytes.
 
 ``folder/000500/`` holds one ``NAME.safetensors`` per group of tensors, ``optimizer.pt``, ``state.json`` and
-``manifest.json``, the checksums of the others. It gets its name only when it is complete and on the disk.
+``manifest.json``, the checksums of the others. It gets its name only when it is complete and on the disk. Its averaged
+weights and the outline in the run's model folder are a model, which `nidiff.model.checkpoint` reads.
 It carries the identity of its run, and a checkpoint of another run is not used. One process writes. Nothing is
 unpickled: safetensors, JSON, and ``weights_only=True`` for the optimizer.
 """
@@ -9,8 +10,7 @@ unpickled: safetensors, JSON, and ``weights_only=True`` for the optimizer.
 import hashlib
 import io
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +20,12 @@ from torch import Tensor
 
 from nidiff import __version__
 from nidiff.errors import FileError
-from nidiff.files import ASIDE, recover_folder, remove_folder, replacing_folder, sync
+from nidiff.files import REPLACED, recover_folder, remedy_for, remove_folder, replaced_name, replacing_folder, sync
+from nidiff.model.checkpoint import FORMAT, MANIFEST, NAME, STATE
 from nidiff.sealed import seal, unseal
 from nidiff.training.identity import Identity, as_identity, changed_parts
 
-FORMAT = 1
-
-_MANIFEST, _STATE, _OPTIMIZER, _TENSORS = "manifest.json", "state.json", "optimizer.pt", ".safetensors"
-_NAME = re.compile(r"(\.tmp-|\.replaced-|)([0-9]{6}|[1-9][0-9]{6,})")
+_OPTIMIZER, _TENSORS = "optimizer.pt", ".safetensors"
 
 
 class Checkpoint(NamedTuple):
@@ -59,7 +57,7 @@ def save_checkpoint(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sync(folder.parent)
-        for name in {match[2] for other in folder.iterdir() if (match := _NAME.fullmatch(other.name))}:
+        for name in filter(None, [replaced_name(other.name) for other in folder.iterdir()]):  # after a kill
             recover_folder(folder / name)
         with replacing_folder(path) as written:
             files = {}
@@ -68,26 +66,26 @@ def save_checkpoint(
                 (written / name).write_bytes(data)
                 files[name] = _fingerprint(data)  # of what was meant to be written
             manifest = {"format": FORMAT, "nidiff": __version__, "files": files}
-            (written / _MANIFEST).write_bytes(_json(seal(manifest)))
+            (written / MANIFEST).write_bytes(_json(seal(manifest)))
         until_now = [other for other in list_checkpoints(folder) if step_of(other) <= step]
         for other in until_now[:-keep] if keep else []:
             remove_folder(other)
     except OSError as error:
         problem = f"cannot be saved ({error.strerror or error})"
-        raise FileError("out", str(path), problem, "make room, then continue the run with --resume") from error
+        raise FileError("out", str(path), problem, remedy_for(error, "continue the run with --resume")) from error
     return path
 
 
-def load_checkpoint(folder: Path, run: Identity | None = None) -> Checkpoint | None:
+def load_checkpoint(folder: Path, *runs: Identity) -> Checkpoint | None:
     """The newest checkpoint that its manifest verifies; ``None`` if there is none at all.
 
     ``damaged`` names the newer ones it skipped, newest first: ``001000/model.safetensors: checksum differs``. With
-    ``run``, those of another run are skipped too.
+    ``runs``, those of any other run are skipped too.
     """
     damaged: list[str] = []
     for path in reversed(list_checkpoints(folder)):
         try:
-            return _read(path, run)._replace(damaged=damaged)
+            return _read(path, runs)._replace(damaged=damaged)
         except _Damage as damage:
             damaged.append(f"{path.name}/{damage}")
     if damaged:
@@ -98,7 +96,13 @@ def load_checkpoint(folder: Path, run: Identity | None = None) -> Checkpoint | N
 
 def step_of(path: Path) -> int:
     """The step in the name of a checkpoint."""
-    return int(path.name.rpartition("-")[2])
+    return int(_name_of(path))
+
+
+def _name_of(path: Path) -> str:
+    """The name of a checkpoint, which a kill may have left under another one, as version 0.2 did under its own."""
+    is_whole = path.name.startswith(REPLACED) and (path / MANIFEST).is_file()
+    return replaced_name(path.name) or (path.name.removeprefix(REPLACED) if is_whole else path.name)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -106,9 +110,8 @@ def list_checkpoints(folder: Path) -> list[Path]:
     by_step: dict[int, Path] = {}
     entries = sorted(folder.iterdir()) if folder.is_dir() else []
     for path in entries:
-        match = _NAME.fullmatch(path.name)
-        if match and match[1] != ASIDE and path.is_dir():
-            by_step[int(match[2])] = path  # one that was being replaced comes first, and counts only if it is alone
+        if NAME.fullmatch(_name_of(path)) and path.is_dir():
+            by_step[step_of(path)] = path  # one that was being replaced comes first, and counts only if it is alone
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -127,7 +130,7 @@ def _contents(
         buffer = io.BytesIO()
         torch.save(optimizer, buffer)
         yield _OPTIMIZER, buffer.getvalue()
-    yield _STATE, _json(about)
+    yield STATE, _json(about)
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
@@ -145,22 +148,23 @@ class _Damage(Exception):
     """A file of a checkpoint is not what was written."""
 
 
-def _read(path: Path, run: Identity | None) -> Checkpoint:
+def _read(path: Path, runs: Sequence[Identity]) -> Checkpoint:
     """The checkpoint, if it is what its manifest says, and the manifest is what its own checksum says."""
     try:
-        manifest = unseal(_content(path / _MANIFEST), _MANIFEST, "")
+        manifest = unseal(_content(path / MANIFEST), MANIFEST, "")
     except FileError as error:
-        raise _Damage(f"{_MANIFEST}: checksum differs") from error
+        raise _Damage(f"{MANIFEST}: checksum differs") from error
     fingerprints = manifest.get("files")
     if manifest.get("format") != FORMAT or not isinstance(fingerprints, dict):
         version = f"{manifest.get('nidiff')!s:.40}"
-        raise _Damage(f"{_MANIFEST}: not one that this version reads, but of nidiff {version}")
+        raise _Damage(f"{MANIFEST}: not one that this version reads, but of nidiff {version}")
     files = {name: _content(path / Path(name).name, fingerprint) for name, fingerprint in fingerprints.items()}
-    about, optimizer = files.pop(_STATE, {}), files.pop(_OPTIMIZER, None)
+    about, optimizer = files.pop(STATE, {}), files.pop(_OPTIMIZER, None)
     if about.get("step") != step_of(path):
-        raise _Damage(f"{_STATE}: not of this step")
-    if run is not None and (changed := changed_parts(as_identity(about.get("run")), run)):
-        raise _Damage(f"{_STATE}: of another run, which differs in {changed}")
+        raise _Damage(f"{STATE}: not of this step")
+    changed = [changed_parts(as_identity(about.get("run")), run) for run in runs]
+    if changed and all(changed):
+        raise _Damage(f"{STATE}: of another run, which differs in {changed[0]}")
     tensors = {name.removesuffix(_TENSORS): group for name, group in files.items()}
     return Checkpoint(step_of(path), tensors, about["state"], optimizer, path, [])
 
@@ -171,7 +175,7 @@ def _content(file: Path, fingerprint: Any = None) -> Any:
         if file.is_char_device() or file.is_fifo():  # which may have no end
             raise _Damage(f"{file.name}: not a file")
         data = file.read_bytes()
-        if file.name != _MANIFEST and _fingerprint(data) != fingerprint:
+        if file.name != MANIFEST and _fingerprint(data) != fingerprint:
             raise _Damage(f"{file.name}: checksum differs")
         if file.suffix == ".json":
             return dict(json.loads(data))

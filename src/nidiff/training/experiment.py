@@ -93,7 +93,8 @@ class Experiment:
     warmup: int = 100
     """Steps over which the learning rate rises from 0."""
     cooldown: int = 400
-    """Steps at the end over which it falls to 0. If it is not 0, --steps cannot change when a run is resumed."""
+    """Steps at the end over which it falls to 0. If it is not 0, --steps cannot change when a run is resumed, but
+    --finish can end it earlier."""
     weight_decay: float = 0.0
     """AdamW's."""
     gradient_clip: float = 1.0
@@ -150,6 +151,14 @@ class Experiment:
             has_bf16 = torch.cpu._is_avx512_bf16_supported() and _survives(BF16_TRIAL)
         return dataclasses.replace(self, precision="bf16" if has_bf16 else "fp32")
 
+    def check_precision(self) -> None:
+        """Refuse a precision in which this processor cannot compute, although it says so."""
+        import torch
+
+        if self.precision == "bf16" and not torch.cuda.is_available() and not _survives(BF16_TRIAL):
+            problem = "ends the process on this processor, which announces instructions for it that it does not have"
+            raise InputError("precision", self.precision, problem, "use fp32, or another computer")
+
     @property
     def about(self) -> dict[str, str]:
         """What the model card says of the training. A path is private: only its last part is named."""
@@ -169,6 +178,20 @@ class Experiment:
         flags = {name: changed_flags(mine, preset.settings()) for name, preset in PRESETS.items()}
         nearest = min(flags, key=lambda name: len(flags[name]))
         return shlex.join(["nidiff", "train", "--preset", nearest, *chain(*flags[nearest])])
+
+    def ended(self, step: int, cooldown: int) -> "Experiment":
+        """The experiment that begins to cool down after ``step``, for so many steps, and then ends.
+
+        It has had the same learning rates up to there, so that a run which goes on with it becomes the one that began
+        with it. After a cool-down has begun, that is only so if the experiment ends as it was planned.
+        """
+        begins = self.steps - self.cooldown
+        if step <= begins:
+            return dataclasses.replace(self, steps=step + cooldown, cooldown=cooldown)
+        if cooldown != self.cooldown:
+            problem = f"came after step {step}, and the cool-down of {self.cooldown} steps began after {max(begins, 0)}"
+            raise InputError("cooldown", cooldown, problem, f"leave it out: the run ends at step {self.steps}")
+        return self
 
     def settings(self) -> dict[str, Any]:
         """All settings by the names of their flags, those of the data first."""

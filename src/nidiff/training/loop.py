@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import math
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -46,7 +47,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
     """
     experiment, accelerator = trainer.experiment, trainer.accelerator
     main = accelerator.is_main_process
-    bar = tqdm(total=experiment.steps, initial=trainer.step, unit="step", disable=not main)
+    # A log has a line for each checkpoint instead of one for each state of the bar.
+    bar = tqdm(total=experiment.steps, initial=trainer.step, unit="step", disable=None if main else True)
     losses: list[Tensor] = []
     since = time.perf_counter()
     batches = step_batches(trainer)
@@ -62,6 +64,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 _check_finite(trainer, run, loss)
                 rate = len(losses) * experiment.batch_size / (time.perf_counter() - since)
                 bar.set_postfix(loss=f"{loss:.4f}", images_per_s=f"{rate:.0f}")
+                if bar.disable and due:
+                    accelerator.print(f"step {step} of {experiment.steps}: loss {loss:.4f}", file=sys.stderr)
                 if main:
                     run.log(step, loss=loss, images_per_s=rate, learning_rate=learning_rate(experiment, step))
                 losses, since = [], time.perf_counter()
@@ -74,7 +78,8 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
             if due or pictures:
                 accelerator.wait_for_everyone()
             if stop and not last:
-                raise Interrupted(f"stopped after step {step}, with a checkpoint: continue {run.folder} with --resume.")
+                next_ = f"continue {run.folder} with --resume, end it with --resume --finish, or sample it with"
+                raise Interrupted(f"stopped after step {step}, with a checkpoint: {next_} --checkpoint latest.")
     if main:
         baseline = baseline_text(trainer.baseline)
         about = experiment.about | ({"Gaussian baseline": baseline} if baseline else {})
@@ -183,7 +188,7 @@ def save(trainer: Trainer, run: RunDirectory) -> None:
     save_checkpoint(
         run.checkpoints,
         trainer.step,
-        tensors={"model": trainer.net.state_dict(), "ema": _average(trainer)},
+        tensors={"model": trainer.net.state_dict(), "ema": _buffers(trainer.net) | _average(trainer)},
         state={"ema_step": trainer.ema.optimization_step, "scaler": scaler and scaler.state_dict()},
         optimizer=trainer.optimizer.state_dict(),
         keep=trainer.experiment.keep,
@@ -206,6 +211,12 @@ def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def _average(trainer: Trainer) -> dict[str, Tensor]:
     names = [name for name, _ in trainer.net.named_parameters()]
     return dict(zip(names, trainer.ema.shadow_params, strict=True))
+
+
+def _buffers(net: torch.nn.Module) -> dict[str, Tensor]:
+    """What the state of a network has besides parameters: with their average, it is all that a model needs."""
+    parameters = dict(net.named_parameters(remove_duplicate=False))
+    return {name: value for name, value in net.state_dict().items() if name not in parameters}
 
 
 @contextlib.contextmanager

@@ -22,21 +22,21 @@ from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.errors import FileError, InputError
 from nidiff.files import (
-    ASIDE,
-    REPLACED,
     as_path,
+    is_aside,
     read_object,
     recover_folder,
     replace_json,
     replace_text,
+    replaced_folders,
     replacing_folder,
     sync,
     writing,
 )
 from nidiff.locks import LOCK, claimed, refuse_claimed
 from nidiff.model.config import with_arrays
-from nidiff.model.folder import CONFIG, check_replaceable, has_network, open_with, save_process
-from nidiff.model.manifest import check_manifest
+from nidiff.model.folder import CONFIG, check_replaceable, has_network, open_with, save_outline
+from nidiff.model.manifest import EARLIER, MANIFEST, check_manifest, identities, renew_identity
 from nidiff.training.experiment import BEGUN, EXPERIMENT, Experiment, experiment_file, read_experiment
 from nidiff.training.identity import as_identity, changed_parts, process_digest, settings_digest
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from nidiff.training.build import Trainer
 
 FILES = (EXPERIMENT, "log.jsonl", "metrics.json", "report.html")
-FOLDERS = ("checkpoints", "model", f"{ASIDE}model", f"{REPLACED}model", "tensorboard", "samples", "generated")
+FOLDERS = ("checkpoints", "model", "tensorboard", "samples", "generated", "steps")
 IN_PLACE = ("log.jsonl", "samples", "tensorboard")  # written where they are: a link could lead to anybody's files
 RESTORE = "restore what it was, or begin a new run in another directory"
 
@@ -97,6 +97,11 @@ class RunDirectory:
         return None if identity is None else as_identity(identity)
 
     @property
+    def identities(self) -> list[dict[str, str]]:
+        """The identity, and those that checkpoints carry from before the run was ended early."""
+        return [as_identity(identity) for identity in identities(read_object(experiment_file(self.folder)))]
+
+    @property
     def covariance(self) -> Covariance:
         """The Σ of the run, stored when it began."""
         return load(self.folder)
@@ -129,6 +134,8 @@ class RunDirectory:
             with self.writing():
                 self._settle()
                 recover_folder(self.model)
+                if not self.model.exists() and (left_by_0_2 := replaced_folders(self.model)):
+                    os.rename(left_by_0_2[0], self.model)
             self.check(experiment, resume=resume, overwrite=overwrite)  # another process may have had it until now
             yield
 
@@ -148,7 +155,7 @@ class RunDirectory:
                 problem = f"has {path.name!r}, which is a link or a device and could lead to other files"
                 return problem, "replace or delete it"
         names = os.listdir(self.folder) if self.folder.exists() else []
-        if all(name == LOCK or name.startswith(ASIDE) for name in names):  # what a kill leaves
+        if all(name == LOCK or is_aside(name) for name in names):  # what a kill leaves
             return ("has no run to resume", "leave `resume` out to begin one") if resume else None
         try:
             changed, identity = self.experiment.differences(experiment.resolved()), self.identity
@@ -157,8 +164,8 @@ class RunDirectory:
         if identity is None:
             return "holds other files than those of a run", "choose an empty or new directory"
         if overwrite:
-            for folder in sorted((self.folder / "generated").glob("*/")):
-                refuse_claimed(folder)  # nidiff sample is at work in it
+            for folder in sorted((*self.folder.glob("generated/*/"), *self.folder.glob("steps/*/*/*/"))):
+                refuse_claimed(folder)  # nidiff sample or restore is at work in it
             return None
         if not resume:
             return "already holds a run", "continue it with `resume`, or replace it with `overwrite`"
@@ -183,7 +190,7 @@ class RunDirectory:
         """Begin a run here. Until it is complete on the disk, a run that was here before is untouched."""
         with self.writing(), replacing_folder(self.folder / BEGUN) as aside:
             replace_json(aside / EXPERIMENT, _described(trainer, {"gaussian": trainer.baseline}))
-            save_process(trainer.denoiser, aside / "model", trainer.data.grid)
+            save_outline(trainer.denoiser.with_net(trainer.net), aside / "model", trainer.data.grid, trainer.identity)
         with self.writing():
             self._settle()
 
@@ -199,15 +206,22 @@ class RunDirectory:
             sync(self.folder)  # all of the run before is gone, even after a power cut, before the new model is here
             os.rename(begun / "model", self.model)
         if begun.exists():
-            shutil.rmtree(begun)
+            begun.rmdir()  # all of it is in its place
             sync(self.folder)
 
     def resume(self, trainer: "Trainer") -> None:
         """Write what the run is from now on, and drop the log lines of steps that will be done again."""
         with self.writing():
-            if not (self.model / CONFIG).is_file():
-                save_process(trainer.denoiser, self.model)
-            replace_json(self.folder / EXPERIMENT, _described(trainer, self.facts))
+            is_outlined = self.has_model or (self.model / MANIFEST).is_file()  # an earlier version did not write it
+            if not is_outlined or not (self.model / CONFIG).is_file():
+                save_outline(trainer.denoiser.with_net(trainer.net), self.model, trainer.data.grid, trainer.identity)
+            before, facts = self.identity, dict(self.facts)
+            if before != trainer.identity:  # it ends otherwise than it was planned
+                plan = {name: getattr(self.experiment, name) for name in ("steps", "cooldown")}
+                plans = facts[EARLIER] if isinstance(facts.get(EARLIER), list) else []
+                facts[EARLIER] = [*plans, plan | {"settings": (before or {}).get("settings")}]
+            replace_json(self.folder / EXPERIMENT, _described(trainer, facts))
+            renew_identity(self.model, before, trainer.identity)
             if self.log_file.exists():
                 lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
                 done = [line for line in lines if 0 < _step_of(line) <= trainer.step]
@@ -216,7 +230,7 @@ class RunDirectory:
 
     def writing(self) -> AbstractContextManager[None]:
         """A disk that is full or gone ends the run with a sentence that says how to continue it."""
-        return writing("out", self.folder, "make room or make it writable, then continue the run with --resume")
+        return writing("out", self.folder, "continue the run with --resume")
 
     def log(self, step: int, **values: float) -> None:
         """Write one line to log.jsonl, and the same for TensorBoard if it is installed."""
