@@ -5,6 +5,7 @@ import re
 import struct
 import warnings
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,10 +19,14 @@ from nidiff.cli import main
 from nidiff.data.dataset import WHOLE, Dataset, as_stored
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import eight_bits
-from nidiff.data.units import unusual_size
+from nidiff.data.spec import DataSpec
+from nidiff.data.units import scaling_remarks
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import printable
+from nidiff.evaluation.real import real_source
 from nidiff.training.baseline import mean_cost
+from nidiff.training.experiment import Experiment
+from nidiff.training.identity import data_digest
 
 xarray = pytest.importorskip("xarray")
 
@@ -49,15 +54,15 @@ def test_whole_numbers_that_use_a_small_part_of_their_range_have_that_part(tmp_p
     values = (1500 + 200 * normal(40, 8, 8)).round().clip(905, 3012).astype(np.uint16)
     values[0, 0, :2] = 905, 3012
     file = save(tmp_path / "ct.npy", values)
-    with pytest.warns(UserWarning, match="uint16 values use 905 to 3012, a small part of 0 to 65535"):
-        data = load(file, memory_limit=memory_limit)
+    data = load(file, memory_limit=memory_limit)
     x = data.all()
     assert (x.min(), x.max(), data.has_known_range) == (-1, 1, True)
     assert x.std() > 0.1
     assert np.array_equal(as_stored(x, data.scaling, "uint16").numpy(), values[:, None])  # there and back, exactly
-    assert unusual_size(data) is None
+    (remark,) = scaling_remarks(data)
+    assert "uint16 values use 905 to 3012, a small part of 0 to 65535" in remark
     whole = load(file, memory_limit=memory_limit, scaling="none")
-    assert re.search(r"channel 0 -0\.95\d ± 0\.006", unusual_size(whole))  # what the whole range makes of them
+    assert re.search(r"channel 0 -0\.95\d ± 0\.006", scaling_remarks(whole)[0])  # what the whole range makes of them
     assert whole.scaling == WHOLE["uint16"]
     known = nidiff.fit_gaussian([x.double()]), nidiff.fit_gaussian([whole.all().double()])
     parts = [mean_cost(gaussian, each)[:2] for gaussian, each in zip(known, (data, whole), strict=True)]
@@ -81,8 +86,7 @@ def test_the_range_is_that_of_the_training_part_and_a_given_scaling_is_not_fitte
     values = np.random.default_rng(0).integers(100, 140, (20, 4, 4)).astype(np.uint8)
     values[15:] += 5
     file = save(tmp_path / "a.npy", values)
-    with pytest.warns(UserWarning, match="use 100 to 139"):
-        test = load(file, held_out="item=15:", split="test")
+    test = load(file, held_out="item=15:", split="test")
     assert test.scaling == Scaling(19.5, 119.5)
     assert test.all().max() > 1
     with warnings.catch_warnings():
@@ -362,14 +366,31 @@ def test_classes_and_frames_have_their_natural_order(tmp_path):
             Image.fromarray(shade).save(tmp_path / name / f"{frame}.png")
     data = load(tmp_path, labels="data")
     assert data.class_names == ("1", "2", "10")
-    assert [data.class_names[label] for label in data.labels] == data.values[:, 0, 0, 2].int().numpy().astype(
-        str
-    ).tolist()
+    assert [data.class_names[label] for label in data.labels] == [str(x) for x in data.values[:, 0, 0, 2].tolist()]
     assert load(tmp_path, layout="NTHWC").values[0, 0, :, 0, 3].tolist() == [1, 2, 10]
     save(tmp_path / "a.npy", normal(3, 8).astype("f4"))
     words = save(tmp_path / "labels.npy", np.array(["c10", "c2", "c1"]))
     named = load(tmp_path / "a.npy", labels=str(words))
     assert (named.class_names, named.labels.tolist()) == (("c1", "c2", "c10"), [2, 1, 0])
+
+
+def test_a_run_that_numbered_its_classes_otherwise_is_not_evaluated_with_these(tmp_path):
+    """Version 0.2 had 1, 10, 2: its class 1 was another one."""
+    folder, run = tmp_path / "images", tmp_path / "run"
+    for name in ("1", "2", "10"):
+        (folder / name).mkdir(parents=True)
+        Image.fromarray(np.uint8([[0, 255, int(name)]])).save(folder / name / "a.png")
+    experiment, data = Experiment(data=DataSpec(str(folder), labels="data")), load(folder, labels="data")
+    run.mkdir()
+    for labels, fits in ((data.labels, True), (torch.arange(3), False)):
+        identity = {"data": data_digest(replace(data, labels=labels))}
+        (run / "experiment.json").write_text(json.dumps(experiment.to_json() | {"identity": identity}))
+        if fits:
+            assert real_source(run).load().data.class_names == ("1", "2", "10")
+        else:
+            with pytest.raises(nidiff.InputError) as error:
+                real_source(run).load()
+            assert error.value.argument == "data"
 
 
 # Text from files

@@ -57,11 +57,15 @@ def check_place(dtype: torch.dtype, device: torch.device | str | None) -> None:
     """Refuse a dtype that cannot hold noise, and a device that is not there."""
     if dtype not in FLOATS:
         raise InputError("dtype", dtype, "cannot hold noise", f"use {', '.join(map(str, FLOATS))}")
+    reason: Exception | None = None
     try:
-        if torch.empty(0, device=device).is_meta and device is not None:
-            raise NotImplementedError
+        usable = device is None or not torch.empty(0, device=device).is_meta
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError("device", device, "cannot be used", "give one that this machine has, such as 'cpu'") from error
+        usable, reason = False, error
+    if not usable:
+        raise InputError(
+            "device", device, "cannot be used", "give one that this machine has, such as 'cpu'"
+        ) from reason
 
 
 def white_noise(

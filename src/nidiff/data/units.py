@@ -1,15 +1,15 @@
 """The scaling between the units of the data and those of the model, fitted to each channel in one pass."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nidiff.data.arrays import SPREAD
-from nidiff.data.dataset import LARGEST, Dataset, is_small_part
+from nidiff.data.dataset import LARGEST, WHOLE, Dataset, is_small_part
 from nidiff.data.moments import RunningMoments
 from nidiff.data.sources import blocks, spread_rows
 from nidiff.diffusion.scaling import Scaling
@@ -75,29 +75,32 @@ def part_of_range(data: Dataset, rows: Tensor) -> Scaling | None:
             return None
     if low == high:
         return None
-    warnings.warn(
-        f"the {dtype} values use {low:g} to {high:g}, a small part of 0 to {LARGEST[dtype]}: that part becomes "
-        "-1 to 1; scaling none would take all of it.",
-        stacklevel=2,
-    )
     return Scaling((high - low) / 2, (high + low) / 2)
 
 
-def unusual_size(data: Dataset) -> str | None:
-    """A sentence if what the model sees, in a few items spread over the ``data``, is far from 0 ± 1, for which
-    schedules and networks are made."""
+def scaling_remarks(data: Dataset) -> list[str]:
+    """What a user should know of what the model will see: the part of a type's range that whole numbers use, if that
+    was chosen; and channels that, in a few items spread over the ``data``, are far from 0 ± 1, for which schedules and
+    networks are made."""
+    remarks, dtype = [], data.grid.dtype
+    if data.in_range and data.scaling != WHOLE[dtype]:
+        low, high = (data.scaling.to_data(torch.tensor(end, dtype=torch.float64)).item() for end in (-1, 1))
+        part = f"the {dtype} values use {low:g} to {high:g}, a small part of 0 to {LARGEST[dtype]}"
+        remarks.append(f"{part}: that part becomes -1 to 1 (--scaling none takes all of it)")
     moments = RunningMoments(data.shape[0])
-    for part in blocks(spread_rows(len(data), SPREAD), data.shape, "measuring", progress=False):
-        moments.add(data.batch(part).double().movedim(1, 0).flatten(1).numpy())
+    for rows in blocks(spread_rows(len(data), SPREAD), data.shape, "measuring", progress=False):
+        moments.add(data.batch(rows).double().movedim(1, 0).flatten(1).numpy())
     far = [
         f"{data.grid.channel(channel)} {mean:.3g} ± {deviation:.3g}"
         for channel, (mean, deviation) in enumerate(zip(moments.mean, moments.deviation, strict=True))
         if 0 < deviation < 1 / FAR or math.hypot(mean, deviation) > FAR
     ]
-    if not far:
-        return None
-    named = ", ".join(far[:MOST_NAMED]) + (f" and {len(far) - MOST_NAMED} more" if len(far) > MOST_NAMED else "")
-    return f"the model sees data far from 0 ± 1 (mean ± standard deviation: {named}): use --scaling standard"
+    if far:
+        named = ", ".join(far[:MOST_NAMED]) + (f" and {len(far) - MOST_NAMED} more" if len(far) > MOST_NAMED else "")
+        remarks.append(
+            f"the model sees data far from 0 ± 1 (mean ± standard deviation: {named}): try --scaling standard"
+        )
+    return remarks
 
 
 def _linear(scale: float, shift: float = 0.0) -> Scaling:

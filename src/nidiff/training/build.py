@@ -18,7 +18,7 @@ from nidiff.covariance.waves import Boundary
 from nidiff.data.annotations import conditions_of
 from nidiff.data.dataset import Dataset
 from nidiff.data.spec import MEMORY_LIMIT
-from nidiff.data.units import unusual_size
+from nidiff.data.units import scaling_remarks
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
@@ -117,7 +117,7 @@ def build(
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
     if stored is None:
-        notes += filter(None, [unusual_size(data)])
+        notes += scaling_remarks(data)
         covariance = build_covariance(experiment, data)
         gaussian = _gaussian_or_note(experiment, data, covariance, notes)
         schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
