@@ -59,7 +59,7 @@ def errors(process: nidiff.Process, gaussian: nidiff.GaussianModel) -> dict[str,
         note("Heun", "heun", SPACINGS["trailing"](schedule, (count + 1) // 2))
         note("DPM++ trailing", "dpmpp_2m", SPACINGS["trailing"](schedule, count))
         note("DPM++ log-SNR", "dpmpp_2m", SPACINGS["logsnr"](schedule, count))
-        below = schedule.below(max(start_row(process, gaussian), count - 1))
+        below = schedule.below(max(start_row(gaussian.denoiser(process), "gaussian"), count - 1))
         note("log-SNR, warm start", "dpmpp_2m", SPACINGS["logsnr"](below, count), "gaussian")
     note("angle", "angle", [len(schedule) - 1], "gaussian")
     return found
@@ -99,7 +99,7 @@ def bar() -> None:
         process = nidiff.Process(name, nidiff.Identity((64, 64)))
         cells: dict[str, list[float]] = {}
         for count in (3, 5, 10, 20):
-            first = start_row(process, gaussian)
+            first = start_row(gaussian.denoiser(process), "gaussian")
             for words, start, part in (
                 ("", "prior", process.schedule),
                 (", warm start", "gaussian", process.schedule.below(first)),

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 from fields import data, metrics, networks
-from fields.peers import unipc
+from fields.peers import Network, draw
 from fields.training import trained
 from timing import log
 from torch import Tensor
@@ -174,7 +174,7 @@ class Bench:
         count = self.problem.samples
         shape, seeds = (count, *self.data.train.shape[1:]), range(seed * count, (seed + 1) * count)
         if solver.sampler == "unipc":
-            return unipc(denoiser, shape, num_steps, seeds)
+            return draw(Network(denoiser), "unipc", shape, num_steps, seeds)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return nidiff.sample(

@@ -85,6 +85,8 @@ SAMPLER_CASES: list[tuple[str, dict[str, Any]]] = [
     ("euler", {}),
     ("heun", {}),
     ("dpmpp_2m", {}),
+    ("dpmpp_2m", {"eta": 0.5}),
+    ("ipndm", {}),
     ("euler_maruyama", {}),
     ("pc", {"eta": 0.2}),
 ]

@@ -102,7 +102,7 @@ ALLOWED = {
     "_draw": "in training, the generators of the device also draw what the CPU needs: flips, dropout and levels",
     "clip_grad_norm_": "nothing is read: torch asks C++ for the device of a gradient, which knows of no other",
     "conjugate_gradients": "they end when every row has converged, which may be hundreds of iterations earlier",
-    "_residual": "κ was not measured, and coefficients, here one per image, are tables of the CPU in float64",
+    "explained": "κ was not measured, and coefficients, here one per image, are tables of the CPU in float64",
 }
 DEVICES: list[Device] = []  # the one in use
 
@@ -446,7 +446,7 @@ for distance in ("max", "batch", "quantile"):
 def _(device):
     gaussian, process = nidiff.fit_gaussian(DATA.to(device), basis=SIGMA), nidiff.Process("flow:num_levels=20", SIGMA)
     predicted = design.predict(process, gaussian, "ancestral", [19, 9, 3])
-    return [predicted.variance.tolist(), design.gaussian_loss(process, gaussian, 9)]
+    return [predicted.variance.tolist(), design.start_loss(gaussian.denoiser(process), "gaussian", 9)]
 
 
 METRICS: dict[str, Callable[[Tensor, Tensor], Any]] = {

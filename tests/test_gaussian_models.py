@@ -1,5 +1,6 @@
 """The data's Gaussian around the core: saved with a model, fitted and measured by training, and shown as a baseline."""
 
+import json
 import shutil
 
 import numpy as np
@@ -178,6 +179,37 @@ def test_training_fits_the_gaussian_of_its_images_in_the_basis_of_the_noise(plai
     assert torch.allclose(denoiser.gaussian.covariance.eigenvalues, wanted.covariance.eigenvalues)
     assert denoiser.kappa is not None
     assert (denoiser.target_name, denoiser.sees) == ("eps", "x")
+
+
+def test_training_fits_the_mixture_of_its_classes_and_measures_what_a_start_loses(plain, capsys):
+    """Though the network is not given the classes; checkpoints have none, and what a run is does not depend on it."""
+    images, denoiser = load_dataset("digits"), nidiff.load_model(plain)
+    wanted = nidiff.fit_mixture(images.all(), images.labels, basis=denoiser.process.covariance)
+    assert denoiser.mixture.classes.tolist() == [*range(10)]
+    assert torch.allclose(denoiser.mixture.means, wanted.means, atol=1e-5)
+    assert {*denoiser.kappa.losses} == {"gaussian", "mixture"}
+    facts = json.loads((plain / "experiment.json").read_text())["resolved"]
+    assert facts["mixture"]["bits_per_dim"] < facts["gaussian"]["bits_per_dim"]
+    assert facts["mixture"]["split"] == "test"
+    assert (
+        main(["sample", str(plain), "--sampler", "dpmpp_2m:start=mixture", "--num-steps", "2", "--seeds", "0-1"]) == 0
+    )
+    assert "nats per dimension" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["clusters:components=3,rank=4", "none"])
+def test_the_mixture_can_be_chosen_also_when_a_run_is_resumed(text, plain, tmp_path):
+    run = shutil.copytree(plain, tmp_path / "run")
+    assert main(["train", "--resume", "--no-report", "--out", str(run), "--steps", "3", "--mixture", text]) == 0
+    mixture = nidiff.load_model(run).mixture
+    assert mixture is None if text == "none" else (len(mixture), mixture.rank, mixture.classes) == (3, 4, None)
+
+
+@pytest.mark.parametrize("text", ["some", "classes:shrink=1", "none:rank=3"])
+def test_a_mixture_that_is_none_is_refused_before_training(text, tmp_path, capsys):
+    assert train(tmp_path / "run", "--mixture", text) == 2
+    assert "mixture" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_images_that_training_mirrors_are_mirrored_in_the_gaussian_too():

@@ -24,14 +24,23 @@ from nidiff.testing.problems import Gaussian, as_matrix, normal, output_covarian
 
 COV = nidiff.gaussian_free_field((2, 3), gamma=1.5)
 MODEL = nidiff.GaussianModel(0.3 * normal(2, 3, seed=7), nidiff.matern((2, 3), 1.0))  # of data, roughly
-EVERY: list[tuple[str, dict[str, Any]]] = [*SAMPLER_CASES, ("angle", {}), ("angle_2m", {})]
+EVERY: list[tuple[str, dict[str, Any]]] = [*SAMPLER_CASES, ("angle", {}), ("angle_2m", {}), ("gaussian_2m", {})]
 every_sampler = pytest.mark.parametrize(("name", "options"), EVERY)
 SCALAR = {
     "vp": lambda: nidiff.schedules.ddpm_linear(40, 1e-3, 0.3),
     "ve": lambda: nidiff.schedules.smld_geometric(40, 10.0, 0.05),
     "flow": lambda: nidiff.schedules.flow(40),
 }
-ORDERS = {"euler": 1, "ddim": 1, "angle": 1, "heun": 2, "dpmpp_2m": 2, "angle_2m": 2}
+ORDERS = {
+    "euler": 1,
+    "ddim": 1,
+    "angle": 1,
+    "heun": 2,
+    "dpmpp_2m": 2,
+    "angle_2m": 2,
+    "gaussian_2m:eta=0": 2,
+    "ipndm": 2,
+}
 
 
 def repeated(schedule: Schedule, shape: tuple[int, ...] = (2, 3)) -> Schedule:

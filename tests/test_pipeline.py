@@ -182,7 +182,7 @@ DAMAGES = {  # what happens to the file of scheduler/ or to the folder, and what
     "no JSON": (lambda c, _: c.write_text("{"), SCHEDULER),
     "no Σ": (lambda c, _: rewrite(c, covariance=None), SCHEDULER),
     "family of Σ": (lambda c, _: rewrite(c, covariance={"covariance": "gff", "shape": [8, 8]}), SCHEDULER),
-    "shape of Σ": (lambda c, _: rewrite(c, covariance=LARGER, gaussian=None), r"images \(1, 8, 8\)"),
+    "shape of Σ": (lambda c, _: rewrite(c, covariance=LARGER, gaussian=None), r"\(1, 8, 8\)"),
     "unknown field": (lambda c, _: rewrite(c, beta_start=0.1), f"{SCHEDULER}.*'beta_start'"),
     "algorithm": (lambda c, _: rewrite(c, algorithm="unipc"), f"{SCHEDULER}.*'unipc'"),
     "levels": (lambda c, _: rewrite(c, num_train_timesteps=7), "num_train_timesteps"),

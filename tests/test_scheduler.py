@@ -34,7 +34,7 @@ SAMPLER_OPTIONS = {"ddpm": {"variance": "posterior"}, "ddim": {"eta": 0.0}}
 
 def scheduler(covariance=GFF, **options):
     diffusers_own = {"algorithm": "ddpm", "timestep_spacing": "leading", "clip_sample": False}
-    if options.get("algorithm", "").startswith("angle"):
+    if options.get("algorithm", "").startswith(("angle", "gaussian")):
         options = {"gaussian": nidiff.GaussianModel(torch.zeros(1, 4, 4), covariance), **options}
     options = {"schedule": "ddpm_linear:num_levels=100,beta_max=0.2", **diffusers_own, **options}
     return NonIsotropicScheduler(covariance, **options)
@@ -327,7 +327,7 @@ def test_the_spacing_is_the_algorithms_own_if_nothing_is_said():
     gaussian = nidiff.GaussianModel(torch.zeros(1, 4, 4), GFF)
     for algorithm in ALGORITHMS:
         options = {"algorithm": algorithm, "gaussian": gaussian, "schedule": "ddpm_linear:num_levels=20"}
-        own = "angle" if algorithm.startswith("angle") else "trailing"
+        own = "angle" if algorithm in ("angle", "angle_2m", "gaussian_2m") else "trailing"
         plain = NonIsotropicScheduler(GFF, **options)
         assert plain.config.timestep_spacing == own
         assert NonIsotropicScheduler.from_config(plain.config).config.timestep_spacing == own

@@ -8,7 +8,7 @@ import nidiff
 from nidiff.diffusion.gaussian import Kappa
 from nidiff.diffusion.spacing import check_rows
 from nidiff.sampling.angle import angle_rows
-from nidiff.sampling.warm import start_row
+from nidiff.sampling.warm import integrated_loss, start_loss, start_row
 
 SHAPE = (6, 5)
 GAUSSIAN = nidiff.GaussianModel(torch.linspace(-1, 1, 30).reshape(SHAPE), nidiff.matern(SHAPE, 1.5))
@@ -58,45 +58,54 @@ LINE = nidiff.GaussianModel(torch.zeros(1), nidiff.Diagonal(torch.ones(1)))
 ON_LINE = nidiff.Process(nidiff.schedules.ddpm_linear(200, 1e-3, 0.1), nidiff.Identity((1,)))
 
 
-def known(rows, values):
-    return Kappa(rows, values, torch.ones_like(values))
+ROWS = torch.tensor([*range(0, 200, 2), 199], dtype=torch.float64)
 
 
-def kappa_of(mixture, rows):
-    values = [[mixture.kappa(ON_LINE.schedule.level(int(row)))] for row in rows]
-    return known(torch.tensor(rows, dtype=torch.float64), torch.tensor(values, dtype=torch.float64))
+def bound(process, gaussian, row):
+    return start_loss(gaussian.denoiser(process), "gaussian", row)
+
+
+def with_shares(process, gaussian, rows, values):
+    """A denoiser whose network was measured to be better than the Gaussian by these shares of the spread."""
+    losses = {"gaussian": integrated_loss(process, gaussian, rows, values[None])[0]}
+    one = torch.ones((len(rows), *gaussian.covariance.event_shape), dtype=torch.float64)
+    return gaussian.denoiser(process).with_kappa(Kappa(rows, 0.5 * one, one, losses))
+
+
+def informed():
+    """What the exact denoiser of the mixture is better by: κ."""
+    values = torch.tensor([[Mixture().kappa(ON_LINE.schedule.level(row))] for row in ROWS.tolist()])
+    return with_shares(ON_LINE, LINE, ROWS, values), values
 
 
 def test_the_loss_is_the_divergence_from_the_gaussian():
-    """½ ∫ w κ dℓ against KL by quadrature; with κ = 1 it is an upper bound, and with another κ it is wrong."""
-    mixture, rows = Mixture(), [*range(0, 200, 2), 199]
-    kappa = kappa_of(mixture, rows)
+    """½ ∫ w κ dℓ against KL by quadrature; without measurement it is an upper bound, and with another κ it is wrong."""
+    (denoiser, values), beyond = informed(), bound(ON_LINE, LINE, 199)
+    half = with_shares(ON_LINE, LINE, ROWS, values / 2)
     for row in (20, 60, 100, 140):
-        exact = mixture.kl(ON_LINE.schedule.level(row))
-        assert nidiff.design.gaussian_loss(ON_LINE, LINE, row, kappa) == pytest.approx(exact, rel=5e-3, abs=1e-9)
-        assert nidiff.design.gaussian_loss(ON_LINE, LINE, row) > exact
-        half = known(kappa.rows, kappa.values / 2)
-        assert nidiff.design.gaussian_loss(ON_LINE, LINE, row, half) < 0.6 * exact
+        exact = Mixture().kl(ON_LINE.schedule.level(row))
+        assert start_loss(denoiser, "gaussian", row) - beyond == pytest.approx(exact, rel=5e-3, abs=1e-9)
+        assert bound(ON_LINE, LINE, row) > exact
+        assert start_loss(half, "gaussian", row) - beyond < 0.6 * exact
 
 
 def test_the_divergence_is_below_the_bound_where_sampling_begins():
-    mixture = Mixture()
-    kappa = kappa_of(mixture, [*range(0, 200, 2), 199])
-    for bound in (0.01, 0.1):
-        careful, informed = start_row(ON_LINE, LINE, bound), start_row(ON_LINE, LINE, bound, kappa)
-        assert mixture.kl(ON_LINE.schedule.level(careful)) < bound
-        assert mixture.kl(ON_LINE.schedule.level(informed)) == pytest.approx(bound, rel=0.2)
-        assert informed < careful < 199
-    assert mixture.kl(ON_LINE.schedule.level(informed - 10)) > bound
+    mixture, (denoiser, _) = Mixture(), informed()
+    for most in (0.01, 0.1):
+        careful = start_row(LINE.denoiser(ON_LINE), "gaussian", most)
+        low = start_row(denoiser, "gaussian", most)
+        assert mixture.kl(ON_LINE.schedule.level(careful)) < most
+        assert mixture.kl(ON_LINE.schedule.level(low)) == pytest.approx(most, rel=0.2)
+        assert low < careful < 199
+    assert mixture.kl(ON_LINE.schedule.level(low - 10)) > most
 
 
 def test_with_levels_per_mode_the_losses_of_modes_add_up():
     table = torch.stack([torch.linspace(6, -7, 50), torch.linspace(4, -9, 50)], 1).double()
     gaussian = nidiff.GaussianModel(torch.zeros(2), nidiff.Diagonal(torch.tensor([2.0, 0.5]), normalize=False))
     both = nidiff.Process(nidiff.Schedule(table), nidiff.Diagonal(torch.tensor([1.5, 0.5]), normalize=False))
-    loss = nidiff.design.gaussian_loss(both, gaussian, 30)
     expected = 0.5 * torch.log1p(table[30].exp() * torch.tensor([2 / 1.5, 1.0], dtype=torch.float64)).mean()
-    assert loss == pytest.approx(expected.item(), rel=1e-12)
+    assert bound(both, gaussian, 30) == pytest.approx(expected.item(), rel=1e-12)
 
 
 def test_for_gaussian_data_a_warm_start_at_any_level_is_exact():
@@ -125,8 +134,8 @@ def labels(denoiser, **arguments):
 @pytest.mark.parametrize("spacing", ["trailing", "uniform", "logsnr", "karras", "angle"])
 def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
     denoiser = GAUSSIAN.denoiser(PROCESS)
-    first = start_row(PROCESS, GAUSSIAN, 0.05)
-    below, above = (nidiff.design.gaussian_loss(PROCESS, GAUSSIAN, row) for row in (first, first - 1))
+    first = start_row(denoiser, "gaussian", 0.05)
+    below, above = (bound(PROCESS, GAUSSIAN, row) for row in (first, first - 1))
     assert below <= 0.05 < above
     x, rows = labels(denoiser, spacing=spacing, num_steps=5, start="gaussian", max_loss=0.05)
     assert rows[0] == first
@@ -138,26 +147,44 @@ def test_every_spacing_begins_at_the_level_of_the_bound(spacing):
     assert labels(denoiser, spacing=spacing, num_steps=5)[1][0] == 999
 
 
-def test_a_constant_kappa_is_that_share_of_the_bound_also_beyond_the_noisiest_row():
+def test_a_constant_share_is_that_share_of_the_bound_and_all_of_it_beyond_the_noisiest_row():
     """½ ∫ Σ w κ dℓ = κ ½ Σ log(1 + signal² C / (sigma² Σ)); the integral begins at ℓ = −∞, and the schedule at −1."""
     schedule = nidiff.Schedule(torch.linspace(6, -1, 50, dtype=torch.float64))
-    process, shape = nidiff.Process(schedule, nidiff.gaussian_free_field(SHAPE, 0.5)), (3, *SHAPE)
-    kappa = known(torch.tensor([0.0, 20.0, 49.0]), torch.full(shape, 0.3, dtype=torch.float64))
-    for row in (0, 13, 49):
-        bound = nidiff.design.gaussian_loss(process, GAUSSIAN, row)
-        assert nidiff.design.gaussian_loss(process, GAUSSIAN, row, kappa) == pytest.approx(0.3 * bound, rel=1e-9)
+    process = nidiff.Process(schedule, nidiff.gaussian_free_field(SHAPE, 0.5))
+    rows, beyond = torch.tensor([0.0, 20.0, 49.0]).double(), bound(process, GAUSSIAN, 49)
+    denoiser = with_shares(process, GAUSSIAN, rows, torch.full((3, *SHAPE), 0.3, dtype=torch.float64))
+    for row in (0, 20, 49):
+        expected = 0.3 * (bound(process, GAUSSIAN, row) - beyond) + beyond
+        assert start_loss(denoiser, "gaussian", row) == pytest.approx(expected, rel=1e-9)
+    between = start_loss(denoiser, "gaussian", 13)
+    assert start_loss(denoiser, "gaussian", 20) < between < start_loss(denoiser, "gaussian", 0)
+
+
+def test_the_best_denoiser_at_hand_stands_for_the_exact_one():
+    """A network that is worse than a model at some rows does not make up for what the other loses there."""
+    rows, one = torch.tensor([0.0, 500.0, 999.0]).double(), torch.ones(3, *SHAPE, dtype=torch.float64)
+    shares = torch.stack([0.5 * one, -0.2 * one])  # the network lies between the two models
+    gaussian, mixture = integrated_loss(PROCESS, GAUSSIAN, rows, shares)
+    alone = integrated_loss(PROCESS, GAUSSIAN, rows, 0.7 * one[None])[0]
+    assert torch.allclose(gaussian, alone)
+    assert torch.allclose(mixture, mixture[-1:].expand(3))
+    assert mixture[0] < 1e-3 < gaussian[0]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2])
-def test_measured_kappa_lowers_the_start_only_if_it_is_asked_for(share):
-    """A network that says nothing has κ = 0 and would begin at the clean image."""
+def test_a_measured_loss_lowers_the_start(share):
+    """A network that says nothing has a loss of 0 and begins at the clean image: so do Gaussian data."""
     usual = labels(GAUSSIAN.denoiser(PROCESS), num_steps=3, start="gaussian")[1]
-    kappa = known(torch.tensor([0.0, 999.0]), torch.full((2, *SHAPE), share, dtype=torch.float64))
-    denoiser = GAUSSIAN.denoiser(PROCESS).with_kappa(kappa)
-    assert labels(denoiser, num_steps=3, start="gaussian")[1] == usual
-    first = start_row(PROCESS, GAUSSIAN, kappa=kappa)
-    assert first < usual[0]
-    rows = angle_rows(PROCESS, GAUSSIAN, 3, first)
+    rows, shares = torch.linspace(0, 999, 28).round().double(), torch.full((28, *SHAPE), share, dtype=torch.float64)
+    denoiser = with_shares(PROCESS, GAUSSIAN, rows, shares)
+    lower = labels(denoiser, num_steps=3, start="gaussian")[1]
+    assert lower[0] == max(start_row(denoiser, "gaussian"), 2) < usual[0]
+    assert labels(denoiser.with_kappa(None), num_steps=3, start="gaussian")[1] == usual
+    named = labels(denoiser, num_steps=3, start="gaussian", level=640)
+    text = labels(denoiser, sampler="dpmpp_2m:start=gaussian,level=640", num_steps=3)
+    assert named[1][0] == 640
+    assert torch.equal(named[0], text[0])
+    rows = angle_rows(PROCESS, GAUSSIAN, 3, 300)
     assert labels(denoiser, spacing=rows, start="gaussian")[1] == rows
 
 
@@ -165,7 +192,7 @@ def test_more_steps_than_levels_below_the_bound_begin_higher():
     short = nidiff.Process(nidiff.schedules.ddpm_linear(12, 0.01, 0.9), nidiff.gaussian_free_field(SHAPE, 0.5))
     _, rows = labels(GAUSSIAN.denoiser(short), num_steps=12, start="gaussian", max_loss=10.0)
     assert rows == list(range(11, -1, -1))
-    assert start_row(short, GAUSSIAN, 1e-12) == 11  # nowhere so little: the noisiest
+    assert start_row(GAUSSIAN.denoiser(short), "gaussian", 1e-12) == 11  # nowhere so little: the noisiest
 
 
 def test_bad_starts_are_refused():
@@ -173,7 +200,12 @@ def test_bad_starts_are_refused():
     for argument, options in (
         ("start", {"start": "middle"}),
         ("start", {"start": "gaussian", "denoiser": unknown}),
+        ("start", {"start": "mixture"}),
         ("max_loss", {"max_loss": 0.1}),
+        ("max_loss", {"start": "gaussian", "max_loss": 0.1, "level": 5}),
+        ("level", {"level": 5}),
+        ("level", {"start": "gaussian", "level": 1000}),
+        ("level", {"sampler": "ddim:start=gaussian,level=low"}),
         ("max_loss", {"start": "gaussian", "max_loss": 0.1, "spacing": [5, 3]}),
         ("max_loss", {"start": "gaussian", "max_loss": -1.0}),
         ("start", {"sampler": "ddim:start=low"}),

@@ -29,6 +29,7 @@ from .diffusion.condition import Condition as Condition
 from .diffusion.denoiser import Denoiser as Denoiser
 from .diffusion.gaussian import GaussianModel as GaussianModel
 from .diffusion.gaussian import fit_gaussian as fit_gaussian
+from .diffusion.mixture import fit_mixture as fit_mixture
 from .diffusion.objective import denoising_loss as denoising_loss
 from .diffusion.process import Process as Process
 from .diffusion.scaling import Scaling as Scaling
@@ -47,6 +48,5 @@ from .sampling.likelihood import bits_per_dim as bits_per_dim
 from .sampling.likelihood import log_likelihood as log_likelihood
 from .sampling.sampler import sample as sample
 from .sampling.sampler import walk as walk
-from .sampling.step import Sampler as Sampler
 
 __version__: str

@@ -35,6 +35,7 @@ from nidiff.commands.sample import Sample
 from nidiff.commands.sweep import Sweep
 from nidiff.commands.table import Table
 from nidiff.commands.train import Train
+from nidiff.commands.tune import Tune
 from nidiff.commands.usage import CONFIG, flags_of, parse
 from nidiff.commands.verify import Verify
 from nidiff.errors import InputError, Interrupted, one_of, printable
@@ -66,7 +67,7 @@ class Command(Protocol):
 
 
 _ALL: tuple[type[Command], ...] = (Calibrate, Demo, Denoise, Design, Evaluate, Explore, Likelihood, Models)
-_ALL += (Noise, Report, Restore, Sample, Sweep, Table, Train, Verify)
+_ALL += (Noise, Report, Restore, Sample, Sweep, Table, Train, Tune, Verify)
 COMMANDS: dict[str, type[Command]] = {command.__name__.lower(): command for command in _ALL}
 
 

@@ -18,3 +18,5 @@ from nidiff.evaluation.spectrum import compare_cross_spectra as compare_cross_sp
 from nidiff.evaluation.spectrum import compare_spectra as compare_spectra
 from nidiff.evaluation.spectrum import field_spectrum as field_spectrum
 from nidiff.evaluation.spectrum import spectrum_error as spectrum_error
+from nidiff.evaluation.tune import Tuning as Tuning
+from nidiff.evaluation.tune import tune as tune

@@ -37,6 +37,7 @@ QUICKLY = {
     "sweep": [["--dry-run", "--warmup", "0", *SHORT], ["--commands", "--warmup", "0", *SHORT]],
     "evaluate": [[*FEW, *COMPARED], COMPARED],
     "table": [[*FEW, *COMPARED, "--samplers", "ddim"]],
+    "tune": [["--evaluations", "2", "--candidates", "ddim", "--budget", "200", *COMPARED]],
     "likelihood": [["--num-images", "1", "--rtol", "0.1", "--atol", "0.1"]],
     "noise": [["--shape", "4", "4"], []],
 }
@@ -44,6 +45,7 @@ POSITIONALS = {
     "sample": [["out/run"], ["out/run/model"]],
     "evaluate": [["out/run"], ["images.npz"]],
     "table": [["out/run"]],
+    "tune": [["out/run"], ["out/run/model"]],
     "likelihood": [["out/run"], ["out/run/model"]],
     "report": [["out/run"], ["out/run", "out/run"]],
     "verify": [["out/run"], ["out/run/model"]],
@@ -90,6 +92,7 @@ OF_FLAG = {
     "--schedule": SCHEDULES,
     "--sampler": SAMPLERS,
     "--samplers": SAMPLERS,
+    "--candidates": SAMPLERS,
     "--seeds": ["0-3", "3-0", "0-99999999999", "7", "1,1", "0-", "9223372036854775807", "99999999999999999999"],
     "--distance": ["max", "batch", "quantile:quantile=nan", "batch:batch_size=-3", "batch:batch_size=1e9", "max:x=1"],
     "--data": ["digits", "images.npz", "pictures", "torn", "huge.npy", "empty", "out/run", "deep.json", "digit"],

@@ -35,7 +35,7 @@ class Evaluate:
     conditioning: Annotated[ConditioningFlags, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     checkpoint: CheckpointFlag = None
-    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
     """Same as in nidiff sample."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps."""

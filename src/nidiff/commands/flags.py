@@ -90,7 +90,7 @@ class Measuring:
 
     split: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None
     """train or test, the held-out part. Default: train for 8-bit images, as is usual for FID, and test for all other
-    data, if a part of them is held out."""
+    data, if a part of them is held out; of nidiff tune, test."""
     num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """Real items to compare with, spread over the data."""
     features: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None

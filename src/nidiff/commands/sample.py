@@ -22,13 +22,14 @@ class Sample:
     drawing: Annotated[Drawing, arg(name="")]
     conditioning: Annotated[ConditioningFlags, arg(name="")]
     checkpoint: CheckpointFlag = None
-    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: dpmpp_2m)")] = None
-    """ancestral, ddim, euler, heun, dpmpp_2m, euler_maruyama, pc, als or cas, with options: ddim:eta=1,spacing=karras;
-    churn, with fresh noise of another amount or colour (churn:amount=0.5,colour=gff,gamma=1); repaint; angle or
-    angle_2m, for few steps, if the model knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing
-    (uniform, trailing, logsnr, karras; with the Gaussian also angle) and, with the
-    Gaussian, start=gaussian, which begins at a lower level, and max_loss, what that may lose in nats per dimension:
-    dpmpp_2m:start=gaussian,max_loss=0.005. The default of a model that ships is that of its picture, with as many
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
+    """ancestral, ddim, euler, heun, dpmpp_2m, ipndm, euler_maruyama, pc, als or cas, with options: ddim:spacing=karras;
+    dpmpp_2m:eta=0.5, with fresh noise, 1 being the SDE; churn, with noise of another amount or colour
+    (churn:amount=0.5,colour=gff,gamma=1); repaint; angle, angle_2m or gaussian_2m:eta=0.5, for few steps, if the model
+    knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing (uniform, trailing, logsnr, karras;
+    with the Gaussian also angle) and start=gaussian or start=mixture, which begin at a lower level with that model of
+    the data, where it loses at most max_loss nats per dimension, or at the row level:
+    dpmpp_2m:start=mixture,max_loss=0.005. The default of a model that ships is that of its picture, with as many
     steps."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
@@ -54,6 +55,7 @@ class Sample:
         from nidiff.generation.job import plan_job
         from nidiff.generation.loaded_model import open_model, process_state
         from nidiff.recipe import check_whole
+        from nidiff.sampling.warm import warm_text
 
         drawing, seeds, state = self.drawing, parse_seeds(self.drawing.seeds), process_state()
         if self.rate is not None and self.format != "wav":
@@ -63,6 +65,8 @@ class Sample:
         grid = model.grid if self.rate is None else replace(model.grid, rate=check_whole("rate", self.rate))
         options = {"clip": drawing.clip, "tile": drawing.tile, "floats": self.floats, **self.conditioning.arguments}
         job = plan_job(model, self.sampler, self.num_steps, **options)
+        if "start" in job.options and state.is_main_process and not self.quiet:
+            print(warm_text(model.denoiser, job.num_steps, **job.options), file=sys.stderr)
         out = self.out or model.home / "generated" / job.name
         folder = SampleFolder(out, job, model.shape, self.format, grid)
         run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)

@@ -60,6 +60,7 @@ def checked(path: Path) -> dict[str, Any]:
     from nidiff.model.config import model_folder
     from nidiff.model.folder import has_network, open_stored, whole_model
     from nidiff.model.manifest import MANIFEST, check_manifest, model_sha256
+    from nidiff.model.sampling import SAMPLING, read_choices
 
     path = run_folder(path)
     if is_checkpoint(path):
@@ -74,6 +75,7 @@ def checked(path: Path) -> dict[str, Any]:
     # A run that has not ended has no network yet.
     if path not in (*samples, *restored) and (not is_run or has_network(place)):
         sha256, recorded = model_sha256(whole_model(path), checked=True), (place / MANIFEST).is_file()
+        read_choices(place / SAMPLING, sha256)
     elif is_run and (place / MANIFEST).is_file():
         check_manifest(place)
     for folder in samples:

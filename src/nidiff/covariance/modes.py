@@ -29,7 +29,7 @@ class Modes:
     def __init__(self, values: Tensor | float, basis: Basis | None = None) -> None:
         if not isinstance(values, Tensor):
             values = torch.tensor(values, dtype=torch.float64, device="cpu")
-        self.values = with_float64(values).double()
+        self.values = values if values.dtype is torch.float64 else with_float64(values).double()
         self.basis = basis
 
     @property
@@ -60,6 +60,11 @@ class Modes:
             operands, basis = _in_one_basis(operands)
         return Modes(function(*(_over(operand, basis) for operand in operands)), basis)
 
+    def _arithmetic(self, function: Callable[..., Tensor], other: Any) -> "Modes":
+        if isinstance(other, float | int):  # which needs no tensor
+            return Modes(function(self.values, other), self.basis)
+        return self.map(function, other)
+
     def apply(self, x: Tensor) -> Tensor:
         """Every mode of x [B, ..., *event] times its number."""
         if self.basis is None:
@@ -82,7 +87,7 @@ class Modes:
         return self.apply(x)
 
     def __mul__(self, other: Any) -> Any:
-        return self.apply(other) if isinstance(other, Tensor) and other.ndim else self.map(torch.mul, other)
+        return self.apply(other) if isinstance(other, Tensor) and other.ndim else self._arithmetic(torch.mul, other)
 
     __rmul__ = __mul__
 
@@ -97,18 +102,18 @@ class Modes:
         return NotImplemented
 
     def __add__(self, other: Any) -> "Modes":
-        return self.map(torch.add, other)
+        return self._arithmetic(torch.add, other)
 
     __radd__ = __add__
 
     def __sub__(self, other: Any) -> "Modes":
-        return self.map(torch.sub, other)
+        return self._arithmetic(torch.sub, other)
 
     def __rsub__(self, other: Any) -> "Modes":
         return -self + other
 
     def __truediv__(self, other: Any) -> "Modes":
-        return self.map(torch.div, other)
+        return self._arithmetic(torch.div, other)
 
     def __rtruediv__(self, other: Any) -> Any:
         return self**-1 * other
@@ -145,6 +150,26 @@ def outside_autocast(x: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     check_has_numbers("x", x)
     with torch.autocast(x.device.type, enabled=False):
         return function(x.to(torch.promote_types(x.dtype, torch.float32))).to(x.dtype)
+
+
+def combine(
+    terms: Sequence[tuple[Modes, Tensor]], analyse: Callable[[Basis, Tensor], Tensor]
+) -> tuple[Tensor, Basis | None]:
+    """The sum of ``terms``, tensors [B, ..., *event] whose modes are multiplied by their coefficients: in the one basis
+    of all these, which ``analyse`` leads to; where none has a basis, the sum itself."""
+    modes, basis = _in_one_basis([coefficient for coefficient, _ in terms])
+    if basis is None:
+        return sum(coefficient * x for coefficient, x in terms), basis
+    total: Tensor | None = None
+    for coefficient, (_, x) in zip(modes, terms, strict=True):
+        coefficients, values = analyse(basis, x), coefficient.values
+        if coefficient.per_image:
+            event = coefficient.event_shape
+            values = values.reshape(len(values), *[1] * (x.ndim - 1 - len(event)), *event)
+        values = values.to(coefficients.device, coefficients.dtype)
+        total = values * coefficients if total is None else torch.addcmul(total, values, coefficients)
+    assert total is not None
+    return total, basis
 
 
 def _in_one_basis(operands: list[Modes], freed: bool = False) -> tuple[list[Modes], Basis | None]:

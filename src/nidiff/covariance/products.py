@@ -13,20 +13,22 @@ FEWEST, MOST, WORK = 32, 2048, 2**19  # rows at a time, and multiplications that
 
 
 def padded(matrix: Tensor) -> Tensor:
-    """A square matrix with zeros up to a multiple of `ALIGNED`, for `row_product`."""
-    missing = -len(matrix) % ALIGNED
-    return pad(matrix, (0, missing, 0, missing))
+    """A matrix with zeros up to multiples of `ALIGNED`, for `row_product`."""
+    rows, columns = (-length % ALIGNED for length in matrix.shape)
+    return pad(matrix, (0, columns, 0, rows))
 
 
-def row_product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x [..., n] times a `padded` n×n matrix."""
+def row_product(x: Tensor, matrix: Tensor, width: int | None = None) -> Tensor:
+    """x [..., n] times a `padded` matrix of n rows and ``width`` columns, by default n."""
     size, length = x.shape[-1], len(matrix)
     rows = x.reshape(-1, size)
-    tile = min(max(WORK // length**2, FEWEST), MOST)
-    if (missing := -len(rows) % tile) or length != size:
+    count = len(rows)
+    tile = min(max(WORK // matrix.numel(), FEWEST), MOST)
+    if (missing := -count % tile) or length != size:
         rows = pad(rows, (0, length - size, 0, missing))
     product = torch.cat([part @ matrix for part in rows.split(tile)])
-    return product[: x.numel() // size, :size].reshape(x.shape)
+    width = size if width is None else width
+    return product[:count, :width].reshape(*x.shape[:-1], width)
 
 
 def channel_product(matrix: Tensor, x: Tensor, axes: int) -> Tensor:

@@ -21,7 +21,7 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import Level, Schedule, check_forgotten
 from nidiff.diffusion.spacing import check_rows
 from nidiff.errors import InputError, one_of
-from nidiff.sampling.sampler import STARTS, as_sampler
+from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.step import Chain, Sampler, run_chain
 
 RANKS = 32  # bands where modes have no wavenumber
@@ -193,7 +193,7 @@ def predict(
     ``start`` is where it begins: at the "prior", or with the "gaussian" itself at the first row. ``options`` are the
     sampler's. (The variance is about the samples' own mean, which lacks what the prior lacks of signal · μ.)
     """
-    if one_of("start", start, STARTS) == "prior":
+    if one_of("start", start, ("prior", "gaussian")) == "prior":
         check_forgotten(process.schedule)
     visited = check_rows("rows", rows, len(process.schedule))
     if as_sampler(sampler, options)[1].get("colour") is not None:  # whose modes are not those of the small model

@@ -9,15 +9,17 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.checks import check_has_numbers
+from nidiff.diffusion.choice import Choice, nearest_choice
 from nidiff.diffusion.condition import FIELDS, Condition, as_conditions, as_rows, check_conditions, take_rows
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.guidance import make_guidance
+from nidiff.diffusion.mixture import MixtureModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
 from nidiff.diffusion.target import EPS, TARGETS, Target
 from nidiff.errors import InputError, choose, expect, one_of
-from nidiff.recipe import check_number
+from nidiff.recipe import check_number, check_whole
 
 MARGIN = 1e3  # how large the images and outputs may be that a level multiplies
 FEW = 33  # rows that are looked at where each is a table
@@ -41,10 +43,12 @@ class Denoiser(torch.nn.Module):
 
     ``gaussian`` is a Gaussian model of the data, which target "residual" and the `angle` samplers need. ``sees`` is
     what the network is given: "x"; "z", x centred and scaled to variance 1 in every mode (the default of "residual");
-    or "both", in this order along the axis of channels. ``kappa`` is that of `nidiff.design.measure_kappa`.
+    or "both", in this order along the axis of channels. ``kappa`` is that of `nidiff.design.measure_kappa`. ``mixture``
+    is a finer model of the data than the Gaussian, which `start="mixture"` of `nidiff.sample` needs.
 
     ``conditions`` are those that the network was trained with, by name; ``condition_values`` and ``corrections`` are
-    set by `given`, `guided` and `corrected`.
+    set by `given`, `guided` and `corrected`. ``choices`` are the samplers for few steps that `nidiff.metrics.tune` has
+    chosen.
     """
 
     def __init__(
@@ -58,9 +62,11 @@ class Denoiser(torch.nn.Module):
         gaussian: GaussianModel | None = None,
         sees: str | None = None,
         kappa: Kappa | None = None,
+        mixture: MixtureModel | None = None,
         conditions: Mapping[str, Condition] | None = None,
         condition_values: Mapping[str, Any] | None = None,
         corrections: Sequence[Correction] = (),
+        choices: Sequence[Choice] = (),
     ) -> None:
         super().__init__()
         self.net = net
@@ -79,11 +85,14 @@ class Denoiser(torch.nn.Module):
             require_gaussian(gaussian, "sees", self.sees)
         if kappa is not None:
             kappa.check(require_gaussian(gaussian, "kappa"), len(process.schedule))
+        self.mixture = mixture
+        if mixture is not None:
+            self._check_mixture(mixture)
         self.clip = None if clip is None else check_number("clip", clip, above=0.0)
         self._trainable: set[torch.dtype] = set()  # in which its levels were checked
         self.conditions = as_conditions(conditions)
         self.condition_values: dict[str, Any] = dict(condition_values or {})
-        self.corrections = tuple(corrections)
+        self.corrections, self.choices = tuple(corrections), tuple(choices)
         self._corrected: Estimate | None = None
         if self.corrections:
             self._corrected = self.corrections[-1].bind(self._with(corrections=self.corrections[:-1]))
@@ -124,15 +133,34 @@ class Denoiser(torch.nn.Module):
 
     def with_gaussian(self, gaussian: GaussianModel | None) -> "Denoiser":
         """The same with another Gaussian model of the data; κ was of the one before."""
-        return self._with(gaussian=gaussian, kappa=None)
+        return self._with(gaussian=gaussian, kappa=None, choices=())
+
+    def with_mixture(self, mixture: MixtureModel | None) -> "Denoiser":
+        """The same with another mixture as a model of the data; what is known of its start was of the one before."""
+        kappa = self.kappa
+        if kappa is not None:
+            kappa = kappa._replace(losses={key: each for key, each in kappa.losses.items() if key != "mixture"})
+        return self._with(mixture=mixture, kappa=kappa, choices=())
 
     def with_kappa(self, kappa: Kappa | None) -> "Denoiser":
         """The same with another κ."""
         return self._with(kappa=kappa)
 
+    def with_choices(self, choices: Sequence[Choice]) -> "Denoiser":
+        """The same with other samplers for few steps."""
+        return self._with(choices=choices)
+
+    def choice_for(self, num_steps: int | None) -> Choice | None:
+        """The sampler that was chosen for so many evaluations, or the nearest number of them; None if there is none,
+        or under guidance or an observation, for which none was."""
+        if num_steps is None or self.corrections:
+            return None
+        return nearest_choice(self.choices, check_whole("num_steps", num_steps))
+
     def at(self, shape: Sequence[int]) -> "Denoiser":
         """The same on a grid of another ``shape`` of the event: the noise has the same law at the modes that both grids
-        have (`Covariance.at`), and so has the data's Gaussian. The network must take such x; κ is left out."""
+        have (`Covariance.at`), and so has the data's Gaussian. The network must take such x; κ and the mixture are left
+        out."""
         if self.process.schedule.event_shape:
             raise InputError("schedule", None, "has levels per mode, which another grid does not have", "train there")
         process = Process(self.process.schedule, self.process.covariance.at(shape))
@@ -140,7 +168,9 @@ class Denoiser(torch.nn.Module):
         conditions = dict(self.conditions)
         if FIELDS in conditions:
             conditions[FIELDS] = conditions[FIELDS]._replace(shape=(*conditions[FIELDS].shape[:1], *shape))
-        return self._with(process=process, gaussian=gaussian, kappa=None, conditions=conditions)
+        return self._with(
+            process=process, gaussian=gaussian, kappa=None, mixture=None, conditions=conditions, choices=()
+        )
 
     def given(self, **conditions: Any) -> "Denoiser":
         """The same with values of ``conditions``, keyword arguments of the network (class_labels, …): one row per
@@ -182,6 +212,14 @@ class Denoiser(torch.nn.Module):
     def with_zero_net(self) -> "Denoiser":
         """The same with a network that returns 0."""
         return self._with(net=zero_net, sees="x", conditions={})
+
+    def _check_mixture(self, mixture: MixtureModel) -> None:
+        """Refuse a mixture of other items than the Gaussian's, or than Σ is over."""
+        expect("mixture", mixture, MixtureModel, "fit it by nidiff.fit_mixture(data)")
+        self.process.covariance.check_trailing(mixture.shape, "mixture")
+        if self.gaussian is not None and self.gaussian.shape != mixture.shape:
+            problem = f"is of items {mixture.shape}, and the Gaussian of {self.gaussian.shape}"
+            raise InputError("mixture", None, problem, "fit both to the same data")
 
     def _with(self, **changes: Any) -> "Denoiser":
         """The same with other arguments of the constructor."""

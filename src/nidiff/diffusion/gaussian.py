@@ -202,12 +202,13 @@ class Kappa(NamedTuple):
     rows: Tensor  # [n], rising
     values: Tensor  # κ [n, *modes of C], from 0 to 1
     trust: Tensor  # β, the same
+    losses: Mapping[str, Tensor] = {}  # what `start` "gaussian" and "mixture" lose at the rows, in nats per dimension
 
     def at(self, level: Level, gaussian: GaussianModel) -> tuple[Modes, Modes]:
         """(κ, β) at a level, between the rows by interpolation."""
         position = torch.tensor(float(level.label), dtype=torch.float64, device="cpu")
         position = position.clamp(self.rows[0], self.rows[-1])
-        tables = (interpolate(position, self.rows, table.double()) for table in (self.values, self.trust))
+        tables = (interpolate(position, self.rows, table) for table in (self.values, self.trust))
         kappa, trust = (Modes(table, gaussian.covariance.basis) for table in tables)
         return kappa, trust
 
@@ -216,6 +217,8 @@ class Kappa(NamedTuple):
         rows, modes = self.rows, gaussian.covariance.event_shape
         sound = rows.ndim == 1 and len(rows) > 1 and bool((rows.diff() > 0).all())
         sound = sound and (num_levels is None or rows[-1].item() == num_levels - 1)
+        for column in self.losses.values():
+            sound = sound and column.shape == rows.shape and bool((column >= 0).all()) and bool(column.isfinite().all())
         for table in (self.values, self.trust):
             sound = sound and tuple(table.shape) == (len(rows), *modes) and bool(((table >= 0) & (table <= 1)).all())
         if not sound:
@@ -253,7 +256,7 @@ def fit_gaussian(
     if average == "radial" and spatial.wavenumbers is None:
         raise InputError("average", average, "needs wavenumbers", "use `basis` 'periodic', 'reflecting' or 'fixed'")
     share = 1.0 if average == "radial" else shrinkage
-    cross = (1 - share) * cross + share * _smooth(cross, spatial)
+    cross = (1 - share) * cross + share * smooth(cross, spatial)
     lag = (1 - share) * lag  # odd in k: its mean over all of the same |k| is 0
     powers = cross.diagonal(dim1=0, dim2=1).movedim(-1, 0)  # [channels, *event]
     modes = spatial
@@ -285,12 +288,13 @@ def _cross_spectral(cross: Tensor, lag: Tensor, spatial: Basis) -> Covariance:
     return CrossSpectral(spectrum.real, spatial, quadrature=quadrature, normalize=False, allow_singular=True)
 
 
-def _smooth(cross: Tensor, spatial: Basis) -> Tensor:
-    """The mean over the modes of the same rounded |k|; over all, where there is no |k|."""
+def smooth(values: Tensor, spatial: Basis) -> Tensor:
+    """Numbers per mode [..., *event] as their mean over the modes of the same rounded |k|, or where there is no |k|,
+    over all."""
     if spatial.wavenumbers is None:
-        return cross.flatten(2).mean(2).reshape(*cross.shape[:2], *[1] * len(spatial.event_shape)).expand_as(cross)
+        return values.mean([*range(-len(spatial.event_shape), 0)], keepdim=True).expand_as(values)
     shell = spatial.wavenumbers.round().long()
-    return radial_mean(cross, shell)[..., shell]
+    return radial_mean(values, shell)[..., shell]
 
 
 def _moments(
@@ -310,7 +314,7 @@ def _moments(
             raise InputError("data", None, problem, "give [N, channels, *event], all alike")
         if spatial is None:
             item = tuple(x.shape[1:])
-            spatial = _basis(basis, item, event_axes)
+            spatial = event_basis(basis, item, event_axes)
         x = x.reshape(len(x), -1, *spatial.event_shape)
         new = (x.sum(0), *_cross_spectrum(x, spatial))
         sums = new if sums is None else tuple(total + more for total, more in zip(sums, new, strict=True))
@@ -346,7 +350,8 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([torch.stack([(left * right).sum(0) for right in b.unbind(1)]) for left in a.unbind(1)])
 
 
-def _basis(basis: Boundary | Covariance | Basis, item: tuple[int, ...], event_axes: int | None) -> Basis:
+def event_basis(basis: Boundary | Covariance | Basis, item: tuple[int, ...], event_axes: int | None) -> Basis:
+    """The basis over the event of an item that an argument ``basis`` means."""
     basis = basis.basis if isinstance(basis, Covariance) else basis
     if not isinstance(basis, Basis):
         axes = max(len(item) - 1, 1) if event_axes is None else check_whole("event_axes", event_axes, 1, len(item))

@@ -351,7 +351,8 @@ def interpolate(x: Tensor, xs: Tensor, ys: Tensor) -> Tensor:
         return ys[0].expand((*x.shape, *ys.shape[1:]))
     right = torch.searchsorted(xs, x.detach().contiguous()).clamp(1, len(xs) - 1)
     weight = (x - xs[right - 1]) / (xs[right] - xs[right - 1]).clamp(min=1e-300)  # two may be equal, by rounding
-    return torch.lerp(ys[right - 1], ys[right], weight.reshape((*x.shape, *[1] * (ys.ndim - 1))))
+    low, high = (ys[row].to(weight.dtype) for row in (right - 1, right))
+    return torch.lerp(low, high, weight.reshape((*x.shape, *[1] * (ys.ndim - 1))))
 
 
 def check_forgotten(schedule: Schedule) -> None:

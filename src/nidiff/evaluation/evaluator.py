@@ -21,7 +21,7 @@ from nidiff.evaluation.classifier import Classifier, fit_classifier
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, reference_features
 from nidiff.evaluation.metrics import band_tables, check_bootstrap, measure, metrics_for, share_with_error
 from nidiff.evaluation.order import is_ordered
-from nidiff.evaluation.real import RealData, real_source
+from nidiff.evaluation.real import HELD_OUT, RealData, real_source
 from nidiff.evaluation.results import Measured, Result
 from nidiff.evaluation.samples import SampleSet
 from nidiff.generation.loaded_model import Model
@@ -102,10 +102,18 @@ class Evaluator:
         """Whether the real items follow each other, so that neighbours may be alike."""
         return not self.is_picture and is_ordered(self.data)
 
+    @cached_property
+    def halves(self) -> tuple[SampleSet, SampleSet]:
+        """The real data in two parts: blocks in turn, since of neighbours that are alike both halves would have one."""
+        block = max(1, min(len(self.items) // 2, math.ceil(len(self.items) / self.real.num_independent)))
+        half = torch.arange(len(self.items)) // block % 2
+        first, second = (self.real.resampled((half == side).nonzero()[:, 0]) for side in (0, 1))
+        return first, second
+
     @property
     def metric_names(self) -> set[str]:
         """What will be measured; known before any features are computed."""
-        example = self._set(self.items[:1], torch.zeros(1, 1) if self.network else None)
+        example = self.as_set(self.items[:1], torch.zeros(1, 1) if self.network else None)
         return {*metrics_for(example), *([RIGHT_CLASS] if self.classifier else [])}
 
     @cached_property
@@ -175,28 +183,32 @@ class Evaluator:
             if self.train is not None:
                 some = spread_items(self.train, min(count, len(self.train))).values
                 pair = self.real, self._samples(some, "training data", ordered=is_ordered(self.train))
-            else:  # blocks in turn, since of neighbours that are alike both halves would have one
-                block = min(len(self.items) // 2, math.ceil(len(self.items) / self.real.num_independent))
-                half = torch.arange(len(self.items)) // block % 2
-                halves = (self.items[half == 0], self.items[half == 1])
-                first, second = (self._samples(items, self.name, ordered=self.is_ordered) for items in halves)
-                pair = first, second
+            else:
+                pair = self.halves
             enough = min(map(len, pair)) > (self.k if self.network else 1)
             measured = measure(*pair, bootstrap=self.bootstrap) if enough else {}
             self._floors[count] = {name: metric.to_json() for name, metric in measured.items()}
         return self._floors[count]
 
     def _samples(self, items: Any, name: str, folder: Path | None = None, ordered: bool = False) -> SampleSet:
-        network, features = self.network, None
+        network = self.network
         if network is not None and self.is_picture:
-            features = reference_features(items, network, name=name, cache=folder).features
-        elif network is not None:
-            features = compute_features(network, self.data.scaling.to_model(items.double()).float())
+            features: Tensor | None = reference_features(items, network, name=name, cache=folder).features
+        else:
+            features = self.features_of(items)
         if network and features is not None and bool((features == features[0]).all()):
             raise InputError("features", network.name, f"are constant for the {name} items", "give items that differ")
-        return self._set(items, features, ordered)
+        return self.as_set(items, features, ordered)
 
-    def _set(self, items: Tensor, features: Tensor | None, ordered: bool = False) -> SampleSet:
+    def features_of(self, items: Tensor) -> Tensor | None:
+        """The features of items in the units of the data, where features are compared; nothing is stored."""
+        if self.network is None:
+            return None
+        seen = items if self.is_picture else self.data.scaling.to_model(items.double()).float()
+        return compute_features(self.network, seen)
+
+    def as_set(self, items: Tensor, features: Tensor | None, ordered: bool = False) -> SampleSet:
+        """Items and their features as the metrics take them."""
         about: dict[str, Any] = {"grid": self.data.grid, "boundary": self.boundary or "periodic", "k": self.k}
         about["ordered"] = ordered
         return SampleSet(items, features, self.network.name if self.network else "features", **about)
@@ -253,6 +265,20 @@ def open_evaluator(
         train=train.data if train is not None and real is not train else None,
         **settings,
     )
+
+
+def open_held_out(model: Model, data: str | None = None, split: str | None = None, **settings: Any) -> Evaluator:
+    """What `nidiff.metrics.tune` compares the samples of a model with: the held-out part of what it was trained on, or
+    other ``data``. The arguments are those of `open_evaluator`; a run without a held-out part is refused."""
+    split = split if split or data is not None else HELD_OUT
+    try:
+        evaluator = open_evaluator(model.path, data, model=model, split=split, **settings)
+    except InputError as error:
+        if split != HELD_OUT or error.argument not in ("split", "held_out"):
+            raise
+        problem = "holds nothing out, and what it was trained on cannot say how well it samples"
+        raise InputError("model", model.path, problem, "give `data` that it has not seen") from error
+    return evaluator
 
 
 def are_pictures(data: Any, model: Model | None = None) -> bool:

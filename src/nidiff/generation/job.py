@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -80,18 +81,26 @@ def plan_job(
 ) -> Job:
     """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
-    The default sampler is dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None
+    The default sampler is the one that was tuned for ``num_steps`` evaluations, where one was (`choice_for`); else
+    dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None
     for that of the model, or 0 for no clipping. ``conditions`` are the arguments of `plan_conditions`.
     """
-    if sampler is None:
-        usual = (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
-        sampler, num_steps = usual[0], usual[1] if num_steps is None else num_steps
+    is_usual = sampler is None and conditions.get("guidance") in (None, 1)
+    choice = model.denoiser.choice_for(num_steps) if is_usual else None
+    if choice is not None:
+        near = "" if choice.evaluations == num_steps else f", the nearest to {num_steps}"
+        print(f"using {choice.sampler}, tuned for {choice.evaluations} evaluations{near}", file=sys.stderr)
+        sampler, num_steps = choice.sampler, choice.num_steps
+    elif sampler is None:
+        sampler, usual = default_sampler(model)
+        num_steps = usual if num_steps is None else num_steps
     if clip is not None and not 0 <= clip < math.inf:
         raise InputError("clip", clip, "is not a range", "give a positive number, or 0 for no clipping")
     chosen, options = as_sampler(sampler)
     function = f"own-{getattr(chosen.spacing, '__name__', 'function')}"  # a spacing that has no name in SPACINGS
     if chosen.start != "prior":
-        options |= {"start": chosen.start} | ({} if chosen.max_loss is None else {"max_loss": chosen.max_loss})
+        where = {"max_loss": chosen.max_loss, "level": chosen.level}
+        options |= {"start": chosen.start} | {key: value for key, value in where.items() if value is not None}
     steps = default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps
     return Job(
         model=model.sha256,
@@ -105,6 +114,11 @@ def plan_job(
         shape=model.event,
         conditioning=plan_conditions(model.denoiser, grid=model.grid, **conditions),
     )
+
+
+def default_sampler(model: Model) -> tuple[str, int | None]:
+    """The sampler of a model where none is asked for, and its number of steps, if that is not the sampler's own."""
+    return (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
 
 
 def draw_seeds(

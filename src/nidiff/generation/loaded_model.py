@@ -16,7 +16,9 @@ from nidiff.diffusion.gaussian import common_basis
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, first_line
 from nidiff.model.checkpoint import checkpoint_step, is_checkpoint, run_of
+from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, open_stored, read_grid
+from nidiff.model.sampling import SAMPLING, read_choices
 from nidiff.model.zoo import Card, entry_of, find_model, read_card
 
 if TYPE_CHECKING:
@@ -54,6 +56,11 @@ class Model(NamedTuple):
         if self.step is not None:
             return self.path / STEPS / f"{self.step:06d}"
         return self.path if self.card is None else Path("out") / self.name
+
+    @property
+    def sampling_file(self) -> Path:
+        """Where the samplers for few steps are stored: in the model's own folder if that may change, else in `home`."""
+        return (model_folder(self.path) if self.home == self.path else self.home) / SAMPLING
 
     @property
     def has_report(self) -> bool:
@@ -125,7 +132,9 @@ def open_model(path: Path, state: "PartialState | SingleProcess", checkpoint: st
     shape = image_shape(denoiser.net, denoiser.process.covariance)
     path, step = (run_of(path), checkpoint_step(path)) if is_checkpoint(path) else (path, None)
     grid, card = read_grid(path, shape, denoiser.scaling), None if entry_of(path) is None else read_card(path)
-    return Model(path, denoiser.to(state.device), shape, sha256, grid, card=card, step=step)
+    model = Model(path, denoiser.to(state.device), shape, sha256, grid, card=card, step=step)
+    choices = () if model.home == path else read_choices(model.sampling_file, sha256)
+    return model._replace(denoiser=model.denoiser.with_choices(choices)) if choices else model
 
 
 def resized(grid: Grid, before: Sequence[int], after: Sequence[int], boundary: Sequence[str]) -> Grid:

@@ -26,6 +26,7 @@ from nidiff.model.config import ALGORITHMS, model_folder
 from nidiff.model.folder import check_same_covariance, image_shape, whole_model
 from nidiff.model.manifest import INDEX, MANIFEST, PARTS, write_manifest
 from nidiff.model.network import NETWORKS, OTHER, load_network
+from nidiff.model.sampling import SAMPLING
 from nidiff.model.zoo import find_model, zoo_models
 from nidiff.randomness import Generators, generators_from_seeds
 from nidiff.sampling.sampler import SAMPLERS, default_steps
@@ -33,7 +34,13 @@ from nidiff.sampling.sampler import SAMPLERS, default_steps
 LOADABLE_CLASSES["nidiff.model.unet"] = {"FieldUNet": ["save_pretrained", "from_pretrained"]}  # how diffusers saves it
 
 # What is fetched from the Hub: never a program.
-FILES = (INDEX, MANIFEST, "README.md", *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "safetensors")))
+FILES = (
+    INDEX,
+    MANIFEST,
+    SAMPLING,
+    "README.md",
+    *(f"{part}/*.{kind}" for part in PARTS for kind in ("json", "safetensors")),
+)
 
 
 class NonIsotropicPipeline(DiffusionPipeline):

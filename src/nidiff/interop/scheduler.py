@@ -17,6 +17,7 @@ from nidiff.covariance.config import SCHEDULER, Config, as_covariance, save_arra
 from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import Denoiser, require_gaussian
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
+from nidiff.diffusion.mixture import MixtureModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import CLEAN, Level, Schedule
@@ -48,29 +49,32 @@ from nidiff.sampling.step import Chain, Past, moved
 
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
-    """DDPM, DDIM, DPM-Solver++(2M), Euler and the angle samplers for x = signal · x0 + sigma · Σ^½ · eps.
+    """DDPM, DDIM, DPM-Solver++(2M), Euler, iPNDM and the samplers of the data's Gaussian for
+    x = signal · x0 + sigma · Σ^½ · eps.
 
     Wherever diffusers takes or draws noise, noise is white here too and is coloured inside, so a training script stays
     as it is; the initial sample comes from `init_noise`. With Σ = I this is `DDPMScheduler`, `DDIMScheduler`
     (``use_clipped_model_output=True`` where x̂0 is clipped) and `DPMSolverMultistepScheduler` (``clip_sample=False``),
-    step by step. As in `nidiff.sample`, the last step gives x̂0, except for the angle samplers.
+    step by step. As in `nidiff.sample`, the last step gives x̂0, except for those of the Gaussian.
 
     Args:
         covariance: Σ, what its ``to_config()`` returned, or a folder that holds one.
         schedule: a `nidiff.Schedule`, its configuration, or text such as "ddpm_linear:num_levels=1000".
         prediction_type: "epsilon" (white), "sample", "v_prediction", "noise" (coloured), "score", "velocity",
             "residual" (which needs ``gaussian``), or a target of yours (a `Target`, or its name in `TARGETS`).
-        algorithm: "ddpm", "ddim", "dpmsolver++", "euler", or, with ``gaussian``, "angle" or "angle_2m". The default is
-            that of `nidiff.sample`.
+        algorithm: "ddpm", "ddim", "dpmsolver++", "euler", "ipndm", or, with ``gaussian``, "angle", "angle_2m" or
+            "gaussian_2m". The default is that of `nidiff.sample`.
         variance_type: of ddpm, "fixed_small" (β̃) or "fixed_large" (β).
         clip_sample: clip x̂0 to ±``clip_sample_range``, in pixels.
         timestep_spacing: "leading", "linspace", "trailing", or "angle" (equal steps of the mean angle, which needs a
-            gaussian). Default: "angle" for the angle samplers, else "trailing".
+            gaussian). Default: "angle" for those that need one, else "trailing".
         num_train_timesteps: the number of levels, which is the schedule's; recorded for scripts that ask for it.
         scaling: the units of the data, recorded for the model that is saved with this scheduler.
         gaussian: the `nidiff.GaussianModel` of the data, or what its ``to_config()`` returned.
         sees: what the network is given: "x", "z" or "both", as in `nidiff.Denoiser`. `scale_model_input` makes it.
         kappa: of `nidiff.design.measure_kappa`, for the angle samplers; it is saved with the gaussian.
+        mixture: the data's, of `nidiff.fit_mixture`, or what its ``to_config()`` returned, recorded for the model: the
+            steps here begin at the prior.
         conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
     """
 
@@ -93,12 +97,13 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         gaussian: GaussianModel | Mapping[str, Any] | None = None,
         sees: str | None = None,
         kappa: Kappa | None = None,
+        mixture: MixtureModel | Mapping[str, Any] | None = None,
         conditions: Mapping[str, Any] | None = None,
     ) -> None:
         self._model = configured(self.config, torch.nn.Identity())
         self.process, self.covariance = self._model.process, self._model.process.covariance
         self.scaling = self._model.scaling
-        if algorithm.startswith("angle"):
+        if SAMPLERS[ALGORITHMS[algorithm]].spacing == "angle":
             require_gaussian(self._model.gaussian, "algorithm", algorithm)
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
@@ -129,7 +134,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         config = {"covariance": None, **(translated(config) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
         stale = {"_use_default_values", "beta_schedule"}  # fields that diffusers would leave out; always the same
-        if theirs and str(kwargs.get("algorithm")).startswith("angle"):
+        if theirs and SAMPLERS[ALGORITHMS.get(str(kwargs.get("algorithm")), "ddim")].spacing == "angle":
             stale.add("timestep_spacing")  # that of the other algorithm
         if "schedule" in kwargs:
             stale |= {"num_train_timesteps", "kappa"}  # those of the other one
@@ -211,7 +216,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         self._rows, self.num_inference_steps = rows, len(rows)
         self.timesteps = torch.tensor(rows, device=device)
         self._from_prior = timesteps is None or rows[0] == len(self) - 1
-        self._past: tuple[int, Past, Tensor] | None = None  # index of the last step, what it saw and what it returned
+        self._past: tuple[int, Chain, Tensor] | None = None  # index of the last step, its chain and what it returned
 
     def _spaced(self, count: Any) -> Sequence[float]:
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
@@ -301,27 +306,29 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
         x0, pull = denoiser.pulled(x, here)
         sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._rows), Past(here, x0, x)
+        chain = self._previous(index, sample) or Chain(denoiser, noise)
+        chain.denoiser, chain.noise = denoiser, noise
         if last and not sampler.finishes:
             x = x0
         else:
-            chain = Chain(denoiser, noise, self._previous(index, sample))
             options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
             there = CLEAN if last else self.process.schedule.level(self._rows[index + 1])
             x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
         x = moved(denoiser, x, pull, last).to(sample.dtype)
-        self._past = index, seen, x
+        chain.remember(seen)
+        self._past = index, chain, x
         return DDPMSchedulerOutput(x, x0.to(sample.dtype))
 
-    def _previous(self, index: int, sample: Tensor) -> Past | None:
-        """What the last step saw if the sample came from it, up to rounding: not for another batch, or another start.
-        For the tensor that it returned no device has to be asked."""
+    def _previous(self, index: int, sample: Tensor) -> Chain | None:
+        """The chain of the last step if the sample came from it, up to rounding: not for another batch, or another
+        start. For the tensor that it returned no device has to be asked."""
         if self._past is None:
             return None
-        place, seen, result = self._past
+        place, chain, result = self._past
         if place != index - 1 or result.shape != sample.shape:
             return None
         x, before = sample.detach().float(), result.detach().float()
-        return seen if sample is result or bool((x - before).norm() <= 0.01 * before.norm()) else None
+        return chain if sample is result or bool((x - before).norm() <= 0.01 * before.norm()) else None
 
     def _index(self, timestep: Any) -> int:
         timestep = timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep

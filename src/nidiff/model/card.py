@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from nidiff.covariance.summary import summary
+from nidiff.diffusion.choice import choices_text
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.model.config import WORDS
@@ -52,11 +53,12 @@ def model_card(
     """The card of a model opened by ``name`` for items of ``shape`` [C, *event]; None: only the network knows it."""
     pictures = shape is not None and len(shape) == 3 and denoiser.scaling in (None, PIXELS)
     how = OWN if shape is None else PIPELINE if pictures else FIELDS
+    tuned = {"samplers for few evaluations": choices_text(denoiser.choices)} if denoiser.choices else {}
     return f"""{FRONT}
 {WHITE if denoiser.process.covariance.condition_number == 1 else COLOURED}
 | | |
 |---|---|
-{model_facts(denoiser)}{_rows({key: escaped(value) for key, value in (about or {}).items()})}
+{model_facts(denoiser)}{_rows({key: escaped(value) for key, value in {**tuned, **(about or {})}.items()})}
 ## How to sample
 
 ```python

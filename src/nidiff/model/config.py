@@ -1,4 +1,4 @@
-"""scheduler_config.json: Σ, schedule, prediction, clipping, scaling and Gaussian of a model; arrays lie beside it."""
+"""scheduler_config.json: what sampling needs to know beside the network. Its arrays lie beside it."""
 
 import dataclasses
 import json
@@ -14,6 +14,7 @@ from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, na
 from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
+from nidiff.diffusion.mixture import MixtureModel
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Schedule
@@ -32,6 +33,8 @@ ALGORITHMS = {
     "euler": "euler",
     "angle": "angle",
     "angle_2m": "angle_2m",
+    "gaussian_2m": "gaussian_2m",
+    "ipndm": "ipndm",
 }
 VARIANCES = {"fixed_small": "posterior", "fixed_large": "beta"}
 SPACINGS = ("leading", "linspace", "trailing")  # of diffusers; ours is "angle"
@@ -51,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "gaussian": None,
     "sees": None,
     "kappa": None,
+    "mixture": None,
     "conditions": None,
     "num_train_timesteps": None,
     "beta_schedule": BETA_SCHEDULE,
@@ -60,6 +64,7 @@ FILES = {
     "covariance": (ARRAYS, "Σ"),
     "schedule": ("schedule.safetensors", "the schedule"),
     "gaussian": ("gaussian.safetensors", "the data's Gaussian"),
+    "mixture": ("mixture.safetensors", "the data's mixture"),
 }
 CLASS = "NonIsotropicScheduler"
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
@@ -106,6 +111,8 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         del config["scaling"]["log"]  # as version 0.2 wrote it
     if denoiser.gaussian is not None:
         config |= {"gaussian": _gaussian_config(denoiser.gaussian, denoiser.kappa), "sees": denoiser.sees}
+    if denoiser.mixture is not None:
+        config["mixture"] = denoiser.mixture.to_config()
     if denoiser.conditions:
         config["conditions"] = {name: condition.to_json() for name, condition in denoiser.conditions.items()}
     json.dumps(config, allow_nan=False)  # else it could not be read again
@@ -131,8 +138,10 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     clip = config["clip_sample_range"] if config["clip_sample"] else None
     scaling = Scaling(**scaling) if isinstance(scaling, Mapping) else scaling
     kappa = kappa if config["kappa"] is None else config["kappa"]
-    facts = {"gaussian": gaussian, "sees": config["sees"], "kappa": kappa, "conditions": config["conditions"]}
-    return Denoiser(net, process, target, clip, scaling, **facts)
+    mixture = config["mixture"]
+    mixture = MixtureModel.from_config(mixture) if isinstance(mixture, Mapping) else mixture
+    facts = {name: config[name] for name in ("sees", "conditions")}
+    return Denoiser(net, process, target, clip, scaling, gaussian=gaussian, kappa=kappa, mixture=mixture, **facts)
 
 
 def _schedule_config(schedule: Schedule) -> Config:
@@ -163,7 +172,12 @@ def _gaussian_config(gaussian: GaussianModel, kappa: Kappa | None) -> Config:
     config = gaussian.to_config()
     if kappa is None:
         return config
-    measured = {"rows": kappa.rows.tolist(), **{name: {"tensor": f"kappa.{name}"} for name in ("values", "trust")}}
+    losses = {"losses": {start: each.tolist() for start, each in kappa.losses.items()}} if kappa.losses else {}
+    measured = {
+        "rows": kappa.rows.tolist(),
+        **losses,
+        **{name: {"tensor": f"kappa.{name}"} for name in ("values", "trust")},
+    }
     # Copies: one tensor in both places could not be written.
     arrays = {"kappa.values": kappa.values.clone(), "kappa.trust": kappa.trust.clone()}
     return Config({**config, "kappa": measured}, {**config.tensors, **arrays})
@@ -185,8 +199,13 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     model, measured = GaussianModel.from_config(gaussian), gaussian.get("kappa")
     if measured is None:
         return model, None
-    tables = [_array(measured[name], getattr(gaussian, "tensors", {})) for name in ("values", "trust")]
-    return model, Kappa(torch.tensor(measured["rows"], dtype=torch.float64, device="cpu"), *tables)
+    values, trust = (_array(measured[name], getattr(gaussian, "tensors", {})) for name in ("values", "trust"))
+    losses = {start: _column(losses) for start, losses in measured.get("losses", {}).items()}
+    return model, Kappa(_column(measured["rows"]), values, trust, losses)
+
+
+def _column(numbers: Any) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64, device="cpu")
 
 
 def check_fields(config: Mapping[str, Any]) -> None:
@@ -206,7 +225,7 @@ def with_arrays(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for field, (name, owner) in FILES.items():
         value = config.get(field)
         if isinstance(value, Mapping):
-            needed = field == "gaussian" or names_arrays(value)  # a Gaussian has always a mean
+            needed = field in ("gaussian", "mixture") or names_arrays(value)  # which have always a mean
             result[field] = Config(value, read_arrays(file.with_name(name), owner) if needed else {})
         elif value is not None and not (field == "schedule" and isinstance(value, str)):
             raise FileError("file", file, f"has {field}={shown(value)}, which is no configuration", "save it again")

@@ -32,10 +32,11 @@ from nidiff.model.manifest import (
     write_manifest,
 )
 from nidiff.model.network import OTHER, UNET, library, load_network, read_weights, save_network
+from nidiff.model.sampling import SAMPLING, read_choices, write_choices
 from nidiff.model.zoo import AGAIN, entry_of, find_model
 
 CONFIG = f"scheduler/{SCHEDULER}"
-OURS = {DATA, INDEX, MANIFEST, "README.md", "scheduler", UNET, OTHER}
+OURS = {DATA, INDEX, MANIFEST, SAMPLING, "README.md", "scheduler", UNET, OTHER}
 
 
 def save_model(
@@ -74,6 +75,8 @@ def save_model(
             replace_json(aside / INDEX, index)
         replace_text(aside / "README.md", model_card(denoiser, known_shape(net, denoiser.process.covariance), about))
         write_manifest(aside, run)
+        if denoiser.choices:
+            write_choices(aside / SAMPLING, denoiser.choices, model_sha256(aside))
 
 
 def save_process(denoiser: Denoiser, folder: Path, grid: Grid | None = None) -> None:
@@ -120,16 +123,20 @@ def load_model(
 def open_stored(path: Path, net: torch.nn.Module | None = None) -> tuple[Denoiser, str]:
     """The denoiser in a run directory, a model's folder or a checkpoint, and the checksum of what its images depend on.
 
-    A checkpoint has no κ, which is measured when training has ended, unless it has the weights of the run's model.
+    A checkpoint has no κ and no mixture, which come when training has ended, unless its weights are those of the run's
+    model.
     """
     if not is_checkpoint(path):
         place = whole_model(path)
-        return open_with(place, load_network(place, net)), model_sha256(place, checked=True)
+        model, sha256 = open_with(place, load_network(place, net)), model_sha256(place, checked=True)
+        choices = read_choices(place / SAMPLING, sha256)
+        return model.with_choices(choices) if choices else model, sha256
     place = model_folder(run_of(path))
     weights, sha256 = read_averaged(path, place)
     if has_network(place) and _has_weights(place, weights):
         return open_stored(place, net)
-    return open_with(place, load_network(place, net, weights)).with_kappa(None), sha256
+    model = open_with(place, load_network(place, net, weights))
+    return model.with_mixture(None).with_kappa(None), sha256
 
 
 def _has_weights(place: Path, weights: Mapping[str, torch.Tensor]) -> bool:

@@ -24,6 +24,7 @@ from nidiff.data.figures import samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.load import load_dataset
 from nidiff.data.pictures import grid_image
+from nidiff.diffusion.choice import choices_text
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import PIXELS
 from nidiff.errors import InputError
@@ -31,6 +32,8 @@ from nidiff.evaluation.results import known_results
 from nidiff.evaluation.table import HTML, cells, notes
 from nidiff.files import as_path, replace_text, writing
 from nidiff.model.folder import image_shape, load_model, read_grid
+from nidiff.model.manifest import model_sha256
+from nidiff.model.sampling import SAMPLING, read_choices
 from nidiff.randomness import generators_from_seeds
 from nidiff.recipe import fits
 from nidiff.report.denoising import denoise_levels
@@ -40,7 +43,7 @@ from nidiff.report.page import figure, image, page, picture, plot, table
 from nidiff.report.quality import quality_figure
 from nidiff.report.restored import item_picture
 from nidiff.sampling.sampler import sample
-from nidiff.training.baseline import baseline_text
+from nidiff.training.baseline import LAWS, baseline_text
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
 
@@ -97,6 +100,8 @@ def _experiment(run: RunDirectory) -> str:
         "parameters": _count(facts.get("parameters")),
         "training": f"{done:,.0f} of {experiment.steps:,} steps" + ("" if run.has_model else ", not ended"),
     }
+    if run.has_model and (choices := read_choices(run.model / SAMPLING, model_sha256(run.model))):
+        about["samplers for few evaluations"] = choices_text(choices)
     rows = [(name, _value(value), _value(default[name])) for name, value in experiment.settings().items()]
     changed = [row for row in rows if row[1] != row[2]]
     same = [row[:2] for row in rows if row[1] == row[2]]
@@ -188,7 +193,8 @@ def _baseline(run: RunDirectory) -> str:
         shown = _in_columns(figure(picture(grid_image(data), GRID_SIDE, GRID_LIMIT), *texts), wide=False)
     else:
         shown = plot(samples_figure(data, grid), *texts)
-    cost = baseline_text(run.facts.get("gaussian")) or "not recorded"
+    costs = [baseline_text(run.facts.get(law), law) for law in LAWS]
+    cost = "; ".join(filter(None, costs)) or "not recorded"
     return f"{ABOUT_BASELINE}<p>{escape(cost)}.</p>\n{shown}"
 
 

@@ -32,20 +32,19 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
     """
     one_of("variance", variance, ("posterior", "beta", "gaussian"))
     beta, posterior = jump_variances(here, there)
-    mean = mix(x, x0, here, there, fresh=posterior.root())
+    share, rest = weights(here, there, posterior.root())
+    added = beta if variance == "beta" else posterior
     if variance == "gaussian":
-        share = (there.sigma**2 - posterior).root() / here.sigma
-        unknown = chain.denoiser.variance(here, over_noise=True)
-        return mean + (posterior + (there.signal - share * here.signal) ** 2 * unknown).root() * chain.noise()
-    return mean + (posterior if variance == "posterior" else beta).root() * chain.noise()
+        added = posterior + rest**2 * chain.denoiser.variance(here, over_noise=True)
+    return chain.combine((share, x), (rest, x0), fresh=added.root())
 
 
 def ddim(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0) -> Tensor:
     """DDIM (eq. 20–21): fresh = eta · √β̃. eta = 0 is deterministic, eta = 1 is `ancestral` (R5)."""
     check_number("eta", eta, 0, 1)
     fresh = eta * jump_variances(here, there)[1].root()
-    mean = mix(x, x0, here, there, fresh)
-    return mean + fresh * chain.noise() if eta else mean
+    share, rest = weights(here, there, fresh)
+    return chain.combine((share, x), (rest, x0), fresh=fresh if eta else None)
 
 
 def churn(
@@ -75,8 +74,8 @@ def churn(
     rate = amount * _relative_colour(chain.denoiser.process.covariance, colour, keys)
     passed = 2 * ((there.signal / there.sigma).map(torch.log) - (here.signal / here.sigma).map(torch.log))
     fresh = there.sigma * (-(-rate * passed).map(torch.expm1)).root()
-    mean = mix(x, x0, here, there, fresh)
-    return mean + fresh * chain.noise() if amount else mean
+    share, rest = weights(here, there, fresh)
+    return chain.combine((share, x), (rest, x0), fresh=fresh if amount else None)
 
 
 def repaint(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, repeats: int = 5) -> Tensor:
@@ -117,5 +116,11 @@ def jump_variances(here: Level, there: Level) -> tuple[Modes, Modes]:
 
 def mix(x: Tensor, x0: Tensor, here: Level, there: Level, fresh: Coefficient) -> Tensor:
     """The mean of x' given x and x̂0 when noise of standard deviation ``fresh`` will be added."""
+    share, rest = weights(here, there, fresh)
+    return share * x + rest * x0
+
+
+def weights(here: Level, there: Level, fresh: Coefficient = 0.0) -> tuple[Modes, Modes]:
+    """Of x and of x̂0 in that mean."""
     share = (there.sigma**2 - fresh**2).root() / here.sigma
-    return share * x + (there.signal - share * here.signal) * x0
+    return share, there.signal - share * here.signal

@@ -7,32 +7,35 @@ step in θ. Between the two, dF/dθ ≈ −κ z, with κ = E F² the share of th
 """
 
 from bisect import bisect_left
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.modes import Modes
+from nidiff.covariance.modes import Modes, as_modes
 from nidiff.diffusion.denoiser import require_gaussian
 from nidiff.diffusion.gaussian import GaussianModel, Wiener
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.errors import one_of
 from nidiff.precision import with_float64
-from nidiff.sampling.step import Chain
+from nidiff.sampling.step import Chain, Past
+
+FINISHES = ("step", "denoise")
 
 
-def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "turn") -> Tensor:
+def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "step") -> Tensor:
     """z' = cos(√κ Δ) z + sin(√κ Δ)/√κ F, Δ the step in θ: the first-order rule; κ = 0 is Euler, κ = 1 is DDIM in z.
 
-    ``finish`` is how the last step reaches the data: by the same "turn", which gives fine modes their full variance; or
+    ``finish`` is how the data are reached: by a "step" like the others, which gives fine modes their full variance; or
     "denoise", with x̂0, which leaves out what the network does not know. The former has the right spectrum; features of
     photographs may like the latter.
     """
     return _turned(chain, x, x0, here, there, finish, second_order=False)
 
 
-def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "turn") -> Tensor:
+def angle_2m(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "step") -> Tensor:
     """The same with what F did since the last step carried on: of second order on rows that are graded smoothly.
 
     The change of F is extrapolated in one clock for all modes (`mean_angle`), and never further than it was seen to go;
@@ -46,9 +49,13 @@ def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int |
     """``count`` falling rows at equal steps of the `mean_angle` from the row ``top``, the noisiest; the last step ends
     at the data."""
     top = len(process.schedule) - 1 if top is None else top
+    ratio, schedule = gaussian.check_basis(process.covariance) ** 0.5, process.schedule
+    weights = _clock_weights(gaussian, ratio)
 
+    @cache
     def falling(row: int) -> float:
-        return -mean_angle(gaussian, gaussian.at(process.schedule.level(row), process.covariance))
+        tangent = schedule.as_modes((0.5 * schedule.logsnr[row]).exp()) * ratio
+        return -(weights * tangent.values.atan()).sum().item()
 
     first = -falling(top)
     rows: list[int] = []
@@ -61,43 +68,88 @@ def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int |
 
 def mean_angle(gaussian: GaussianModel, wiener: Wiener) -> float:
     """One clock for all modes, from about 0 to π/2: half the mean of θ weighted by C, half the plain mean."""
-    weights = (0.0 * wiener.angle + gaussian.covariance).values
-    angle = wiener.angle.values
-    return 0.5 * ((weights * angle).sum() / weights.sum() + angle.mean()).item()
+    return (_clock_weights(gaussian, wiener.angle) * wiener.angle.values).sum().item()
+
+
+def _clock_weights(gaussian: GaussianModel, like: Modes) -> Tensor:
+    """Of every mode of ``like``, which C's modes are among."""
+    weights = (0.0 * like + gaussian.covariance).values
+    return 0.5 * (weights / weights.sum() + 1 / weights.numel())
 
 
 def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, finish: str, second_order: bool) -> Tensor:
-    gaussian = require_gaussian(chain.denoiser.gaussian, "sampler", "angle")
-    covariance = chain.denoiser.process.covariance
-    last_step, clip = there is CLEAN, chain.denoiser.clip
-    if one_of("finish", finish, ("turn", "denoise")) == "denoise" and last_step:
+    step, past = Past(here, x0, x), chain.previous if second_order else None
+    if ends_denoised(finish, there):
         return x0
-    now, then = gaussian.at(here, covariance), gaussian.at(there, covariance)
-    residual, kappa = _residual(chain, gaussian, now, x, x0, here)
+    require_gaussian(chain.denoiser.gaussian, "sampler", "angle")
+    now, then = chain.gaussian_at(here), chain.gaussian_at(there)
+    kappa, trust = explained(chain, step)
     turn = _turn(then.angle - now.angle, kappa)
-    z = turn.cos * now.to_z(x) + turn.sin * residual
-    if second_order and chain.previous is not None:
-        past = chain.previous
-        before = gaussian.at(past.level, covariance)
+    residual, terms = turn.sin, []
+    if past is not None:
+        before = chain.gaussian_at(past.level)
         last = _turn(now.angle - before.angle, kappa)
-        predicted = last.cos * _residual(chain, gaussian, before, past.x, past.x0, past.level)[0]
-        predicted = predicted - (kappa * last.sin) * before.to_z(past.x)
-        clock = [mean_angle(gaussian, wiener) for wiener in (before, now, then)]
-        stride = min(1.0, (clock[2] - clock[1]) / (clock[1] - clock[0])) if clock[1] != clock[0] else 0.0
-        z = z + (stride * turn.rise) * (residual - predicted)
-    x = then.from_z(z)
-    return x.clamp(-clip, clip) if last_step and clip is not None else x
+        carried = carry(chain, past.level, here, there) * turn.rise
+        residual = residual + carried
+        # less what the last step predicted of F: cos(√κ Δ₋) F₋ − √κ sin(√κ Δ₋) z₋
+        expected = carried * last.cos * explained(chain, past, kappa)[1]
+        terms.append((past, *_linear(before, then, carried * kappa * last.sin, -expected)))
+    terms.append((step, *_linear(now, then, turn.cos, residual * trust)))
+    return around_mean(chain, there, terms)
 
 
-def _residual(
-    chain: Chain, gaussian: GaussianModel, wiener: Wiener, x: Tensor, x0: Tensor, level: Level
-) -> tuple[Tensor, Modes]:
-    """(F, κ) at x: F as far as it can be trusted, and κ as it was measured; else the mean of F² over the image."""
-    residual, known = wiener.residual(x, x0), chain.denoiser.kappa
-    if known is None:
-        return residual, Modes(with_float64(residual).double().square().flatten(1).mean(1).clamp(max=1.0).cpu())
-    kappa, trust = known.at(level, gaussian)
-    return trust * residual, kappa
+def carry(chain: Chain, *levels: Level) -> float:
+    """The step between the last two of three levels over the one before, in the `mean_angle`: how far a change is
+    carried on, and no further than it was seen."""
+
+    def time(level: Level) -> float:
+        gaussian = require_gaussian(chain.denoiser.gaussian, "sampler")
+        return chain.once("clock", level, lambda: mean_angle(gaussian, chain.gaussian_at(level)))
+
+    times = [time(level) for level in levels]
+    step, last = times[2] - times[1], times[1] - times[0]
+    return min(1.0, step / last) if last else 0.0
+
+
+def ends_denoised(finish: str, there: Level) -> bool:
+    """Whether the step to ``there`` is the last and ends with x̂0; "turn" is what version 0.2 called a "step"."""
+    return one_of("finish", "step" if finish == "turn" else finish, FINISHES) == "denoise" and there is CLEAN
+
+
+def around_mean(
+    chain: Chain, there: Level, terms: list[tuple[Past, Modes, Modes]], fresh: Modes | None = None
+) -> Tensor:
+    """signal' μ + the sum of a (x − signal μ) + b (x̂0 − μ) over steps (step, a, b), and ``fresh`` times noise; an image
+    stays in its range."""
+    rest, given, clip = there.signal, [], chain.denoiser.clip
+    for step, a, b in terms:
+        rest = rest - a * step.level.signal - b
+        given += [(a, step.x), (b, step.x0)]
+    x = chain.combine(*given, (rest, chain.mean_like(step.x)), fresh=fresh)
+    return x.clamp(-clip, clip) if there is CLEAN and clip is not None else x
+
+
+def _linear(wiener: Wiener, then: Wiener, z: Modes, residual: Modes) -> tuple[Modes, Modes]:
+    """√total' (z-weight · z + F-weight · F) of the state of ``wiener`` as weights of x − signal μ and x̂0 − μ."""
+    scale = then.total**0.5
+    of_x0 = scale * residual / wiener.spread
+    return scale * z / wiener.total**0.5 - of_x0 * wiener.gain, of_x0
+
+
+def explained(chain: Chain, step: Past, kappa: Modes | None = None) -> tuple[Modes, Modes]:
+    """(κ, β) at a step, as they were measured; else β = 1 and κ as given, or the mean of F² over the image."""
+    known = chain.denoiser.kappa
+    if known is not None:
+        gaussian = require_gaussian(chain.denoiser.gaussian, "kappa")
+        return chain.once("kappa", step.level, lambda: known.at(step.level, gaussian))
+    if kappa is None:
+        wiener = chain.gaussian_at(step.level)
+        of_x0 = wiener.spread**-1
+        of_x = -of_x0 * wiener.gain
+        of_mean = -of_x * wiener.signal - of_x0
+        residual, _ = chain.in_modes((of_x, step.x), (of_x0, step.x0), (of_mean, chain.mean_like(step.x)))
+        kappa = Modes(with_float64(residual).double().square().flatten(1).mean(1).clamp(max=1.0).cpu())
+    return kappa, as_modes(1.0)
 
 
 class _Turn(NamedTuple):

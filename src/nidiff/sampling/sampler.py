@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.checks import check_finite, check_sizes
-from nidiff.diffusion.condition import check_not_missing
+from nidiff.diffusion.condition import CLASSES, check_not_missing
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser, require_gaussian
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.spacing import ANGLE, SPACINGS, Spacing, check_rows, spaced_rows
@@ -23,13 +23,13 @@ from nidiff.recipe import check_number, check_whole, fits, plain
 from nidiff.sampling.ancestral import ancestral, churn, ddim, repaint
 from nidiff.sampling.angle import angle, angle_2m, angle_rows
 from nidiff.sampling.langevin import als, cas, predictor_corrector
-from nidiff.sampling.solver import dpmpp_2m, euler, euler_maruyama, heun
+from nidiff.sampling.local import dpmpp_2m, gaussian_2m
+from nidiff.sampling.solver import euler, euler_maruyama, heun, ipndm
 from nidiff.sampling.step import Chain, Sampler, Step, Visit, run_chain
 from nidiff.sampling.tile import Tiled
-from nidiff.sampling.warm import start_row
+from nidiff.sampling.warm import MAX_LOSS, STARTS, check_start, start_row
 
 DEFAULT = "dpmpp_2m"
-STARTS = ("prior", "gaussian")
 AMPLIFIED = 25.0  # how far one step may magnify an error of the network before we warn
 FAR = 20.0  # standard deviations of the data, as the root mean square of an image, beyond which we warn
 
@@ -47,7 +47,7 @@ def sample(
     denoiser: Denoiser,
     shape: Sequence[int],
     *,
-    sampler: str | Sampler | Step = DEFAULT,
+    sampler: str | Sampler | Step | None = None,
     num_steps: int | None = None,
     spacing: str | Spacing | Sequence[float] | None = None,
     start: str | Tensor | None = None,
@@ -66,16 +66,19 @@ def sample(
 
     Args:
         sampler: a name in `SAMPLERS`, with options if you like ("ddim:eta=0.5"), or a `Sampler` or step of your own.
+            Default: what `nidiff.metrics.tune` has chosen for this model and ``num_steps`` evaluations, if only these
+            are given; else "dpmpp_2m".
         num_steps: how many levels are visited. Default: the sampler's own (20 for ODE solvers, else all).
         spacing: which ones: a name in `SPACINGS`, a function (schedule, count) -> rows, or the falling rows of the
             schedule themselves. "angle" needs a denoiser that knows the data's Gaussian. Default: the sampler's own.
-        start: "prior", the default of most; "gaussian", the Gaussian model of the data at the least noisy level that
-            loses at most ``max_loss``; or a tensor: the state at the first level or, with ``level``, noisy data
-            y = x0 + (sigma / signal) Σ^½ eps, of which a stochastic sampler draws x0 given y: of Gaussian data,
-            "ancestral:variance=gaussian" in any number of steps, and plain "ancestral" only as steps grow.
-        level: of y, a level or a row of the schedule: ``schedule.level_with_noise(0.3)`` for x0 + 0.3 Σ^½ eps.
-        max_loss: nats per dimension (0.005): an upper bound of KL(x ‖ Gaussian) at the first level, for any data
-            (`gaussian_loss`).
+        start: "prior", the default of most; "gaussian" or "mixture", those models of the data at the least noisy level
+            that loses at most ``max_loss``, the mixture by the class of each image where both have classes; or a
+            tensor: the state at the first level or, with ``level``, noisy data y = x0 + (sigma / signal) Σ^½ eps, of
+            which a stochastic sampler draws x0 given y: of Gaussian data, "ancestral:variance=gaussian" in any number
+            of steps, and plain "ancestral" only as steps grow.
+        level: at which to begin, a level or a row of the schedule; of y, ``schedule.level_with_noise(0.3)`` is that of
+            x0 + 0.3 Σ^½ eps.
+        max_loss: KL(x ‖ model) at the first level, in nats per dimension, as `nidiff.design.start_loss` has it.
         generator: None (torch's global one), a seed or a torch.Generator; or a list with one seed or generator per
             image, whose noise then depends on it alone.
         tile: images in one call of the network. With a generator per image and a tile, an image has the same bits in a
@@ -87,19 +90,23 @@ def sample(
     """
     check_denoiser(denoiser)
     check_not_missing(denoiser.conditions, denoiser.condition_values)
+    if sampler is None:
+        is_plain = not options and all(each is None for each in (spacing, start, level, max_loss))
+        choice = denoiser.choice_for(num_steps) if is_plain else None
+        sampler, num_steps = (DEFAULT, num_steps) if choice is None else (choice.sampler, choice.num_steps)
     chosen, step_options = as_sampler(sampler, options)
     shape, schedule = check_sizes(shape), denoiser.process.schedule
     denoiser.process.covariance.check_trailing(shape, "shape")
     place: dict[str, Any] = {"dtype": dtype, "device": denoiser.device if device is None else device}
     check_place(**place)
     begin = "state" if isinstance(start, Tensor) else one_of("start", start or chosen.start, STARTS)
-    if begin == "gaussian":
-        require_gaussian(denoiser.gaussian, "start", begin)
+    if begin != "state":
+        check_start(denoiser, begin)
     spacing = chosen.spacing if spacing is None else spacing
     by_rows = not isinstance(spacing, str) and not callable(spacing)
     for name, value, is_used in (
-        ("level", level, begin == "state" and not by_rows),
-        ("max_loss", max_loss, begin == "gaussian" and not by_rows),
+        ("level", level, begin != "prior" and not by_rows),
+        ("max_loss", max_loss, begin not in ("prior", "state") and not by_rows and level is None),
         ("num_steps", num_steps, not by_rows),
     ):
         if value is not None and not is_used:
@@ -108,7 +115,8 @@ def sample(
         rows = check_rows("spacing", spacing, len(schedule))  # type: ignore[arg-type]
     else:
         count = default_steps(chosen, schedule) if num_steps is None else num_steps
-        first = None if level is None else float(level.label if isinstance(level, Level) else level)
+        first = chosen.level if level is None and begin in MAX_LOSS else level
+        first = None if first is None else float(first.label if isinstance(first, Level) else first)
         max_loss = chosen.max_loss if max_loss is None else max_loss
         rows = _choose_rows(denoiser, count, spacing, begin, max_loss, first)  # type: ignore[arg-type]
     levels = schedule.levels(rows)
@@ -126,6 +134,9 @@ def sample(
     elif begin == "gaussian" and denoiser.gaussian is not None:
         state = denoiser.gaussian.at(levels[0], denoiser.process.covariance)
         x = denoiser.gaussian.sample(shape, source, state=state, **place)
+    elif begin == "mixture" and denoiser.mixture is not None:
+        x0 = denoiser.mixture.sample(shape, source, classes=denoiser.condition_values.get(CLASSES), **place)
+        x = levels[0].signal * x0 + levels[0].sigma * denoiser.process.noise(shape, source, **place)
     else:
         x = denoiser.process.prior(shape, source, **place)
     return walk(denoiser, x, levels, chosen, generator=source, denoise=denoise, callback=callback, **step_options)
@@ -195,8 +206,8 @@ def _choose_rows(
         check_number("level", begin, 0, first)
         first = math.ceil(begin)  # in whose place `begin` is visited
         count = min(count, first + 1)
-    elif start == "gaussian" and gaussian is not None:
-        first = max(start_row(process, gaussian, max_loss), count - 1)
+    elif start in MAX_LOSS:
+        first = max(start_row(denoiser, start, max_loss), count - 1)
     if spacing == ANGLE:
         rows: list[float] = [*angle_rows(process, require_gaussian(gaussian, "spacing", spacing), count, first)]
     else:
@@ -236,6 +247,8 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
             chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), [*SPACINGS, ANGLE]))
         if "start" in options:
             chosen = chosen._replace(start=one_of("start", options.pop("start"), STARTS))
+        if "level" in options:
+            chosen = chosen._replace(level=check_number("level", options.pop("level")))
         for key in ("bound", "max_loss"):  # "bound" is what version 0.2 wrote
             if key in options:
                 chosen = chosen._replace(max_loss=check_number(key, options.pop(key)))
@@ -284,8 +297,10 @@ SAMPLERS: dict[str, Sampler] = {
     "euler": Sampler(euler, "trailing", 20),
     "heun": Sampler(heun, "trailing", 20),
     "dpmpp_2m": Sampler(dpmpp_2m, "trailing", 20),
+    "ipndm": Sampler(ipndm, "trailing", 20),
     "angle": Sampler(angle, "angle", 10, finishes=True),
     "angle_2m": Sampler(angle_2m, "angle", 10, finishes=True),
+    "gaussian_2m": Sampler(gaussian_2m, "angle", 10, finishes=True),
     "euler_maruyama": Sampler(euler_maruyama),
     "als": Sampler(als, settles=True),
     "cas": Sampler(cas),

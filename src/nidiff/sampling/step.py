@@ -1,18 +1,27 @@
 """What a step of a sampler gets, what a sampler is, and the loop that takes its steps."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar, cast
 
+import torch
 from torch import Tensor
 
-from nidiff.diffusion.denoiser import Denoiser
+from nidiff.covariance.basis import Basis
+from nidiff.covariance.modes import Coefficient, as_modes, combine, outside_autocast
+from nidiff.diffusion.denoiser import Denoiser, require_gaussian
+from nidiff.diffusion.gaussian import Wiener
 from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.diffusion.spacing import Spacing
 
+MOST_PAST = 3  # steps that a solver looks back on
+MOST_ANALYSED = 12  # tensors whose coefficients are remembered: those of all these steps, and a few more
+MOST_MADE = 16  # tables of a level
+T = TypeVar("T")
+
 
 class Past(NamedTuple):
-    """The step before this one: its level, its state and its x̂0."""
+    """A step: its level, its state and its x̂0."""
 
     level: Level
     x0: Tensor
@@ -21,11 +30,79 @@ class Past(NamedTuple):
 
 @dataclass
 class Chain:
-    """One walk from noise to data: the denoiser, a source of coloured noise like x, and the step before this one."""
+    """One walk from noise to data: the denoiser, a source of coloured noise like x, and the last steps before this one,
+    the latest at the end."""
 
     denoiser: Denoiser
     noise: Callable[[], Tensor]
-    previous: Past | None = None
+    history: list[Past] = field(default_factory=list)
+    _analysed: list[tuple[Tensor, int, Basis, Tensor]] = field(default_factory=list)
+    _made: list[tuple[str, Level, Any]] = field(default_factory=list)
+    _mean: Tensor | None = None
+
+    @property
+    def previous(self) -> Past | None:
+        """The step before this one."""
+        return self.history[-1] if self.history else None
+
+    def remember(self, step: Past) -> None:
+        """Keep ``step`` as the one before the next."""
+        self.history = [*self.history, step][-MOST_PAST:]
+
+    def combine(self, *terms: tuple[Coefficient, Tensor], fresh: Coefficient | None = None) -> Tensor:
+        """The sum of tensors like x, each mode of each times its coefficient, and ``fresh`` times coloured noise.
+
+        Every step of a sampler is such a sum. Where coefficients differ from mode to mode it takes one synthesis, and
+        an analysis of those tensors alone that are new: the coefficients of the last ones, and of what was returned,
+        are remembered.
+        """
+        if fresh is not None:
+            terms = (*terms, (fresh, self.noise()))
+        total, basis = self.in_modes(*terms)
+        if basis is None:
+            return total
+        x = outside_autocast(total, basis.synthesise).to(terms[0][1].dtype)
+        self._analysed.append((x, _version(x), basis, total))
+        return x
+
+    def in_modes(self, *terms: tuple[Coefficient, Tensor]) -> tuple[Tensor, Basis | None]:
+        """That sum in the basis of its coefficients; or itself, where they have none."""
+        return combine([(as_modes(coefficient), x) for coefficient, x in terms], self._analyse)
+
+    def gaussian_at(self, level: Level) -> Wiener:
+        """The data's Gaussian at a level."""
+        gaussian = require_gaussian(self.denoiser.gaussian, "denoiser")
+        return self.once("gaussian", level, lambda: gaussian.at(level, self.denoiser.process.covariance))
+
+    def once(self, name: str, level: Level, make: Callable[[], T]) -> T:
+        """What ``make`` returns, computed once for the step that leads to a level and those that lead on."""
+        for known, of_level, made in self._made:
+            if of_level is level and known == name:
+                return cast(T, made)
+        made = make()
+        self._made = [*self._made, (name, level, made)][-MOST_MADE:]
+        return made
+
+    def mean_like(self, x: Tensor) -> Tensor:
+        """The mean of the data's Gaussian [1, ...] where x is."""
+        if self._mean is None or self._mean.dtype != x.dtype or self._mean.device != x.device:
+            self._mean = require_gaussian(self.denoiser.gaussian, "denoiser").mean.to(x).unsqueeze(0)
+        return self._mean
+
+    def _analyse(self, basis: Basis, x: Tensor) -> Tensor:
+        """The coefficients of x in float32 or better, which are remembered for as long as x stays the same."""
+        for known, version, of_basis, coefficients in self._analysed:
+            if known is x and version == _version(x) >= 0 and of_basis == basis:
+                return coefficients
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        coefficients = outside_autocast(wide, basis.analyse)
+        self._analysed = [*self._analysed, (x, _version(x), basis, coefficients)][-MOST_ANALYSED:]
+        return coefficients
+
+
+def _version(x: Tensor) -> int:
+    """How often x was changed in place; -1 where torch does not count."""
+    return -1 if x.is_inference() else x._version
 
 
 class Visit(NamedTuple):
@@ -54,9 +131,11 @@ class Sampler(NamedTuple):
     finishes: bool = False
     """Whether it takes the step to the clean image itself; others end with x̂0 of the last level."""
     start: str = "prior"
-    """Where it begins: "prior", or "gaussian", lower, from the Gaussian model of the data."""
+    """Where it begins: "prior", or lower, from the "gaussian" or the "mixture" as a model of the data."""
     max_loss: float | None = None
     """How much that may lose, in nats per dimension; None: `nidiff.sampling.warm.MAX_LOSS`."""
+    level: float | None = None
+    """The row at which such a start begins; None: by what it loses."""
 
 
 def moved(denoiser: Denoiser, x: Tensor, pull: Tensor | None, last: bool) -> Tensor:
@@ -89,5 +168,5 @@ def run_chain(
         past = Past(here, x0, x)
         x = x0 if last and not sampler.finishes else sampler.step(chain, x, x0, here, there, **options)
         x = moved(chain.denoiser, x, pull, last)
-        chain.previous = past
+        chain.remember(past)
     return x

@@ -22,6 +22,7 @@ from nidiff.data.units import scaling_remarks
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
+from nidiff.diffusion.mixture import MixtureModel, fit_mixture
 from nidiff.diffusion.objective import WEIGHTINGS
 from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import roughness
@@ -34,7 +35,7 @@ from nidiff.model.config import scheduler_config
 from nidiff.notation import call, parse_call
 from nidiff.randomness import mixed_seed
 from nidiff.sampling.sampler import as_sampler, rehearse
-from nidiff.training.baseline import gaussian_baseline
+from nidiff.training.baseline import baseline, held_out_items
 from nidiff.training.draws import spread
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
@@ -46,7 +47,10 @@ if TYPE_CHECKING:
     from nidiff.training.run import RunDirectory
 
 BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
-MOST_FITTED = 10_000  # items that Σ and the Gaussian are fitted to
+MOST_FITTED = 10_000  # items that Σ, the Gaussian and the mixture are fitted to
+MOST_STORED = 2**21  # numbers of the mixture by default: 8 MB
+MOST_CLUSTERS, ITEMS_PER_CLUSTER = 20, 200  # in every class, by default
+MIXTURES = ("auto", "classes", "clusters", "none")
 
 
 @dataclass
@@ -65,11 +69,19 @@ class Trainer:
     """The digest of the Σ, schedule and Gaussian that a run began with, if it is resumed with them."""
     notes: Sequence[str] = ()
     """What whoever trains should know."""
+    classes: Tensor | None = None
+    """The class of every item, if the data have any, also where the network is not given it."""
+
+    @cached_property
+    def held_out(self) -> Dataset | None:
+        """The held-out items, if there are any."""
+        data = held_out_items(self.experiment, self.data)
+        return data if data is None or self.data.labels is not None else without_labels(data)
 
     @cached_property
     def baseline(self) -> dict[str, Any]:
         """What the data's Gaussian achieves."""
-        return gaussian_baseline(self.experiment, self.data, self.denoiser.gaussian)
+        return baseline(self.denoiser.gaussian, self.data, self.held_out)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -111,11 +123,13 @@ def build(
         raise InputError("batch_size", experiment.batch_size, problem, "give one that is")
     scaling = None if stored is None else stored.scaling  # which need not be fitted again
     data = experiment.data.load(scaling=scaling, memory_limit=memory_limit, progress=accelerator.is_main_process)
+    classes = data.labels
     if experiment.data.labels is None:  # the network is not conditional, even if the data have labels
-        data = dataclasses.replace(data, labels=None, class_names=(), num_classes=None)
+        data = without_labels(data)
     _check_size(experiment, data, per_pass)
     torch.manual_seed(mixed_seed(experiment.seed))
     notes: list[str] = []
+    parse_mixture(experiment)
     if stored is None:
         notes += scaling_remarks(data)
         covariance = build_covariance(experiment, data)
@@ -140,9 +154,13 @@ def build(
     # What sampling or the process would refuse is refused before training.
     notes += rehearse(denoiser, data.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
-    return Trainer(
-        experiment, accelerator, data, denoiser.with_net(model), net, optimizer, ema, process=process, notes=notes
-    )
+    trained = denoiser.with_net(model), net, optimizer, ema
+    return Trainer(experiment, accelerator, data, *trained, process=process, notes=notes, classes=classes)
+
+
+def without_labels(data: Dataset) -> Dataset:
+    """The same data for a network that is not given their classes."""
+    return dataclasses.replace(data, labels=None, class_names=(), num_classes=None)
 
 
 # The parts ------------------------------------------------------------------------------------------------------------
@@ -172,10 +190,45 @@ def build_gaussian(experiment: Experiment, data: Dataset, covariance: Covariance
         parameter = signature(SCHEDULES[one_of("schedule", schedule, SCHEDULES)]).parameters.get("boundary")
         usual = parameter.default if parameter and isinstance(parameter.default, str) else "periodic"
         basis = written.get("boundary", experiment.boundary or usual)
-    batches = _fitted_batches(experiment, data)
+    batches = _Fitted(experiment, data, _rows(data))
     gaussian: GaussianModel = call("gaussian", name, {"basis": basis, **arguments}, known, batches)
     gaussian.check_basis(covariance)
     return gaussian
+
+
+def parse_mixture(experiment: Experiment) -> tuple[str, dict[str, Any]]:
+    """The kind of mixture in `MIXTURES`, and the arguments of `fit_mixture`."""
+    name, arguments = parse_call("mixture", experiment.mixture)
+    one_of("mixture", name, MIXTURES)
+    for key in arguments:
+        one_of("mixture", key, ("components", "rank", "shrinkage", "floor", "seed") if name != "none" else ())
+    return name, arguments
+
+
+def build_mixture(trainer: Trainer, measured: Tensor | None = None) -> MixtureModel | None:
+    """The data's mixture in the basis of their Gaussian, fitted to the same items, but not to those that are
+    ``measured``, by their rows."""
+    (name, arguments), data, classes = parse_mixture(trainer.experiment), trainer.data, trainer.classes
+    if name == "none" or trainer.denoiser.gaussian is None:
+        return None
+    if name == "classes" and classes is None:
+        raise InputError("mixture", name, "needs classes, and the data have none", "use clusters")
+    rows = _rows(data)
+    rows = rows if measured is None else rows[~torch.isin(rows, measured)]
+    each = math.prod(data.shape)  # numbers of a mean
+    counts = torch.zeros(0) if classes is None or name == "clusters" else classes[rows].unique(return_counts=True)[1]
+    if name == "auto":  # classes of one item, or whose means alone would not fit, do not count
+        sound = len(counts) and int(counts.min()) > 1 and int(classes.min()) >= 0  # type: ignore[union-attr]
+        counts = counts if sound and 2 * len(counts) * each <= MOST_STORED else counts[:0]
+        if 2 * each > MOST_STORED:
+            return None
+        most = min(MOST_CLUSTERS, MOST_STORED // (2 * each * max(len(counts), 1)))
+        clusters = int(counts.min()) // ITEMS_PER_CLUSTER if len(counts) else 1
+        arguments = {"components": max(1, min(clusters, most)), **arguments}
+    each *= arguments.get("components", 1)
+    rank = MOST_STORED // (max(len(counts), 1) * each)
+    batches = _Fitted(trainer.experiment, data, rows, classes if len(counts) else None)
+    return fit_mixture(batches, **{"basis": trainer.denoiser.gaussian.spatial, "rank": rank, **arguments})
 
 
 def needs_gaussian(experiment: Experiment) -> bool:
@@ -219,13 +272,21 @@ def _gaussian_or_note(
     return gaussian
 
 
-def _fitted_batches(experiment: Experiment, data: Dataset) -> Iterator[Tensor]:
-    """Batches of the items that the Gaussian is fitted to; mirrored too, where training mirrors them."""
-    for index in _rows(data).split(256):
-        batch = data.batch(index)
-        yield batch
-        if experiment.flip:
-            yield batch.flip(-1)
+@dataclass
+class _Fitted:
+    """Batches of the rows that a model of the data is fitted to, with their labels if there are any; mirrored too,
+    where training mirrors them."""
+
+    experiment: Experiment
+    data: Dataset
+    rows: Tensor
+    labels: Tensor | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in self.rows.split(256):
+            batch = self.data.batch(index)
+            for x in (batch, batch.flip(-1)) if self.experiment.flip else (batch,):
+                yield x if self.labels is None else (x, self.labels[index])
 
 
 def _rows(data: Dataset) -> Tensor:

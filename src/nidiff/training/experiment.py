@@ -63,6 +63,11 @@ class Experiment:
     gaussian: str = "modes:shrinkage=0.02"
     """The data's Gaussian, fitted in Σ's basis: modes or radial, with keys shrinkage, channels, …; or none. Samplers
     angle and angle_2m and target residual need it."""
+    mixture: str = field(default="auto", metadata=FREE)
+    """The data's mixture of Gaussians with whole covariances, fitted when training ends, for start=mixture of a
+    sampler: classes, with one Gaussian or so many components per class, or clusters, with keys components, rank,
+    shrinkage, …; or none. auto: classes if the data have labels, with a component for 200 items, else one Gaussian;
+    its file has at most 8 MB."""
     sees: str = "auto"
     """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
     residual, else x."""

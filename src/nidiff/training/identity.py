@@ -61,9 +61,9 @@ def settings_digest(experiment: Experiment) -> str:
 
 
 def process_digest(config: Mapping[str, Any]) -> str:
-    """The digest of what `scheduler_config` returns and of its arrays. Keys that begin with _ are left out, and so is
-    κ, which is measured when training has ended."""
-    config = {key: value for key, value in config.items() if not key.startswith("_")}
+    """The digest of what `scheduler_config` returns and of its arrays. Keys that begin with _ are left out, and so are
+    κ and the mixture, which come when training has ended."""
+    config = {key: value for key, value in config.items() if not key.startswith("_") and key != "mixture"}
     tensors = dict(config["covariance"].tensors)
     for key in ("schedule", "gaussian"):
         if isinstance(config.get(key), Config):

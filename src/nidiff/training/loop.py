@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from tqdm import tqdm
 
-from nidiff.data.annotations import examples_of, rows_of
+from nidiff.data.annotations import conditions_of, examples_of, rows_of
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.figures import save_samples_figure
 from nidiff.design.kappa import measure_kappa
@@ -27,8 +27,8 @@ from nidiff.model.folder import save_model
 from nidiff.progress import progress_bar
 from nidiff.randomness import mixed_seed, random_index, uniform
 from nidiff.sampling.sampler import sample
-from nidiff.training.baseline import baseline_text
-from nidiff.training.build import Trainer
+from nidiff.training.baseline import baseline, baseline_text
+from nidiff.training.build import Trainer, build_mixture
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
 from nidiff.training.draws import image_generators, image_indices, spread
 from nidiff.training.experiment import Experiment
@@ -81,12 +81,16 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 next_ = f"continue {run.folder} with --resume, end it with --resume --finish, or sample it with"
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: {next_} --checkpoint latest.")
     if main:
-        baseline = baseline_text(trainer.baseline)
-        about = experiment.about | ({"Gaussian baseline": baseline} if baseline else {})
+        of_gaussian = baseline_text(trainer.baseline)
+        about = experiment.about | ({"Gaussian baseline": of_gaussian} if of_gaussian else {})
         if trainer.denoiser.conditions:
             about |= {"conditions": describe_conditions(trainer.denoiser.conditions, trainer.data.class_names)}
         with averaged_weights(trainer):
             denoiser = with_kappa(trainer)
+            of_mixture = baseline(denoiser.mixture, trainer.data, trainer.held_out)
+            if of_mixture:
+                about |= {"mixture baseline": str(baseline_text(of_mixture, "mixture"))}
+                run.describe(trainer, mixture=of_mixture)
             if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
                 draw(trainer, run, denoiser)
             save_model(denoiser, run.model, about, grid=trainer.data.grid, run=trainer.identity)
@@ -94,18 +98,30 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
 
 
 def with_kappa(trainer: Trainer) -> Denoiser:
-    """The denoiser of the bare network, with κ where the data's Gaussian is known.
+    """The denoiser of the bare network, with the data's mixture, κ and what warm starts lose, where the data's Gaussian
+    is known.
 
-    512 images and 17 levels, but no more evaluations of the network than training took.
+    512 images and 17 levels, but no more evaluations of the network than training took. The images are held-out ones,
+    or else training items that the mixture is not fitted to; of few data it is fitted to all, and its loss is unknown.
     """
     denoiser, experiment = trainer.denoiser.with_net(trainer.net), trainer.experiment
     if denoiser.gaussian is None:
         return denoiser
-    rows = spread(len(trainer.data), max(1, min(512, experiment.steps * experiment.batch_size // KAPPA_ROWS)))
+    data = trainer.held_out
+    if data is None or {*conditions_of(data)} != {*denoiser.conditions} or data.num_classes != trainer.data.num_classes:
+        data = trainer.data
+    rows = spread(len(data), max(1, min(512, experiment.steps * experiment.batch_size // KAPPA_ROWS)))
+    apart = data is not trainer.data or 2 * len(rows) <= len(data)
+    try:
+        mixture = build_mixture(trainer, rows if apart and data is trainer.data else None)
+    except InputError as error:  # never at the cost of the model
+        trainer.accelerator.print(f"the model knows no mixture of the data: {error}", file=sys.stderr)
+        mixture = None
+    denoiser = denoiser.with_mixture(mixture)
     with progress_bar("measuring what the network knows of each mode", "levels") as progress:
-        conditioned = denoiser.given(**rows_of(trainer.data, rows))
+        conditioned = (denoiser if apart else denoiser.with_mixture(None)).given(**rows_of(data, rows))
         amount = {"num_images": len(rows), "num_rows": KAPPA_ROWS}
-        measured = measure_kappa(conditioned, trainer.data.batch(rows), **amount, progress=progress)
+        measured = measure_kappa(conditioned, data.batch(rows), **amount, progress=progress)
     return denoiser.with_kappa(measured.kappa)
 
 

@@ -228,6 +228,11 @@ class RunDirectory:
                 replace_text(self.log_file, "".join(f"{line}\n" for line in done))
         check_replaceable(self.model.resolve())  # now, not when the model is to be saved
 
+    def describe(self, trainer: "Trainer", **facts: Any) -> None:
+        """Write down more of what came of the settings."""
+        with self.writing():
+            replace_json(self.folder / EXPERIMENT, _described(trainer, {**self.facts, **facts}))
+
     def writing(self) -> AbstractContextManager[None]:
         """A disk that is full or gone ends the run with a sentence that says how to continue it."""
         return writing("out", self.folder, "continue the run with --resume")
