@@ -92,7 +92,7 @@ def ours(table: Tensor, labels: Tensor | None) -> list[str]:
     """Samplers of nidiff, as `nidiff sample --sampler` takes them, for the sigma of every row and the classes of the
     training data; ``clusters`` of every class and their ``rank`` are of the mixture."""
     texts = [f"angle_2m{options}" for options in ("", ":finish=denoise", ":spacing=trailing")]
-    texts += ["angle_2m:spacing=trailing,finish=denoise", "gaussian_2m:eta=0.5", "dpmpp_2m:eta=1"]
+    texts += ["angle_2m:spacing=trailing,finish=denoise", "gaussian_2m", "gaussian_2m:eta=0.5", "dpmpp_2m:eta=1"]
     texts += ["gaussian_2m:eta=0.5,spacing=trailing,finish=denoise"]
     mixtures = []
     if labels is not None:

@@ -44,7 +44,7 @@ def dpmpp_2m(
 
 
 def gaussian_2m(
-    chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.5, finish: str = "step"
+    chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, eta: float = 0.0, finish: str = "step"
 ) -> Tensor:
     """The rule with the V of the data's Gaussian and κ: exact for Gaussian data for every ``eta``, from 0, the ODE, to
     1, the SDE, in steps of any length. ``finish`` is that of `angle`."""
