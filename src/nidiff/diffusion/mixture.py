@@ -296,7 +296,8 @@ def fit_mixture(
         components: clusters by k-means of all data or, with labels, of every class; they need two passes. Default 1:
             a Gaussian per class or, without labels, one with the whole covariance of the data. A cluster of one item
             joins the nearest.
-        basis, event_axes: of D, as of `fit_gaussian`.
+        basis: of D, as of `fit_gaussian`.
+        event_axes: how many of the last axes are the event, as of `fit_gaussian`.
         rank: directions of each component, at most as many as there are. Default: all, or what 2²³ numbers hold.
         shrinkage: ρ from 0 to 1.
         floor: the least variance in W, as a share of the mean.
