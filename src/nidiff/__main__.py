@@ -11,8 +11,9 @@ INTERRUPTED = 130  # the exit code that a shell gives
 
 def main() -> int:
     """Run the command line. SIGTERM is an interrupt too, so that what is written is left in order."""
+    signals = signal.SIGINT, signal.SIGTERM
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in signals:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup wants it
                 signal.signal(number, _interrupt)
         from nidiff.cli import main as run
@@ -20,6 +21,9 @@ def main() -> int:
         return run()
     except KeyboardInterrupt:
         return _say_interrupted()
+    finally:
+        for number in signals:  # all is written; while Python ends, a signal would only change the exit code
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
