@@ -29,7 +29,7 @@ class Sample:
     knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing (uniform, trailing, logsnr, karras;
     with the Gaussian also angle) and start=gaussian or start=mixture, which begin at a lower level with that model of
     the data, where it loses at most max_loss nats per dimension, or at the row level:
-    dpmpp_2m:start=mixture,max_loss=0.005. The default of a model that ships is that of its picture, with as many
+    dpmpp_2m:start=mixture,max_loss=0.001. The default of a model that ships is that of its picture, with as many
     steps."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""

@@ -23,7 +23,7 @@ from nidiff.recipe import check_number
 
 MAX_LOSS = {"gaussian": 0.005, "mixture": 0.0005}
 """Nats per dimension that a warm start may lose by default: of the Gaussian mostly an upper bound, of the mixture an
-estimate. On Fashion-MNIST samples become worse from about there on."""
+estimate. The latter is a first choice, from one network of Fashion-MNIST."""
 STARTS = ("prior", *MAX_LOSS)
 
 
@@ -32,7 +32,7 @@ def check_start(denoiser: Denoiser, start: str) -> None:
     if one_of("start", start, STARTS) == "gaussian":
         require_gaussian(denoiser.gaussian, "start", start)
     elif start == "mixture" and denoiser.mixture is None:
-        remedy = "give the denoiser one by denoiser.with_mixture(nidiff.fit_mixture(data))"
+        remedy = "nidiff train fits one when it ends; in Python, denoiser.with_mixture(nidiff.fit_mixture(data))"
         raise InputError("start", start, "needs the data's mixture", remedy)
 
 
