@@ -94,6 +94,7 @@ def ours(table: Tensor, labels: Tensor | None) -> list[str]:
     texts = [f"angle_2m{options}" for options in ("", ":finish=denoise", ":spacing=trailing")]
     texts += ["angle_2m:spacing=trailing,finish=denoise", "gaussian_2m", "gaussian_2m:eta=0.5", "dpmpp_2m:eta=1"]
     texts += ["gaussian_2m:eta=0.5,spacing=trailing,finish=denoise"]
+    texts += ["angle_2m:rescale=true", "angle_2m:spacing=trailing,rescale=true", "gaussian_2m:rescale=true"]
     mixtures = []
     if labels is not None:
         many = int(labels.bincount().min()) >= ENOUGH
@@ -114,8 +115,8 @@ class Problem:
 
     def __init__(self, run: Path, data: str | None = None) -> None:
         self.model: Model = open_model(run, SingleProcess(torch.device("cpu")))
-        self.name, _, training = run.resolve().name.rpartition("-")
-        self.name, self.training = (self.name, training) if training.isdigit() else (run.resolve().name, "0")
+        self.name, _, training = run.absolute().name.rpartition("-")
+        self.name, self.training = (self.name, training) if training.isdigit() else (run.absolute().name, "0")
         self.source: RealSource = real_source(run, data, like=self.model.grid)
         self.train: Dataset = self.source.load("train", annotations=("labels",)).data
         self.held_out: Dataset = self.source.held_out().data
@@ -524,8 +525,8 @@ def main() -> None:
     results = Results(options.results)
     trainings: dict[str, list[Path]] = {}
     for run in options.runs:
-        name, _, number = run.resolve().name.rpartition("-")
-        trainings.setdefault(name if number.isdigit() else run.resolve().name, []).append(run)
+        name, _, number = run.absolute().name.rpartition("-")
+        trainings.setdefault(name if number.isdigit() else run.absolute().name, []).append(run)
     benches = [Bench(runs, results, options) for runs in trainings.values()]
     for num_steps in options.evaluations:
         for bench in benches:

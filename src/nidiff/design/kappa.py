@@ -5,7 +5,7 @@ from torch import Tensor
 
 from nidiff.diffusion.condition import CLASSES, take_rows
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser, require_gaussian
-from nidiff.diffusion.gaussian import GaussianModel, Kappa
+from nidiff.diffusion.gaussian import Kappa
 from nidiff.errors import InputError
 from nidiff.progress import Progress
 from nidiff.randomness import Generators, as_generator, white_noise
@@ -68,7 +68,7 @@ def measure_kappa(
                 estimates.append(marginal.expected(x, take_rows(classes, index)))
             residual, wanted, *others = (wiener.residual(x, clean).cpu().double() for clean in estimates)
             each = (residual, residual - wanted, wanted, *(other - wanted for other in others))
-            powers.append(torch.stack([_powers(gaussian, one) for one in each]))
+            powers.append(torch.stack([gaussian.powers(one) for one in each]))
         power, error, *of_models = torch.cat(powers, dim=1)  # of the models, first of the Gaussian, where F = 0
         # F (F − wanted) has mean 0 if the network returns the conditional mean: only what exceeds its scatter counts.
         excess = (power + error - of_models[0]) / 2
@@ -80,8 +80,3 @@ def measure_kappa(
         worse.append(torch.stack([(of_model - error).mean(0) for of_model in of_models]))
     losses = dict(zip(MAX_LOSS, integrated_loss(process, gaussian, rows, torch.stack(worse, 1)), strict=False))
     return denoiser.with_kappa(Kappa(rows, torch.stack(shares).float(), torch.stack(trusts).float(), losses))
-
-
-def _powers(gaussian: GaussianModel, residual: Tensor) -> Tensor:
-    """|F|² per image and mode of C [N, *modes]; channels that share a spectrum count as images."""
-    return gaussian.covariance.basis.power(residual).reshape(-1, *gaussian.covariance.event_shape)

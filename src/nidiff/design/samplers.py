@@ -23,9 +23,11 @@ def sampler_candidates(denoiser: Denoiser) -> list[str]:
     warm = ["dpmpp_2m"] if start == "mixture" else []
     if denoiser.gaussian is not None:
         warm = ["dpmpp_2m", "gaussian_2m", "angle_2m"]
-        for finish in ("step", "denoise"):
-            texts += [_text("angle_2m", finish=finish, spacing=spacing) for spacing in ("angle", "trailing")]
-        texts += [_text("gaussian_2m", eta=eta) for eta in (0, 0.5, 1)]
+        for rescale in (None, "true") if not denoiser.conditions else (None,):  # which images given a class differ from
+            for finish in ("step", "denoise"):
+                several = ("angle", "trailing")
+                texts += [_text("angle_2m", finish=finish, spacing=spacing, rescale=rescale) for spacing in several]
+            texts += [_text("gaussian_2m", eta=eta, rescale=rescale) for eta in (0, 0.5, 1)]
     schedule = denoiser.process.schedule
     levels = torch.tensor((*LEVELS, HIGHEST), dtype=torch.float64, device="cpu")
     *rows, highest = schedule.nearest_row(levels).round().int().tolist()

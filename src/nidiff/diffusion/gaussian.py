@@ -120,6 +120,10 @@ class GaussianModel:
             angle=(data**0.5).map(torch.atan2, noise**0.5),
         )
 
+    def powers(self, z: Tensor) -> Tensor:
+        """|z|² per item and mode of C [N, *modes]; channels that share a spectrum count as items."""
+        return self.covariance.basis.power(z).reshape(-1, *self.covariance.event_shape)
+
     def whiten(self, x0: Tensor) -> Tensor:
         """C^-½ (x0 − μ)."""
         return self.covariance.inv_sqrt(x0 - self.mean.to(x0))

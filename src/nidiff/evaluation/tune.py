@@ -469,7 +469,8 @@ def _trial(denoiser: Denoiser, shape: tuple[int, ...], count: int, text: str) ->
 
 
 def count_calls(denoiser: Denoiser, shape: Sequence[int], sampler: str, num_steps: int) -> int:
-    """How often the network is called for one image, by drawing one with a network that returns 0."""
+    """How often the network is called for one image, by drawing one with a network that returns 0; what `rescale` draws
+    beforehand is not counted."""
     seen = 0
 
     def net(x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
@@ -480,7 +481,7 @@ def count_calls(denoiser: Denoiser, shape: Sequence[int], sampler: str, num_step
     counted = denoiser.with_zero_net().for_images(torch.tensor([0])).with_net(net)
     with warnings.catch_warnings(), contextlib.suppress(Diverged):
         warnings.simplefilter("ignore", UserWarning)
-        sample(counted, (1, *shape), generator=[0], device="cpu", sampler=sampler, num_steps=num_steps)
+        sample(counted, (1, *shape), generator=[0], device="cpu", sampler=sampler, num_steps=num_steps, rescale=False)
     return seen
 
 

@@ -101,6 +101,8 @@ def plan_job(
     if chosen.start != "prior":
         where = {"max_loss": chosen.max_loss, "level": chosen.level}
         options |= {"start": chosen.start} | {key: value for key, value in where.items() if value is not None}
+    if chosen.rescale:
+        options |= {"rescale": True}
     steps = default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps
     return Job(
         model=model.sha256,

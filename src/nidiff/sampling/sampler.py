@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.checks import check_finite, check_sizes
+from nidiff.covariance.modes import Modes
 from nidiff.diffusion.condition import CLASSES, check_not_missing
 from nidiff.diffusion.denoiser import Denoiser, check_denoiser, require_gaussian
 from nidiff.diffusion.schedule import Level, Schedule
 from nidiff.diffusion.spacing import ANGLE, SPACINGS, Spacing, check_rows, spaced_rows
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, expect, one_of
 from nidiff.notation import parse_call
 from nidiff.precision import widest
 from nidiff.randomness import Generators, as_generator, check_place
@@ -24,8 +25,9 @@ from nidiff.sampling.ancestral import ancestral, churn, ddim, repaint
 from nidiff.sampling.angle import angle, angle_2m, angle_rows
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.local import dpmpp_2m, gaussian_2m
+from nidiff.sampling.rescale import PILOT_SEED, PILOTS, Measured, check_rescale, factors_of, rescaled
 from nidiff.sampling.solver import euler, euler_maruyama, heun, ipndm
-from nidiff.sampling.step import Chain, Sampler, Step, Visit, run_chain
+from nidiff.sampling.step import After, Chain, Sampler, Step, Visit, run_chain
 from nidiff.sampling.tile import Tiled
 from nidiff.sampling.warm import MAX_LOSS, STARTS, check_start, start_row
 
@@ -102,6 +104,10 @@ def sample(
     begin = "state" if isinstance(start, Tensor) else one_of("start", start or chosen.start, STARTS)
     if begin != "state":
         check_start(denoiser, begin)
+    if chosen.rescale:
+        check_rescale(denoiser)
+        if begin == "state":
+            raise InputError("rescale", True, "needs to know how x was drawn", "leave out `start`, or `rescale`")
     spacing = chosen.spacing if spacing is None else spacing
     by_rows = not isinstance(spacing, str) and not callable(spacing)
     for name, value, is_used in (
@@ -122,6 +128,7 @@ def sample(
     levels = schedule.levels(rows)
     denoiser.check_levels(dtype, rows)
     _warn_of_amplification(denoiser, levels)
+    known_to = denoiser
     if tile is not None:
         denoiser = denoiser.with_net(Tiled(denoiser.net, tile))
     source = as_generator(generator, shape[0] if shape else 0)
@@ -131,15 +138,50 @@ def sample(
             raise InputError("start", None, f"has shape {tuple(start.shape)}", f"make it that of `shape`, {shape}")
         x = start.to(**place)
         x = x if level is None else levels[0].signal * x
-    elif begin == "gaussian" and denoiser.gaussian is not None:
-        state = denoiser.gaussian.at(levels[0], denoiser.process.covariance)
-        x = denoiser.gaussian.sample(shape, source, state=state, **place)
-    elif begin == "mixture" and denoiser.mixture is not None:
-        x0 = denoiser.mixture.sample(shape, source, classes=denoiser.condition_values.get(CLASSES), **place)
-        x = levels[0].signal * x0 + levels[0].sigma * denoiser.process.noise(shape, source, **place)
     else:
-        x = denoiser.process.prior(shape, source, **place)
-    return walk(denoiser, x, levels, chosen, generator=source, denoise=denoise, callback=callback, **step_options)
+        x = _first_state(denoiser, begin, levels[0], shape, source, place)
+    after = None
+    if chosen.rescale:
+        after = _rescaling(denoiser, known_to, chosen, step_options, begin, levels, shape[1:], place)
+    return _walk(denoiser, x, levels, chosen, step_options, source, denoise, callback, after)
+
+
+def _first_state(
+    denoiser: Denoiser, start: str, level: Level, shape: tuple[int, ...], source: Generators, place: dict[str, Any]
+) -> Tensor:
+    """x at the first level, from the prior or from a model of the data."""
+    process = denoiser.process
+    if start == "gaussian" and denoiser.gaussian is not None:
+        state = denoiser.gaussian.at(level, process.covariance)
+        return denoiser.gaussian.sample(shape, source, state=state, **place)
+    if start == "mixture" and denoiser.mixture is not None:
+        x0 = denoiser.mixture.sample(shape, source, classes=denoiser.condition_values.get(CLASSES), **place)
+        return level.signal * x0 + level.sigma * process.noise(shape, source, **place)
+    return process.prior(shape, source, **place)
+
+
+def _rescaling(
+    denoiser: Denoiser,
+    owner: Denoiser,
+    sampler: Sampler,
+    options: dict[str, Any],
+    start: str,
+    levels: Sequence[Level],
+    shape: tuple[int, ...],
+    place: dict[str, Any],
+) -> After:
+    """What follows each step, measured on images from seeds of their own; ``owner`` has the network without tiles."""
+
+    def measure() -> list[Modes]:
+        source = as_generator([*range(PILOT_SEED, PILOT_SEED + PILOTS)], PILOTS)
+        x = _first_state(denoiser, start, levels[0], (PILOTS, *shape), source, place)
+        measured = Measured()
+        _walk(denoiser, x, levels, sampler, options, source, True, None, measured)
+        return measured.factors
+
+    key = (sampler, tuple(sorted(options.items())), start, tuple(level.label for level in levels), *place.values())
+    factors = factors_of(owner, key, measure)
+    return lambda chain, x, index, there: rescaled(chain, x, factors[index], there)
 
 
 @torch.no_grad()
@@ -159,9 +201,25 @@ def walk(
     All other arguments are those of `sample`.
     """
     chosen, step_options = as_sampler(sampler, options)
+    if chosen.rescale:
+        raise InputError("rescale", True, "needs to know how x was drawn", "use nidiff.sample, or leave it out")
     source = as_generator(generator, len(x))
+    return _walk(denoiser, x, levels, chosen, step_options, source, denoise, callback)
+
+
+def _walk(
+    denoiser: Denoiser,
+    x: Tensor,
+    levels: Sequence[Level],
+    sampler: Sampler,
+    options: dict[str, Any],
+    source: Generators,
+    denoise: bool,
+    callback: Callable[[Visit], None] | None,
+    after: After | None = None,
+) -> Tensor:
     chain = Chain(denoiser, lambda: denoiser.process.noise(x.shape, source, dtype=x.dtype, device=x.device))
-    x = run_chain(chain, x, levels, chosen, step_options, denoise=denoise, callback=callback)
+    x = run_chain(chain, x, levels, sampler, options, denoise=denoise, callback=callback, after=after)
     if denoise and len(x):
         _check_images(denoiser, x)
     return x
@@ -247,6 +305,9 @@ def as_sampler(sampler: str | Sampler | Step, options: dict[str, Any] | None = N
             chosen = chosen._replace(spacing=one_of("spacing", options.pop("spacing"), [*SPACINGS, ANGLE]))
         if "start" in options:
             chosen = chosen._replace(start=one_of("start", options.pop("start"), STARTS))
+        if "rescale" in options:
+            expect("rescale", options["rescale"], bool)
+            chosen = chosen._replace(rescale=options.pop("rescale"))
         if "level" in options:
             chosen = chosen._replace(level=check_number("level", options.pop("level")))
         for key in ("bound", "max_loss"):  # "bound" is what version 0.2 wrote

@@ -62,7 +62,7 @@ class Chain:
         if basis is None:
             return total
         x = outside_autocast(total, basis.synthesise).to(terms[0][1].dtype)
-        self._analysed.append((x, _version(x), basis, total))
+        self._analysed.append((x, version(x), basis, total))
         return x
 
     def in_modes(self, *terms: tuple[Coefficient, Tensor]) -> tuple[Tensor, Basis | None]:
@@ -91,16 +91,16 @@ class Chain:
 
     def _analyse(self, basis: Basis, x: Tensor) -> Tensor:
         """The coefficients of x in float32 or better, which are remembered for as long as x stays the same."""
-        for known, version, of_basis, coefficients in self._analysed:
-            if known is x and version == _version(x) >= 0 and of_basis == basis:
+        for known, then, of_basis, coefficients in self._analysed:
+            if known is x and then == version(x) >= 0 and of_basis == basis:
                 return coefficients
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         coefficients = outside_autocast(wide, basis.analyse)
-        self._analysed = [*self._analysed, (x, _version(x), basis, coefficients)][-MOST_ANALYSED:]
+        self._analysed = [*self._analysed, (x, version(x), basis, coefficients)][-MOST_ANALYSED:]
         return coefficients
 
 
-def _version(x: Tensor) -> int:
+def version(x: Tensor) -> int:
     """How often x was changed in place; -1 where torch does not count."""
     return -1 if x.is_inference() else x._version
 
@@ -117,6 +117,8 @@ class Visit(NamedTuple):
 
 # (chain, x, x̂0 at x, here, there, **options) -> x at the level ``there``, which has less noise than ``here``.
 Step = Callable[..., Tensor]
+# (chain, x, number of the step from 0, there) -> x, changed after a step.
+After = Callable[[Chain, Tensor, int, Level], Tensor]
 
 
 class Sampler(NamedTuple):
@@ -136,6 +138,8 @@ class Sampler(NamedTuple):
     """How much that may lose, in nats per dimension; None: `nidiff.sampling.warm.MAX_LOSS`."""
     level: float | None = None
     """The row at which such a start begins; None: by what it loses."""
+    rescale: bool = False
+    """Whether each mode has, after every step, the variance that is known of it: see `nidiff.sampling.rescale`."""
 
 
 def moved(denoiser: Denoiser, x: Tensor, pull: Tensor | None, last: bool) -> Tensor:
@@ -154,6 +158,7 @@ def run_chain(
     *,
     denoise: bool = True,
     callback: Callable[[Visit], None] | None = None,
+    after: After | None = None,
 ) -> Tensor:
     """Take x from the first of ``levels`` to the last and, to ``denoise``, from there to the clean image."""
     levels = [*levels, levels[-1]] if sampler.settles else levels
@@ -168,5 +173,6 @@ def run_chain(
         past = Past(here, x0, x)
         x = x0 if last and not sampler.finishes else sampler.step(chain, x, x0, here, there, **options)
         x = moved(chain.denoiser, x, pull, last)
+        x = x if after is None else after(chain, x, index, there)
         chain.remember(past)
     return x
