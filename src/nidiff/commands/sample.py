@@ -29,8 +29,9 @@ class Sample:
     knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing (uniform, trailing, logsnr, karras;
     with the Gaussian also angle) and start=gaussian or start=mixture, which begin at a lower level with that model of
     the data, where it loses at most max_loss nats per dimension, or at the row level:
-    dpmpp_2m:start=mixture,max_loss=0.001. The default of a model that ships is that of its picture, with as many
-    steps."""
+    dpmpp_2m:start=mixture,max_loss=0.001. With the Gaussian, rescale=true gives every mode its known variance after
+    each step: gaussian_2m:rescale=true, for spectra. The default of a model that ships is that of its picture, with as
+    many steps."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps, that is, noise levels visited. The default is 20 for ODE solvers, 10 for angles, else all."""
     out: Annotated[Path | None, arg(metavar="DIR", help_behavior_hint="(default: generated/… in the run)")] = None

@@ -88,7 +88,8 @@ def sample(
         denoise: end with the expected clean image x̂0 of the last level (no noise is added there);
             False returns the state at the last level, noise included.
         callback: called with a `Visit` at each level.
-        options: of the sampler (``variance``, ``eta``, …).
+        options: of the sampler (``variance``, ``eta``, …); or ``rescale=True``, which gives every mode its known
+            variance after each step (`nidiff.sampling.rescale`).
     """
     check_denoiser(denoiser)
     check_not_missing(denoiser.conditions, denoiser.condition_values)
