@@ -51,7 +51,13 @@ def test_the_exact_denoiser_of_gaussian_data_has_their_density():
     found = measure_likelihood(exact_denoiser(), Dataset(x), **EXACT)
     assert torch.allclose(found.log_prob, dense_log_prob(x), atol=2e-3)
     assert torch.allclose(found.gaussian, dense_log_prob(x), atol=1e-9)
+    assert "mixture" not in found.summary()
     assert abs(found.summary()["difference"]["nats_per_dim"].value) < 2e-4
+    mixture = nidiff.fit_mixture(normal(50, *SHAPE) + 0.3, basis=GFF, rank=0, shrinkage=0.0)
+    mixed = measure_likelihood(exact_denoiser().with_mixture(mixture), Dataset(x), **EXACT)
+    assert torch.allclose(mixed.mixture, mixture.log_prob(x), atol=1e-9)
+    shown = mixed.summary()["mixture"]["nats_per_dim"].value
+    assert shown == pytest.approx(-(mixture.log_prob(x) + mixed.log_volume).mean().item() / math.prod(SHAPE))
     # The control: the denoiser of other data has another density.
     other = nidiff.GaussianModel(GAUSSIAN.mean + 1.0, GAUSSIAN.covariance)
     wrong = measure_likelihood(exact_denoiser(other), Dataset(x), **EXACT)

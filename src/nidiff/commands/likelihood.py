@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Nats and bits per dimension of held-out data under a model and under their Gaussian N(mu, C), with errors.
+    """Nats and bits per dimension of held-out data under a model, their mixture and their Gaussian, with errors.
 
     A model that was trained with classes is given those of the data, which gives log p(x | class). Other conditions are
     left out.
@@ -106,7 +106,8 @@ COLUMNS = {
     "nats_per_dim": "nats/dim",
     "nats_per_dim_of_model": "nats/dim (units of the model)",
 }
-NAMES = {"model": "model", "gaussian": "Gaussian N(mu, C)", "difference": "model - Gaussian"}
+NAMES = {"model": "model", "mixture": "mixture of Gaussians", "gaussian": "Gaussian N(mu, C)"}
+NAMES |= {"difference": "model - Gaussian"}
 
 
 def _text(about: dict[str, Any], summary: dict[str, dict[str, "Measured"]]) -> str:

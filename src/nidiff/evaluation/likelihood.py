@@ -38,6 +38,8 @@ class Likelihood:
     """Whether the model was given the class of each item: log p(x | class). The Gaussian never is."""
     ordered: bool = False
     """Whether the items follow each other, so that neighbours may be alike."""
+    mixture: Tensor | None = None
+    """log p of the same items under the data's mixture, without classes; None for a model that has none."""
 
     @property
     def num_independent(self) -> float:
@@ -45,9 +47,11 @@ class Likelihood:
         return effective_number(self.log_prob).item() if self.ordered else len(self.log_prob)
 
     def summary(self) -> dict[str, dict[str, Measured]]:
-        """−log p per dimension, with its `standard_error` over items: of the model, of the Gaussian, and of the one
-        minus the other, item by item."""
+        """−log p per dimension, with its `standard_error` over items: of the model, of the mixture, of the Gaussian,
+        and of the model minus the Gaussian, item by item."""
         sides: dict[str, tuple[Tensor, Tensor | float]] = {"model": (self.log_prob, self.log_volume)}
+        if self.mixture is not None:
+            sides["mixture"] = (self.mixture, self.log_volume)
         if self.gaussian is not None:
             # The volume is the same for both, so the difference has none, and is the same in all units.
             difference = self.log_prob - self.gaussian
@@ -87,25 +91,26 @@ def measure_likelihood(
     num_images, batch = check_whole("num_images", num_images), check_whole("batch", batch)
     seed = check_whole("seed", seed, 0, MOST_SEEDS)
     scaling = data.scaling if denoiser.scaling is None else denoiser.scaling
-    smooth, gaussian = denoiser.clipped(None), denoiser.gaussian
+    smooth, baselines = denoiser.clipped(None), (denoiser.gaussian, denoiser.mixture)
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
     labels = data.labels if CLASSES in denoiser.conditions.keys() - denoiser.condition_values.keys() else None
     dtype = next((weight.dtype for weight in denoiser.parameters()), torch.float64)  # of the network, if it has one
-    parts = []  # log p, log volume, and log N
+    parts = []  # log p, log volume, and log p of the baselines
     for part in rows.split(min(batch, len(rows))):
         values = data.stored(part).double()
         generators = generators_from_seeds([seed * MOST_SEEDS + row for row in part.tolist()])
         if is_whole:
             values = values + torch.special.ndtr(white_noise(values.shape, generators, dtype=torch.float64)) - 0.5
         x = scaling.to_model(values)
-        normal = x.new_zeros(len(x)) if gaussian is None else gaussian.log_prob(x)
+        known = [x.new_zeros(len(x)) if law is None else law.log_prob(x) for law in baselines]
         conditioned = smooth if labels is None else smooth.given(**{CLASSES: labels[part]})
         like = x.to(denoiser.device, torch.promote_types(dtype, torch.float32))
         log_prob = log_likelihood(conditioned, like, generator=generators, **options).detach().cpu().double()
-        parts.append((log_prob, scaling.log_volume(values), normal))
+        parts.append((log_prob, scaling.log_volume(values), *known))
         if progress is not None:
             progress(min(len(parts) * batch, len(rows)), len(rows))
-    model, volume, normal = (torch.cat(column) for column in zip(*parts, strict=True))
+    model, volume, *known = (torch.cat(column) for column in zip(*parts, strict=True))
+    normal, mixed = (None if law is None else each for law, each in zip(baselines, known, strict=True))
     size, of_class = math.prod(data.shape), labels is not None
-    return Likelihood(model, volume, None if gaussian is None else normal, size, is_whole, of_class, is_ordered(data))
+    return Likelihood(model, volume, normal, size, is_whole, of_class, is_ordered(data), mixed)
