@@ -1,11 +1,11 @@
 """Which solver makes the best samples with few evaluations of the same trained network? Ours and those of others.
 
 Give run directories of `nidiff train`, or models with their data; runs NAME-0, NAME-1, … are trainings of one problem.
-Every method is tried in all of its settings on the first training of a problem, in two rounds, on noise of its own; the
-best setting per number of evaluations is then measured on every training, on other noise, the same for all methods. The
-metric is that of the kind of data: of pictures the Fréchet distance of features (of pixels where they are smaller than
-16×16), of fields the error of the spectrum. What is measured is stored in --results and not measured again, also by
-several processes at once.
+Every method of others is tried in all of its settings on the first training of a problem, in two rounds, on noise of
+its own; ours is what `nidiff tune` chose for that training, and stored with it. The best setting per number of
+evaluations is then measured on every training, on other noise, the same for all methods. The metric is that of the kind
+of data: of pictures the Fréchet distance of features (of pixels where they are smaller than 16×16), of fields the error
+of the spectrum. What is measured is stored in --results and not measured again, also by several processes at once.
 """
 
 import argparse
@@ -55,11 +55,11 @@ OURS = "nidiff"
 HEADLINES = {"pictures": ("frechet",), "fields": ("spectrum", "values")}
 LABELS = {"frechet": "Fréchet distance", "kernel": "kernel distance", "spectrum": "spectrum error"}
 LABELS |= {"values": "distance of the values"}
-STARTS = (0.8, 1.25, 2.0)  # sigma at which sampling may begin with a model of the data
+LOW = 1.25  # sigma at which sampling begins, where starts are compared and ours begins at the prior
 
 
-def settings(table: Tensor, labels: Tensor | None) -> dict[str, list[str]]:
-    """The settings of every method, by its name, for a network with this sigma at every row."""
+def settings(table: Tensor) -> dict[str, list[str]]:
+    """The settings of every method of others, by its name, for a network with this sigma at every row."""
     end = ",top=80" if table[-1] > COSINE else ""
     rows = [f"spacing={name}{high}" for name in ("trailing", "linspace") for high in dict.fromkeys(["", end])]
     even = [f"spacing={name}{end}" for name in ("karras", "exponential")]
@@ -84,27 +84,7 @@ def settings(table: Tensor, labels: Tensor | None) -> dict[str, list[str]]:
         "DPM-Solver-v3": of("v3", own, ("order=2", "order=3", "order=2,corrector=true"))
         + of("v3", own, ["pooled=true,plain=true"]) + of("v3", [*own[2:], *near[1:]], ["plain=true"]),
         "REAB": of("reab", [*own, *near[1:]], ("order=2", "order=3")),
-        OURS: ours(table, labels),
     }  # fmt: skip
-
-
-def ours(table: Tensor, labels: Tensor | None) -> list[str]:
-    """Samplers of nidiff, as `nidiff sample --sampler` takes them, for the sigma of every row and the classes of the
-    training data; ``clusters`` of every class and their ``rank`` are of the mixture."""
-    texts = [f"angle_2m{options}" for options in ("", ":finish=denoise", ":spacing=trailing")]
-    texts += ["angle_2m:spacing=trailing,finish=denoise", "gaussian_2m", "gaussian_2m:eta=0.5", "dpmpp_2m:eta=1"]
-    texts += ["gaussian_2m:eta=0.5,spacing=trailing,finish=denoise"]
-    texts += ["angle_2m:rescale=true", "angle_2m:spacing=trailing,rescale=true", "gaussian_2m:rescale=true"]
-    mixtures = []
-    if labels is not None:
-        many = int(labels.bincount().min()) >= ENOUGH
-        mixtures = ["", ",clusters=20,rank=50" if many else ",clusters=5"]
-    for row in (int((table - sigma).abs().argmin()) for sigma in STARTS):
-        texts += [f"{rule},start=gaussian,level={row}" for rule in ("dpmpp_2m:eta=0.5", "angle_2m:finish=step")]
-        for mixture in mixtures:
-            rules = ("dpmpp_2m:eta=0.5", "dpmpp_2m:eta=1", "angle_2m:finish=step")
-            texts += [f"{rule},start=mixture,level={row}{mixture}" for rule in rules]
-    return texts
 
 
 MIXTURES: dict[tuple[Any, ...], MixtureModel] = {}  # of the trainings of a problem alike
@@ -282,13 +262,12 @@ class Bench:
             log(f"{text} in {num_steps}: {type(error).__name__}: {error}")
             return {BEST[problem.kind]: math.inf}
 
-    def screen(self, num_steps: int) -> dict[str, str]:
-        """The best setting of every method, found on the first training in two rounds."""
-        problem, chosen = self.problem(self.runs[0]), {}
-        best = BEST[problem.kind]
-        table = settings(problem.network.table, problem.train.labels)
+    def screen(self, num_steps: int) -> None:
+        """Every setting of the methods of others on the first training, in two rounds."""
+        problem = self.problem(self.runs[0])
+        best, table = BEST[problem.kind], settings(problem.network.table)
         for method in [name.replace("_", " ") for name in self.options.methods or table]:
-            texts = self.options.candidates if method == OURS and self.options.candidates else table[method]
+            texts = table[method]
             for size, left in zip(self.options.screen, (FINALISTS, 1), strict=True):
                 where = {"problem": problem.name, "training": problem.training, "stage": "screening", "method": method}
                 where |= {"evaluations": num_steps, "samples": size}
@@ -302,31 +281,32 @@ class Bench:
                     for text in texts
                 }  # fmt: skip
                 texts = sorted(scores, key=scores.__getitem__)[:left]
-            chosen[method] = texts[0]
-        return chosen
 
-    def chosen(self, num_steps: int) -> dict[str, tuple[str, float]]:
-        """The best setting of every method that was screened at this number, and its score."""
-        name, best = self.problem(self.runs[0]).name, BEST[self.problem(self.runs[0]).kind]
-        return chosen(self.results, name, num_steps, best)
+    def ours(self, num_steps: int) -> str:
+        """The sampler that `nidiff tune` chose for the first training."""
+        choice = self.problem(self.runs[0]).model.denoiser.choice_for(num_steps)
+        if choice is None:
+            sys.exit(
+                f"{self.runs[0]} has no choice for {num_steps}: nidiff tune {self.runs[0]} --evaluations {num_steps}"
+            )
+        return choice.sampler
 
     def report(self, num_steps: int) -> None:
         """The chosen settings on every training; of the methods of others, the --rivals best."""
-        picked = self.chosen(num_steps)
-        others = sorted((method for method in picked if method != OURS), key=lambda method: picked[method][1])
-        count = self.options.samples
+        first, count = self.problem(self.runs[0]), self.options.samples
+        picked = chosen(self.results, first.name, num_steps, BEST[first.kind])
+        others = sorted(picked, key=lambda method: picked[method][1])[: self.options.rivals]
+        texts = {OURS: self.ours(num_steps)} | {method: picked[method][0] for method in others}
         for run in self.runs:
             problem = self.problem(run)
             where = {"problem": problem.name, "training": problem.training, "stage": "report", "samples": count}
             if run == self.runs[0]:
                 self.results.add(lambda p=problem: p.floor(count), **where, method="real", setting="", evaluations=0)
-            for method in [OURS, *others[: self.options.rivals]]:
-                if method in picked:
-                    text = picked[method][0]
-                    self.results.add(
-                        lambda p=problem, t=text: self._quality(p, t, num_steps, count, REPORT_SEED, KEYS[p.kind]),
-                        **where, method=method, setting=text, evaluations=num_steps,
-                    )  # fmt: skip
+            for method, text in texts.items():
+                self.results.add(
+                    lambda p=problem, t=text: self._quality(p, t, num_steps, count, REPORT_SEED, KEYS[p.kind]),
+                    **where, method=method, setting=text, evaluations=num_steps,
+                )  # fmt: skip
             if run != self.runs[0]:
                 del self._open[run]
 
@@ -354,10 +334,10 @@ class Bench:
         skip = MOST_REAL if problem.reference is problem.held_out else 0  # which samples are compared with
         held_out = problem._some(problem.held_out, count, skip=skip)
         self.results.add(lambda: nearness(held_out), **where, method="held out", setting="", evaluations=0)
-        text = self.options.sampler or self.chosen(num_steps)[OURS][0]
+        text = self.options.sampler or self.ours(num_steps)
         rule = re.sub(r",?(start=\w+|level=\d+|clusters=\d+|rank=\d+)", "", text).rstrip(":")
         rule += "," if ":" in rule else ":"
-        row = int((problem.network.table - STARTS[1]).abs().argmin())
+        row = int((problem.network.table - LOW).abs().argmin())
         level = match.group() if (match := re.search(r"level=\d+", text)) else f"level={row}"
         starts = {text: text, "prior": f"{rule}start=prior", "Gaussian": f"{rule}start=gaussian,{level}"}
         for clusters in self.options.clusters:
@@ -509,11 +489,10 @@ def main() -> None:
     parser.add_argument("--stages", nargs="+", choices=("screen", "report", "copying"), default=("screen", "report"))
     parser.add_argument("--samples", type=int, default=2048, help="for the report")
     parser.add_argument("--screen", nargs=2, type=int, default=[64, 256], help="samples of the rounds of the screening")
-    parser.add_argument("--methods", nargs="+", default=None, help="those to screen; default: all")
-    parser.add_argument("--candidates", nargs="+", default=None, help="samplers of ours to try instead of the usual")
+    parser.add_argument("--methods", nargs="+", default=None, help="of others, to screen; default: all")
     parser.add_argument("--rivals", type=int, default=99, help="how many methods of others to report, the best ones")
     parser.add_argument("--clusters", nargs="*", type=int, default=[], help="of every class, for copying")
-    parser.add_argument("--sampler", default=None, help="for copying; default: the best of the screening")
+    parser.add_argument("--sampler", default=None, help="for copying; default: ours")
     parser.add_argument("--neighbours", type=int, default=2048, help="training pictures whose features are compared")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "rivals.json")
     parser.add_argument("--threads", type=int, default=1)

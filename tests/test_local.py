@@ -299,6 +299,27 @@ def test_coefficients_are_remembered_until_x_changes(changed):
     assert len(counted) == (0 if changed == "not" else 1)
 
 
+def test_tables_that_are_remembered_belong_to_their_gaussian_kappa_levels_and_rule():
+    """Of one process, whose walks share them: each walk has the bits of a process that has seen no other. Twice as many
+    rows have levels of the same numbers and other neighbours."""
+    first, second = (nidiff.GaussianModel(torch.zeros(SHAPE), scale * STEEP) for scale in (1.0, 2.0))
+    knowledge = [(model, constant(model, 50, share)) for model in (first, second) for share in (0.2, 0.7)]
+    walks = [("angle", 4), ("angle_2m", 4), ("gaussian_2m", 4), ("gaussian_2m:eta=0.5", 4), ("angle_2m", 8)]
+
+    def draw(process: nidiff.Process, model: nidiff.GaussianModel, kappa: Kappa, sampler: str, count: int) -> Tensor:
+        denoiser = nidiff.Denoiser(lambda x, label: 0.3 * x, process, "x0", gaussian=model, kappa=kappa)
+        rows = torch.linspace(49, 3, count).round().int().tolist()
+        return nidiff.sample(denoiser, (2, *SHAPE), sampler=sampler, spacing=rows, generator=0)
+
+    def fresh() -> nidiff.Process:
+        return nidiff.Process(SCHEDULES["linear"], STEEP)
+
+    shared, cases = fresh(), [(*known, *walk) for known in knowledge for walk in walks for _ in range(2)]
+    found, alone = ([draw(process(), *case) for case in cases] for process in (lambda: shared, fresh))
+    assert all(torch.equal(one, other) for one, other in zip(found, alone, strict=True))
+    assert len({tuple(x.flatten().tolist()) for x in found}) == len(knowledge) * len(walks)  # none is another's
+
+
 def test_bad_input_is_named():
     denoiser = two_peaks()
     for argument, call in [

@@ -252,11 +252,11 @@ def test_the_choice_of_a_model_that_ships_lies_in_out(tmp_path, run, monkeypatch
     assert "tuned for 3 evaluations" in err
 
 
-def test_an_interrupt_changes_nothing(trained, tmp_path, run, monkeypatch):
+def test_an_interrupt_keeps_the_choices_that_were_made_and_changes_nothing_else(trained, tmp_path, run, monkeypatch):
     def stopping(chain, x, x0, here, there):
-        if len(x) > 1:  # not when the calls are counted
+        if len(x) > 1 and len(chain.history) == 2:  # in a third step, and not when the calls are counted
             raise KeyboardInterrupt
-        return x0
+        return 0.9 * x
 
     monkeypatch.setitem(SAMPLERS, "stopping", Sampler(stopping, "trailing", finishes=True))
     folder = shutil.copytree(trained, tmp_path / "digits")
@@ -264,6 +264,10 @@ def test_an_interrupt_changes_nothing(trained, tmp_path, run, monkeypatch):
     code, _, err = run("tune", folder, *CLI, "stopping")
     assert code == 130, err
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    code, _, err = run("tune", folder, *CLI, "stopping", "--evaluations", "2", "3", "--budget", "800")
+    assert code == 130, err
+    assert [choice.evaluations for choice in nidiff.load_model(folder).choices] == [2]
+    assert {path: path.read_bytes() for path in before} == before
 
 
 # Bad input -------------------------------------------------------------------------------------------------------

@@ -4,13 +4,16 @@ import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import CheckpointFlag, Comparing, QuietFlag
 from nidiff.errors import Interrupted
 from nidiff.progress import progress_bar
+
+if TYPE_CHECKING:
+    from nidiff.evaluation.tune import Tuning
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,8 @@ class Tune:
     Samplers, amounts of fresh noise, spacings, starts and endings are tried against held-out data: a few samples of all
     of them, more of the best. 8-bit images are compared by the Fréchet distance of features, all other data by their
     spectrum and values. The choice is made on one half of the held-out data, and reported on the other half with other
-    samples. From then on nidiff sample MODEL --num-steps 5 uses it, unless --sampler is given.
+    samples. From then on nidiff sample MODEL --num-steps 5 uses it, unless --sampler is given. Each choice is stored
+    when it is made, and stays if the command is stopped.
     """
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
@@ -74,11 +78,19 @@ class Tune:
         if self.dry_run:
             print("\n".join(f"{trial.evaluations} {trial.sampler}" for trial in plan.trials))
             return
+        stored: list[str] = []
+
+        def store(tuning: "Tuning") -> None:
+            store_choices(model.sampling_file, tuning.choices, model.sha256)
+            stored[:] = map(str, tuning.chosen)
+
         try:
             with progress_bar("tuning", "calls") as progress:
-                tuning = plan.run(progress)
+                tuning = plan.run(progress, store)
         except KeyboardInterrupt:
-            raise Interrupted("stopped: nothing of the model was changed.") from None
-        store_choices(model.sampling_file, tuning.choices, model.sha256)
+            kept = (
+                f"the choice for {', '.join(stored)} is in {model.sampling_file}" if stored else "nothing was changed"
+            )
+            raise Interrupted(f"stopped: {kept}.") from None
         print(f"wrote {model.sampling_file}", file=sys.stderr)
         print(json.dumps(tuning.to_json(), indent=2) if self.json else tuning.text())

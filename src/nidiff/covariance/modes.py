@@ -1,6 +1,7 @@
 """Diagonal operators, used like numbers: samplers, targets and posteriors are formulas of such coefficients."""
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any, Union
 
 import torch
@@ -56,9 +57,11 @@ class Modes:
     def map(self, function: Callable[..., Tensor], *others: Coefficient) -> "Modes":
         """A function of torch, number by number, of this and other coefficients."""
         operands, basis = [self, *map(as_modes, others)], self.basis
-        if any(modes.basis is not basis for modes in operands):
-            operands, basis = _in_one_basis(operands)
-        return Modes(function(*(_over(operand, basis) for operand in operands)), basis)
+        for modes in operands:
+            if modes.basis is not basis:
+                operands, basis = _in_one_basis(operands)
+                return Modes(function(*(_over(operand, basis) for operand in operands)), basis)
+        return Modes(function(*[operand.values for operand in operands]), basis)
 
     def _arithmetic(self, function: Callable[..., Tensor], other: Any) -> "Modes":
         if isinstance(other, float | int):  # which needs no tensor
@@ -119,7 +122,7 @@ class Modes:
         return self**-1 * other
 
     def __pow__(self, exponent: float) -> "Modes":
-        return self.map(lambda values: values**exponent)
+        return self.map(lambda values: values.pow(exponent))
 
     def __neg__(self) -> "Modes":
         return self.map(torch.neg)
@@ -159,7 +162,7 @@ def combine(
     of all these, which ``analyse`` leads to; where none has a basis, the sum itself."""
     modes, basis = _in_one_basis([coefficient for coefficient, _ in terms])
     if basis is None:
-        return sum(coefficient * x for coefficient, x in terms), basis
+        return reduce(torch.add, (coefficient * x for coefficient, x in terms)), basis
     total: Tensor | None = None
     for coefficient, (_, x) in zip(modes, terms, strict=True):
         coefficients, values = analyse(basis, x), coefficient.values

@@ -28,6 +28,8 @@ def sampler_candidates(denoiser: Denoiser) -> list[str]:
                 several = ("angle", "trailing")
                 texts += [_text("angle_2m", finish=finish, spacing=spacing, rescale=rescale) for spacing in several]
             texts += [_text("gaussian_2m", eta=eta, rescale=rescale) for eta in (0, 0.5, 1)]
+            texts.append(_text("gaussian_2m", eta=0.5, spacing="trailing", finish="denoise", rescale=rescale))
+            texts += [_text("dpmpp_2m", eta=eta, rescale=rescale) for eta in (0.5, 1)]
     schedule = denoiser.process.schedule
     levels = torch.tensor((*LEVELS, HIGHEST), dtype=torch.float64, device="cpu")
     *rows, highest = schedule.nearest_row(levels).round().int().tolist()

@@ -249,9 +249,13 @@ class Plan:
         """How often the network is called for one image, over all images, at most."""
         return sum(count * _most_samples(len(trials), self.rungs) for count, trials in self.by_count.items())
 
-    def run(self, progress: Progress | None = None) -> Tuning:
-        """Draw, compare and choose."""
-        done, total, trials = 0, self.calls, []
+    def run(self, progress: Progress | None = None, found: Callable[[Tuning], None] | None = None) -> Tuning:
+        """Draw, compare and choose; ``found`` is called with what is known after each number of evaluations."""
+        real, other = self.evaluator.halves
+        some = real.resampled(spread_rows(len(real), min(self.rungs[-1], len(real))))
+        floor, scored = (measure(other, some, bootstrap=0, keys=keys) for keys in (self.shown, self.keys))
+        about = (self.default, tuple(scored), floor, len(some), self.evaluator.name, len(other))
+        done, total, tuning = 0, self.calls, Tuning((), *about)
         for count, candidates in self.by_count.items():
 
             def show(calls: float, before: int = done) -> None:
@@ -259,13 +263,11 @@ class Plan:
                     progress(before + calls, total)
 
             show(0)
-            trials += _Contest(self, show).judged(candidates)
+            tuning = Tuning((*tuning.trials, *_Contest(self, show).judged(candidates)), *about)
+            if found is not None:
+                found(tuning)
             done += count * _most_samples(len(candidates), self.rungs)
-        real, other = self.evaluator.halves
-        some = real.resampled(spread_rows(len(real), min(self.rungs[-1], len(real))))
-        floor, scored = (measure(other, some, bootstrap=0, keys=keys) for keys in (self.shown, self.keys))
-        about = (self.evaluator.name, len(other))
-        return Tuning(tuple(trials), self.default, tuple(scored), floor, len(some), *about)
+        return tuning
 
     @property
     def shown(self) -> tuple[str, ...]:

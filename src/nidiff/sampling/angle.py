@@ -7,6 +7,7 @@ step in θ. Between the two, dF/dθ ≈ −κ z, with κ = E F² the share of th
 """
 
 from bisect import bisect_left
+from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -20,9 +21,12 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.errors import one_of
 from nidiff.precision import with_float64
-from nidiff.sampling.step import Chain, Past
+from nidiff.sampling.step import Chain, Past, remembered
 
 FINISHES = ("step", "denoise")
+Weights = tuple[
+    list[tuple[Modes, Modes]], Modes | None
+]  # (a, b) of every step, and the deviation of fresh noise over Σ's
 
 
 def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "step") -> Tensor:
@@ -49,6 +53,10 @@ def angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int |
     """``count`` falling rows at equal steps of the `mean_angle` from the row ``top``, the noisiest; the last step ends
     at the data."""
     top = len(process.schedule) - 1 if top is None else top
+    return [*remembered(process, gaussian, ("rows", count, top), lambda: _angle_rows(process, gaussian, count, top))]
+
+
+def _angle_rows(process: Process, gaussian: GaussianModel, count: int, top: int) -> list[int]:
     ratio, schedule = gaussian.check_basis(process.covariance) ** 0.5, process.schedule
     weights = _clock_weights(gaussian, ratio)
 
@@ -78,24 +86,26 @@ def _clock_weights(gaussian: GaussianModel, like: Modes) -> Tensor:
 
 
 def _turned(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, finish: str, second_order: bool) -> Tensor:
-    step, past = Past(here, x0, x), chain.previous if second_order else None
     if ends_denoised(finish, there):
         return x0
     require_gaussian(chain.denoiser.gaussian, "sampler", "angle")
-    now, then = chain.gaussian_at(here), chain.gaussian_at(there)
-    kappa, trust = explained(chain, step)
-    turn = _turn(then.angle - now.angle, kappa)
-    residual, terms = turn.sin, []
-    if past is not None:
+    step, past = Past(here, x0, x), chain.previous if second_order else None
+
+    def weights() -> Weights:
+        now, then = chain.gaussian_at(here), chain.gaussian_at(there)
+        kappa, trust = explained(chain, step)
+        turn = _turn(then.angle - now.angle, kappa)
+        if past is None:
+            return [_linear(now, then, turn.cos, turn.sin * trust)], None
         before = chain.gaussian_at(past.level)
         last = _turn(now.angle - before.angle, kappa)
         carried = carry(chain, past.level, here, there) * turn.rise
-        residual = residual + carried
         # less what the last step predicted of F: cos(√κ Δ₋) F₋ − √κ sin(√κ Δ₋) z₋
         expected = carried * last.cos * explained(chain, past, kappa)[1]
-        terms.append((past, *_linear(before, then, carried * kappa * last.sin, -expected)))
-    terms.append((step, *_linear(now, then, turn.cos, residual * trust)))
-    return around_mean(chain, there, terms)
+        of_past = _linear(before, then, carried * kappa * last.sin, -expected)
+        return [_linear(now, then, turn.cos, (turn.sin + carried) * trust), of_past], None
+
+    return around_mean(chain, "angle", there, [step] if past is None else [step, past], weights)
 
 
 def carry(chain: Chain, *levels: Level) -> float:
@@ -104,7 +114,7 @@ def carry(chain: Chain, *levels: Level) -> float:
 
     def time(level: Level) -> float:
         gaussian = require_gaussian(chain.denoiser.gaussian, "sampler")
-        return chain.once("clock", level, lambda: mean_angle(gaussian, chain.gaussian_at(level)))
+        return chain.once("clock", [level], lambda: mean_angle(gaussian, chain.gaussian_at(level)))
 
     times = [time(level) for level in levels]
     step, last = times[2] - times[1], times[1] - times[0]
@@ -117,15 +127,24 @@ def ends_denoised(finish: str, there: Level) -> bool:
 
 
 def around_mean(
-    chain: Chain, there: Level, terms: list[tuple[Past, Modes, Modes]], fresh: Modes | None = None
+    chain: Chain, name: Hashable, there: Level, steps: Sequence[Past], weights: Callable[[], Weights]
 ) -> Tensor:
-    """signal' μ + the sum of a (x − signal μ) + b (x̂0 − μ) over steps (step, a, b), and ``fresh`` times noise; an image
-    stays in its range."""
-    rest, given, clip = there.signal, [], chain.denoiser.clip
-    for step, a, b in terms:
-        rest = rest - a * step.level.signal - b
-        given += [(a, step.x), (b, step.x0)]
-    x = chain.combine(*given, (rest, chain.mean_like(step.x)), fresh=fresh)
+    """signal' μ + the sum of a (x − signal μ) + b (x̂0 − μ) over ``steps``, and noise, with the ``weights`` of a rule of
+    this ``name``, which follow from the levels if κ is known; an image stays in its range."""
+
+    def table() -> tuple[list[tuple[Modes, Modes]], Modes | None, Modes]:
+        pairs, fresh = weights()
+        rest = there.signal
+        for step, (a, b) in zip(steps, pairs, strict=True):
+            rest = rest - a * step.level.signal - b
+        return pairs, fresh, rest
+
+    levels = [there, *(step.level for step in steps)]
+    pairs, fresh, rest = table() if chain.denoiser.kappa is None else chain.once(name, levels, table)
+    terms: list[tuple[Modes, Tensor]] = [(rest, chain.mean_like(steps[0].x))]
+    for step, (a, b) in zip(steps, pairs, strict=True):
+        terms += [(a, step.x), (b, step.x0)]
+    x, clip = chain.combine(*terms, fresh=fresh), chain.denoiser.clip
     return x.clamp(-clip, clip) if there is CLEAN and clip is not None else x
 
 
@@ -141,7 +160,7 @@ def explained(chain: Chain, step: Past, kappa: Modes | None = None) -> tuple[Mod
     known = chain.denoiser.kappa
     if known is not None:
         gaussian = require_gaussian(chain.denoiser.gaussian, "kappa")
-        return chain.once("kappa", step.level, lambda: known.at(step.level, gaussian))
+        return chain.once("kappa", [step.level], lambda: known.at(step.level, gaussian))
     if kappa is None:
         wiener = chain.gaussian_at(step.level)
         of_x0 = wiener.spread**-1

@@ -18,7 +18,7 @@ from nidiff.diffusion.denoiser import require_gaussian
 from nidiff.diffusion.schedule import Level
 from nidiff.recipe import check_number
 from nidiff.sampling.ancestral import jump_variances
-from nidiff.sampling.angle import around_mean, carry, ends_denoised, explained
+from nidiff.sampling.angle import Weights, around_mean, carry, ends_denoised, explained
 from nidiff.sampling.solver import half_logsnr
 from nidiff.sampling.step import Chain, Past
 
@@ -38,9 +38,11 @@ def dpmpp_2m(
         if limit is not None:
             most = check_number("limit", limit, 0)
             carried = carried.map(lambda values: values.clamp(max=most))
-    terms, fresh = _rule(Past(here, x0, x), past, there, check_number("eta", eta, 0, 1), as_modes(0.0), carried)
-    (_, of_x, of_x0), *before = terms
-    return chain.combine((of_x, x), (of_x0, x0), *((b, visit.x0) for visit, _, b in before), fresh=fresh)
+    steps = [Past(here, x0, x)] if past is None else [Past(here, x0, x), past]
+    ((of_x, of_x0), *before), fresh = _rule(steps, there, check_number("eta", eta, 0, 1), as_modes(0.0), carried)
+    return chain.combine(
+        (of_x, x), (of_x0, x0), *((b, step.x0) for step, (_, b) in zip(steps[1:], before, strict=True)), fresh=fresh
+    )
 
 
 def gaussian_2m(
@@ -53,17 +55,22 @@ def gaussian_2m(
         return x0
     gaussian = require_gaussian(chain.denoiser.gaussian, "sampler", "gaussian_2m")
     step, past = Past(here, x0, x), chain.previous
-    kappa, trust = explained(chain, step)
-    carried, trusts = as_modes(0.0), [trust]
-    if past is not None:
-        carried = as_modes(0.5 * carry(chain, past.level, here, there))
-        trusts.append(explained(chain, past, kappa)[1])
-    variance = local_variance(gaussian.check_basis(chain.denoiser.process.covariance), here, kappa)
-    terms, fresh = _rule(step, past, there, eta, variance, carried)
-    trusted = []
-    for (visit, a, b), share in zip(terms, trusts, strict=True):  # β x̂0 + (1 − β) E[x0 | x] in place of x̂0
-        trusted.append((visit, a + b * (1.0 - share) * chain.gaussian_at(visit.level).gain, b * share))
-    return around_mean(chain, there, trusted, fresh)
+    steps = [step] if past is None else [step, past]
+
+    def weights() -> Weights:
+        kappa, trust = explained(chain, step)
+        carried, trusts = as_modes(0.0), [trust]
+        if past is not None:
+            carried = as_modes(0.5 * carry(chain, past.level, here, there))
+            trusts.append(explained(chain, past, kappa)[1])
+        variance = local_variance(gaussian.check_basis(chain.denoiser.process.covariance), here, kappa)
+        pairs, fresh = _rule(steps, there, eta, variance, carried)
+        trusted = []
+        for visit, (a, b), share in zip(steps, pairs, trusts, strict=True):  # β x̂0 + (1 − β) E[x0 | x] in place of x̂0
+            trusted.append((a + b * (1.0 - share) * chain.gaussian_at(visit.level).gain, b * share))
+        return trusted, fresh
+
+    return around_mean(chain, ("gaussian_2m", eta), there, steps, weights)
 
 
 def local_variance(ratio: Modes, level: Level, kappa: Modes) -> Modes:
@@ -72,24 +79,22 @@ def local_variance(ratio: Modes, level: Level, kappa: Modes) -> Modes:
     return (1.0 - kappa) * ratio * noise / (noise + kappa * level.signal**2 * ratio)
 
 
-def _rule(
-    step: Past, past: Past | None, there: Level, eta: float, variance: Modes, carried: Modes
-) -> tuple[list[tuple[Past, Modes, Modes]], Modes | None]:
-    """(step, a, b) of which x' = Σ a x + b x̂0, and the standard deviation of the noise over Σ's, None if there is none;
-    ``variance`` is V/Σ and m + ``carried`` (m − m₋) takes the place of m."""
-    here = step.level
+def _rule(steps: list[Past], there: Level, eta: float, variance: Modes, carried: Modes) -> Weights:
+    """(a, b) of the present step and the one before, of which x' = Σ a x + b x̂0, and the deviation of the noise over
+    Σ's, None if there is none; ``variance`` is V/Σ, and m + ``carried`` (m − m₋) takes the place of m."""
+    here = steps[0].level
     total, ahead = (level.signal**2 * variance + level.sigma**2 for level in (here, there))
     far = here.signal**2 * ahead / (there.signal**2 * total)  # q as well, where it is small
     log_q = (jump_variances(here, there)[0] / total).map(_log_of_rest, far)
     of_m = -there.signal * ((1 + eta) / 2 * log_q).map(torch.expm1)
     of_x = there.signal / here.signal * ((1 + eta) / 2 * log_q).map(torch.exp)
     fresh = (-ahead * (eta * log_q).map(torch.expm1)).root() if eta else None
-    terms = []
-    for each, weight in ((step, of_m * (1.0 + carried)), (past, -of_m * carried)):
-        if each is not None:
-            pull = each.level.signal * variance / each.level.sigma**2  # m = (1 + pull · signal) x̂0 − pull · x
-            terms.append((each, -weight * pull, weight * (1.0 + pull * each.level.signal)))
-    return [(step, of_x + terms[0][1], terms[0][2]), *terms[1:]], fresh
+    pairs = []
+    for step, weight in zip(steps, (of_m * (1.0 + carried), -of_m * carried), strict=False):
+        pull = step.level.signal * variance / step.level.sigma**2  # m = (1 + pull · signal) x̂0 − pull · x
+        pairs.append((-weight * pull, weight * (1.0 + pull * step.level.signal)))
+    pairs[0] = (of_x + pairs[0][0], pairs[0][1])
+    return pairs, fresh
 
 
 def _log_of_rest(near: Tensor, far: Tensor) -> Tensor:

@@ -1,8 +1,10 @@
 """What a step of a sampler gets, what a sampler is, and the loop that takes its steps."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -10,14 +12,16 @@ from torch import Tensor
 from nidiff.covariance.basis import Basis
 from nidiff.covariance.modes import Coefficient, as_modes, combine, outside_autocast
 from nidiff.diffusion.denoiser import Denoiser, require_gaussian
-from nidiff.diffusion.gaussian import Wiener
+from nidiff.diffusion.gaussian import GaussianModel, Wiener
+from nidiff.diffusion.process import Process
 from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.diffusion.spacing import Spacing
 
 MOST_PAST = 3  # steps that a solver looks back on
 MOST_ANALYSED = 12  # tensors whose coefficients are remembered: those of all these steps, and a few more
-MOST_MADE = 16  # tables of a level
+FEWEST_TABLES, NUMBERS_OF_TABLES = 16, 2**20  # that are remembered: so many, or what so many numbers per mode make
 T = TypeVar("T")
+_TABLES: WeakKeyDictionary[Process, dict[Hashable, Any]] = WeakKeyDictionary()  # of all walks of a process
 
 
 class Past(NamedTuple):
@@ -37,7 +41,6 @@ class Chain:
     noise: Callable[[], Tensor]
     history: list[Past] = field(default_factory=list)
     _analysed: list[tuple[Tensor, int, Basis, Tensor]] = field(default_factory=list)
-    _made: list[tuple[str, Level, Any]] = field(default_factory=list)
     _mean: Tensor | None = None
 
     @property
@@ -72,16 +75,12 @@ class Chain:
     def gaussian_at(self, level: Level) -> Wiener:
         """The data's Gaussian at a level."""
         gaussian = require_gaussian(self.denoiser.gaussian, "denoiser")
-        return self.once("gaussian", level, lambda: gaussian.at(level, self.denoiser.process.covariance))
+        return self.once("gaussian", [level], lambda: gaussian.at(level, self.denoiser.process.covariance))
 
-    def once(self, name: str, level: Level, make: Callable[[], T]) -> T:
-        """What ``make`` returns, computed once for the step that leads to a level and those that lead on."""
-        for known, of_level, made in self._made:
-            if of_level is level and known == name:
-                return cast(T, made)
-        made = make()
-        self._made = [*self._made, (name, level, made)][-MOST_MADE:]
-        return made
+    def once(self, name: Hashable, levels: Sequence[Level], make: Callable[[], T]) -> T:
+        """What ``make`` returns of the levels, the data's Gaussian and κ alone: computed once, also for later walks."""
+        known = (name, None if self.denoiser.kappa is None else self.denoiser.kappa.values, *map(_key, levels))
+        return remembered(self.denoiser.process, self.denoiser.gaussian, known, make)
 
     def mean_like(self, x: Tensor) -> Tensor:
         """The mean of the data's Gaussian [1, ...] where x is."""
@@ -98,6 +97,25 @@ class Chain:
         coefficients = outside_autocast(wide, basis.analyse)
         self._analysed = [*self._analysed, (x, version(x), basis, coefficients)][-MOST_ANALYSED:]
         return coefficients
+
+
+def remembered(process: Process, gaussian: GaussianModel | None, key: Hashable, make: Callable[[], T]) -> T:
+    """What ``make`` returned for this process, Gaussian and ``key``; the tables that were made last are kept."""
+    tables, whole = _TABLES.setdefault(process, {}), (gaussian, key)
+    if whole not in tables:
+        tables[whole] = make()
+        most = NUMBERS_OF_TABLES // (1 if gaussian is None else math.prod(gaussian.shape))
+        while len(tables) > max(FEWEST_TABLES, most):
+            tables.pop(next(iter(tables)), None)
+    return cast(T, tables[whole])
+
+
+def _key(level: Level) -> Hashable:
+    """Equal for equal levels; a level that differs from mode to mode is equal to itself alone."""
+    numbers = (level.signal, level.sigma)
+    if isinstance(level.label, Tensor) or any(each.basis is not None or each.values.ndim for each in numbers):
+        return level
+    return (*map(float, numbers), level.label)
 
 
 def version(x: Tensor) -> int:

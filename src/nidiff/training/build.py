@@ -47,9 +47,10 @@ if TYPE_CHECKING:
     from nidiff.training.run import RunDirectory
 
 BYTES = 5 * 4  # of each weight in float32: itself, its gradient, two averages of Adam's, the moving average
-MOST_FITTED = 10_000  # items that Σ, the Gaussian and the mixture are fitted to
+MOST_FITTED = 10_000  # items that Σ and the Gaussian are fitted to
+MOST_MIXED = 60_000  # items that the mixture is fitted to
 MOST_STORED = 2**21  # numbers of the mixture by default: 8 MB
-MOST_CLUSTERS, ITEMS_PER_CLUSTER = 20, 200  # in every class, by default
+MOST_CLUSTERS, ITEMS_PER_CLUSTER, LEAST_RANK = 20, 200, 50  # in every class, by default
 MIXTURES = ("auto", "classes", "clusters", "none")
 
 
@@ -206,14 +207,14 @@ def parse_mixture(experiment: Experiment) -> tuple[str, dict[str, Any]]:
 
 
 def build_mixture(trainer: Trainer, measured: Tensor | None = None) -> MixtureModel | None:
-    """The data's mixture in the basis of their Gaussian, fitted to the same items, but not to those that are
-    ``measured``, by their rows."""
+    """The data's mixture in the basis of their Gaussian, fitted to (at most 60,000 of) the items, but not to those that
+    are ``measured``, by their rows."""
     (name, arguments), data, classes = parse_mixture(trainer.experiment), trainer.data, trainer.classes
     if name == "none" or trainer.denoiser.gaussian is None:
         return None
     if name == "classes" and classes is None:
         raise InputError("mixture", name, "needs classes, and the data have none", "use clusters")
-    rows = _rows(data)
+    rows = _rows(data, MOST_MIXED)
     rows = rows if measured is None else rows[~torch.isin(rows, measured)]
     each = math.prod(data.shape)  # numbers of a mean
     counts = torch.zeros(0) if classes is None or name == "clusters" else classes[rows].unique(return_counts=True)[1]
@@ -222,7 +223,7 @@ def build_mixture(trainer: Trainer, measured: Tensor | None = None) -> MixtureMo
         counts = counts if sound and 2 * len(counts) * each <= MOST_STORED else counts[:0]
         if 2 * each > MOST_STORED:
             return None
-        most = min(MOST_CLUSTERS, MOST_STORED // (2 * each * max(len(counts), 1)))
+        most = min(MOST_CLUSTERS, MOST_STORED // (LEAST_RANK * each * max(len(counts), 1)))
         clusters = int(counts.min()) // ITEMS_PER_CLUSTER if len(counts) else 1
         arguments = {"components": max(1, min(clusters, most)), **arguments}
     each *= arguments.get("components", 1)
@@ -289,9 +290,9 @@ class _Fitted:
                 yield x if self.labels is None else (x, self.labels[index])
 
 
-def _rows(data: Dataset) -> Tensor:
+def _rows(data: Dataset, most: int = MOST_FITTED) -> Tensor:
     """The rows of the items that are fitted to: the first ones are often of one class."""
-    return spread(len(data), min(MOST_FITTED, max(2, 2**28 // math.prod(data.shape))))
+    return spread(len(data), min(most, max(2, 2**28 // math.prod(data.shape))))
 
 
 def _check_size(experiment: Experiment, data: Dataset, per_pass: int) -> None:

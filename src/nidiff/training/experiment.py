@@ -66,8 +66,8 @@ class Experiment:
     mixture: str = field(default="auto", metadata=FREE)
     """The data's mixture of Gaussians with whole covariances, fitted when training ends, for start=mixture of a
     sampler: classes, with one Gaussian or so many components per class, or clusters, with keys components, rank,
-    shrinkage, …; or none. auto: classes if the data have labels, with a component for 200 items, else one Gaussian;
-    its file has at most 8 MB."""
+    shrinkage, …; or none. auto: classes if the data have labels, with a component for 200 items as far as each can have
+    50 directions, else one Gaussian; its file has at most 8 MB."""
     sees: str = "auto"
     """What the network is given: x, z (x scaled to variance 1 in every mode) or both; auto: z if it predicts the
     residual, else x."""
