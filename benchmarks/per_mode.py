@@ -1,60 +1,65 @@
-"""What does a step cost whose coefficients differ from mode to mode, and a step of the angle samplers?
+"""What does a sampling step cost outside the network, for every sampler, and where its coefficients differ from mode to
+mode?
 
-The same U-Net, batch and number of steps for all, in turn. The table per mode is a scalar schedule, repeated for every
-mode, so that the images are the same too.
+Two models that ship, ten steps of a batch, one thread; all samplers in turn. A table per mode is the model's schedule,
+repeated for every mode, so that the images are the same too. The first round, which computes the tables of each sampler
+and what `rescale` draws beforehand, is not measured.
 """
 
 import argparse
+import time
+from functools import partial
 
 import torch
-from timing import at_shape, compare, interleave, log, parse, report
-from training_step import unet
+from sampling import Timed
+from timing import at_shape, interleave, parse, report, summary
 
 import nidiff
 
-BATCH = (64, 1, 28, 28)
-SCALAR, MODES = "dpmpp_2m, one number per level", "dpmpp_2m, one per mode"
-ANCESTRAL, ANCESTRAL_MODES = "ancestral, one number per level", "ancestral, one per mode"
-ANGLE, RESIDUAL = "angle_2m", "angle_2m, target residual"
+STEPS, MOST = 10, 0.03
+BATCHES = {"fashion-mnist-ddpm": (32, 1, 28, 28), "turbulence-white": (16, 1, 64, 64)}
+SAMPLERS = ["ancestral", "ddim", "heun", "dpmpp_2m", "dpmpp_2m:eta=0.5", "ipndm", "angle", "angle_2m", "gaussian_2m"]
+SAMPLERS += ["gaussian_2m:eta=0.5", "gaussian_2m:rescale=true"]
+
+
+def per_mode(schedule: nidiff.Schedule, shape: tuple[int, ...], boundary: str) -> nidiff.Schedule:
+    """The same levels as a table of every mode."""
+    table = schedule.logsnr.reshape(-1, *[1] * len(shape)).expand(-1, *shape)
+    return nidiff.Schedule(table, schedule.keeps, boundary=boundary)
+
+
+def measure(denoiser: nidiff.Denoiser, sampler: str, batch: tuple[int, ...], shares: list[float]) -> None:
+    """Draw a batch, and note the time outside over that inside the network."""
+    net = denoiser.net
+    net.seconds, start = 0.0, time.perf_counter()
+    nidiff.sample(denoiser, batch, sampler=sampler, num_steps=STEPS, generator=0)
+    shares.append((time.perf_counter() - start) / net.seconds - 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=10, help="sampling steps of a call")
-    arguments = parse(parser, 15, "rounds of one call each")
-
-    torch.manual_seed(0)
-    net, steps, shape = unet().eval(), arguments.steps, BATCH[-2:]
-    cov, scalar = nidiff.gaussian_free_field(shape), nidiff.schedules.ddpm_linear(1000)
-    table = nidiff.Schedule(scalar.logsnr.reshape(-1, 1, 1).expand(-1, *shape))
-    gaussian = nidiff.GaussianModel(torch.zeros(BATCH[1:]), nidiff.power_law(shape, 2.5))
-
-    def call(schedule: nidiff.Schedule, sampler: str, **options: object) -> object:
-        process = nidiff.Process(schedule, cov)
-        denoiser = nidiff.Denoiser(net, process, clip=1.0, gaussian=gaussian, **options)
-        return lambda: nidiff.sample(denoiser, BATCH, sampler=sampler, num_steps=steps)
-
-    parameters = sum(p.numel() for p in net.parameters())
-    log(f"{parameters / 1e6:.2f} M parameters, {arguments.rounds} rounds of {steps} steps")
-    times = interleave(
-        {
-            SCALAR: call(scalar, "dpmpp_2m"),
-            MODES: call(table, "dpmpp_2m"),
-            ANCESTRAL: call(scalar, "ancestral"),
-            ANCESTRAL_MODES: call(table, "ancestral"),
-            ANGLE: call(scalar, "angle_2m"),
-            RESIDUAL: call(scalar, "angle_2m", target="residual"),
-        },
-        arguments.rounds,
-    )
-    title = f"{steps} steps, a U-Net of {parameters / 1e6:.2f} M parameters, batch {at_shape(BATCH)}"
-    rows = [
-        compare(times, MODES, SCALAR, bound=1.05),
-        compare(times, ANCESTRAL_MODES, ANCESTRAL, bound=1.05),
-        compare(times, ANGLE, SCALAR, bound=1.05),
-        compare(times, RESIDUAL, SCALAR, bound=1.05),
-    ]
-    report({title: rows}, as_json=arguments.json)
+    arguments = parse(parser, 9, "rounds of one call each")
+    torch.set_num_threads(arguments.threads or 1)
+    sections = {}
+    for name, batch in BATCHES.items():
+        denoiser = nidiff.load_model(f"models/{name}")
+        net = Timed(denoiser.net.to(memory_format=torch.channels_last))
+        process, gaussian = denoiser.process, denoiser.gaussian
+        assert gaussian is not None
+        table = nidiff.Process(per_mode(process.schedule, batch[2:], gaussian.spatial.boundary[0]), process.covariance)
+        denoisers = {sampler: denoiser.with_net(net) for sampler in SAMPLERS}
+        other = nidiff.Denoiser(
+            net, table, denoiser.target_name, denoiser.clip, gaussian=gaussian, kappa=denoiser.kappa
+        )
+        denoisers |= {f"{sampler}, levels per mode": other for sampler in ("dpmpp_2m", "angle_2m")}
+        shares: dict[str, list[float]] = {sampler: [] for sampler in denoisers}
+        calls = {
+            each: partial(measure, denoisers[each], each.partition(", ")[0], batch, shares[each]) for each in shares
+        }
+        interleave(calls, arguments.rounds)
+        rows = [summary(each, "inside", shares[each][2:], bound=MOST) for each in denoisers]
+        sections[f"time outside / inside the network of {name}, {STEPS} steps, batch {at_shape(batch)}"] = rows
+    report(sections, as_json=arguments.json)
 
 
 if __name__ == "__main__":

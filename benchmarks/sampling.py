@@ -13,6 +13,7 @@ from training_step import unet
 
 import nidiff
 from nidiff.data.dataset import quantise
+from nidiff.diffusion.denoiser import as_tensor
 
 BATCH = (64, 1, 28, 28)
 OURS, GFF, SEEDS = "nidiff.sample, white noise", "nidiff.sample, free field", "the same, a seed per image"
@@ -28,7 +29,7 @@ class Timed(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
         start = time.perf_counter()
-        output: torch.Tensor = self.net(x, label).sample
+        output: torch.Tensor = as_tensor(self.net(x, label))
         self.seconds += time.perf_counter() - start
         return output
 

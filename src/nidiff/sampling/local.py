@@ -31,18 +31,22 @@ def dpmpp_2m(
     ``eta`` is from 0, the ODE, to 1, the SDE ("DPM++ 2M SDE"). ``limit`` is the largest share of the change of x̂0 since
     the last step that is carried on, which a step as long as the last takes ½ of; none is what others have.
     """
-    past, carried = chain.previous, as_modes(0.0)
-    if past is not None:
-        step, last = half_logsnr(there) - half_logsnr(here), half_logsnr(here) - half_logsnr(past.level)
-        carried = step.ratio(2 * last)
-        if limit is not None:
-            most = check_number("limit", limit, 0)
-            carried = carried.map(lambda values: values.clamp(max=most))
+    eta, past = check_number("eta", eta, 0, 1), chain.previous
+    most = None if limit is None else check_number("limit", limit, 0)
     steps = [Past(here, x0, x)] if past is None else [Past(here, x0, x), past]
-    ((of_x, of_x0), *before), fresh = _rule(steps, there, check_number("eta", eta, 0, 1), as_modes(0.0), carried)
-    return chain.combine(
-        (of_x, x), (of_x0, x0), *((b, step.x0) for step, (_, b) in zip(steps[1:], before, strict=True)), fresh=fresh
-    )
+
+    def weights() -> Weights:
+        carried = as_modes(0.0)
+        if past is not None:
+            step, last = half_logsnr(there) - half_logsnr(here), half_logsnr(here) - half_logsnr(past.level)
+            carried = step.ratio(2 * last)
+            carried = carried if most is None else carried.map(lambda values: values.clamp(max=most))
+        return _rule(steps, there, eta, as_modes(0.0), carried)
+
+    levels = [there, *(step.level for step in steps)]
+    ((of_x, of_x0), *before), fresh = chain.once(("dpmpp_2m", eta, most), levels, weights)
+    older = [(b, step.x0) for step, (_, b) in zip(steps[1:], before, strict=True)]
+    return chain.combine((of_x, x), (of_x0, x0), *older, fresh=fresh)
 
 
 def gaussian_2m(

@@ -4,6 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from inspect import Parameter, signature
 from typing import Any, get_type_hints
 
@@ -27,7 +28,7 @@ from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.local import dpmpp_2m, gaussian_2m
 from nidiff.sampling.rescale import PILOT_SEED, PILOTS, Measured, check_rescale, factors_of, rescaled
 from nidiff.sampling.solver import euler, euler_maruyama, heun, ipndm
-from nidiff.sampling.step import After, Chain, Sampler, Step, Visit, run_chain
+from nidiff.sampling.step import After, Chain, Sampler, Step, Visit, remembered, run_chain
 from nidiff.sampling.tile import Tiled
 from nidiff.sampling.warm import MAX_LOSS, STARTS, check_start, start_row
 
@@ -126,7 +127,8 @@ def sample(
         first = None if first is None else float(first.label if isinstance(first, Level) else first)
         max_loss = chosen.max_loss if max_loss is None else max_loss
         rows = _choose_rows(denoiser, count, spacing, begin, max_loss, first)  # type: ignore[arg-type]
-    levels = schedule.levels(rows)
+    known = (denoiser.process, denoiser.gaussian)
+    levels = [remembered(*known, ("level", row), partial(schedule.level, row)) for row in rows]
     denoiser.check_levels(dtype, rows)
     _warn_of_amplification(denoiser, levels)
     known_to = denoiser
