@@ -17,13 +17,13 @@ def sampler_candidates(denoiser: Denoiser) -> list[str]:
     """Samplers as NAME:key=value,… for `nidiff.metrics.tune`: solvers with every spacing and amount of fresh noise, and
     where the data's Gaussian or mixture is known, those that use it, with starts at lower levels."""
     texts = [_text("dpmpp_2m", spacing=spacing, eta=eta) for eta in (0, 0.5, 1) for spacing in SPACINGS]
-    texts += [_text("ddim", eta=eta) for eta in (0, 1)]
     texts += [_text("ipndm", spacing=spacing) for spacing in SPACINGS]
     start = "gaussian" if getattr(denoiser, "mixture", None) is None else "mixture"
     warm = ["dpmpp_2m"] if start == "mixture" else []
+    can_rescale = denoiser.gaussian is not None and not denoiser.conditions  # images given a class vary less
     if denoiser.gaussian is not None:
         warm = ["dpmpp_2m", "gaussian_2m", "angle_2m"]
-        for rescale in (None, "true") if not denoiser.conditions else (None,):  # which images given a class differ from
+        for rescale in (None, "true") if can_rescale else (None,):
             for finish in ("step", "denoise"):
                 several = ("angle", "trailing")
                 texts += [_text("angle_2m", finish=finish, spacing=spacing, rescale=rescale) for spacing in several]
@@ -34,11 +34,14 @@ def sampler_candidates(denoiser: Denoiser) -> list[str]:
     levels = torch.tensor((*LEVELS, HIGHEST), dtype=torch.float64, device="cpu")
     *rows, highest = schedule.nearest_row(levels).round().int().tolist()
     if denoiser.gaussian is not None and highest < len(schedule) - 1:
-        for name in ("dpmpp_2m", "ipndm"):
-            texts += [_text(name, spacing=each, start="gaussian", level=highest) for each in ("logsnr", "karras")]
-    for level in (None, *rows):
+        for name, eta in (("dpmpp_2m", 0), ("dpmpp_2m", 1), ("ipndm", 0)):
+            several = ("logsnr", "karras")
+            texts += [_text(name, spacing=each, eta=eta, start="gaussian", level=highest) for each in several]
+    for level in (None, *rows) if warm else ():
         texts += [_text(name, eta=eta, start=start, level=level) for name in warm for eta in (0, 0.5)]
-        texts += [_text("dpmpp_2m", eta=1, start=start, level=level) for _ in warm[:1]]
+        texts.append(_text("dpmpp_2m", eta=1, start=start, level=level))
+        if can_rescale:
+            texts.append(_text("dpmpp_2m", eta=1, start=start, level=level, rescale="true"))
     return [*dict.fromkeys(filter(None, texts))]
 
 
