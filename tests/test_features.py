@@ -254,8 +254,9 @@ def test_inception_without_its_file_is_refused(tmp_path, monkeypatch):
         with refused("file"):
             load_features(name, file=tmp_path / "nowhere.pt")
     monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
-    with pytest.raises(InputError, match=r"nidiff\[fid\]"):
+    with pytest.raises(InputError, match=r"nidiff\[fid\]") as caught:
         load_features("inception")
+    assert "nidiff[all]" not in str(caught.value)  # which leaves it out
 
 
 @pytest.mark.parametrize(("name", "count", "warns"), [("inception", 40, 2), ("inception", 2049, 0), ("pixels", 40, 0)])
