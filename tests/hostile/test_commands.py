@@ -112,7 +112,7 @@ OF_FLAG = {
     **{flag: ["0", "1", "2", "-1", "abc", "nan"] for flag in ("--num-images", "--num-probes", "--bootstrap")},
     **{flag: ["0", "-1", "0.1", "nan", "inf", "abc"] for flag in ("--rtol", "--atol")},
 }
-NETWORK = {"hf:x", "inception", "cifar10", "fashion-mnist"}  # nothing here may ask the network
+NETWORK = {"hf:x", "cifar10", "fashion-mnist"}  # nothing here may ask the network
 
 
 class Slow(BaseException):

