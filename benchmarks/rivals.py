@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fields.peers import PEERS, Network, draw
+from fields.peers import Network, draw
 from timing import log
 from torch import Tensor
 
@@ -49,12 +49,15 @@ SMALL = 16  # pixels; features of photographs see nothing in smaller pictures
 ENOUGH = 1000  # held-out items, to compare with them alone
 MOST_REAL = 2048
 COSINE = 200.0  # sigma; where the noisiest level has more, solvers may leave out those beyond 80
-KEYS = {"pictures": ("frechet", "kernel", "precision", "recall", "spectrum"), "fields": ("spectrum", "values")}
+KEYS = {
+    "pictures": ("frechet", "kernel", "precision", "recall", "spectrum"),
+    "fields": ("spectrum", "values", "increments"),
+}
 BEST = {"pictures": "frechet", "fields": "spectrum"}
 OURS = "nidiff"
-HEADLINES = {"pictures": ("frechet",), "fields": ("spectrum", "values")}
+HEADLINES = {"pictures": ("frechet",), "fields": ("spectrum", "values", "increments")}
 LABELS = {"frechet": "Fréchet distance", "kernel": "kernel distance", "spectrum": "spectrum error"}
-LABELS |= {"values": "distance of the values"}
+LABELS |= {"values": "distance of the values", "increments": "distance of the increments"}
 LOW = 1.25  # sigma at which sampling begins, where starts are compared and ours begins at the prior
 
 
@@ -189,7 +192,7 @@ class Problem:
     def _batches(self) -> list[Tensor]:
         return [self.train.batch(rows) for rows in torch.arange(len(self.train)).split(4096)]
 
-    def draw(self, text: str, num_steps: int, count: int, seed: int) -> Tensor:
+    def draw(self, method: str, text: str, num_steps: int, count: int, seed: int) -> Tensor:
         """Samples of a method from seeds; the first noise of a seed is the same for all that begin at the prior."""
         name, options = parse_call("method", text)
         of_mixture = {key: options.pop(key) for key in ("clusters", "rank") if key in options}
@@ -198,7 +201,7 @@ class Problem:
         for first in range(seed, seed + count, BATCH):
             seeds = range(first, min(first + BATCH, seed + count))
             shape = (len(seeds), *self.model.shape)
-            if name in PEERS:
+            if method != OURS:
                 parts.append(draw(self.network, text, shape, num_steps, seeds))
             else:
                 denoiser = self.denoiser(options.get("start") == "mixture", **of_mixture)
@@ -252,14 +255,15 @@ class Bench:
             self._open[run] = Problem(run, self.options.data)
         return self._open[run]
 
-    def _quality(self, problem: Problem, text: str, num_steps: int, count: int, seed: int, keys: Sequence[str]) -> Any:
+    def _quality(self, problem: Problem, keys: Sequence[str], *drawn: Any) -> Any:
+        """The metrics of what `Problem.draw` draws."""
         try:
-            x = problem.draw(text, num_steps, count, seed)
+            x = problem.draw(*drawn)
             if not bool(x.isfinite().all()):
                 return {BEST[problem.kind]: math.inf}
             return problem.measure(problem.samples(x), keys)
         except (ValueError, IndexError, AssertionError, nidiff.InputError) as error:  # of a setting that does not work
-            log(f"{text} in {num_steps}: {type(error).__name__}: {error}")
+            log(f"{drawn[:3]}: {type(error).__name__}: {error}")
             return {BEST[problem.kind]: math.inf}
 
     def screen(self, num_steps: int) -> None:
@@ -273,8 +277,8 @@ class Bench:
                 where |= {"evaluations": num_steps, "samples": size}
                 scores = {
                     text: self.results.add(
-                        lambda text=text, size=size: self._quality(
-                            problem, text, num_steps, size, SCREENING_SEED, [best]
+                        lambda drawn=(method, text, num_steps, size): self._quality(
+                            problem, [best], *drawn, SCREENING_SEED
                         ),
                         **where, setting=text,
                     )[best]
@@ -304,7 +308,9 @@ class Bench:
                 self.results.add(lambda p=problem: p.floor(count), **where, method="real", setting="", evaluations=0)
             for method, text in texts.items():
                 self.results.add(
-                    lambda p=problem, t=text: self._quality(p, t, num_steps, count, REPORT_SEED, KEYS[p.kind]),
+                    lambda p=problem, drawn=(method, text): self._quality(
+                        p, KEYS[p.kind], *drawn, num_steps, count, REPORT_SEED
+                    ),
                     **where, method=method, setting=text, evaluations=num_steps,
                 )  # fmt: skip
             if run != self.runs[0]:
@@ -344,7 +350,7 @@ class Bench:
             starts[f"mixture, {clusters} per class"] = f"{rule}start=mixture,{level},clusters={clusters}"
         for name, setting in starts.items():
             self.results.add(
-                lambda setting=setting: nearness(problem.draw(setting, num_steps, count, REPORT_SEED)),
+                lambda setting=setting: nearness(problem.draw(OURS, setting, num_steps, count, REPORT_SEED)),
                 **where, method=name, setting=setting, evaluations=num_steps,
             )  # fmt: skip
 

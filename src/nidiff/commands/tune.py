@@ -22,9 +22,9 @@ class Tune:
 
     Samplers, amounts of fresh noise, spacings, starts and endings are tried against held-out data: a few samples of all
     of them, more of the best. 8-bit images are compared by the Fréchet distance of features, all other data by their
-    spectrum and values. The choice is made on one half of the held-out data, and reported on the other half with other
-    samples. From then on nidiff sample MODEL --num-steps 5 uses it, unless --sampler is given. Each choice is stored
-    when it is made, and stays if the command is stopped.
+    spectrum, values and increments. The choice is made on one half of the held-out data, and reported on the other half
+    with other samples. From then on nidiff sample MODEL --num-steps 5 uses it, unless --sampler is given. Each choice is
+    stored when it is made, and stays if the command is stopped.
     """
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
@@ -37,7 +37,7 @@ class Tune:
     """Samplers to try, as in nidiff sample. The default depends on what the model knows of its data."""
     metric: Annotated[tuple[str, ...], arg(metavar="STR ...", help_behavior_hint="(default: by the data)")] = ()
     """Of nidiff evaluate, with 0 as the best value: frechet, kernel, spectrum, values, tails, …; of several, their
-    mean. Default: frechet for 8-bit images, spectrum and values for all other data."""
+    mean. Default: frechet for 8-bit images, else spectrum, values and increments."""
     budget: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: see below)")] = None
     """Samples to draw in all, at most. Default: up to 64 of each candidate, 256 of a third, 1024 of a ninth, and half
     or an eighth of these for data that are no 8-bit images."""

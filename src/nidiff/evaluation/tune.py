@@ -39,8 +39,8 @@ from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import DEFAULT, Diverged, sample
 from nidiff.sampling.tile import tile_size
 
-SCORED = {True: ("frechet",), False: ("spectrum", "values")}  # of pictures, of all other data
-SHOWN = {True: ("frechet", "kernel"), False: ("spectrum", "values")}
+SCORED = {True: ("frechet",), False: ("spectrum", "values", "increments")}  # of pictures, of all other data
+SHOWN = {True: ("frechet", "kernel"), False: ("spectrum", "values", "increments")}
 RUNGS = {True: (64, 256, 1024), False: (32, 64, 128)}  # samples of each candidate, if its numbers are few
 FEWEST = {True: 32, False: 8}  # samples, whatever the size of an item and the budget
 MOST_NUMBERS = 2**14  # of an item: of larger ones there are fewer samples
@@ -180,7 +180,7 @@ def plan_tuning(
 
     Args:
         metric: one or more of `METRICS`, of which 0 is best; the score is their mean. Default: "frechet" of 8-bit
-            pictures, and "spectrum" and "values" of all other data.
+            pictures, and "spectrum", "values" and "increments" of all other data.
         candidates: samplers as NAME:key=value,…. Default: `nidiff.design.sampler_candidates`.
         default: the sampler that is tried in any case, and chosen where none is better beyond the noise.
         num_samples: of each candidate, in the first comparison and in those of the better third after it.
