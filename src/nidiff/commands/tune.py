@@ -23,7 +23,7 @@ class Tune:
     Samplers, amounts of fresh noise, spacings, starts and endings are tried against held-out data: a few samples of all
     of them, more of the best. 8-bit images are compared by the Fréchet distance of features, all other data by their
     spectrum, values and increments. The choice is made on one half of the held-out data, and reported on the other half
-    with other samples. From then on nidiff sample MODEL --num-steps 5 uses it, unless --sampler is given. Each choice is
+    with other samples. From then on nidiff sample MODEL --num-steps 5 uses it, unless --sampler is given. A choice is
     stored when it is made, and stays if the command is stopped.
     """
 
