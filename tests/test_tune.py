@@ -56,7 +56,7 @@ def test_of_gaussian_data_the_sampler_that_is_exact_is_chosen(data):
     tuning = tune(EXACT, data, (3,), candidates=CANDIDATES, **FEW)
     chosen, default = tuning.chosen[3], next(trial for trial in tuning.trials if trial.sampler == "dpmpp_2m")
     assert chosen.sampler == "angle_2m"
-    assert {*chosen.report} == {"spectrum", "values"} == {*default.report}
+    assert {*chosen.report} == {"spectrum", "values", "increments"} == {*default.report}
     assert chosen.report["spectrum"].value < 0.5 * default.report["spectrum"].value
     assert chosen.report["spectrum"].value < 2 * tuning.real["spectrum"].value
     # Negative control: by samples of the exact law alone, ddim would have been as good.
