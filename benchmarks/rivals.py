@@ -201,7 +201,7 @@ class Problem:
         for first in range(seed, seed + count, BATCH):
             seeds = range(first, min(first + BATCH, seed + count))
             shape = (len(seeds), *self.model.shape)
-            if method != OURS:
+            if not method.startswith(OURS):
                 parts.append(draw(self.network, text, shape, num_steps, seeds))
             else:
                 denoiser = self.denoiser(options.get("start") == "mixture", **of_mixture)
@@ -301,6 +301,8 @@ class Bench:
         picked = chosen(self.results, first.name, num_steps, BEST[first.kind])
         others = sorted(picked, key=lambda method: picked[method][1])[: self.options.rivals]
         texts = {OURS: self.ours(num_steps)} | {method: picked[method][0] for method in others}
+        if self.options.sampler is not None:
+            texts[f"{OURS}, {self.options.sampler}"] = self.options.sampler
         for run in self.runs:
             problem = self.problem(run)
             where = {"problem": problem.name, "training": problem.training, "stage": "report", "samples": count}
@@ -498,7 +500,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=None, help="of others, to screen; default: all")
     parser.add_argument("--rivals", type=int, default=99, help="how many methods of others to report, the best ones")
     parser.add_argument("--clusters", nargs="*", type=int, default=[], help="of every class, for copying")
-    parser.add_argument("--sampler", default=None, help="for copying; default: ours")
+    parser.add_argument("--sampler", default=None, help="of ours, for copying, or for one more row of the report")
     parser.add_argument("--neighbours", type=int, default=2048, help="training pictures whose features are compared")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "rivals.json")
     parser.add_argument("--threads", type=int, default=1)
