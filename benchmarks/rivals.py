@@ -172,11 +172,11 @@ class Problem:
         return Network(self.model.denoiser, self._some(self.train, 512))
 
     def denoiser(self, mixture: bool = False, clusters: int | None = None, rank: int | None = None) -> nidiff.Denoiser:
-        """Ours, with κ, and if need be with the ``mixture`` of the training data: a Gaussian for each class, if there
-        are classes, or for each of its ``clusters``."""
+        """Ours, with κ, and if need be with the ``mixture`` of the training data: the model's, or a Gaussian for each
+        class, if there are classes, or for each of its ``clusters``."""
         if (mixture, clusters, rank) not in self._denoisers:
             denoiser = self.model.denoiser
-            if mixture:
+            if mixture and (denoiser.mixture is None or clusters or rank):
                 key = (self.name, clusters, rank)
                 if key not in MIXTURES:
                     basis = denoiser.gaussian.spatial if denoiser.gaussian else "reflecting"
