@@ -460,6 +460,7 @@ def _ratio(values: dict[tuple[str, int], dict[str, float]], methods: list[str], 
 def figure(results: Results, file: Path) -> None:
     """Quality against evaluations, a panel per problem."""
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     reports = results.of(stage="report")
     problems = [*dict.fromkeys(record["problem"] for record in reports)]
@@ -482,6 +483,8 @@ def figure(results: Results, file: Path) -> None:
         panel.set(xscale="log", yscale="log", title=f"{problem}: {LABELS[best]}", xlabel="evaluations")
         panel.set_xticks(counts, [str(count) for count in counts])
         panel.minorticks_off()
+        panel.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.yaxis.set_major_formatter("{x:g}")
     handles, labels = axes[0][0].get_legend_handles_labels()
     drawing.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
