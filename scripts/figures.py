@@ -141,6 +141,12 @@ def minutes(out: Path) -> None:
     minutes.draw(minutes.in_lines(kept["rows"]), kept["real"], out)
 
 
+def rivals(out: Path) -> None:
+    import rivals
+
+    rivals.figure(rivals.Results(RESULTS / "rivals.json"), out)
+
+
 def table(out: Path) -> None:
     """The table of docs/results.md as a figure."""
     text = (ROOT / "docs/results.md").read_text()
@@ -221,6 +227,7 @@ FIGURES = {
     "restored_turbulence.png": Drawing(turbulence_from_points, "nidiff restore turbulence --mask random:0.03"),
     "restored_fashion.png": Drawing(shirt_from_its_left_half, f"nidiff restore fashion-mnist --mask left, {CLOTHES}"),
     "minutes.png": Drawing(minutes, "benchmarks/results/minutes.json (benchmarks/minutes.py)"),
+    "rivals.png": Drawing(rivals, "benchmarks/results/rivals.json (benchmarks/rivals.py, hours)"),
     "table.png": Drawing(table, "the table of docs/results.md (nidiff table, 50 min)"),
     "climate.png": Drawing(
         partial(story, "climate"), "docs/figures/climate.npz (the commands of docs/climate.md, 4 min)"
