@@ -304,6 +304,8 @@ def test_tables_that_are_remembered_belong_to_their_gaussian_kappa_levels_and_ru
     rows have levels of the same numbers and other neighbours."""
     first, second = (nidiff.GaussianModel(torch.zeros(SHAPE), scale * STEEP) for scale in (1.0, 2.0))
     knowledge = [(model, constant(model, 50, share)) for model in (first, second) for share in (0.2, 0.7)]
+    model, kappa = knowledge[-1]
+    knowledge.append((model, kappa._replace(trust=0.5 * kappa.trust)))
     walks = [("angle", 4), ("angle_2m", 4), ("gaussian_2m", 4), ("gaussian_2m:eta=0.5", 4), ("angle_2m", 8)]
 
     def draw(process: nidiff.Process, model: nidiff.GaussianModel, kappa: Kappa, sampler: str, count: int) -> Tensor:

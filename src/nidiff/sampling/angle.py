@@ -24,9 +24,8 @@ from nidiff.precision import with_float64
 from nidiff.sampling.step import Chain, Past, remembered
 
 FINISHES = ("step", "denoise")
-Weights = tuple[
-    list[tuple[Modes, Modes]], Modes | None
-]  # (a, b) of every step, and the deviation of fresh noise over Σ's
+Weights = tuple[list[tuple[Modes, Modes]], Modes | None]
+"""(a, b) of every step, and the deviation of fresh noise over Σ's, if there is any."""
 
 
 def angle(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, finish: str = "step") -> Tensor:

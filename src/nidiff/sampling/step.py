@@ -79,8 +79,9 @@ class Chain:
 
     def once(self, name: Hashable, levels: Sequence[Level], make: Callable[[], T]) -> T:
         """What ``make`` returns of the levels, the data's Gaussian and κ alone: computed once, also for later walks."""
-        known = (name, None if self.denoiser.kappa is None else self.denoiser.kappa.values, *map(_key, levels))
-        return remembered(self.denoiser.process, self.denoiser.gaussian, known, make)
+        kappa = self.denoiser.kappa
+        known = None if kappa is None else (kappa.rows, kappa.values, kappa.trust)
+        return remembered(self.denoiser.process, self.denoiser.gaussian, (name, known, *map(_key, levels)), make)
 
     def mean_like(self, x: Tensor) -> Tensor:
         """The mean of the data's Gaussian [1, ...] where x is."""
@@ -102,12 +103,13 @@ class Chain:
 def remembered(process: Process, gaussian: GaussianModel | None, key: Hashable, make: Callable[[], T]) -> T:
     """What ``make`` returned for this process, Gaussian and ``key``; the tables that were made last are kept."""
     tables, whole = _TABLES.setdefault(process, {}), (gaussian, key)
-    if whole not in tables:
-        tables[whole] = make()
-        most = NUMBERS_OF_TABLES // (1 if gaussian is None else math.prod(gaussian.shape))
-        while len(tables) > max(FEWEST_TABLES, most):
-            tables.pop(next(iter(tables)), None)
-    return cast(T, tables[whole])
+    if whole in tables:
+        return cast(T, tables[whole])
+    made = tables[whole] = make()
+    size = math.prod(process.covariance.event_shape if gaussian is None else gaussian.shape)
+    while len(tables) > max(FEWEST_TABLES, NUMBERS_OF_TABLES // size):
+        tables.pop(next(iter(tables)), None)
+    return made
 
 
 def _key(level: Level) -> Hashable:
