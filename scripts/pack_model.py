@@ -137,7 +137,8 @@ def headline(results: Iterable[Result]) -> list[dict[str, Any]]:
         if result.provenance.get("num_generated", 0) == most:
             finite = {name: metric for name, metric in result.metrics.items() if metric.finite is not None}
             metrics = {name: {"value": m.finite, "error": m.error} for name, m in list(finite.items())[:MOST_METRICS]}
-            score = {"sampler": result.sampler_text, "num_steps": result.num_steps, "metrics": metrics}
+            score = {"sampler": result.sampler_text, "num_steps": result.num_steps, "num_generated": most}
+            score |= {"metrics": metrics}
             scores += [{**score, "source": result.source}] if metrics else []
     return sorted(scores, key=lambda score: next(iter(score["metrics"].values()))["value"])[:MOST_SCORES]
 

@@ -13,6 +13,7 @@ from nidiff.data.load import load_dataset
 from nidiff.data.spec import DataSpec
 from nidiff.diffusion.schedules import as_schedule
 from nidiff.model.network import unet2d
+from nidiff.training.build import build as build_trainer
 from nidiff.training.build import build_covariance, needs_gaussian
 from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 from nidiff.training.identity import settings_digest
@@ -74,8 +75,19 @@ def test_the_digest_of_the_settings_is_that_of_version_0_2():
 def test_automatic_precision_is_one_that_the_processor_survives(monkeypatch):
     assert Experiment().resolved().precision in ("fp32", "bf16")
     assert Experiment(precision="fp16").resolved().precision == "fp16"
-    monkeypatch.setattr("nidiff.training.experiment.BF16_TRIAL", "import os; os.abort()")
+    monkeypatch.setattr("nidiff.precision.BF16_TRIAL", "import os; os.abort()")
     assert Experiment().resolved().precision == "fp32"
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_bf16_of_a_configuration_from_elsewhere_is_never_emulated(monkeypatch, native):
+    """The run remains what it was; it is computed in fp32, and a note says so."""
+    monkeypatch.setattr("nidiff.training.build.has_bf16", lambda: native)
+    experiment = Experiment(precision="bf16", widths=(8,), attention=(), mixture="none", gaussian="none")
+    trainer = build_trainer(experiment)
+    assert trainer.accelerator.mixed_precision == ("bf16" if native else "no")
+    assert trainer.identity["settings"] == settings_digest(experiment)
+    assert any("fp32 instead of bf16" in note for note in trainer.notes) is not native
 
 
 BAD = [

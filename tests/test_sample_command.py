@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from problems import untrained_model
+from problems import refused, untrained_model
 
 import nidiff
 from nidiff.cli import main
 from nidiff.data.dataset import quantise
 from nidiff.generation import folder as sample_folder
 from nidiff.generation.folder import SampleFolder
-from nidiff.generation.job import Job
+from nidiff.generation.job import Job, draw_seeds, plan_job
+from nidiff.generation.loaded_model import SingleProcess, open_model
 from nidiff.model.folder import save_model
 from nidiff.notation import parse_seeds, seeds_text
 from nidiff.sampling.tile import Tiled, tile_size
@@ -307,3 +308,30 @@ def test_seeds_are_read_and_written():
     for words in ("", "a", "1-", "5-2", "-1", "1.5", "1--2", "0x3"):
         with pytest.raises(nidiff.InputError, match="seeds"):
             parse_seeds(words)
+
+
+# Precision -------------------------------------------------------------------------------------------------------
+
+
+def test_bf16_is_another_job_with_nearly_the_same_images(monkeypatch):
+    model = open_model(Path("digits-ddpm"), SingleProcess(torch.device("cpu")))
+    usual = plan_job(model, "ddim", 10)
+    assert "precision" not in usual.to_json()  # so that what was drawn before is not drawn again
+    monkeypatch.setattr("nidiff.generation.job.has_bf16", lambda device: True)
+    fast = plan_job(model, "ddim", 10, precision="bf16")
+    assert fast.name != usual.name
+    exact, rounded = (
+        draw_seeds(model.denoiser, job, range(8), model.shape, lambda visit: None) for job in (usual, fast)
+    )
+    apart = (exact - rounded).abs()
+    assert 0 < apart.mean() < 0.02
+    assert rounded.dtype == torch.float32
+
+
+def test_emulated_bf16_is_refused(monkeypatch):
+    model = open_model(Path("digits-ddpm"), SingleProcess(torch.device("cpu")))
+    monkeypatch.setattr("nidiff.generation.job.has_bf16", lambda device: False)
+    with refused("precision"):
+        plan_job(model, precision="bf16")
+    with refused("precision"):
+        plan_job(model, precision="fp64")

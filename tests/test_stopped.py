@@ -18,7 +18,7 @@ from nidiff.files import replace_json
 from nidiff.generation.loaded_model import open_model, process_state
 from nidiff.locks import claimed
 from nidiff.model.network import BUILDERS
-from nidiff.training import experiment, loop
+from nidiff.training import loop
 from nidiff.training.experiment import Experiment, read_experiment
 from nidiff.training.run import RunDirectory
 
@@ -281,12 +281,3 @@ def test_a_log_has_a_line_for_each_checkpoint_and_quiet_has_none(tmp_path, capsy
     assert "already holds a run" in capsys.readouterr().err
     assert main(["noise", "--shape", "8", "8", "--out", str(tmp_path / "x.png"), "--quiet"]) == 0
     assert capsys.readouterr().err == ""
-
-
-def test_a_precision_that_kills_the_process_is_refused(tmp_path, monkeypatch, capsys):
-    """On a processor that announces instructions which it does not have; here the trial is one that dies."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(experiment, "BF16_TRIAL", "import os; os.abort()")
-    assert train(tmp_path / "r", "--precision", "bf16") == 2
-    assert "--precision='bf16'" in capsys.readouterr().err
-    assert not (tmp_path / "r").exists()

@@ -15,6 +15,7 @@ from problems import refused, untrained_model, write_run
 
 import nidiff
 from nidiff.cli import main
+from nidiff.data.sources import spread_rows
 from nidiff.errors import InputError
 from nidiff.evaluation.evaluate import evaluate_cell
 from nidiff.evaluation.evaluator import open_evaluator
@@ -110,6 +111,21 @@ def test_a_result_says_what_it_depends_on_and_is_neither_drawn_nor_measured_agai
     other = json.loads(nidiff_run("evaluate", known, *FLAGS, *CELL, "--num-real", "40")[1])  # another question
     assert other["metrics"]["FD-pixels"] != result["metrics"]["FD-pixels"]
     assert len(json.loads((known / "metrics.json").read_text())) == 2
+
+
+def test_held_out_images_stand_beside_the_samples(nidiff_run, known):
+    """As many real images in place of samples, by the same metrics; where none are held out, there are none."""
+    (result,) = json.loads((known / "metrics.json").read_text())
+    floor = result["details"]["floor"]
+    assert [*floor] == NAMES
+    assert result["details"]["floor_of"] == "30 held-out images"
+    real, held_out = (nidiff.load_dataset("digits", split=split).values for split in ("train", "test"))
+    points = [pixels[spread_rows(len(pixels), n)].flatten(1) / 127.5 - 1 for pixels, n in ((real, 50), (held_out, 30))]
+    assert floor["FD-pixels"]["value"] == pytest.approx(nidiff.metrics.frechet_distance(*points), rel=1e-5)
+    assert floor["FD-pixels"]["value"] < result["metrics"]["FD-pixels"]["value"]
+    assert "30 held-out images in place of samples: FD-pixels" in nidiff_run("evaluate", known, *FLAGS, *CELL[:-1])[1]
+    other = json.loads(nidiff_run("evaluate", known, *FLAGS, *CELL, "--split", "test")[1])
+    assert "details" not in other
 
 
 def test_sampled_first_and_evaluated_from_python_it_is_the_same(nidiff_run, model, measured):

@@ -74,11 +74,12 @@ def _cells(card: dict[str, Any]) -> tuple[str, ...]:
     time = "" if card["seconds"] is None else f", {time_words(card['seconds'])}"
     for first in card["scores"][:1]:
         name, metric = next(iter(first["metrics"].items()))
-        score = f"{name} {metric['value']:.4g} ({first['sampler']}, {first['num_steps']})"
+        amount = f"; {first['num_generated']} samples" if "num_generated" in first else ""
+        score = f"{name} {metric['value']:.4g} ({first['sampler']}, {first['num_steps']}{amount})"
     return (
         card["name"],
         experiment["covariance"],
-        f"{experiment['steps']} x {experiment['batch_size']}{time}",
+        f"{card['images']:,} items{time}",
         f"{card['parameters'] / 1e6:.2f} M",
         f"{card['bytes'] / 1e6:.2f} MB",
         score,

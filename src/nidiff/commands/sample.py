@@ -64,8 +64,8 @@ class Sample:
         model = open_model(self.model, state, self.checkpoint)
         model = model if self.shape is None else model.at(check_shape(self.shape))
         grid = model.grid if self.rate is None else replace(model.grid, rate=check_whole("rate", self.rate))
-        options = {"clip": drawing.clip, "tile": drawing.tile, "floats": self.floats, **self.conditioning.arguments}
-        job = plan_job(model, self.sampler, self.num_steps, **options)
+        options = {key: getattr(drawing, key) for key in ("clip", "tile", "precision")} | {"floats": self.floats}
+        job = plan_job(model, self.sampler, self.num_steps, **options, **self.conditioning.arguments)
         if "start" in job.options and state.is_main_process and not self.quiet:
             print(warm_text(model.denoiser, job.num_steps, **job.options), file=sys.stderr)
         out = self.out or model.home / "generated" / job.name

@@ -74,7 +74,7 @@ class Table:
             evaluator = evaluator.of_classes(plan_job(model, **conditions).conditioning.classes)
             evaluator.check(model.shape, len(seeds))
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
-                drawn = {"clip": self.drawing.clip, "tile": self.drawing.tile, **conditions}
+                drawn = {key: getattr(self.drawing, key) for key in ("clip", "tile", "precision")} | conditions
                 rehearse(model.denoiser, model.shape, **plan_job(model, sampler, num_steps, **drawn).arguments)
                 drawn |= {"sampler": sampler, "num_steps": num_steps, "seeds": seeds, "batch": self.drawing.batch}
                 cells.append((model, evaluator, drawn))

@@ -34,6 +34,7 @@ def evaluate_cell(
     clip: float | None = None,
     batch: int = 128,
     tile: int | None = None,
+    precision: str = "fp32",
     classes: Sequence[int] | None = None,
     guidance: float | None = None,
     guidance_interval: Sequence[float] | None = None,
@@ -50,18 +51,19 @@ def evaluate_cell(
         data: the real data: an `Evaluator`, or what `open_evaluator` takes, whose other arguments go in ``settings``
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
         sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture. ``clip``,
-            ``batch``, ``tile``, ``guidance`` and ``condition`` are those of ``nidiff sample``.
+            ``batch``, ``tile``, ``precision``, ``guidance`` and ``condition`` are those of ``nidiff sample``.
         classes: those of the seeds in turn; by default all that the model was trained with. They are compared with
             real items of these classes, where the data have labels, and pictures of each class are measured too.
     """
     state, seeds = process_state(), sorted({*map(int, seeds)})
     model = model if isinstance(model, Model) else open_model(as_path("model", model), state)
     conditions: dict[str, Any] = {"guidance": guidance, "guidance_interval": guidance_interval, "condition": condition}
-    job = plan_job(model, sampler, num_steps, clip=clip, tile=tile, classes=classes, **conditions)
+    job = plan_job(model, sampler, num_steps, clip=clip, tile=tile, precision=precision, classes=classes, **conditions)
     evaluator = data if isinstance(data, Evaluator) else open_evaluator(model.path, data, model=model, **settings)
     evaluator = evaluator.of_classes(job.conditioning.classes)
     evaluator.check(model.shape, len(seeds))
     provenance = evaluator.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
+    provenance |= {"precision": job.precision} if job.precision != "fp32" else {}
     settled = (job.sampler, job.num_steps, job.spacing, job.options | job.conditioning.labels, seeds_text(seeds))
     asked = Result(model.name, *settled, job.clip, provenance=provenance)
     for known in known_results(model.home, model.sha256):

@@ -50,8 +50,8 @@ class Evaluator:
     split: str = "train"
     boundary: tuple[str, ...] = ()
     """Of the spectra of data that are not pictures."""
-    train: Dataset | None = None
-    """What the model was trained on, if the real data are others."""
+    other: Dataset | None = None
+    """The other part of the data, for real against real: what the model was trained on, or what was held out."""
     classes: tuple[int, ...] = ()
     """Those that are compared; of pictures, each of them is measured by itself too."""
     classifier: Callable[[], Classifier] | None = field(default=None, repr=False)
@@ -78,8 +78,8 @@ class Evaluator:
         classifier = self.classifier
         if self.is_picture and classifier is None:
             classifier = cache(partial(fit_classifier, self.items, labels))
-        train = None if self.train is None else _of_classes(self.train, classes)
-        return replace(self, data=_of_classes(self.data, classes), train=train, classes=classes, classifier=classifier)
+        other = None if self.other is None else _of_classes(self.other, classes)
+        return replace(self, data=_of_classes(self.data, classes), other=other, classes=classes, classifier=classifier)
 
     def check(self, shape: tuple[int, ...], num_generated: int) -> None:
         """Refuse items that cannot be compared, before they are drawn."""
@@ -152,23 +152,24 @@ class Evaluator:
         """``asked`` with the metrics of what was generated; features of pictures are kept in the folder ``features``.
         Samples of different seeds are independent; others may be ``ordered``.
 
-        Details: of fields, the spectra in bands, the same metrics of real data against real data, and how many
-        independent items the real and the generated ones are worth; of pictures whose
-        ``classes`` [N] are known, the metrics of each class, if the real ones have labels.
+        Details: the same metrics of as many real items against the real data; of fields, the spectra in bands, and how
+        many independent items the real and the generated ones are worth; of pictures whose ``classes`` [N] are known,
+        the metrics of each class, if the real ones have labels.
         """
         samples = self._samples(generated, "generated", features, ordered and not self.is_picture)
         metrics = measure(self.real, samples, bootstrap=self.bootstrap)
+        details: dict[str, Any] = {}
+        if not self.is_picture or self.other is not None:
+            details = {"floor": self._floor(len(generated)), "floor_of": self._floor_of(len(generated))}
         if not self.is_picture:
-            against = "the other half of the real data" if self.train is None else "training data"
-            details: dict[str, Any] = {"floor": self._floor(len(generated)), "floor_of": against}
             sides = {"real": self.real, "generated": samples}
             details |= {"items": {name: [len(side), side.num_independent] for name, side in sides.items()}}
             return replace(asked, metrics=metrics, details=details | {"bands": band_tables(self.real, samples)})
         if classes is None or self.classifier is None:
-            return replace(asked, metrics=metrics)
+            return replace(asked, metrics=metrics, details=details)
         classifier = self.classifier()
         is_right = classifier.is_right(generated, classes)
-        details = {"by_class": self._by_class(samples, classes, is_right), "classifier": classifier.accuracy}
+        details |= {"by_class": self._by_class(samples, classes, is_right), "classifier": classifier.accuracy}
         return replace(asked, metrics=metrics | {RIGHT_CLASS: _share(is_right)}, details=details)
 
     def _by_class(self, samples: SampleSet, classes: Tensor, is_right: Tensor) -> dict[str, Any]:
@@ -184,18 +185,24 @@ class Evaluator:
         return by_class
 
     def _floor(self, count: int) -> dict[str, Any]:
-        """The metrics of real data against real data: ``count`` items of what the model was trained on, or of the real
-        data one half against the other."""
+        """The metrics of real data against real data: ``count`` items of the other part, or of the real data one half
+        against the other."""
         if count not in self._floors:
-            if self.train is not None:
-                some = spread_items(self.train, min(count, len(self.train))).values
-                pair = self.real, self._samples(some, "training data", ordered=is_ordered(self.train))
+            if self.other is not None:
+                some = spread_items(self.other, min(count, len(self.other)), pictures=self.is_picture).values
+                ordered = not self.is_picture and is_ordered(self.other)
+                pair = self.real, self._samples(some, f"{self.name}, other part", ordered=ordered)
             else:
                 pair = self.halves
             enough = min(map(len, pair)) > (self.k if self.network else 1)
             measured = measure(*pair, bootstrap=self.bootstrap) if enough else {}
             self._floors[count] = {name: metric.to_json() for name, metric in measured.items()}
         return self._floors[count]
+
+    def _floor_of(self, count: int) -> str:
+        if self.other is None:
+            return "the other half of the real data"
+        return f"{min(count, len(self.other))} held-out images" if self.is_picture else "training data"
 
     def _samples(self, items: Any, name: str, folder: Path | None = None, ordered: bool = False) -> SampleSet:
         network = self.network
@@ -253,6 +260,8 @@ def open_evaluator(
     if are_pictures(values, model):
         network = load_features(features or USUAL_FEATURES, file=features_file, trust=trust_features)
         pictures = spread_items(values, num_real, pictures=True)
+        other = source.held_out(train) if source is not None and split is None else None
+        settings["other"] = None if other is None or other is train else other.data
         return Evaluator(pictures, train.name if train else "images", network, **settings)
     real = train or RealData(values, "data", "given")
     if source is not None and split is None:
@@ -269,7 +278,7 @@ def open_evaluator(
         None if features is None else load_features(features, shape=items.shape, trust=trust_features),
         split=real.split,
         boundary=boundary_per_axis(edge or "periodic", len(items.shape) - 1),
-        train=train.data if train is not None and real is not train else None,
+        other=train.data if train is not None and real is not train else None,
         **settings,
     )
 

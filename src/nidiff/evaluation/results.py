@@ -30,6 +30,7 @@ COMPARED = {
     "num_generated": "; {} generated",
     "seeds": " (seeds {})",
     "quantisation": ", rounded to {}",
+    "precision": ", drawn in {}",
     "boundary": "; boundary {}",
     "k": "; k = {}",
 }
@@ -96,8 +97,8 @@ class Result:
     metrics: Mapping[str, Measured] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
-    """Of fields: "floor", the metrics of real data against real data, "items", the numbers of real and generated ones
-    and of independent ones that they are worth, and "bands", the tables of the spectra.
+    """"floor", the metrics of real data against real data, and "floor_of", which. Of fields: "items", the numbers of
+    real and generated ones and of independent ones that they are worth, and "bands", the tables of the spectra.
     Of pictures with classes: "by_class", the metrics of each, and "classifier", the share of real images it names
     correctly."""
 

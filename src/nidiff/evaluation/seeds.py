@@ -105,7 +105,10 @@ def over_groups(results: Sequence[Result], groups: Sequence[Group]) -> list[Resu
             metrics = {
                 name: over_seeds([one.metrics.get(name, NOT_MEASURED) for one in same]) for name in first.metrics
             }
-            lines[group.name, cell] = replace(first, run=group.name, metrics=metrics, provenance=shared, details={})
+            details = {key: first.details[key] for key in ("floor", "floor_of") if key in first.details}
+            lines[group.name, cell] = replace(
+                first, run=group.name, metrics=metrics, provenance=shared, details=details
+            )
     return [*lines.values()]
 
 

@@ -11,10 +11,11 @@ from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.spacing import ANGLE, SPACINGS
-from nidiff.errors import InputError
+from nidiff.errors import InputError, one_of
 from nidiff.generation.conditioning import Conditioning, plan_conditions
 from nidiff.generation.loaded_model import Model
 from nidiff.notation import parse_call
+from nidiff.precision import InBf16, has_bf16
 from nidiff.recipe import check_whole
 from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps, sample
 from nidiff.sampling.step import Visit
@@ -24,6 +25,7 @@ from nidiff.sealed import digest
 if TYPE_CHECKING:
     from torch import Tensor
 
+PRECISIONS = ("fp32", "bf16")
 Drawing: TypeAlias = tuple[Denoiser, Sequence[int], Mapping[str, Any]]
 """A denoiser, the seeds that it draws at a time, and the other arguments of `nidiff.sample`."""
 
@@ -39,13 +41,15 @@ class Job:
     options: dict[str, Any] = field(default_factory=dict)  # of the sampler, such as eta
     clip: float | None = 1.0  # x̂0 is clipped to [−clip, clip]; None: it is not
     tile: int = 0  # images in one call of the network, whatever the batch; 0: the batch
+    precision: str = "fp32"  # of the network
     floats: bool = False  # write float32 in [−1, 1] instead of whole numbers
     shape: tuple[int, ...] = ()  # of the event, if it is not that of the model
     conditioning: Conditioning = field(default_factory=Conditioning)
 
     def to_json(self) -> dict[str, Any]:
-        """The job as it is stored, and as its digest is made from; shape and conditions only where they are set."""
-        values = {key: value for key, value in vars(self).items() if key not in ("shape", "conditioning")}
+        """The job as it is stored, and as its digest is made from; what came later than it only where it is set."""
+        values = {key: value for key, value in vars(self).items() if key not in ("shape", "precision", "conditioning")}
+        values |= {"precision": self.precision} if self.precision != "fp32" else {}
         return values | ({"shape": list(self.shape)} if self.shape else {}) | self.conditioning.to_json()
 
     @property
@@ -65,8 +69,9 @@ class Job:
         return {**drawing, **({"spacing": self.spacing} if named else {}), **self.options}
 
     def denoiser(self, denoiser: Denoiser, seeds: Sequence[int]) -> Denoiser:
-        """The model's denoiser, clipped and with the conditions of ``seeds``."""
-        return self.conditioning.bind(denoiser.clipped(self.clip), seeds)
+        """The model's denoiser, clipped, in the precision of the job and with the conditions of ``seeds``."""
+        net = InBf16(denoiser.net) if self.precision == "bf16" else denoiser.net
+        return self.conditioning.bind(denoiser.clipped(self.clip).with_net(net), seeds)
 
 
 def plan_job(
@@ -76,6 +81,7 @@ def plan_job(
     *,
     clip: float | None = None,
     tile: int | None = None,
+    precision: str = "fp32",
     floats: bool = False,
     **conditions: Any,
 ) -> Job:
@@ -112,10 +118,19 @@ def plan_job(
         options=options,
         clip=model.denoiser.clip if clip is None else clip or None,
         tile=tile_size(*model.shape[1:]) if tile is None else check_whole("tile", tile, 0),
+        precision=check_precision(one_of("precision", precision, PRECISIONS), model.denoiser.device.type),
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
         conditioning=plan_conditions(model.denoiser, grid=model.grid, **conditions),
     )
+
+
+def check_precision(precision: str, device: str) -> str:
+    """Refuse bf16 where it would be emulated: the samples would not be faster, only worse."""
+    if precision == "bf16" and not has_bf16(device):
+        problem = "is not computed by this machine, only emulated, many times slower than fp32"
+        raise InputError("precision", precision, problem, "leave it out")
+    return precision
 
 
 def default_sampler(model: Model) -> tuple[str, int | None]:

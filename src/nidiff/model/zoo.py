@@ -63,7 +63,7 @@ class Card:
     """The checksum of the model before its weights were rounded to float16, which the scores are of."""
     picture: Picture
     scores: tuple[Mapping[str, Any], ...] = ()
-    """A few results: sampler, num_steps, metrics as {name: {value, error}}, and source, a sentence."""
+    """A few results: sampler, num_steps, num_generated, metrics as {name: {value, error}}, and source, a sentence."""
     files: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

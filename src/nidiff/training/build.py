@@ -33,6 +33,7 @@ from nidiff.memory import require_memory
 from nidiff.model import network
 from nidiff.model.config import scheduler_config
 from nidiff.notation import call, parse_call
+from nidiff.precision import has_bf16
 from nidiff.randomness import mixed_seed
 from nidiff.sampling.sampler import as_sampler, rehearse
 from nidiff.training.baseline import baseline, held_out_items
@@ -112,12 +113,16 @@ def build(
     from diffusers.training_utils import EMAModel
 
     experiment = experiment.resolved()
-    experiment.check_precision()
+    notes: list[str] = []
+    precision = experiment.precision
+    if precision == "bf16" and not has_bf16():  # of a configuration that was made elsewhere
+        precision = "fp32"
+        notes.append("it trains in fp32 instead of bf16, which this machine could only emulate, many times slower")
     one_of("weighting", experiment.weighting, WEIGHTINGS)
     stored, process = (None, None) if resumed is None else (resumed.stored(), resumed.process())
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
-    accelerator = Accelerator(mixed_precision=PRECISIONS[experiment.precision], cpu=not torch.cuda.is_available())
+    accelerator = Accelerator(mixed_precision=PRECISIONS[precision], cpu=not torch.cuda.is_available())
     per_pass = accelerator.num_processes * experiment.accumulation
     if experiment.batch_size % per_pass:
         problem = f"is not a multiple of processes × accumulation = {per_pass}"
@@ -129,7 +134,6 @@ def build(
         data = without_labels(data)
     _check_size(experiment, data, per_pass)
     torch.manual_seed(mixed_seed(experiment.seed))
-    notes: list[str] = []
     parse_mixture(experiment)
     if stored is None:
         notes += scaling_remarks(data)

@@ -4,12 +4,9 @@ Nothing heavy is imported here, so that the command line can show its flags at o
 """
 
 import dataclasses
-import functools
 import math
 import os
 import shlex
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from itertools import chain
@@ -28,14 +25,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2  # format 1 is that of version 0.1
 EXPERIMENT, BEGUN = "experiment.json", ".begun-run"  # in a run directory; the latter while a run begins in it
-BF16_TRIAL = "import torch; x = torch.ones(64, 64, dtype=torch.bfloat16); x @ x"
 FREE = {"free": True}  # may change when a run is resumed, since it does not change the mathematics of a step
-
-
-@functools.cache
-def _survives(program: str) -> bool:
-    """Whether a process lives through a program: some virtual machines announce instructions that kill it."""
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True)
@@ -107,7 +97,8 @@ class Experiment:
     ema_decay: float = 0.995
     """Decay of the moving average of the weights; the average is what is saved as the model."""
     precision: str = "auto"
-    """fp32, bf16 or fp16 (autocast); auto: bf16 if the processor computes with it, else fp32."""
+    """fp32, bf16 or fp16 (autocast); auto: bf16 if the processor computes with it, else fp32. Where bf16 would be
+    emulated, many times slower, it is fp32 too."""
     compile: bool = field(default=False, metadata=FREE)
     """torch.compile the network: a slow start, then often faster on a GPU."""
     seed: int = 0
@@ -146,23 +137,11 @@ class Experiment:
 
     def resolved(self) -> "Experiment":
         """The same with ``precision`` "auto" replaced by what it means on this machine."""
-        import torch
+        from nidiff.precision import has_bf16
 
         if self.precision != "auto":
             return self
-        if torch.cuda.is_available():
-            has_bf16 = torch.cuda.is_bf16_supported()
-        else:
-            has_bf16 = torch.cpu._is_avx512_bf16_supported() and _survives(BF16_TRIAL)
-        return dataclasses.replace(self, precision="bf16" if has_bf16 else "fp32")
-
-    def check_precision(self) -> None:
-        """Refuse a precision in which this processor cannot compute, although it says so."""
-        import torch
-
-        if self.precision == "bf16" and not torch.cuda.is_available() and not _survives(BF16_TRIAL):
-            problem = "ends the process on this processor, which announces instructions for it that it does not have"
-            raise InputError("precision", self.precision, problem, "use fp32, or another computer")
+        return dataclasses.replace(self, precision="bf16" if has_bf16() else "fp32")
 
     @property
     def about(self) -> dict[str, str]:
