@@ -12,6 +12,7 @@ from card_picture import draw_samples, limits_of, save_picture
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from nidiff.covariance.config import read_arrays
 from nidiff.data.named import DATASETS
 from nidiff.errors import InputError
 from nidiff.files import (
@@ -27,9 +28,11 @@ from nidiff.files import (
 )
 from nidiff.model.card import METRICS as METRICS_TITLE
 from nidiff.model.card import escaped, model_card
+from nidiff.model.config import FILES
 from nidiff.model.folder import image_shape, load_model, read_grid, whole_model
 from nidiff.model.manifest import MANIFEST, model_sha256, write_manifest
 from nidiff.model.network import UNET, WEIGHTS, read_weights
+from nidiff.model.sampling import SAMPLING, read_choices, write_choices
 from nidiff.model.zoo import (
     CARD,
     EXPERIMENT,
@@ -44,6 +47,7 @@ from nidiff.model.zoo import (
 )
 from nidiff.notation import seeds_text
 
+FACTORS = "factors"  # of a mixture, its largest array
 TRAINING = "\n## Training\n"  # where the part of README.md begins that only entries have
 
 
@@ -163,7 +167,8 @@ def training_words(card: Card) -> str:
 
 
 def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
-    """Copy a model with its weights in float16."""
+    """Copy a model with the weights of its network and the factors of its mixture in float16. Samplers that were chosen
+    for it stay chosen."""
     for file in sorted(place.rglob("*")):
         name = file.relative_to(place)
         is_weights = name.parts[0] == UNET and file.suffix == ".safetensors"
@@ -171,10 +176,17 @@ def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
         if file.is_file() and not skipped and not file.name.startswith("."):
             (packed / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, packed / name)
-    weights = {name: _halved(name, tensor) for name, tensor in read_weights(place / UNET).items()}
-    with replacing(packed / UNET / WEIGHTS[UNET]) as stream:
-        stream.write(to_bytes(weights, metadata={"format": "pt"}))
+    halved = {packed / UNET / WEIGHTS[UNET]: {name: _halved(name, t) for name, t in read_weights(place / UNET).items()}}
+    name, owner = FILES["mixture"]
+    for mixture in place.glob(f"*/{name}"):
+        tensors = read_arrays(mixture, owner)
+        halved[packed / mixture.relative_to(place)] = tensors | {FACTORS: _halved(FACTORS, tensors[FACTORS])}
+    for file, tensors in halved.items():
+        with replacing(file) as stream:
+            stream.write(to_bytes(tensors, metadata={"format": "pt"}))
     write_manifest(packed, identity)
+    if choices := read_choices(place / SAMPLING, model_sha256(place)):
+        write_choices(packed / SAMPLING, choices, model_sha256(packed))
 
 
 def _halved(name: str, tensor: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from nidiff.commands.train import Train
 from nidiff.commands.usage import parse
 from nidiff.data.grid import Grid
 from nidiff.data.spec import DataSpec
+from nidiff.diffusion.choice import Choice
 from nidiff.errors import FileError, InputError
 from nidiff.evaluation.results import Measured, Result, read_results, remember
 from nidiff.extras import EXTRAS
@@ -32,6 +33,7 @@ from nidiff.generation.loaded_model import SingleProcess, open_model
 from nidiff.model import zoo
 from nidiff.model.folder import load_model, read_grid
 from nidiff.model.manifest import model_sha256
+from nidiff.model.sampling import SAMPLING, store_choices
 from nidiff.training.experiment import PRESETS, Experiment, read_experiment
 from nidiff.training.identity import settings_digest
 
@@ -43,6 +45,7 @@ from packing import pack, redraw, rewrite_card  # noqa: E402
 NAME, TITLE = "tiny-digits", "Digits after five steps, which are noise."
 SHIPPED = sorted(zoo.zoo_models().items())
 TRAINING = ("--steps", "5", "--warmup", "1", "--cooldown", "0", "--widths", "8", "16", "--batch-size", "16")
+CHOICE = Choice(5, "ddim:eta=0.5", 5, {"data": "digits"})
 CPU = SingleProcess(torch.device("cpu"))
 
 
@@ -76,6 +79,7 @@ def run(tmp_path_factory) -> Path:
     own = model_sha256(out / "model")
     for one in (result(own, "ddim", 30.0), result(own, "dpmpp_2m", 20.0), result("0" * 64, "ddim", 1.0)):
         remember(out, one)
+    store_choices(out / "model" / SAMPLING, [CHOICE], own)
     return out
 
 
@@ -154,7 +158,7 @@ def test_a_packed_model_repeats_its_picture_and_another_picture_is_seen_in_the_d
     assert difference(other, [1]) == 0
 
 
-def test_an_entry_has_weights_of_float16_no_path_of_the_machine_and_nothing_that_is_not_needed(run, packed):
+def test_an_entry_has_float16_the_chosen_sampler_no_path_of_the_machine_and_nothing_that_is_not_needed(run, packed):
     needed = ["experiment.json", "metrics.json", "model", "samples.png", "zoo.json"]
     assert sorted(path.name for path in packed.iterdir()) == needed
     before, after = load_model(run).net.state_dict(), load_model(packed).net.state_dict()
@@ -163,6 +167,11 @@ def test_an_entry_has_weights_of_float16_no_path_of_the_machine_and_nothing_that
         assert after[name].dtype == torch.float32
         assert torch.equal(after[name], weight.half().float())
     assert any(not torch.equal(after[name], weight) for name, weight in before.items())  # rounding is seen
+    before, after = load_model(run).mixture, load_model(packed).mixture
+    assert torch.equal(after.factors, before.factors.half().float())
+    assert not torch.equal(after.factors, before.factors)
+    assert torch.equal(after.variances, before.variances)
+    assert load_model(packed).choices == (CHOICE,)
     before, after = (json.loads((place / "experiment.json").read_text()) for place in (run, packed))
     assert after == before | {"data_dir": None}
     text = b"".join(file.read_bytes() for file in packed.rglob("*.*") if file.suffix in (".json", ".md"))
