@@ -427,6 +427,23 @@ def test_a_damaged_file_is_computed_again(tmp_path, capsys):
         assert len(calls) == number
 
 
+def test_features_of_images_that_were_added_to_are_computed_for_the_new_ones_alone(tmp_path):
+    """In the same batches, so with the same bits; the negative control: one of the first images is another."""
+    plain, calls, pixels = linear(), [], photographs(170, side=8)
+    network = replace(plain, forward=lambda images: calls.append(len(images)) or plain.forward(images))
+    for count in (30, 140):
+        reference_features(pixels[:count], network, name="samples", cache=tmp_path)
+    calls.clear()
+    found = reference_features(pixels, network, name="samples", cache=tmp_path)
+    assert calls == [16, 16, 10]  # 128 of the 140 were in whole batches of any device
+    whole = reference_features(pixels, plain, name="samples", cache=tmp_path / "whole")
+    assert found.file.read_bytes() == whole.file.read_bytes()
+    calls.clear()
+    changed = torch.cat([pixels[:1] ^ 1, pixels[1:]])
+    reference_features(changed, network, name="samples", cache=tmp_path)
+    assert sum(calls) == 170
+
+
 def test_features_that_were_stopped_go_on_where_they_were(tmp_path, monkeypatch):
     """Each batch is stored here; what is damaged is computed again, and the bits are those of an undisturbed call."""
     monkeypatch.setattr("nidiff.evaluation.features.SAVED_EVERY", 0.0)

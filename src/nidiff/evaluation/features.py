@@ -1,5 +1,6 @@
 """Feature networks, which turn uint8 images into the points [N, D] that the metrics compare, and a cache of these."""
 
+import contextlib
 import hashlib
 import math
 import os
@@ -36,6 +37,7 @@ WEIGHTS = ".safetensors"  # of EfficientNet-lite0
 ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"  # makes each torch.load one with weights_only
 GREY = "grey to RGB by repetition"
 LARGEST = 2**14  # dimensions: a covariance of 2 GiB
+BATCH = 64  # images at a time; on a CPU, whose caches are small, a quarter of that
 PART = ".part"  # how the name of a file ends that holds features of some images, while others are computed
 SAVED_EVERY = 60.0  # seconds of work, which is what a kill costs at most
 
@@ -129,7 +131,7 @@ def compute_features(
 
 
 def _batches(network: FeatureNetwork, images: Tensor, batch: int | None = None) -> Iterator[Tensor]:
-    return map(network, images.split(batch or (16 if network.device.type == "cpu" else 64)))
+    return map(network, images.split(batch or (BATCH if network.device.type != "cpu" else BATCH // 4)))
 
 
 def _inception(name: str, file: Path | None, device: torch.device) -> FeatureNetwork:
@@ -252,7 +254,8 @@ def reference_features(images: Tensor, network: FeatureNetwork, *, name: str, ca
     The file is called after ``name``, the network, and a hash of the pixels, the network's weights and its
     preprocessing, so that what changes the features changes the file. The default folder is "features" in the cache
     folder. A damaged file is computed again. While features are computed, those of each minute are stored next to the
-    file, so that a call that was stopped goes on where it was.
+    file, so that a call that was stopped goes on where it was. Where there is a file of that name and network for the
+    first of the images, as after samples were added, only the others are computed.
     """
     identity = {
         "data_sha256": tensors_sha256(shaped(images)),
@@ -290,8 +293,8 @@ def _resumed(
     def part(start: int) -> Path:
         return file.with_suffix(f".{start}{PART}")
 
-    stored: list[Tensor] = []
-    done = 0
+    stored = _of_the_first(images, file, identity)
+    done = sum(map(len, stored))
     while done < len(images) and part(done).exists():
         try:
             stored.append(_read(part(done), identity, range(1, len(images) - done + 1)))
@@ -309,6 +312,16 @@ def _resumed(
                 replace_npz(part(done), {"features": stored[-1].numpy()} | _as_arrays(identity))
             done, fresh, since = done + count, [], time.monotonic()
     return torch.cat([*stored, *fresh])
+
+
+def _of_the_first(images: Tensor, file: Path, identity: dict[str, str]) -> list[Tensor]:
+    """The features of as many of the first ``images`` as another file has, in whole batches: one tensor or none."""
+    for other in sorted(file.parent.glob(f"{file.stem[:-16]}*.npz"), key=lambda known: -known.stat().st_size):
+        with contextlib.suppress(InputError):  # of other images, or damaged
+            count = len(_read(other, {}, range(1, len(images))))
+            first = identity | {"data_sha256": tensors_sha256(shaped(images[:count]))}
+            return [_read(other, first, range(count, count + 1))[: count - count % BATCH]]
+    return []
 
 
 def _as_arrays(identity: dict[str, str]) -> dict[str, "np.ndarray[Any, Any]"]:
