@@ -9,12 +9,12 @@ import csv
 import fnmatch
 import io
 import json
-import re
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from nidiff.cli import main as nidiff_command
 from nidiff.data.figures import save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import grid_pixels
-from nidiff.evaluation.results import Measured, Result
+from nidiff.evaluation.results import Measured, Result, read_results
 from nidiff.report.contact import save_panels
 from nidiff.report.noise import save_figure
 from nidiff.report.quality import quality_figure
@@ -148,17 +148,12 @@ def rivals(out: Path) -> None:
 
 
 def table(out: Path) -> None:
-    """The table of docs/results.md as a figure."""
-    text = (ROOT / "docs/results.md").read_text()
-    row = re.compile(r"^\| ((?:NI-)?DDPM) \| (ancestral|dpmpp_2m) \| (\d+) \| (.*) \|$", re.M)
-    names = {"FD-pixels": False, "precision": True, "recall": True, "spectrum error": False}
+    """The paper's table, measured on the models of CIFAR-10 that ship."""
     results = []
-    for model, sampler, steps, cells in row.findall(text):
-        measured = [
-            Measured(*map(float, cell.split(" ± ")), up)
-            for cell, up in zip(cells.split(" | "), names.values(), strict=True)
-        ]
-        results.append(Result(model, sampler, int(steps), metrics=dict(zip(names, measured, strict=True))))
+    for model, name in {"cifar10-ddpm": "DDPM", "cifar10-ni-ddpm": "NI-DDPM"}.items():
+        for result in read_results(ROOT / "models" / model / "metrics.json"):
+            sampler = "ancestral" if result.sampler == "ancestral" else "by nidiff tune"
+            results.append(replace(result, run=name, sampler=sampler, spacing=None, options={}))
     save_figure(quality_figure(results), out)
 
 
@@ -228,7 +223,7 @@ FIGURES = {
     "restored_fashion.png": Drawing(shirt_from_its_left_half, f"nidiff restore fashion-mnist --mask left, {CLOTHES}"),
     "minutes.png": Drawing(minutes, "benchmarks/results/minutes.json (benchmarks/minutes.py)"),
     "rivals.png": Drawing(rivals, "benchmarks/results/rivals.json (benchmarks/rivals.py, hours)"),
-    "table.png": Drawing(table, "the table of docs/results.md (nidiff table, 50 min)"),
+    "table.png": Drawing(table, "models/cifar10-*/metrics.json (the commands of docs/table1.md, hours)"),
     "climate.png": Drawing(
         partial(story, "climate"), "docs/figures/climate.npz (the commands of docs/climate.md, 4 min)"
     ),
@@ -251,7 +246,7 @@ FIGURES = {
     ),
     "guidance.png": Drawing(
         guidance,
-        "docs/figures/guidance.npz (the pixels of the picture that nidiff sample drew, as docs/results.md has it)",
+        "docs/figures/guidance.npz (the pixels of a picture of nidiff sample, as benchmarks/RESULTS.md has it)",
     ),
     "signals_samples.png": Drawing(
         partial(samples, "signals_samples", HEARTBEATS),

@@ -205,6 +205,16 @@ def test_the_plot_has_a_panel_per_metric_and_the_numbers_with_their_errors():
     assert list(second[0].get_ydata()) == [6.95, 12.68, 30.41]
 
 
+def test_the_plot_has_a_dotted_line_where_real_data_are():
+    floor = {"floor": {"FID": {"value": 3.15, "error": None}, "precision": {"value": None, "error": None}}}
+    figure = quality_figure([result(metrics={"FID": 9.0, "precision": 0.5}, details=floor)])
+    dotted = {
+        axes.get_title()[:3]: [line for line in axes.lines if line.get_linestyle() == ":"] for axes in figure.axes
+    }
+    assert [[*line.get_ydata()] for line in dotted["FID"]] == [[3.15, 3.15]]
+    assert dotted["pre"] == []
+
+
 def test_plots_of_any_size_can_be_drawn_and_their_lines_told_apart():
     for results in (
         [result(metrics={"recall": (0.5, None)})],

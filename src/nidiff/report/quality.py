@@ -30,7 +30,7 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler.
 
     The error bars of a group of trainings are its standard deviation over them, those of a run its error over samples.
-    A picture has room for the first `MOST_METRICS` and `MOST_LINES`.
+    A picture has room for the first `MOST_METRICS` and `MOST_LINES`. Dotted: real data in place of samples.
     """
     metrics = dict(islice(find_metrics(results).items(), MOST_METRICS))
     lines = dict(islice(group_lines(results).items(), MOST_LINES))
@@ -62,6 +62,10 @@ def quality_figure(results: Sequence[Result]) -> Figure:
 def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> None:
     low, high = math.inf, 0.0
     ticks: set[int] = set()
+    floors = {result.details.get("floor", {}).get(name, {}).get("value") for line in lines for result in line}
+    for floor in floors - {None}:
+        axes.axhline(floor, color="black", linestyle=":")
+        low, high = min(low, floor), max(high, floor)
     for index, line in enumerate(lines):
         measured = {result.num_steps: result.metrics.get(name, NOT_MEASURED) for result in line}
         points = [(steps, *_drawable(metric)) for steps, metric in measured.items() if metric.finite is not None]
