@@ -37,6 +37,7 @@ from nidiff.evaluation.metrics import measure
 from nidiff.evaluation.samples import SampleSet
 from nidiff.files import replace_json, replacing
 from nidiff.memory import keep_freed_memory
+from nidiff.precision import has_bf16
 from nidiff.training.build import build
 from nidiff.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from nidiff.training.experiment import Experiment, read_experiment
@@ -244,7 +245,7 @@ class Clocked:
 
 def train(experiment: Experiment, options: argparse.Namespace) -> None:
     """Both trainings in turns, until each has had its minutes."""
-    minutes, bf16 = sorted(options.minutes), experiment.precision == "bf16"
+    minutes, bf16 = sorted(options.minutes), experiment.precision == "bf16" and has_bf16()
     settings, file = {"minutes": minutes, "threads": options.threads}, options.out / "settings.json"
     if file.is_file() and (other := json.loads(file.read_text())) != settings:
         raise SystemExit(f"{options.out} was begun with {other}, not {settings}: choose another --out.")

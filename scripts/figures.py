@@ -152,8 +152,9 @@ def table(out: Path) -> None:
     results = []
     for model, name in {"cifar10-ddpm": "DDPM", "cifar10-ni-ddpm": "NI-DDPM"}.items():
         for result in read_results(ROOT / "models" / model / "metrics.json"):
-            sampler = "ancestral" if result.sampler == "ancestral" else "by nidiff tune"
-            results.append(replace(result, run=name, sampler=sampler, spacing=None, options={}))
+            if result.sampler != "ancestral":  # another for each number of steps
+                result = replace(result, sampler="by nidiff tune", spacing=None, options={})
+            results.append(replace(result, run=name))
     save_figure(quality_figure(results), out)
 
 

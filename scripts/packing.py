@@ -81,7 +81,9 @@ def pack(
     trained = model_sha256(place, checked=True)
     results = _results(run / METRICS, trained)
     named = str(experiment.get("data"))
-    for path in [*_paths([experiment, results]), *([] if named in DATASETS or named.startswith("hf:") else [named])]:
+    choices = read_choices(place / SAMPLING, trained)
+    stated = [experiment, results, [choice._asdict() for choice in choices]]
+    for path in [*_paths(stated), *([] if named in DATASETS or named.startswith("hf:") else [named])]:
         raise InputError("run", run, f"names the path {path}, which others do not have", "use named data")
     card = Card(title, command, seconds, images, processor, int(facts["parameters"]), trained, picture, tuple(scores))
     with writing("destination", destination), replacing_folder(destination) as aside:
@@ -89,6 +91,8 @@ def pack(
         if results:
             replace_json(aside / METRICS, results)
         _pack_model(place, aside / "model", identity)
+        if choices:
+            write_choices(aside / "model" / SAMPLING, choices, model_sha256(aside / "model"))
         denoiser = load_model(aside)
         shape = image_shape(denoiser.net, denoiser.process.covariance)
         grid = read_grid(aside, shape, denoiser.scaling)
@@ -167,12 +171,11 @@ def training_words(card: Card) -> str:
 
 
 def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
-    """Copy a model with the weights of its network and the factors of its mixture in float16. Samplers that were chosen
-    for it stay chosen."""
+    """Copy a model with the weights of its network and the factors of its mixture in float16."""
     for file in sorted(place.rglob("*")):
         name = file.relative_to(place)
         is_weights = name.parts[0] == UNET and file.suffix == ".safetensors"
-        skipped = is_weights or name.parts[0] in (MANIFEST, "README.md")
+        skipped = is_weights or name.parts[0] in (MANIFEST, "README.md", SAMPLING)
         if file.is_file() and not skipped and not file.name.startswith("."):
             (packed / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, packed / name)
@@ -185,8 +188,6 @@ def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
         with replacing(file) as stream:
             stream.write(to_bytes(tensors, metadata={"format": "pt"}))
     write_manifest(packed, identity)
-    if choices := read_choices(place / SAMPLING, model_sha256(place)):
-        write_choices(packed / SAMPLING, choices, model_sha256(packed))
 
 
 def _halved(name: str, tensor: Tensor) -> Tensor:

@@ -87,6 +87,7 @@ def test_bf16_of_a_configuration_from_elsewhere_is_never_emulated(monkeypatch, n
     trainer = build_trainer(experiment)
     assert trainer.accelerator.mixed_precision == ("bf16" if native else "no")
     assert trainer.identity["settings"] == settings_digest(experiment)
+    assert trainer.facts.get("precision") == (None if native else "fp32")
     assert any("fp32 instead of bf16" in note for note in trainer.notes) is not native
 
 

@@ -25,7 +25,7 @@ from nidiff.randomness import generators_from_seeds, white_noise
 from nidiff.report.denoising import denoise_levels, visible_rows
 from nidiff.report.html import SECTIONS, run_section, write_report
 from nidiff.report.loss import read_log, smoothed
-from nidiff.report.quality import quality_figure
+from nidiff.report.quality import REAL, quality_figure
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.training.experiment import read_experiment
 from nidiff.training.identity import settings_digest
@@ -177,6 +177,19 @@ def test_csv_has_one_line_per_result_and_every_digit():
             assert line[key] == ("" if value is None else str(value))
 
 
+def test_what_real_pictures_have_is_said_below_the_table_once_for_each_source():
+    floor = {"floor": {"FD": {"value": 3.1, "error": 0.1}}, "floor_of": "30 held-out images"}
+    results = [result(metrics={"FD": 5.0}, details=floor), result("b", metrics={"FD": 6.0}, details=floor)]
+    assert markdown(results).count("30 held-out images in place of samples: FD 3.10 ± 0.10.") == 1
+    assert latex(results).count(r"in place of samples: FD 3.10 $\pm$ 0.10.") == 1
+    assert "in place of samples: FD 3.10 +- 0.10." in text(results)
+    fields = result(metrics={"FD": 5.0}, details=floor, provenance={"num_items": 30})  # whose table has a column for it
+    assert "in place of samples" not in markdown([fields])
+    two = text([results[0], result("c", metrics={"FD": 5.0}, details=floor, provenance={"k": 5})])
+    assert "[1] 30 held-out images in place" in two
+    assert "[2] 30 held-out images in place" in two
+
+
 def test_results_that_cannot_be_read_are_refused(tmp_path):
     file = tmp_path / "metrics.json"
     bad = [result(metrics={"FID": ("7", 0.1)})], [result(steps="10")]
@@ -208,11 +221,9 @@ def test_the_plot_has_a_panel_per_metric_and_the_numbers_with_their_errors():
 def test_the_plot_has_a_dotted_line_where_real_data_are():
     floor = {"floor": {"FID": {"value": 3.15, "error": None}, "precision": {"value": None, "error": None}}}
     figure = quality_figure([result(metrics={"FID": 9.0, "precision": 0.5}, details=floor)])
-    dotted = {
-        axes.get_title()[:3]: [line for line in axes.lines if line.get_linestyle() == ":"] for axes in figure.axes
-    }
-    assert [[*line.get_ydata()] for line in dotted["FID"]] == [[3.15, 3.15]]
-    assert dotted["pre"] == []
+    assert REAL in [words.get_text() for words in figure.legends[0].get_texts()]
+    dotted = [[[*line.get_ydata()] for line in axes.lines if line.get_gid() == REAL] for axes in figure.axes[:2]]
+    assert dotted == [[[3.15, 3.15]], []]
 
 
 def test_plots_of_any_size_can_be_drawn_and_their_lines_told_apart():

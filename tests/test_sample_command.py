@@ -328,6 +328,21 @@ def test_bf16_is_another_job_with_nearly_the_same_images(monkeypatch):
     assert rounded.dtype == torch.float32
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_the_variance_that_steps_lose_is_measured_once_for_all_batches(monkeypatch, tmp_path, precision):
+    monkeypatch.setattr("nidiff.generation.job.has_bf16", lambda device: True)
+    calls = []
+    for count in (2, 8):
+        model, counted = open_model(Path("digits-ddpm"), SingleProcess(torch.device("cpu"))), []
+        model.denoiser.net.register_forward_hook(lambda *_, counted=counted: counted.append(1))
+        job = plan_job(model, "angle_2m:rescale=true", 3, tile=2, precision=precision)
+        folder = SampleFolder(tmp_path / str(count), job, model.shape, grid=model.grid)
+        sample_folder.run_job(model.denoiser, folder, range(count), batch=2, state=SingleProcess(torch.device("cpu")))
+        calls.append(len(counted))
+    assert calls[1] - calls[0] == 3 * 3  # three more batches, of three steps
+    assert calls[0] > 3 * 3  # the control: measuring takes more than that
+
+
 def test_emulated_bf16_is_refused(monkeypatch):
     model = open_model(Path("digits-ddpm"), SingleProcess(torch.device("cpu")))
     monkeypatch.setattr("nidiff.generation.job.has_bf16", lambda device: False)

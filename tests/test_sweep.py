@@ -13,6 +13,7 @@ from nidiff.cli import main
 from nidiff.commands.grid import expand, values_of
 from nidiff.commands.sweep import Sweep
 from nidiff.commands.train import Train
+from nidiff.commands.usage import own_flags
 from nidiff.training import loop
 from nidiff.training.experiment import Experiment
 
@@ -41,6 +42,11 @@ def steps_of(monkeypatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(loop, "train_step", counted)
     return done
+
+
+def test_a_sweep_hides_few_flags_of_training():
+    """All others of `nidiff train` can be given a list of values."""
+    assert {*own_flags(Sweep)} & {*own_flags(Train)} == {"--num-steps", "--out", "--quiet", "--dry-run"}
 
 
 # The grammar -----------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -18,7 +19,8 @@ from nidiff.cli import main
 from nidiff.data.sources import spread_rows
 from nidiff.errors import InputError
 from nidiff.evaluation.evaluate import evaluate_cell
-from nidiff.evaluation.evaluator import open_evaluator
+from nidiff.evaluation.evaluator import Evaluator, open_evaluator
+from nidiff.evaluation.features import load_features
 from nidiff.evaluation.metrics import METRICS, Metric, measure
 from nidiff.evaluation.results import Measured, Result, known_results, read_results, remember
 from nidiff.evaluation.samples import SampleSet
@@ -126,6 +128,26 @@ def test_held_out_images_stand_beside_the_samples(nidiff_run, known):
     assert "30 held-out images in place of samples: FD-pixels" in nidiff_run("evaluate", known, *FLAGS, *CELL[:-1])[1]
     other = json.loads(nidiff_run("evaluate", known, *FLAGS, *CELL, "--split", "test")[1])
     assert "details" not in other
+
+
+@pytest.mark.parametrize("labels", [None, [1, 2, 3] * 10])
+def test_held_out_images_of_other_classes_or_of_none_known_never_stand_beside_the_samples(labels):
+    images = nidiff.load_dataset("digits", labels="data")
+    held_out = replace(images.take(torch.arange(30)), labels=labels if labels is None else torch.tensor(labels))
+    features = load_features("pixels")
+    evaluator = replace(Evaluator(images, "digits", features, bootstrap=0), other=held_out)
+    asked, some = Result("a", "ddim", 3), images.values[:5]
+    assert not evaluator.of_classes([7]).evaluate(asked, some).details
+    assert ("floor" in evaluator.of_classes([1]).evaluate(asked, some).details) is (labels is not None)  # the control
+
+
+def test_the_precision_of_the_network_and_that_of_the_samples_are_two_columns(nidiff_run, known, monkeypatch, tmp_path):
+    monkeypatch.setattr("nidiff.generation.job.has_bf16", lambda device: True)
+    nidiff_run(
+        "table", known, *FLAGS, "--num-steps", "3", "--samplers", "ddim", "--precision", "bf16", "--out", tmp_path
+    )
+    (row,) = csv.DictReader((tmp_path / "table.csv").read_text().splitlines())
+    assert (row["drawn_in"], 0 <= float(row["precision"]) <= 1) == ("bf16", True)
 
 
 def test_sampled_first_and_evaluated_from_python_it_is_the_same(nidiff_run, model, measured):

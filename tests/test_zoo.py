@@ -215,6 +215,11 @@ def test_only_a_finished_run_without_paths_is_packed_and_nothing_is_replaced_but
         (other / "experiment.json").write_text(json.dumps(values | {"data": data}))
         with pytest.raises(InputError, match="names the path"):
             pack(other, tmp_path / "packed", **about)
+    (other / "experiment.json").write_text(json.dumps(values))
+    tuned = CHOICE._replace(facts={"data": "/home/somebody/digits.npz"})
+    store_choices(other / "model" / SAMPLING, [tuned], model_sha256(other / "model"))
+    with pytest.raises(InputError, match="names the path"):
+        pack(other, tmp_path / "packed", **about)
     with refused("run"):
         pack(run / "model", tmp_path / "packed", **about)
     assert not (tmp_path / "packed").exists()
@@ -235,6 +240,15 @@ def test_a_model_is_found_by_its_name_and_a_path_goes_before_it(entry, run):
     os.symlink(run, NAME)
     assert zoo.find_model(NAME) == Path(NAME)
     assert not torch.equal(nidiff.load_model(NAME).net.conv_in.weight, denoiser.net.conv_in.weight)
+
+
+def test_samplers_that_you_choose_for_a_shipped_model_stand_beside_those_that_came_with_it(entry):
+    mine = [Choice(10, "heun", 5, {}), Choice(5, "euler", 5, {})]
+    for choices, known in ((mine[:1], [CHOICE, mine[0]]), (mine, mine[::-1])):
+        file = open_model(Path(NAME), CPU).sampling_file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        store_choices(file, choices, model_sha256(entry / "model"))
+        assert sorted(open_model(Path(NAME), CPU).denoiser.choices) == known
 
 
 def test_an_unknown_name_lists_the_known_ones(entry, say):

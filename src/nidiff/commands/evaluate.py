@@ -8,7 +8,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import CheckpointFlag, Comparing, ConditioningFlags, Drawing, QuietFlag
+from nidiff.commands.flags import CheckpointFlag, Comparing, ConditioningFlags, Drawing, PrecisionFlag, QuietFlag
 from nidiff.errors import InputError, renamed
 from nidiff.files import read_npz
 from nidiff.notation import parse_seeds
@@ -35,6 +35,7 @@ class Evaluate:
     conditioning: Annotated[ConditioningFlags, arg(name="")]
     comparing: Annotated[Comparing, arg(name="")]
     checkpoint: CheckpointFlag = None
+    precision: PrecisionFlag = "fp32"
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
     """Same as in nidiff sample."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
@@ -57,13 +58,14 @@ class Evaluate:
         if is_checkpoint(path) or any((path / name).exists() for name in ("experiment.json", "model", "scheduler")):
             model = open_model(path, process_state())
             options = {**vars(self.drawing), **self.conditioning.arguments, **vars(self.comparing)}
-            options |= {"seeds": parse_seeds(self.drawing.seeds), "sampler": self.sampler, "num_steps": self.num_steps}
+            options |= {"seeds": parse_seeds(self.drawing.seeds), "precision": self.precision}
+            options |= {"sampler": self.sampler, "num_steps": self.num_steps}
             result = evaluate_cell(model, **options)
             if result is not None and model.has_report:
                 print(f"wrote {write_report(path)}", file=sys.stderr)
         else:
-            drawing = (self.drawing, self.conditioning, self.sampler, self.num_steps)
-            if not path.exists() or drawing != (Drawing(), ConditioningFlags(), None, None):
+            drawing = (self.drawing, self.conditioning, self.precision, self.sampler, self.num_steps)
+            if not path.exists() or drawing != (Drawing(), ConditioningFlags(), "fp32", None, None):
                 problem = "holds images, which are measured as they are" if path.exists() else "does not exist"
                 remedy = "give a run, a model, or images without the flags of drawing"
                 raise InputError("run_or_images", str(path), problem, remedy)

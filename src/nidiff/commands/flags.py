@@ -22,6 +22,15 @@ CheckpointFlag = Annotated[
     ),
 ]
 
+PrecisionFlag = Annotated[
+    str,
+    arg(
+        metavar="{fp32,bf16}",
+        help="The precision of the network. bf16 changes samples a little, and is faster where the machine computes "
+        "with it.",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class DataArgument(DataSpec):
@@ -58,8 +67,6 @@ class Drawing:
     """x̂0 is clipped to [-clip, clip] at every step; 0: no clipping."""
     tile: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: 1 to 64, by the image size)")] = None
     """Images in one call of the network: the same bits with any --batch; 0: the whole batch, which is fast on a GPU."""
-    precision: Annotated[str, arg(metavar="{fp32,bf16}")] = "fp32"
-    """The precision of the network. bf16 changes samples a little, and is faster where the machine computes with it."""
 
 
 @dataclass(frozen=True)

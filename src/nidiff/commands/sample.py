@@ -4,11 +4,11 @@ import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import CheckpointFlag, ConditioningFlags, Drawing, QuietFlag
+from nidiff.commands.flags import CheckpointFlag, ConditioningFlags, Drawing, PrecisionFlag, QuietFlag
 from nidiff.errors import InputError
 from nidiff.notation import parse_seeds, seeds_text
 
@@ -22,6 +22,7 @@ class Sample:
     drawing: Annotated[Drawing, arg(name="")]
     conditioning: Annotated[ConditioningFlags, arg(name="")]
     checkpoint: CheckpointFlag = None
+    precision: PrecisionFlag = "fp32"
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, ipndm, euler_maruyama, pc, als or cas, with options: ddim:spacing=karras;
     dpmpp_2m:eta=0.5, with fresh noise, 1 being the SDE; churn, with noise of another amount or colour
@@ -64,7 +65,8 @@ class Sample:
         model = open_model(self.model, state, self.checkpoint)
         model = model if self.shape is None else model.at(check_shape(self.shape))
         grid = model.grid if self.rate is None else replace(model.grid, rate=check_whole("rate", self.rate))
-        options = {key: getattr(drawing, key) for key in ("clip", "tile", "precision")} | {"floats": self.floats}
+        options: dict[str, Any] = {"clip": drawing.clip, "tile": drawing.tile}
+        options |= {"precision": self.precision, "floats": self.floats}
         job = plan_job(model, self.sampler, self.num_steps, **options, **self.conditioning.arguments)
         if "start" in job.options and state.is_main_process and not self.quiet:
             print(warm_text(model.denoiser, job.num_steps, **job.options), file=sys.stderr)

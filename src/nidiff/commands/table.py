@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from nidiff.commands.flags import CheckpointFlag, Comparing, ConditioningFlags, Drawing, QuietFlag
+from nidiff.commands.flags import CheckpointFlag, Comparing, ConditioningFlags, Drawing, PrecisionFlag, QuietFlag
 from nidiff.errors import InputError
 from nidiff.files import replace_text, writing
 from nidiff.locks import claimed
@@ -34,6 +34,7 @@ class Table:
     comparing: Annotated[Comparing, arg(name="")]
     conditioning: Annotated[ConditioningFlags, arg(name="")] = field(default_factory=ConditioningFlags)
     checkpoint: CheckpointFlag = None
+    precision: PrecisionFlag = "fp32"
     samplers: tuple[str, ...] = ("ancestral", "dpmpp_2m")
     """Same as in nidiff sample."""
     num_steps: tuple[int, ...] = (1000, 100, 50, 20, 10)
@@ -74,7 +75,8 @@ class Table:
             evaluator = evaluator.of_classes(plan_job(model, **conditions).conditioning.classes)
             evaluator.check(model.shape, len(seeds))
             for sampler, num_steps in product(dict.fromkeys(self.samplers), dict.fromkeys(self.num_steps)):
-                drawn = {key: getattr(self.drawing, key) for key in ("clip", "tile", "precision")} | conditions
+                drawn: dict[str, Any] = {"clip": self.drawing.clip, "tile": self.drawing.tile}
+                drawn |= {"precision": self.precision, **conditions}
                 rehearse(model.denoiser, model.shape, **plan_job(model, sampler, num_steps, **drawn).arguments)
                 drawn |= {"sampler": sampler, "num_steps": num_steps, "seeds": seeds, "batch": self.drawing.batch}
                 cells.append((model, evaluator, drawn))

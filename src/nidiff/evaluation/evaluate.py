@@ -63,7 +63,7 @@ def evaluate_cell(
     evaluator = evaluator.of_classes(job.conditioning.classes)
     evaluator.check(model.shape, len(seeds))
     provenance = evaluator.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
-    provenance |= {"precision": job.precision} if job.precision != "fp32" else {}
+    provenance |= {"drawn_in": job.precision} if job.precision != "fp32" else {}
     settled = (job.sampler, job.num_steps, job.spacing, job.options | job.conditioning.labels, seeds_text(seeds))
     asked = Result(model.name, *settled, job.clip, provenance=provenance)
     for known in known_results(model.home, model.sha256):

@@ -78,7 +78,7 @@ class Evaluator:
         classifier = self.classifier
         if self.is_picture and classifier is None:
             classifier = cache(partial(fit_classifier, self.items, labels))
-        other = None if self.other is None else _of_classes(self.other, classes)
+        other = None if self.other is None or self.other.labels is None else _of_classes(self.other, classes)
         return replace(self, data=_of_classes(self.data, classes), other=other, classes=classes, classifier=classifier)
 
     def check(self, shape: tuple[int, ...], num_generated: int) -> None:
@@ -152,14 +152,14 @@ class Evaluator:
         """``asked`` with the metrics of what was generated; features of pictures are kept in the folder ``features``.
         Samples of different seeds are independent; others may be ``ordered``.
 
-        Details: the same metrics of as many real items against the real data; of fields, the spectra in bands, and how
-        many independent items the real and the generated ones are worth; of pictures whose ``classes`` [N] are known,
-        the metrics of each class, if the real ones have labels.
+        Details: the same metrics of real items in place of samples (of pictures, where as many are held out); of
+        fields, the spectra in bands, and how many independent items the real and the generated ones are worth; of
+        pictures whose ``classes`` [N] are known, the metrics of each class, if the real ones have labels.
         """
         samples = self._samples(generated, "generated", features, ordered and not self.is_picture)
         metrics = measure(self.real, samples, bootstrap=self.bootstrap)
         details: dict[str, Any] = {}
-        if not self.is_picture or self.other is not None:
+        if not self.is_picture or (self.other is not None and len(self.other) >= len(generated)):
             details = {"floor": self._floor(len(generated)), "floor_of": self._floor_of(len(generated))}
         if not self.is_picture:
             sides = {"real": self.real, "generated": samples}
@@ -202,7 +202,7 @@ class Evaluator:
     def _floor_of(self, count: int) -> str:
         if self.other is None:
             return "the other half of the real data"
-        return f"{min(count, len(self.other))} held-out images" if self.is_picture else "training data"
+        return f"{count} held-out images" if self.is_picture else "training data"
 
     def _samples(self, items: Any, name: str, folder: Path | None = None, ordered: bool = False) -> SampleSet:
         network = self.network

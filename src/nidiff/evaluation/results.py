@@ -30,7 +30,7 @@ COMPARED = {
     "num_generated": "; {} generated",
     "seeds": " (seeds {})",
     "quantisation": ", rounded to {}",
-    "precision": ", drawn in {}",
+    "drawn_in": ", drawn in {}",
     "boundary": "; boundary {}",
     "k": "; k = {}",
 }

@@ -178,7 +178,7 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
             "asked for; of real images that it was not trained on, "
             f"{', '.join(f'{share:.1%}' for share in sorted(accuracies))}."
         )
-    sources += _real_against_real(results, style)
+    sources += _real_against_real(results)
     if any(metric.over is not None for result in results for metric in result.metrics.values()):
         sources.append(
             "a ± b (samples ± c): mean a and standard deviation b over trainings that differ only in the seed; c is "
@@ -187,13 +187,14 @@ def notes(results: Sequence[Result], style: Style) -> list[str]:
     return [style.escape(note) for note in sources]
 
 
-def _real_against_real(results: Sequence[Result], style: Style) -> list[str]:
-    """What real pictures have in place of generated ones, a sentence for each number of them and kind of features."""
-    sentences = []
+def _real_against_real(results: Sequence[Result]) -> list[str]:
+    """What real pictures have in place of generated ones, a sentence for each source, to be escaped."""
+    sentences, marks = [], _marks(results)
     for result in results:
-        if (floor := result.details.get("floor")) and "bands" not in result.details:
-            numbers = (f"{name} {_stored_number(values, style)}" for name, values in floor.items())
-            sentences.append(f"{result.details['floor_of']} in place of samples: {', '.join(numbers)}.")
+        if (floor := result.details.get("floor")) and "num_items" not in result.provenance:
+            numbers = ", ".join(f"{name} {_stored_number(values, MARKDOWN)}" for name, values in floor.items())
+            of = result.details.get("floor_of", "other real data")
+            sentences.append(f"{marks[result.source]} {of} in place of samples: {numbers}.".lstrip())
     return list(dict.fromkeys(sentences))
 
 

@@ -97,7 +97,8 @@ def _draw(
     """This process' share of the images."""
     job, count = folder.job, len(missing)
     blocks = [missing[i : i + batch] for i in range(0, count, batch)][state.process_index :: state.num_processes]
-    drawings = ((job.denoiser(denoiser, block), block, job.arguments) for block in blocks)
+    prepared = job.prepared(denoiser)  # once, for a sampler may remember what it measured with this network
+    drawings = ((job.conditioning.bind(prepared, block), block, job.arguments) for block in blocks)
     with progress_bar(title, "images", shown=state.is_main_process) as progress:
 
         def show(done: float) -> None:

@@ -68,10 +68,14 @@ class Job:
         drawing = {"sampler": self.sampler, "num_steps": self.num_steps, "tile": self.tile or None}
         return {**drawing, **({"spacing": self.spacing} if named else {}), **self.options}
 
+    def prepared(self, denoiser: Denoiser) -> Denoiser:
+        """The model's denoiser, clipped and in the precision of the job."""
+        clipped = denoiser.clipped(self.clip)
+        return clipped.with_net(InBf16(denoiser.net)) if self.precision == "bf16" else clipped
+
     def denoiser(self, denoiser: Denoiser, seeds: Sequence[int]) -> Denoiser:
-        """The model's denoiser, clipped, in the precision of the job and with the conditions of ``seeds``."""
-        net = InBf16(denoiser.net) if self.precision == "bf16" else denoiser.net
-        return self.conditioning.bind(denoiser.clipped(self.clip).with_net(net), seeds)
+        """The same with the conditions of ``seeds``."""
+        return self.conditioning.bind(self.prepared(denoiser), seeds)
 
 
 def plan_job(

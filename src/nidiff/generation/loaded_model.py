@@ -134,7 +134,10 @@ def open_model(path: Path, state: "PartialState | SingleProcess", checkpoint: st
     grid, card = read_grid(path, shape, denoiser.scaling), None if entry_of(path) is None else read_card(path)
     model = Model(path, denoiser.to(state.device), shape, sha256, grid, card=card, step=step)
     choices = () if model.home == path else read_choices(model.sampling_file, sha256)
-    return model._replace(denoiser=model.denoiser.with_choices(choices)) if choices else model
+    if not choices:
+        return model
+    by_count = {choice.evaluations: choice for choice in (*model.denoiser.choices, *choices)}
+    return model._replace(denoiser=model.denoiser.with_choices(tuple(by_count.values())))
 
 
 def resized(grid: Grid, before: Sequence[int], after: Sequence[int], boundary: Sequence[str]) -> Grid:

@@ -18,6 +18,8 @@ from nidiff.evaluation.table import find_metrics, group_lines
 from nidiff.report.loss import LARGEST
 
 OVER_SEEDS = "Error bars of a line over seeds: ± standard deviation over trainings; of a run: error over samples"
+REAL = "real data in place of samples"
+DOTTED: dict[str, Any] = {"color": "black", "linestyle": ":", "marker": ""}
 MOST_METRICS, MOST_LINES, MOST_TICKS = 24, 96, 40
 
 # Lines differ in colour and in marker, for eyes that do not tell all colours apart.
@@ -52,6 +54,8 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     for axes in panels[len(metrics) :]:
         axes.set_axis_off()
     handles = [panels[0].plot([], [], **LOOKS[index % len(LOOKS)])[0] for index in range(len(lines))]
+    if any(line.get_gid() == REAL for axes in panels for line in axes.lines):
+        handles, labels = [*handles, panels[0].plot([], [], **DOTTED)[0]], [*labels, REAL]
     drawn = [metric for line in lines.values() for result in line for metric in result.metrics.values()]
     grouped = any(metric.over is not None for metric in drawn)
     look: dict[str, Any] = {"ncols": abreast, "frameon": False}
@@ -64,8 +68,8 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
     ticks: set[int] = set()
     floors = {result.details.get("floor", {}).get(name, {}).get("value") for line in lines for result in line}
     for floor in floors - {None}:
-        axes.axhline(floor, color="black", linestyle=":")
-        low, high = min(low, floor), max(high, floor)
+        axes.axhline(floor, gid=REAL, **DOTTED)
+        low, high = min(low, floor) if floor > 0 else low, max(high, floor)
     for index, line in enumerate(lines):
         measured = {result.num_steps: result.metrics.get(name, NOT_MEASURED) for result in line}
         points = [(steps, *_drawable(metric)) for steps, metric in measured.items() if metric.finite is not None]

@@ -91,6 +91,8 @@ class Trainer:
         conditions = {name: known.classes or list(known.shape) for name, known in self.denoiser.conditions.items()}
         facts = {"images": len(self.data), "image_shape": list(self.data.shape)}
         facts |= {"conditions": conditions} if conditions else {}
+        if PRECISIONS[self.experiment.precision] != self.accelerator.mixed_precision:
+            facts |= {"precision": "fp32"}  # bf16 was asked for, and would be emulated
         return facts | {"parameters": sum(parameter.numel() for parameter in self.net.parameters())}
 
     @cached_property
