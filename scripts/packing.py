@@ -47,7 +47,7 @@ from nidiff.model.zoo import (
 )
 from nidiff.notation import seeds_text
 
-FACTORS = "factors"  # of a mixture, its largest array
+LARGE = ("factors", "kappa.values", "kappa.trust")  # arrays of the mixture and of κ
 TRAINING = "\n## Training\n"  # where the part of README.md begins that only entries have
 
 
@@ -171,7 +171,7 @@ def training_words(card: Card) -> str:
 
 
 def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
-    """Copy a model with the weights of its network and the factors of its mixture in float16."""
+    """Copy a model with the weights of its network, the factors of its mixture and κ in float16."""
     for file in sorted(place.rglob("*")):
         name = file.relative_to(place)
         is_weights = name.parts[0] == UNET and file.suffix == ".safetensors"
@@ -180,10 +180,11 @@ def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
             (packed / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, packed / name)
     halved = {packed / UNET / WEIGHTS[UNET]: {name: _halved(name, t) for name, t in read_weights(place / UNET).items()}}
-    name, owner = FILES["mixture"]
-    for mixture in place.glob(f"*/{name}"):
-        tensors = read_arrays(mixture, owner)
-        halved[packed / mixture.relative_to(place)] = tensors | {FACTORS: _halved(FACTORS, tensors[FACTORS])}
+    for name, owner in FILES.values():
+        for file in place.glob(f"*/{name}"):
+            tensors = read_arrays(file, owner)
+            large = {array: _halved(array, tensors[array]) for array in LARGE if array in tensors}
+            halved[packed / file.relative_to(place)] = tensors | large
     for file, tensors in halved.items():
         with replacing(file) as stream:
             stream.write(to_bytes(tensors, metadata={"format": "pt"}))

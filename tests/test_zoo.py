@@ -172,6 +172,9 @@ def test_an_entry_has_float16_the_chosen_sampler_no_path_of_the_machine_and_noth
     assert not torch.equal(after.factors, before.factors)
     assert torch.equal(after.variances, before.variances)
     assert load_model(packed).choices == (CHOICE,)
+    before, after = load_model(run).kappa, load_model(packed).kappa
+    assert torch.equal(after.values, before.values.half().float())
+    assert torch.equal(after.trust, before.trust.half().float())
     before, after = (json.loads((place / "experiment.json").read_text()) for place in (run, packed))
     assert after == before | {"data_dir": None}
     text = b"".join(file.read_bytes() for file in packed.rglob("*.*") if file.suffix in (".json", ".md"))

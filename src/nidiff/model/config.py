@@ -199,7 +199,8 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     model, measured = GaussianModel.from_config(gaussian), gaussian.get("kappa")
     if measured is None:
         return model, None
-    values, trust = (_array(measured[name], getattr(gaussian, "tensors", {})) for name in ("values", "trust"))
+    tables = (_array(measured[name], getattr(gaussian, "tensors", {})) for name in ("values", "trust"))
+    values, trust = (torch.as_tensor(table).float() for table in tables)  # of models that ship, float16 is stored
     losses = {start: _column(losses) for start, losses in measured.get("losses", {}).items()}
     return model, Kappa(_column(measured["rows"]), values, trust, losses)
 

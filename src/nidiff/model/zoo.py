@@ -3,7 +3,7 @@
 An entry is the directory of a finished run without its checkpoints, log and drawn samples:
 
 experiment.json  the settings, which `nidiff train --config NAME` repeats; no path of the machine is in it
-model/           the model, with the weights of its network and the factors of its mixture in float16
+model/           the model, with the weights of its network, the factors of its mixture and κ in float16
 metrics.json     what was measured, if anything was
 samples.png      the picture of its card
 zoo.json         the card: title, command, time, scores, how the picture was drawn, and checksums of the files above
