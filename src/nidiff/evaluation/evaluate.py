@@ -62,7 +62,8 @@ def evaluate_cell(
     evaluator = data if isinstance(data, Evaluator) else open_evaluator(model.path, data, model=model, **settings)
     evaluator = evaluator.of_classes(job.conditioning.classes)
     evaluator.check(model.shape, len(seeds))
-    provenance = evaluator.provenance(len(seeds)) | {"model_sha256": model.sha256, "tile": job.tile}
+    compared = evaluator.provenance(len(seeds))
+    provenance = compared | {"model_sha256": model.sha256, "tile": job.tile}
     provenance |= {"drawn_in": job.precision} if job.precision != "fp32" else {}
     settled = (job.sampler, job.num_steps, job.spacing, job.options | job.conditioning.labels, seeds_text(seeds))
     asked = Result(model.name, *settled, job.clip, provenance=provenance)
@@ -73,6 +74,8 @@ def evaluate_cell(
         )
         if known.question == asked.question and is_whole:
             return replace(known, run=model.name) if state.is_main_process else None
+        if "floor" in known.details and compared.items() <= known.provenance.items():
+            evaluator.floors[len(seeds)] = dict(known.details["floor"])
     if state.is_main_process:
         _ = evaluator.real  # unusable real data or features are refused before hours of drawing
     folder = SampleFolder(model.home / "generated" / job.name, job, model.shape, grid=model.grid)

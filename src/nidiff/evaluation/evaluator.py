@@ -56,7 +56,8 @@ class Evaluator:
     """Those that are compared; of pictures, each of them is measured by itself too."""
     classifier: Callable[[], Classifier] | None = field(default=None, repr=False)
     """Of all classes of the real images."""
-    _floors: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    floors: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    """The metrics of so many real items in place of samples, where they are known."""
 
     @property
     def items(self) -> Tensor:
@@ -187,7 +188,7 @@ class Evaluator:
     def _floor(self, count: int) -> dict[str, Any]:
         """The metrics of real data against real data: ``count`` items of the other part, or of the real data one half
         against the other."""
-        if count not in self._floors:
+        if count not in self.floors:
             if self.other is not None:
                 some = spread_items(self.other, min(count, len(self.other)), pictures=self.is_picture).values
                 ordered = not self.is_picture and is_ordered(self.other)
@@ -196,8 +197,8 @@ class Evaluator:
                 pair = self.halves
             enough = min(map(len, pair)) > (self.k if self.network else 1)
             measured = measure(*pair, bootstrap=self.bootstrap) if enough else {}
-            self._floors[count] = {name: metric.to_json() for name, metric in measured.items()}
-        return self._floors[count]
+            self.floors[count] = {name: metric.to_json() for name, metric in measured.items()}
+        return self.floors[count]
 
     def _floor_of(self, count: int) -> str:
         if self.other is None:
