@@ -130,6 +130,18 @@ def test_held_out_images_stand_beside_the_samples(nidiff_run, known):
     assert "details" not in other
 
 
+def test_held_out_images_are_measured_once_for_a_run(nidiff_run, known, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "nidiff.evaluation.evaluator.measure", lambda *args, **options: calls.append(1) or measure(*args, **options)
+    )
+    before = json.loads((known / "metrics.json").read_text())[0]["details"]
+    for num_real, count in (("50", 1), ("40", 3)):  # the control: to other real images they are compared anew
+        cell = (*FLAGS, "--num-real", num_real, "--sampler", "ddim", "--num-steps", "2", "--json")
+        details = json.loads(nidiff_run("evaluate", known, *cell)[1])["details"]
+        assert (details == before, len(calls)) == (num_real == "50", count)
+
+
 @pytest.mark.parametrize("labels", [None, [1, 2, 3] * 10])
 def test_held_out_images_of_other_classes_or_of_none_known_never_stand_beside_the_samples(labels):
     images = nidiff.load_dataset("digits", labels="data")
