@@ -20,6 +20,7 @@ from nidiff.report.loss import LARGEST
 OVER_SEEDS = "Error bars of a line over seeds: ± standard deviation over trainings; of a run: error over samples"
 REAL = "real data in place of samples"
 DOTTED: dict[str, Any] = {"color": "black", "linestyle": ":", "marker": ""}
+FAR = 30  # so many times below the smallest value real data are not drawn
 MOST_METRICS, MOST_LINES, MOST_TICKS = 24, 96, 40
 
 # Lines differ in colour and in marker, for eyes that do not tell all colours apart.
@@ -32,7 +33,8 @@ def quality_figure(results: Sequence[Result]) -> Figure:
     """Quality against the number of steps: a panel per metric, a line with error bars per run and sampler.
 
     The error bars of a group of trainings are its standard deviation over them, those of a run its error over samples.
-    A picture has room for the first `MOST_METRICS` and `MOST_LINES`. Dotted: real data in place of samples.
+    A picture has room for the first `MOST_METRICS` and `MOST_LINES`. Dotted: real data in place of samples,
+    if they are near enough.
     """
     metrics = dict(islice(find_metrics(results).items(), MOST_METRICS))
     lines = dict(islice(group_lines(results).items(), MOST_LINES))
@@ -66,10 +68,6 @@ def quality_figure(results: Sequence[Result]) -> Figure:
 def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> None:
     low, high = math.inf, 0.0
     ticks: set[int] = set()
-    floors = {result.details.get("floor", {}).get(name, {}).get("value") for line in lines for result in line}
-    for floor in floors - {None}:
-        axes.axhline(floor, gid=REAL, **DOTTED)
-        low, high = min(low, floor) if floor > 0 else low, max(high, floor)
     for index, line in enumerate(lines):
         measured = {result.num_steps: result.metrics.get(name, NOT_MEASURED) for result in line}
         points = [(steps, *_drawable(metric)) for steps, metric in measured.items() if metric.finite is not None]
@@ -80,6 +78,11 @@ def _draw_metric(axes: Axes, name: str, lines: Sequence[Sequence[Result]]) -> No
             axes.errorbar(places, values, yerr=errors, elinewidth=1, **look)
             bottoms = [value - error for value, error in zip(values, errors, strict=True)]
             low, high, ticks = min(low, *bottoms), max(high, *values), ticks | {*steps}
+    floors = {result.details.get("floor", {}).get(name, {}).get("value") for line in lines for result in line}
+    for floor in floors - {None}:
+        if floor > low / FAR:  # else the line would leave no room for the others
+            axes.axhline(floor, gid=REAL, **DOTTED)
+            low, high = min(low, floor), max(high, floor)
     axes.set_xscale("log")
     if 0 < low < high / 8:
         axes.set_yscale("log")
