@@ -200,9 +200,14 @@ def _stored_gaussian(gaussian: Any) -> tuple[GaussianModel | None, Kappa | None]
     if measured is None:
         return model, None
     tables = (_array(measured[name], getattr(gaussian, "tensors", {})) for name in ("values", "trust"))
-    values, trust = (torch.as_tensor(table).float() for table in tables)  # of models that ship, float16 is stored
+    values, trust = (_as_computed(table) for table in tables)
     losses = {start: _column(losses) for start, losses in measured.get("losses", {}).items()}
     return model, Kappa(_column(measured["rows"]), values, trust, losses)
+
+
+def _as_computed(table: Any) -> Any:
+    """float16, as models that ship store κ, as float32."""
+    return table.float() if isinstance(table, Tensor) and table.dtype == torch.float16 else table
 
 
 def _column(numbers: Any) -> Tensor:
