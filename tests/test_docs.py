@@ -38,6 +38,15 @@ def documented_names() -> dict[str, str]:
     return documented
 
 
+def test_every_row_of_a_table_has_as_many_cells_as_its_head():
+    for page in (*DOCS.glob("*.md"), *ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")):
+        width = 0
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            bars = len(re.findall(r"(?<!\\)\|", re.sub(r"`[^`]*`", "", line))) if line.startswith("|") else 0
+            assert bars in (width, 0) or not width, f"{page.name}, line {number}"
+            width = bars
+
+
 def test_every_public_name_has_its_place_in_the_api_pages():
     documented = documented_names()
     assert public_names() - documented.keys() == set()

@@ -131,7 +131,7 @@ def compute_features(
 
 
 def _batches(network: FeatureNetwork, images: Tensor, batch: int | None = None) -> Iterator[Tensor]:
-    return map(network, images.split(batch or (BATCH if network.device.type != "cpu" else BATCH // 4)))
+    return map(network, images.split(batch or (BATCH // 4 if network.device.type == "cpu" else BATCH)))
 
 
 def _inception(name: str, file: Path | None, device: torch.device) -> FeatureNetwork:

@@ -122,7 +122,7 @@ def plan_job(
         options=options,
         clip=model.denoiser.clip if clip is None else clip or None,
         tile=tile_size(*model.shape[1:]) if tile is None else check_whole("tile", tile, 0),
-        precision=check_precision(one_of("precision", precision, PRECISIONS), model.denoiser.device.type),
+        precision=check_precision(precision, model.denoiser.device.type),
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
         conditioning=plan_conditions(model.denoiser, grid=model.grid, **conditions),
@@ -131,7 +131,7 @@ def plan_job(
 
 def check_precision(precision: str, device: str) -> str:
     """Refuse bf16 where it would be emulated: the samples would not be faster, only worse."""
-    if precision == "bf16" and not has_bf16(device):
+    if one_of("precision", precision, PRECISIONS) == "bf16" and not has_bf16(device):
         problem = "is not computed by this machine, only emulated, many times slower than fp32"
         raise InputError("precision", precision, problem, "leave it out")
     return precision
