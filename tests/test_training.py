@@ -342,6 +342,31 @@ def test_config_repeats_a_run(straight, tmp_path):
     assert_same_weights(straight, tmp_path / "again", 4)
 
 
+def test_a_run_can_begin_with_the_weights_of_a_model(straight, tmp_path, capsys):
+    """Its average too; a run resumed from a checkpoint has no more need of them; and the weights, not a copy of its
+    settings, are what it has of the other run."""
+    initial = ["--initial", str(straight)]
+    begun = build(Train.parsed([*TINY, *initial, "--covariance", "white", "--seed", "3"]).experiment)
+    stored = load_model(straight).net.state_dict()
+    assert same(begun.net.state_dict(), stored)
+    assert all(map(torch.equal, begun.ema.shadow_params, begun.net.parameters()))
+    random = build(Train.parsed([*TINY, "--covariance", "white", "--seed", "3"]).experiment)
+    assert not same(random.net.state_dict(), stored)  # the control
+    assert not begun.notes
+    assert any("eps" in note for note in build(Train.parsed([*TINY, *initial, "--target", "v"]).experiment).notes)
+
+    model, out = shutil.copytree(straight / "model", tmp_path / "model"), tmp_path / "run"
+    assert train(out, "--steps", "4", "--initial", str(model)) == 0
+    assert not same(weights(out, 4), weights(straight, 4))
+    shutil.rmtree(model)
+    assert main(["train", "--out", str(out), "--resume", "--steps", "6", "--no-report"]) == 0
+
+    with refused("initial", str(straight)):
+        build(Train.parsed([*TINY, *initial, "--widths", "16"]).experiment)
+    with refused("initial"):
+        build(Train.parsed([*TINY, "--initial", "nothing-of-that-name"]).experiment)
+
+
 def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
     assert train(tmp_path / "r", "--dry-run") == 0
     facts = json.loads(capsys.readouterr().out)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -32,11 +32,14 @@ from nidiff.errors import InputError, one_of, renamed
 from nidiff.memory import require_memory
 from nidiff.model import network
 from nidiff.model.config import scheduler_config
+from nidiff.model.folder import open_stored
+from nidiff.model.zoo import find_model
 from nidiff.notation import call, parse_call
 from nidiff.precision import has_bf16
 from nidiff.randomness import mixed_seed
 from nidiff.sampling.sampler import as_sampler, rehearse
 from nidiff.training.baseline import baseline, held_out_items
+from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.draws import spread
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
@@ -145,6 +148,8 @@ def build(
     else:
         covariance, gaussian, schedule = stored.process.covariance, stored.gaussian, stored.process.schedule
     net = build_network(experiment, data).train()
+    if experiment.initial is not None and (resumed is None or not list_checkpoints(resumed.checkpoints)):
+        notes += set_weights(net, experiment, experiment.initial)
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
@@ -261,6 +266,20 @@ def build_network(experiment: Experiment, data: Dataset) -> torch.nn.Module:
     auto, both = "unet2d" if is_picture else "unet", experiment.sees == "both"
     with renamed("sample_size", "data"):  # which decide it
         return network.build_network(experiment.network, data.shape, auto=auto, boundary=boundary, both=both, **sizes)
+
+
+def set_weights(net: torch.nn.Module, experiment: Experiment, initial: str) -> list[str]:
+    """Give the network the weights of the model ``initial``; a note says if they predict something else."""
+    with renamed("folder", "initial"):
+        model, _ = open_stored(find_model(initial, "initial"))
+    stored: dict[str, Tensor] = cast(torch.nn.Module, model.net).state_dict()
+    if {name: value.shape for name, value in net.state_dict().items()} != {n: v.shape for n, v in stored.items()}:
+        remedy = "give the widths, layers, attention, network and conditions of that model"
+        raise InputError("initial", initial, "has another network than this run", remedy)
+    net.load_state_dict(stored)
+    if (was := model.target_name) == experiment.target:
+        return []
+    return [f"the weights of {initial} were trained to predict {was}, and this run predicts {experiment.target}"]
 
 
 def _gaussian_or_note(

@@ -76,6 +76,9 @@ class Experiment:
     """Resolutions with self-attention, 0 the full one."""
     dropout: float = 0.0
     """Dropout in the blocks."""
+    initial: str | None = None
+    """Begin with the weights of this model instead of random ones: a run, a checkpoint, a model folder, or the name of
+    a model that ships. Its network must be like this one."""
 
     steps: int = field(default=800, metadata=FREE)
     """Optimiser steps in total."""
@@ -148,9 +151,10 @@ class Experiment:
         """What the model card says of the training. A path is private: only its last part is named."""
         source = self.data.source
         name = source if source.startswith("hf:") else Path(source).name
+        before = f", from the weights of {Path(self.initial).name}" if self.initial else ""
         return {
             "data": f"{name}{', mirrored at random' if self.flip else ''}",
-            "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}",
+            "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}{before}",
         }
 
     def command(self) -> str:

@@ -42,6 +42,7 @@ LEFT_OUT = {
     "sees": "auto",
     "network": "auto",
     "boundary": None,
+    "initial": None,
     "layout": None,
     "variables": (),
     "sample_axis": None,
