@@ -240,6 +240,7 @@ def test_what_is_read_piece_by_piece_are_the_same_bits(layout, shape, tmp_path):
     assert not isinstance(disk.values.whole, torch.Tensor)
     index = torch.tensor([len(disk) - 1, 0, 3, 3])
     places = disk.values.random_places(4, [1, 2, 3, 4])
+    assert torch.equal(disk.all(), memory.all())  # item by item
     for data in (disk, disk.take(torch.arange(len(disk)))):
         assert torch.equal(data.batch(index), memory.batch(index))
         assert torch.equal(data.batch(index, None, places), memory.batch(index, None, places))

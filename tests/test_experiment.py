@@ -20,7 +20,13 @@ from nidiff.training.identity import settings_digest
 
 
 def test_experiments_survive_json(tmp_path):
-    chosen = {"layout": "NCHW", "variables": ("t2m", "u10"), "scaling": ("standard", "log"), "size": (4, 6), "crop": (3, 2)}
+    chosen = {
+        "layout": "NCHW",
+        "variables": ("t2m", "u10"),
+        "scaling": ("standard", "log"),
+        "size": (4, 6),
+        "crop": (3, 2),
+    }
     for experiment in [*PRESETS.values(), Experiment(DataSpec("a.nc", held_out="0.1", data_dir=Path("x"), **chosen))]:
         file = tmp_path / "experiment.json"
         file.write_text(json.dumps(experiment.to_json()))

@@ -328,6 +328,8 @@ def test_a_builder_of_your_own_is_known_everywhere(monkeypatch):
 
 BAD = {
     "size": (lambda: FieldUNet((28, 0)), "sample_size"),
+    "depth": (lambda: FieldUNet((8, 8), widths=(8,) * 8), "widths"),
+    "large patch": (lambda: FieldUNet((1000,), patch=10**6), "widths"),
     "axes": (lambda: FieldUNet((4, 4, 4, 4)), "sample_size"),
     "widths": (lambda: FieldUNet((8, 8), widths=(10,)), "widths"),
     "attention": (lambda: FieldUNet((8, 8), widths=(8,), attention=(1,)), "attention"),

@@ -71,12 +71,18 @@ class Crops:
         pairs = [*zip(rows.tolist(), windows, strict=True)]
         if isinstance(whole, Tensor):
             return torch.stack([whole[(row, slice(None), *window)] for row, window in pairs])
-        if (read_part := whole.read_part) is not None:
-            return torch.stack([read_part(row, window) for row, window in pairs])
         parts: dict[int, Tensor] = {}
+        numbers = math.prod(whole.shape[1:])
+        unique, counts = rows.unique(return_counts=True)
+        is_apart = 4 * counts * whole.shape[1] * math.prod(self.size) < numbers  # else the item is read once for all
+        if (read_part := whole.read_part) is not None:
+            for number in torch.isin(rows, unique[is_apart]).nonzero()[:, 0].tolist():
+                parts[number] = read_part(*pairs[number])
+            unique = unique[~is_apart]
         # A few items at a time, since all of a batch may be far larger than their crops.
-        for block in rows.unique().split(max(1, BLOCK // math.prod(whole.shape[1:]))):
-            for row, item in zip(block.tolist(), whole.index_select(0, block), strict=True):
+        for block in unique.split(max(1, BLOCK // numbers)):
+            items = whole.index_select(0, block) if len(block) else ()
+            for row, item in zip(block.tolist(), items, strict=True):
                 for number in (rows == row).nonzero()[:, 0].tolist():
                     parts[number] = item[(slice(None), *windows[number])].clone()
         return torch.stack([parts[number] for number in range(len(rows))])

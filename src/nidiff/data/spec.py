@@ -92,6 +92,12 @@ class DataSpec:
         return load(self, split, limits, annotations=annotations, scaling=scaling, like=like)
 
     @property
+    def edges(self) -> str | None:
+        """What items do at their edges, as far as that is known: crops end anywhere, and do not continue at their other
+        end."""
+        return "reflecting" if self.crop else None
+
+    @property
     def image_size(self) -> tuple[int, int] | None:
         """(height, width), or None where images keep theirs."""
         return (self.size, self.size) if isinstance(self.size, int) else self.size

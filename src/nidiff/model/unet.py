@@ -30,6 +30,7 @@ class Conv3d(nn.Conv3d):
 
 CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, Conv3d)
 MOST_LAYERS = 100
+MOST_CONTINUED = 64  # times the points of a field
 
 
 class NetworkConfig(dict[str, Any]):
@@ -107,6 +108,11 @@ class FieldUNet(nn.Module):
         deepest = len(widths) - 1
         self.multiples = tuple(p * s**deepest for p, s in zip(self.patch, self.strides, strict=True))
         self.kinds = kinds
+        longer = [-(-n // m) * m for n, m in zip(size, self.multiples, strict=True)]
+        if math.prod(longer) > MOST_CONTINUED * math.prod(size):
+            points, grid = ("×".join(map(str, each)) for each in (longer, size))
+            problem = f"has {len(widths)} resolutions, for which {grid} points would be continued to {points}"
+            raise InputError("widths", None, problem, "give fewer widths, or a smaller patch")
         groups, embedded, volume = norm_groups(widths), 4 * widths[0], math.prod(self.patch)
 
         def conv(inputs: int, outputs: int) -> nn.Module:

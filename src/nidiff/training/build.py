@@ -282,14 +282,14 @@ def _gaussian_or_note(
 
 
 def _edge_notes(experiment: Experiment, data: Dataset, covariance: Covariance) -> list[str]:
-    """That crops are taken as periodic, if they are: what continues at its other end does not in a crop."""
+    """That the noise is periodic along an axis that is cut, if it is: a part of a periodic field is not."""
     if not isinstance(data.values, Crops):
         return []
     edges = covariance.spatial.boundary or boundary_per_axis(experiment.edges or "reflecting", len(data.shape) - 1)
     axes = [data.grid.axes[axis] for axis in data.values.cut_axes if edges[axis] == "periodic"]
     if not axes:
         return []
-    return [f"crops are not periodic along {', '.join(axes)}, and `boundary` says so: reflecting suits crops"]
+    return [f"the noise is periodic along {', '.join(axes)}, and crops are not: give `boundary` reflecting there"]
 
 
 @dataclass

@@ -133,9 +133,8 @@ class Experiment:
 
     @property
     def edges(self) -> str | None:
-        """What items do at their edges, as far as that is known: crops end anywhere, and none continues at its other
-        end."""
-        return self.boundary or ("reflecting" if self.data.crop else None)
+        """What items do at their edges: what is said of the data, else what is known of them."""
+        return self.boundary or self.data.edges
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
