@@ -385,10 +385,26 @@ def test_attention_that_is_not_given_follows_the_widths():
         build(Train.parsed(["--widths", "8", "--attention", "1"]).experiment)
 
 
-def test_data_that_the_network_cannot_halve_are_named_by_their_flag(tmp_path):
-    np.save(tmp_path / "odd.npy", np.random.default_rng(0).normal(size=(4, 9, 8)))
-    for network in ("unet", "unet2d"):
-        assert (
-            train(tmp_path / "run", "--data", str(tmp_path / "odd.npy"), "--network", network, "--widths", "8", "8")
-            == 2
-        )
+@pytest.mark.parametrize(
+    ("name", "network"), [("float", "FieldUNet"), ("picture", "FieldUNet"), ("even", "UNet2DModel")]
+)
+def test_a_grid_that_no_network_can_halve_is_trained_and_sampled(name, network, tmp_path):
+    """Pictures have diffusers' U-Net only where it can halve them; asked for by name, it is refused by name."""
+    random, size = np.random.default_rng(0), (12, 8) if name == "even" else (9, 7)
+    values = random.normal(size=(20, *size)) if name == "float" else random.integers(0, 256, (20, *size), np.uint8)
+    np.save(tmp_path / "odd.npy", values)
+    flags = ["--data", str(tmp_path / "odd.npy"), "--widths", "8", "8", "8", "--steps", "2", "--boundary", "reflecting"]
+    assert train(tmp_path / "run", *flags) == 0
+    model = load_model(tmp_path / "run")
+    assert type(model.net).__name__ == network
+    assert model.gaussian is not None
+    x = nidiff.sample(model, (2, 1, *size), num_steps=3, generator=range(2))
+    assert x.isfinite().all()
+    assert (
+        main(["sample", str(tmp_path / "run"), "--seeds", "0-1", "--out", str(tmp_path / "s"), "--num-steps", "2"]) == 0
+    )
+    refused = train(tmp_path / "other", *flags, "--network", "unet2d") == 2
+    assert refused == (name != "even")
+    if name == "float":  # also on another grid that cannot be halved
+        words = ["sample", str(tmp_path / "run"), "--seeds", "0", "--out", str(tmp_path / "t"), "--shape", "11", "13"]
+        assert main([*words, "--num-steps", "2"]) == 0

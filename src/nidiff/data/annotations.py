@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nidiff.data.arrays import NUMBERS, float32_loses, read_array
-from nidiff.data.dataset import Dataset, numbered_classes
+from nidiff.data.dataset import Dataset, cut, numbered_classes
 from nidiff.data.grid import Grid
 from nidiff.data.match import match
 from nidiff.data.science import is_science, read_variables
@@ -23,6 +23,8 @@ from nidiff.memory import require_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from nidiff.data.crops import Crops
 
 MOST_CLASSES = 100_000
 DIGITS = 7  # of a scaling, so that it is the same on every machine
@@ -65,7 +67,9 @@ def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> 
     if values.ndim > 2:
         size = 8.0 * len(data) * values.shape[1] * math.prod(data.shape[1:])
         require_memory("condition", condition, size, "give fewer items")
+        cells = tuple(n // m for n, m in zip(data.shape[1:], values.shape[2:], strict=False) if m)
         values = on_grid(condition, values, data.shape[1:])
+        data = replace(data, condition_cells=cells)
     scaling = _standard(as_finite(condition, values)[train])
     if float32_loses(scaling.shift, scaling.scale):
         scaling = _standard(torch.from_numpy(values.astype(np.float64))[train])
@@ -161,14 +165,18 @@ def rows_of(
     flip: Tensor | None = None,
     dropped: Tensor | None = None,
     conditions: Mapping[str, Condition] | None = None,
+    places: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The values of the conditions of the items ``index`` [B]. Fields are mirrored with their items where ``flip`` [B]
-    is true, and all values are null, as ``conditions`` define it, where ``dropped`` [B] is."""
+    is true, and cut like them at ``places``; all values are null, as ``conditions`` define it, where ``dropped`` [B]
+    is."""
     rows = {}
     if data.labels is not None:
         rows[CLASSES] = data.labels[index]
     if data.conditions is not None:
-        values, name = data.conditions[index], _name(data.conditions)
+        values, name = data.conditions.index_select(0, index), _name(data.conditions)
+        if places is not None and name == FIELDS:
+            values = cut(data.conditions, index, places)
         if flip is not None and name == FIELDS:
             values[flip] = values[flip].flip(-1)
         rows[name] = values
@@ -186,5 +194,5 @@ def examples_of(data: Dataset, count: int) -> dict[str, Tensor]:
     return rows
 
 
-def _name(conditions: Tensor) -> str:
-    return PARAMETERS if conditions.ndim == 2 else FIELDS
+def _name(conditions: "Tensor | Crops") -> str:
+    return PARAMETERS if len(conditions.shape) == 2 else FIELDS

@@ -3,14 +3,16 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from nidiff.data.dataset import Dataset, Source, type_name
+from nidiff.data.dataset import Dataset, Source, Window, type_name
 from nidiff.data.grid import AXES, Grid
 from nidiff.data.moments import RunningMoments
 from nidiff.data.sources import Limits, gather, load_or_stream, slices_of, spread_rows, watched
@@ -78,21 +80,36 @@ def open_array(file: Path, spec: DataSpec, limits: Limits) -> Dataset:
     def read(rows: "NDArray[Any]") -> "NDArray[Any]":
         return layout.arrange(_items(file, array, rows)) if is_by_item else arranged[rows]
 
-    source = numbers_source(arranged.shape, dtype, file, read)
+    def read_part(row: int, window: Window) -> "NDArray[Any]":
+        along = dict(zip(layout.event, window, strict=True))
+        part = _part(file, array, row, tuple(along.get(letter, slice(None)) for letter in layout.letters[1:]))
+        return layout.arrange(part[None])[0]
+
+    source = numbers_source(arranged.shape, dtype, file, read, read_part if is_by_item else None)
     values = load_or_stream(source, name, limits if is_by_item else limits._replace(memory_limit=None))
     return Dataset(values, grid=Grid(layout.axes, dtype=type_name(source)))
 
 
 def numbers_source(
-    shape: Sequence[int], dtype: "np.dtype[Any]", file: Path, read: "Callable[[NDArray[Any]], NDArray[Any]]"
+    shape: Sequence[int],
+    dtype: "np.dtype[Any]",
+    file: Path,
+    read: "Callable[[NDArray[Any]], NDArray[Any]]",
+    read_part: "Callable[[int, Window], NDArray[Any]] | None" = None,
 ) -> Source:
-    """What ``read`` gives for rising rows of ``file``, as ``dtype``; as float32 if that is float64 and not needed."""
+    """What ``read`` gives for rising rows of ``file``, as ``dtype``; as float32 if that is float64 and not needed. And
+    what ``read_part`` gives for one row and a part of the event, if that can be read by itself."""
 
     def source(dtype: "np.dtype[Any]") -> Source:
         def stored(rows: "NDArray[Any]") -> "NDArray[Any]":
             return as_stored_numbers(read(rows), dtype)
 
-        return Source(tuple(shape), getattr(torch, dtype.name), watched(file, partial(gather, read=stored)))
+        def stored_part(row: int, window: Window) -> Tensor:
+            assert read_part is not None
+            return torch.from_numpy(as_stored_numbers(read_part(row, window), dtype))
+
+        part = None if read_part is None else watched(file, stored_part)
+        return Source(tuple(shape), getattr(torch, dtype.name), watched(file, partial(gather, read=stored)), part)
 
     wide = source(dtype)
     return wide if dtype != np.float64 or needs_float64(wide) else source(np.dtype(np.float32))
@@ -123,6 +140,23 @@ def _items(file: Path, array: "NDArray[Any]", rows: "NDArray[Any]") -> "NDArray[
         offset = start + part.start * size * array.dtype.itemsize
         parts.append(np.fromfile(file, array.dtype, (part.stop - part.start) * size, offset=offset))
     return np.concatenate(parts).reshape(-1, *array.shape[1:])
+
+
+def _part(file: Path, array: "NDArray[Any]", row: int, window: Window) -> "NDArray[Any]":
+    """A part of one item of an .npy file: runs of whole lines along the last axis are read, and the lines are cut."""
+    *outer, inner, width = (1, *array.shape[1:])  # also of an item that has only one
+    *slices, lines, last = (slice(None), *window)
+    start, stop, _ = lines.indices(inner)
+    places = [range(*each.indices(n)) for each, n in zip(slices, outer, strict=True)]
+    size, runs = array.dtype.itemsize, []
+    with file.open("rb") as stream:
+        for place in product(*places):
+            first = 0
+            for number, n in zip((row, *place), (1, *outer), strict=True):
+                first = first * n + number
+            stream.seek(array.offset + (first * inner + start) * width * size)  # type: ignore[attr-defined]
+            runs.append(np.fromfile(stream, array.dtype, (stop - start) * width))
+    return np.concatenate(runs).reshape(*map(len, places), stop - start, width)[0, ..., last]
 
 
 def read_array(file: Path, argument: str) -> "NDArray[Any]":

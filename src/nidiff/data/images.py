@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from nidiff.data.arrays import Layout
-from nidiff.data.dataset import Dataset, Source, natural_order, numbered_classes, type_name
+from nidiff.data.dataset import Dataset, Source, Values, natural_order, numbered_classes, type_name
 from nidiff.data.encoded import Encoded, count_frames, fit, read_encoded
 from nidiff.data.grid import AXES, Grid
 from nidiff.data.sources import Limits, load_or_stream
@@ -92,7 +92,7 @@ def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -
     return load_or_stream(source, str(path), limits)
 
 
-def fit_pixels(pixels: Tensor | Source, spec: DataSpec, limits: Limits) -> Tensor | Source:
+def fit_pixels(pixels: Values, spec: DataSpec, limits: Limits) -> Values:
     """`fit` of each image of ``pixels`` [N, C, H, W]."""
     shape = (spec.channels or pixels.shape[1], *(spec.image_size or pixels.shape[2:]))
     if shape == tuple(pixels.shape[1:]):

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nidiff.data.annotations import with_conditions, with_labels
 from nidiff.data.arrays import as_stored_numbers, open_array, stored_array, stored_type
-from nidiff.data.dataset import Dataset, Source
+from nidiff.data.crops import crop_size, in_crops
+from nidiff.data.dataset import Dataset, Values
 from nidiff.data.encoded import Encoded, read_encoded
 from nidiff.data.grid import Grid
 from nidiff.data.images import SUFFIXES as IMAGES
@@ -61,10 +62,10 @@ def load_dataset(
             "test" part.
         memory_limit: more bytes than this are read batch by batch. None: no limit.
         progress: show bars on a terminal.
-        options: the other fields of `DataSpec`: data_dir, size, channels, skip_corrupt, layout, variables, sample_axis,
-            labels and condition. ``size`` may be height and width. Labels become ``.labels``, by default the data set's
-            own, and conditions ``.conditions``, with mean 0 and standard deviation 1 per channel over the training
-            part.
+        options: the other fields of `DataSpec`: data_dir, size, crop, channels, skip_corrupt, layout, variables,
+            sample_axis, labels and condition. ``size`` may be height and width. Labels become ``.labels``, by default
+            the data set's own, and conditions ``.conditions``, with mean 0 and standard deviation 1 per channel over
+            the training part.
     """
     known, texts = (scaling, ("none",)) if isinstance(scaling, Scaling) else (None, scaling)
     for name, kind in {"data_dir": Path, "labels": str, "condition": str, "variables": tuple}.items():
@@ -105,7 +106,7 @@ def load_items(
     suffix = path.suffix.lower()
     if len(shape) == 3 and not is_science(path) and suffix not in ARRAYS:
         spec = replace(spec, channels=shape[0] if shape[0] in CHANNELS else None)
-    values: Tensor | Source
+    values: Values
     with renamed("data", argument):
         if suffix in ARRAYS and path.is_file() and layout is None:
             stored = stored_array(path, "data", spec.variables)
@@ -147,6 +148,7 @@ def load(
     """The part ``split`` of the data: with the ``annotations`` that are asked for, without missing values, and with the
     ``scaling`` of the training part, which is fitted if it is not known. With ``like``, on that grid of a model."""
     data, statistics = _open(spec, split, limits, like), None
+    size = crop_size(spec.crop, data.shape[1:], spec.source) if spec.crop else ()
     if "labels" in annotations and spec.labels is not None:
         data = with_labels(data, spec.labels, spec.source)
     is_test = torch.zeros(len(data), dtype=torch.bool)
@@ -169,7 +171,9 @@ def load(
             data = without_missing(data, spec.source, statistics.values.mean.tolist())
     in_range = {*spec.scaling} == {AUTO} and not data.values.dtype.is_floating_point
     data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics), in_range=in_range)
-    return data if spec.held_out is None else data.take(train if split == "train" else test)
+    if spec.held_out is not None:
+        data = data.take(train if split == "train" else test)
+    return in_crops(data, size) if spec.crop else data
 
 
 def _open(spec: DataSpec, split: str, limits: Limits, like: Grid | None) -> Dataset:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nidiff.data.arrays import NUMBERS, Layout, as_layout, numbers_source, stored_type
-from nidiff.data.dataset import WHOLE, Along, Dataset, Source, type_name
+from nidiff.data.dataset import WHOLE, Along, Dataset, Source, Window, type_name
 from nidiff.data.grid import USUAL, Grid
 from nidiff.data.match import axes_within, other_variables, role_by_attributes
 from nidiff.data.sources import Limits, load_or_stream, slices_of
@@ -162,10 +162,15 @@ def _source(
         arrays = [_valid(table[name].isel(part).transpose(*order), limits[name]) for name in names]
         return np.stack(arrays, 1) if channel is None else arrays[0]
 
+    def read_part(row: int, window: Window) -> "NDArray[Any]":
+        part = {sample: row, **dict(zip(event, window, strict=True))}
+        arrays = [_valid(table[name].isel(part).transpose(*order[1:]), limits[name]) for name in names]
+        return np.stack(arrays) if channel is None else arrays[0]
+
     channels = len(names) if channel is None else table.sizes[channel]
     shape = (table.sizes[sample], channels, *(table.sizes[dim] for dim in event))
     file = next((path / name for name in METADATA if (path / name).exists()), path)
-    return numbers_source(shape, stored, file, read)
+    return numbers_source(shape, stored, file, read, read_part)
 
 
 def _type(name: str, dtype: "np.dtype[Any]", has_missing: bool) -> "np.dtype[Any]":

@@ -31,6 +31,8 @@ class DataSpec:
     """Where the official files of a named data set are, if they are not to be found or downloaded."""
     size: int | tuple[int, int] | None = None
     """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
+    crop: tuple[int, ...] = ()
+    """Train on parts of items of so many points, one number for all axes or one for each, cut at random places."""
     channels: int | None = None
     """1 (grey) or 3 (colour), if not as the images are."""
     skip_corrupt: bool = False
@@ -61,6 +63,9 @@ class DataSpec:
     def __post_init__(self) -> None:
         if isinstance(self.size, list):  # as JSON has it
             object.__setattr__(self, "size", tuple(self.size))
+        object.__setattr__(self, "crop", (self.crop,) if isinstance(self.crop, int) else tuple(self.crop))
+        if not all(type(side) is int and side > 0 for side in self.crop):
+            raise InputError("crop", self.crop, "is not a size", "give positive numbers, one for all axes or one each")
         sides = self.image_size
         if sides is not None and not (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
             raise InputError("size", self.size, "is not a size", "give one positive number, or height and width")
@@ -85,6 +90,12 @@ class DataSpec:
 
         limits = Limits(memory_limit, progress)
         return load(self, split, limits, annotations=annotations, scaling=scaling, like=like)
+
+    @property
+    def edges(self) -> str | None:
+        """What items do at their edges, as far as that is known: crops end anywhere, and do not continue at their other
+        end."""
+        return "reflecting" if self.crop else None
 
     @property
     def image_size(self) -> tuple[int, int] | None:

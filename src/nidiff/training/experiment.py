@@ -67,7 +67,8 @@ class Experiment:
     factorised=true (video), or unet2d, diffusers' UNet2DModel; auto: unet2d for images of whole numbers, else unet."""
     boundary: str | None = None
     """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic).
-    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise."""
+    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise. Crops are reflecting
+    unless it is given."""
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
     layers: int = 1
@@ -133,6 +134,11 @@ class Experiment:
         one_of("precision", self.precision, PRECISIONS)
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
 
+    @property
+    def edges(self) -> str | None:
+        """What items do at their edges: what is said of the data, else what is known of them."""
+        return self.boundary or self.data.edges
+
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
         steps = None if self.num_steps is None else min(self.num_steps, len(schedule))
@@ -151,9 +157,10 @@ class Experiment:
         """What the model card says of the training. A path is private: only its last part is named."""
         source = self.data.source
         name = source if source.startswith("hf:") else Path(source).name
+        crops = f", crops of {'×'.join(map(str, self.data.crop))}" if self.data.crop else ""
         before = f", from the weights of {Path(self.initial).name}" if self.initial else ""
         return {
-            "data": f"{name}{', mirrored at random' if self.flip else ''}",
+            "data": f"{name}{crops}{', mirrored at random' if self.flip else ''}",
             "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}{before}",
         }
 
@@ -236,7 +243,10 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
-CONVERTED = {"data_dir": Path, **dict.fromkeys(("widths", "attention", "variables", "scaling"), tuple)}  # of JSON
+CONVERTED = {
+    "data_dir": Path,
+    **dict.fromkeys(("widths", "attention", "variables", "scaling", "crop"), tuple),
+}  # of JSON
 DATA_KINDS = {"data" if name == "source" else name: kind for name, kind in get_type_hints(DataSpec).items()}
 KINDS = DATA_KINDS | {name: kind for name, kind in get_type_hints(Experiment).items() if name != "data"}
 LARGEST = 2**63  # what every library and file format that we use can hold
