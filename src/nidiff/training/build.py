@@ -29,7 +29,7 @@ from nidiff.diffusion.process import Process
 from nidiff.diffusion.roughness import roughness
 from nidiff.diffusion.schedules import SCHEDULES, as_schedule, schedule_facts
 from nidiff.diffusion.spacing import ANGLE
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, renamed
 from nidiff.memory import require_memory
 from nidiff.model import network
 from nidiff.model.config import scheduler_config
