@@ -171,7 +171,6 @@ def test_sounds_of_all_widths_are_numbers_in_minus_one_to_one(tmp_path, bits):
     assert np.array_equal(memory.values.numpy(), wanted.transpose(0, 2, 1).astype("f4"))
     assert torch.equal(stream.all(), memory.all())
     assert torch.equal(load(tmp_path, size=10).values, memory.values[..., 20:30])  # the middle
-    refuse(tmp_path, "data", "50 samples", size=51)
 
 
 def wav(path, values, rate=8000):
@@ -202,9 +201,8 @@ def test_unlike_or_broken_sounds_are_refused_by_name(tmp_path):
     wav(tmp_path / "b.wav", numbers(2, 20))
     refuse(tmp_path, "data", "b.wav", "2 channels")
     wav(tmp_path / "b.wav", numbers(1, 20), rate=16000)
-    refuse(tmp_path, "data", "b.wav", "16000")
-    wav(tmp_path / "b.wav", numbers(1, 30))
-    refuse(tmp_path, "data", "b.wav", "30 samples")
+    refuse(tmp_path, "data", "b.wav", "16000", "8000", "ffmpeg")
+    (tmp_path / "b.wav").unlink()
     refuse(tmp_path, "size", size=(20, 20))
 
 
@@ -272,7 +270,7 @@ def test_a_file_that_does_not_say_is_asked_for_a_layout(tmp_path):
         proposed = str(error.value).rpartition("such as ")[2].rstrip(".")
         assert load(tmp_path / "a.npy", layout=proposed).values.ndim == len(shape)  # the example fits the shape
     refuse(tmp_path / "a.npy", "layout", "(5, 3, 8, 8, 3)", layout="NHW")
-    for layout in ("CHW", "NC", "N", "", "NCHWH", "NABC", "nchw", "NTDHW", "NNHW"):  # which are none
+    for layout in ("NC", "N", "", "NCHWH", "NABC", "nchw", "NTDHW", "NNHW"):  # which are none
         refuse(tmp_path / "a.npy", "layout", layout=layout)
     assert all(Layout(letters) for letters in EXAMPLES.values())
 

@@ -65,6 +65,8 @@ class Dataset:
     """Whether whole numbers were scaled from the part of their type's range that they use to [−1, 1]."""
     num_classes: int | None = None
     """How many classes all of the data have, also where these are a part of them. By default, as the labels say."""
+    lengths: Tensor | None = None
+    """[N], of sounds: how many samples are sound; those after them are silence that was added."""
 
     def __post_init__(self) -> None:
         dtype = type_name(self.values)
@@ -98,9 +100,11 @@ class Dataset:
             chosen: Tensor | Source = values[rows]
         else:
             chosen = Source((len(rows), *self.shape), values.dtype, lambda index: values.index_select(0, rows[index]))
-        labels, conditions = (None if numbers is None else numbers[rows] for numbers in (self.labels, self.conditions))
+        labels, conditions, lengths = (
+            None if numbers is None else numbers[rows] for numbers in (self.labels, self.conditions, self.lengths)
+        )
         along = None if along is None else (along[0], along[1][rows.numpy()])
-        return replace(self, values=chosen, labels=labels, conditions=conditions, along=along)
+        return replace(self, values=chosen, labels=labels, conditions=conditions, lengths=lengths, along=along)
 
     def all(self) -> Tensor:
         """All items as float32 [N, C, *event], as the model sees them."""
