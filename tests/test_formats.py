@@ -20,6 +20,7 @@ from nidiff.cli import main
 from nidiff.data.arrays import EXAMPLES, Layout
 from nidiff.data.dataset import Dataset, Source
 from nidiff.data.grid import AXES
+from nidiff.data.load import load_items
 from nidiff.data.moments import RunningMoments
 
 xarray = pytest.importorskip("xarray")
@@ -300,8 +301,19 @@ def test_an_array_of_an_npz_can_be_named(tmp_path):
     values = numbers(5, 4, 4)
     np.savez(tmp_path / "a.npz", fields=values, labels=np.arange(5))
     assert np.array_equal(load(tmp_path / "a.npz", variables=("fields",)).values[:, 0].numpy(), values)
-    for variables in ((), ("field",), ("fields", "labels")):
+    for variables in ((), ("field",), ("fields", "field")):
         refuse(tmp_path / "a.npz", "data", "['fields', 'labels']", variables=variables)
+    refuse(tmp_path / "a.npz", "data", "fields (5, 4, 4), labels (5,)", variables=("fields", "labels"))
+
+
+def test_several_arrays_of_an_npz_are_channels(tmp_path):
+    u, v = numbers(5, 4, 6), numbers(5, 4, 6, seed=1)
+    np.savez(tmp_path / "a.npz", u=u, v=v, lat=np.arange(4))
+    data = load(tmp_path / "a.npz", variables=("v", "u"))
+    assert np.array_equal(data.values.numpy(), np.stack([v, u], 1))
+    assert data.grid.channels == ("v", "u")
+    assert np.array_equal(load_items(tmp_path / "a.npz", (2, 4, 6), variables=("v", "u")).numpy(), np.stack([v, u], 1))
+    refuse(tmp_path / "a.npz", "layout", layout="NCH", variables=("u", "v"))  # two kinds of channels
 
 
 # Scaling

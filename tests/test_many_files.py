@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from problems import load, refuse
+from problems import load, refuse, write_run
 from scipy.io import wavfile
 
 import nidiff
@@ -15,6 +15,7 @@ from nidiff.cli import main
 from nidiff.data.load import load_items
 from nidiff.data.spec import DataSpec
 from nidiff.data.split import held_out_rows
+from nidiff.evaluation.real import real_source
 from nidiff.training.experiment import Experiment
 
 xarray = pytest.importorskip("xarray")
@@ -335,3 +336,11 @@ def test_a_range_is_held_out_of_the_joined_coordinate(months):
     data = load(months)
     assert held_out_rows(data, "time=2010-01-06:2010-01-09").nonzero()[:, 0].tolist() == [5, 6, 7, 8]
     assert held_out_rows(replace(data, along=None), "item=1:2").nonzero()[:, 0].tolist() == [1, 2]
+
+
+def test_a_run_on_several_arrays_of_a_file_is_compared_with_the_same_arrays(tmp_path):
+    np.savez(tmp_path / "a.npz", u=np.ones((3, 4)), v=np.zeros((3, 4)))
+    experiment = Experiment(data=DataSpec(str(tmp_path / "a.npz"), variables=("u", "v"), scaling=("none",)))
+    write_run(tmp_path / "run", experiment)
+    grid = experiment.data.load().grid
+    assert real_source(tmp_path / "run", like=grid).load().data.grid.channels == ("u", "v")

@@ -1,7 +1,7 @@
 """Arrays of numpy, MATLAB and PyTorch, as values [N, C, *event], and the layout of their axes, such as NCHW."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from pickle import UnpicklingError
@@ -76,16 +76,19 @@ def as_layout(text: str | None, name: str, shape: Sequence[int]) -> Layout:
 
 def array_parts(files: Sequence[Path], variables: Sequence[str], text: str | None) -> list[Part]:
     """The arrays of files, which need a layout where there are several. Of those, one that cannot be read by the item
-    is read again whenever it is asked for."""
+    is read again whenever it is asked for. Several ``variables`` of a file are channels."""
     parts, is_only = [], len(files) == 1
     for file in files:
         name, array = str(file), stored_array(file, "data", variables)
+        shape = array.shape[:-1] if len(variables) > 1 else array.shape
         if text is None and not is_only:
-            example = EXAMPLES.get(array.ndim, "NCHW"), EXAMPLES.get(array.ndim + 1, "NCHW")[1:]
-            problem = f"is needed to say whether each of {len(files)} arrays {array.shape} is one item"
+            example = EXAMPLES.get(len(shape), "NCHW"), EXAMPLES.get(len(shape) + 1, "NCHW")[1:]
+            problem = f"is needed to say whether each of {len(files)} arrays {shape} is one item"
             remedy = f"give a layout with N if each has several items, such as {example[0]}, else without, {example[1]}"
             raise InputError("layout", text, problem, remedy)
-        layout = as_layout(text, name, array.shape)
+        layout = as_layout(text, name, shape)
+        if len(variables) > 1:
+            layout = Layout(f"{layout.letters}C")
         part = array_part(array, layout, name)
         read, is_by_item = part.read, layout.letters[0] == "N" or "N" not in layout.letters
         if isinstance(array, np.memmap) and array.flags.c_contiguous and is_by_item:
@@ -95,7 +98,9 @@ def array_parts(files: Sequence[Path], variables: Sequence[str], text: str | Non
         else:
             is_by_item = False
         along = None if is_only else ("file", np.full(part.shape[0], name))
-        parts.append(part._replace(read=watched(file, read), along=along, is_by_item=is_by_item or not is_only))
+        grid = replace(part.grid, channels=tuple(variables) if len(variables) > 1 else ())
+        part = part._replace(read=watched(file, read), grid=grid, along=along, is_by_item=is_by_item or not is_only)
+        parts.append(part)
     return parts
 
 
@@ -131,8 +136,15 @@ def read_array(file: Path, argument: str) -> "NDArray[Any]":
 
 def stored_array(file: Path, argument: str, variables: Sequence[str] = ()) -> "NDArray[Any]":
     """The array of a file: an .npy is mapped; of a file of several, the one of ``variables``, the only one, or
-    ``arr_0``. Nothing is unpickled but what `torch.load` calls weights."""
+    ``arr_0``; several of one shape are its last axis. Nothing is unpickled but what `torch.load` calls weights."""
     suffix = file.suffix.lower()
+    if len(variables) > 1:
+        arrays = [stored_array(file, argument, [name]) for name in variables]
+        shapes = {name: array.shape for name, array in zip(variables, arrays, strict=True)}
+        if len({*shapes.values()}) > 1:
+            problem = f"has arrays of several shapes, {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
+            raise FileError(argument, str(file), problem, "name those of one shape with `variables`, or one")
+        return np.stack(arrays, -1)
 
     def choose(names: Sequence[str]) -> str:
         wanted = [*variables] or ([*names] if len(names) == 1 else ["arr_0"])

@@ -30,10 +30,10 @@ _SAVE = {  # what makes an array of a file
     ".tsv": "pandas.read_csv('{file}', sep='\\t').to_numpy()",
     ".xlsx": "pandas.read_excel('{file}').to_numpy()",
     ".txt": "numpy.loadtxt('{file}')",
+    ".hea": "wfdb.rdsamp('a')[0]",  # whose numbers are in .dat
     ".raw": "numpy.fromfile('{file}', dtype).reshape(shape)",
     ".bin": "numpy.fromfile('{file}', dtype).reshape(shape)",
     ".dat": "numpy.fromfile('{file}', dtype).reshape(shape)",
-    ".hea": "wfdb.rdsamp('a')[0]",
     ".edf": "mne.io.read_raw_edf('{file}').get_data()",
     ".exr": "imageio.v3.imread('{file}')",
     ".vtk": "pyvista.read('{file}')['name'].reshape(shape)",
@@ -92,8 +92,8 @@ def kind_of(path: Path) -> str | None:
 
 def conversion(suffixes: Sequence[str]) -> str:
     """The remedy for files of these suffixes, none of which is read."""
-    for suffix in suffixes:
-        if suffix in CONVERSIONS:
-            return CONVERSIONS[suffix].format(file=f"a{suffix}")
+    for suffix, line in CONVERSIONS.items():
+        if suffix in suffixes:
+            return line.format(file=f"a{suffix}")
     kinds = ", ".join(suffixes[0] for suffixes in KINDS.values())
     return f"convert it to {kinds} or the like, or open it in Python and give the array to nidiff.load_dataset"
