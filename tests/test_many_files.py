@@ -186,6 +186,17 @@ def test_a_run_says_how_many_files_it_is_from():
     assert Experiment(data=DataSpec("/home/me/a.nc,/home/me/b.nc")).about["data"] == "a.nc and 1 more"
 
 
+def test_variables_of_all_files_are_labels_and_conditions_and_what_is_not_read_is_said_once(tmp_path):
+    extra = {name: ("time", np.arange(9.0) % 3) for name in ("kind", "phase", "other")}
+    for first, last in ((0, 4), (4, 9)):
+        table(0, 9, **extra).isel(time=slice(first, last)).to_netcdf(tmp_path / f"{first}.nc", engine="h5netcdf")
+    with pytest.warns(UserWarning, match="not read: other") as caught:
+        data = load(tmp_path, labels="kind", condition="phase")
+    assert len(caught) == 1
+    assert data.labels.tolist() == (np.arange(9) % 3).tolist()
+    assert torch.allclose(data.condition_scaling.to_data(data.conditions)[:, 0], torch.arange(9.0) % 3, atol=1e-6)
+
+
 # Classic NetCDF
 
 

@@ -177,9 +177,17 @@ def test_series_of_one_folder_are_not_mixed(tmp_path):
     written(pixels[:, None].astype("f4"), data)
     slice_file(tmp_path / "31.dcm", np.zeros((4, 6)), 4, 6.0, "1.2.1")
     refuse(tmp_path, "data", "31.dcm", "4 × 6")
+    slice_file(tmp_path / "31.dcm", np.zeros((4, 5)), 4, 6.0, "1.2.1", SamplesPerPixel=3)
+    refuse(tmp_path, "data", "31.dcm", "in colour")
     slice_file(tmp_path / "31.dcm", np.zeros((4, 5)), 4, None, "1.2.1")
     slice_file(tmp_path / "41.dcm", np.zeros((4, 5)), 4, None, "1.2.1")
     refuse(tmp_path, "data", "InstanceNumber")
+
+
+def test_the_frames_of_one_dicom_file_are_slices(tmp_path):
+    pixels = np.arange(60).reshape(3, 4, 5)
+    slice_file(tmp_path / "a.dcm", pixels.reshape(12, 5), 0, Rows=4, Columns=5, NumberOfFrames=3)
+    written(2.0 * pixels[None, None].astype("f4") - 1000, load(tmp_path))
 
 
 @pytest.mark.parametrize("streamed", [True, False])
@@ -246,6 +254,9 @@ def test_grib_is_read_and_no_index_is_left(tmp_path):
     assert (data.grid.units, data.grid.coordinates["latitude"]) == (("K",), (60, 30, 0, -30, -60))
     assert data.along[1][-1] == np.datetime64("2020-01-01T12:00")
     assert [path.name for path in tmp_path.iterdir()] == ["a.grib"]
+    whole = (tmp_path / "a.grib").read_bytes()
+    (tmp_path / "a.grib").write_bytes(whole[:-10])  # the last time is cut short, and not left out
+    refuse(tmp_path / "a.grib", "data", "a.grib")
 
 
 # What is missing

@@ -68,15 +68,16 @@ def open_science(
     ``layout`` gives the axes of one variable by letters instead; its C makes channels of one axis, and without an N the
     file is one item. Of a model's grid, ``like``, come the variables, and which axes are those of an item.
     """
-    parts, unread = list[Part](), set[str]()
+    parts, unread = list[Part](), set[tuple[str, ...]]()
     with ExitStack() as tables:
         for source in sources:
             table = open_table(source)
             tables.callback(table.close)
             part, left_out = _part(source, table, spec, like, parts[0].grid if parts else None)
-            if left_out and left_out not in unread:
-                warnings.warn(f"{shown(part.name)} has variables that are not read: {left_out}.", stacklevel=2)
-            unread.add(left_out)
+            if left_out and (*left_out,) not in unread:  # once for all files
+                kinds = ", ".join(left_out.values())
+                warnings.warn(f"{shown(part.name)} has variables that are not read: {kinds}.", stacklevel=2)
+            unread.add((*left_out,))
             parts.append(part)
         data = joined(parts, name, limits)
         if isinstance(data.values, Source):
@@ -91,9 +92,11 @@ def is_table(value: object) -> bool:
     return "xarray" in sys.modules and isinstance(value, sys.modules["xarray"].Dataset)
 
 
-def _part(source: Any, table: Any, spec: DataSpec, like: Grid | None, first: Grid | None) -> tuple[Part, str]:
-    """The variables of a file, in the order of those of the ``first`` one, and in words what is not read."""
-    file, left_out = str(source) if isinstance(source, Path) else spec.source, ""
+def _part(
+    source: Any, table: Any, spec: DataSpec, like: Grid | None, first: Grid | None
+) -> tuple[Part, dict[str, str]]:
+    """The variables of a file, in the order of those of the ``first`` one, and those that are not read, in words."""
+    file = str(source) if isinstance(source, Path) else spec.source
     if like is not None and like.channels and not spec.variables and spec.layout is None:
         if not {*like.channels} <= {*table.data_vars}:
             raise other_variables(map(str, table.data_vars), like, "data", file)
@@ -336,7 +339,7 @@ def _engine(file: Path) -> "tuple[str, Callable[[Path], None] | None, dict[str, 
     if head == b"GRIB" or file.suffix.lower().startswith(".gr"):
         require("cfgrib")
         remedy = "give one kind of level and step per file, as by cdo -f nc4 copy a.grib a.nc or grib_copy -w"
-        return "cfgrib", None, {"backend_kwargs": {"indexpath": ""}}, remedy
+        return "cfgrib", None, {"backend_kwargs": {"indexpath": "", "errors": "raise"}}, remedy
     require("h5netcdf")
     return "h5netcdf", check_hdf5, {"phony_dims": "sort"}, remedy
 
@@ -370,11 +373,11 @@ def _codecs(metadata: Any, is_codec: bool = False) -> Iterator[str]:
         yield str(metadata).removeprefix("numcodecs.")
 
 
-def _variables(table: Any, file: str, spec: DataSpec) -> tuple[list[str], str]:
-    """The variables that become channels: floats, and whole numbers if they are over the same axes and no flags. In
-    words, those that are not read."""
+def _variables(table: Any, file: str, spec: DataSpec) -> tuple[list[str], dict[str, str]]:
+    """The variables that become channels: floats, and whole numbers if they are over the same axes and no flags; and
+    those that are not read, in words."""
     if spec.variables:
-        return [one_of("variables", name, map(str, table.data_vars)) for name in spec.variables], ""
+        return [one_of("variables", name, map(str, table.data_vars)) for name in spec.variables], {}
     held = {str(name): variable for name, variable in table.data_vars.items() if name not in spec.annotation_variables}
     numbers = [name for name, variable in held.items() if variable.dtype.kind in NUMBERS and variable.ndim >= 2]
     floats = [name for name in numbers if held[name].dtype.kind == "f" or held[name].dtype.name in WHOLE]
@@ -385,7 +388,7 @@ def _variables(table: Any, file: str, spec: DataSpec) -> tuple[list[str], str]:
     if not names:
         remedy = "give numbers with two axes or more, or name some with `variables`"
         raise FileError("data", file, f"has no variable to read among {', '.join(kinds.values()) or 'none'}", remedy)
-    return names, ", ".join(text for name, text in kinds.items() if held[name].ndim)  # a scalar describes the others
+    return names, {name: text for name, text in kinds.items() if held[name].ndim}  # a scalar describes the others
 
 
 def _axes(table: Any, name: str, file: str, spec: DataSpec) -> tuple[tuple[str, ...], str, str | None]:
