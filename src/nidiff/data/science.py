@@ -22,7 +22,7 @@ from nidiff.data.grid import USUAL, Grid
 from nidiff.data.hdf5 import check_hdf5
 from nidiff.data.match import axes_within, other_variables, role_by_attributes
 from nidiff.data.parts import NUMBERS, Part, joined, stored_type
-from nidiff.data.sources import Limits, slices_of, watched
+from nidiff.data.sources import Limits, slices_of, watched, with_bar
 from nidiff.data.spec import DataSpec
 from nidiff.data.split import ITEM
 from nidiff.errors import FileError, InputError, one_of, printable, shown
@@ -70,7 +70,7 @@ def open_science(
     """
     parts, unread = list[Part](), set[tuple[str, ...]]()
     with ExitStack() as tables:
-        for source in sources:
+        for source in with_bar(sources, "opening files", limits.progress):
             table = open_table(source)
             tables.callback(table.close)
             part, left_out = _part(source, table, spec, like, parts[0].grid if parts else None)

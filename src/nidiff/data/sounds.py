@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nidiff.data.dataset import Dataset, Source, numbered_classes
 from nidiff.data.grid import Grid
-from nidiff.data.sources import Limits, load_or_stream, watched
+from nidiff.data.sources import Limits, load_or_stream, watched, with_bar
 from nidiff.data.spec import DataSpec
 from nidiff.errors import FileError, shown
 from nidiff.extras import require
@@ -40,7 +40,7 @@ def open_sounds(root: Path, files: Sequence[Path], spec: DataSpec, limits: Limit
     """
     spec.refuse("channels", "skip_corrupt", *([] if spec.layout in ("NCL", "NLC") else ["layout"]))
     spec.refuse(*(["size"] if isinstance(spec.size, tuple) else []))  # sounds have one axis
-    headers = [_header(file) for file in files]
+    headers = [_header(file) for file in with_bar(files, "opening files", limits.progress)]
     first = headers[0]
     for file, header in zip(files, headers, strict=True):
         if header.channels != first.channels:
