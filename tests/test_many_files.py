@@ -135,6 +135,16 @@ def test_files_of_one_time_each_are_items(tmp_path):
     assert np.array_equal(each.values[:, 0].numpy(), whole.t2m)
 
 
+def test_hdf5_without_names_of_axes_is_joined_by_the_order_of_the_axes(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    values = np.random.default_rng(0).normal(size=(12, 4, 6)).astype("f4")
+    for number, (first, last) in enumerate(((0, 3), (3, 7), (7, 12))):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file["x"] = values[first:last]
+    assert np.array_equal(load(tmp_path).values[:, 0].numpy(), values)
+    assert load(tmp_path, split="test", held_out="item=2:4").values.shape == (3, 1, 4, 6)
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".npz"])
 def test_a_layout_without_n_makes_each_file_an_item(tmp_path, suffix):
     values = np.random.default_rng(0).normal(size=(12, 3, 4)).astype("f4")
@@ -145,9 +155,7 @@ def test_a_layout_without_n_makes_each_file_an_item(tmp_path, suffix):
         data = load(tmp_path, layout="CL", memory_limit=limit)
         assert np.array_equal(data.stored(torch.arange(12)).numpy(), values)  # 2 before 10
     assert torch.equal(load(tmp_path, layout="NL").values[:, 0], torch.from_numpy(values.reshape(36, 4)))
-    only = load(
-        tmp_path, layout="CL", split="test", held_out=f"file={tmp_path / f'3{suffix}'}:{tmp_path / f'3{suffix}'}"
-    )
+    only = load(tmp_path, layout="CL", split="test", held_out=f"file=3{suffix}:3{suffix}")
     assert np.array_equal(only.values.numpy(), values[2:3])  # a file can be held out
 
 

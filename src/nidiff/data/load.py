@@ -266,6 +266,9 @@ def _read_path(path: str, spec: DataSpec, limits: Limits, like: Grid | None) -> 
         "videos": lambda: video_parts(files, spec),
     }[kind]()
     data = joined(parts, path, limits)
+    if data.along is not None:  # as sounds are called
+        names = np.array([os.path.relpath(name, found.root) for name in data.along[1].tolist()])
+        data = replace(data, along=("file", names))
     return replace(data, values=fit_pixels(data.values, spec, limits)) if kind == "arrays" else data
 
 

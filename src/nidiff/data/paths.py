@@ -20,8 +20,6 @@ PATTERN = re.compile(r"[*?\[]")
 class Files(NamedTuple):
     """Files of one kind."""
 
-    name: str
-    """What the user calls them."""
     root: Path
     """The folder that they are in; its subfolders may be classes."""
     kind: str
@@ -70,7 +68,7 @@ def find_files(source: str, besides: Iterable[str | None] = ()) -> Files:
     else:
         root = Path(os.path.commonpath([os.path.abspath(file.parent) for file in files]))
         root = Path(os.path.relpath(root)) if not any(file.is_absolute() for file in files) else root
-    return Files(source, root, kind, sorted(files, key=lambda file: natural_order(str(file))))
+    return Files(root, kind, sorted(files, key=lambda file: natural_order(str(file))))
 
 
 def _paths(source: str) -> list[Path]:

@@ -73,7 +73,7 @@ def open_science(
         for source in with_bar(sources, "opening files", limits.progress):
             table = open_table(source)
             tables.callback(table.close)
-            part, left_out = _part(source, table, spec, like, parts[0].grid if parts else None)
+            part, left_out = _part(source, table, spec, like, parts[0] if parts else None)
             if left_out and (*left_out,) not in unread:  # once for all files
                 kinds = ", ".join(left_out.values())
                 warnings.warn(f"{shown(part.name)} has variables that are not read: {kinds}.", stacklevel=2)
@@ -93,7 +93,7 @@ def is_table(value: object) -> bool:
 
 
 def _part(
-    source: Any, table: Any, spec: DataSpec, like: Grid | None, first: Grid | None
+    source: Any, table: Any, spec: DataSpec, like: Grid | None, first: Part | None
 ) -> tuple[Part, dict[str, str]]:
     """The variables of a file, in the order of those of the ``first`` one, and those that are not read, in words."""
     file = str(source) if isinstance(source, Path) else spec.source
@@ -103,7 +103,8 @@ def _part(
         spec = replace(spec, variables=like.channels)
     names, left_out = _variables(table, file, spec)
     if first is not None:
-        names.sort(key=lambda name: first.channels.index(name) if name in first.channels else len(first.channels))
+        known = first.grid.channels
+        names.sort(key=lambda name: known.index(name) if name in known else len(known))
     if like is not None and spec.sample_axis is None and spec.layout is None:
         table, sample = _with_sample_axis(table, names, like)
         if sample not in (None, table[names[0]].dims[0]):
@@ -121,8 +122,8 @@ def _part(
             remedy = "choose one of them with `variables`, or several that have the same axes and no axis of channels"
             raise FileError("data", file, problem, remedy)
     event = tuple(dim for dim in dims if dim not in (sample, channel))
-    if first is not None and {*event} == {*first.axes}:
-        event = first.axes
+    if first is not None and {*event} == {*first.grid.axes}:
+        event = first.grid.axes
     shape, dtype, read = _reader(source, file, table, names, sample, channel, event)
     with blaming(file, "repair it", "cannot be read", "data"):
         grid = _grid(table, names, event, channel, "float32")
@@ -130,6 +131,7 @@ def _part(
     if is_nameless:
         axes = USUAL[len(event)] if spec.layout is None else Layout(spec.layout).axes
         grid = replace(grid, axes=axes, coordinates={}, axis_units={})
+        along = (first.along[0] if first is not None and first.along else sample), None
     return Part(file, shape, dtype, read, grid, along, counts_from=counts_from), left_out
 
 
