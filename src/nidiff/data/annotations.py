@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.arrays import NUMBERS, float32_loses, read_array
+from nidiff.data.arrays import as_array, read_array
 from nidiff.data.dataset import Dataset, cut, numbered_classes
 from nidiff.data.grid import Grid
 from nidiff.data.match import match
-from nidiff.data.science import is_science, read_variables
+from nidiff.data.parts import NUMBERS, float32_loses
+from nidiff.data.science import read_variables
 from nidiff.data.spec import ARRAYS, FROM_DATA_SET
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition, null_class
 from nidiff.diffusion.scaling import SMALLEST, Scaling
@@ -30,14 +31,16 @@ MOST_CLASSES = 100_000
 DIGITS = 7  # of a scaling, so that it is the same on every machine
 
 
-def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
-    """The data set ``name`` with ``labels``: its own ("data"), those of an array file, or a variable of its file."""
-    if labels == FROM_DATA_SET:
+def with_labels(data: Dataset, labels: Any, name: str, tables: Sequence[Any] = ()) -> Dataset:
+    """The data set ``name`` with ``labels``: its own ("data"), those of an array file, a variable of the ``tables``
+    that it is from, or an array."""
+    if isinstance(labels, str) and labels == FROM_DATA_SET:
         if data.labels is None or (len(data.labels) and int(data.labels.min()) < 0):
-            remedy = "sort the images into a subfolder per class, or give an array file or the name of a variable"
+            remedy = "sort the files into a subfolder per class, or give an array file or the name of a variable"
             raise InputError("labels", labels, f"has no class for the items of {name!r}, or for some of them", remedy)
         return data
-    values = _read("labels", [labels], data, name)[0][0]
+    values = _read("labels", labels, data, name, tables)[0][0]
+    labels = labels if isinstance(labels, str) else None  # an array says little in a message
     names: tuple[str, ...] = ()
     shape = values.shape
     if values.dtype.kind == "S":
@@ -53,15 +56,17 @@ def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
     return replace(data, labels=numbers, class_names=names, num_classes=len(names) or None)
 
 
-def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> Dataset:
-    """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``."""
-    names = condition.split(",")
-    arrays, grid = _read("condition", names, data, name)
+def with_conditions(data: Dataset, condition: Any, name: str, train: Tensor, tables: Sequence[Any] = ()) -> Dataset:
+    """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``: those of
+    an array file, variables of the ``tables`` that it is from, or an array."""
+    arrays, grid = _read("condition", condition, data, name, tables)
+    is_array = not isinstance(condition, str) or condition.lower().endswith(ARRAYS)
+    condition = condition if isinstance(condition, str) else None
     shapes = {array.shape for array in arrays}
     if len(shapes) > 1 or len(arrays[0]) != len(data):
         problem = f"has shape {' and '.join(map(str, shapes))}, and the data have {len(data)} items"
         raise InputError("condition", condition, problem, "give one row for each, of one shape")
-    values = arrays[0] if condition.lower().endswith(ARRAYS) else np.stack(arrays, 1)
+    values = arrays[0] if is_array else np.stack(arrays, 1)
     if values.ndim == 1 or (2 < values.ndim == len(data.shape)):
         values = values[:, None]  # one number, or one channel
     if values.ndim > 2:
@@ -80,7 +85,7 @@ def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> 
 def read_conditions(path: Path, grid: Grid) -> "NDArray[Any]":
     """The conditions [N, C, …] of a NetCDF, HDF5 or Zarr file, on the grid of a model's conditions."""
     with renamed("data", "condition"):
-        arrays, mine = read_variables(path, "condition", grid.channels, None, grid)
+        arrays, mine = read_variables([path], "condition", grid.channels, None, grid)
         if len({array.shape for array in arrays}) > 1:
             shapes = " and ".join(str(array.shape) for array in arrays)
             raise InputError("condition", path, f"has variables of shape {shapes}", "give them the same axes")
@@ -91,7 +96,7 @@ def read_conditions(path: Path, grid: Grid) -> "NDArray[Any]":
         return np.asarray(match(data, grid, "condition", str(path)).values)
 
 
-def as_finite(condition: str, values: "NDArray[Any]", scaling: Scaling | None = None) -> Tensor:
+def as_finite(condition: str | None, values: "NDArray[Any]", scaling: Scaling | None = None) -> Tensor:
     """The numbers of a file [N, …] in the units of the model, by ``scaling``, in float32; refused if they are not
     finite, or not numbers. Only where their offset needs it, they are scaled in float64."""
     is_number = values.dtype.kind in NUMBERS and values.size
@@ -105,7 +110,7 @@ def as_finite(condition: str, values: "NDArray[Any]", scaling: Scaling | None = 
     return numbers if scaling is None else scaling.to_model(numbers).float()
 
 
-def on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
+def on_grid(condition: str | None, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
     """Fields [N, C, …] on the grid of the data; each value of a coarser grid is repeated over its cell."""
     sizes = fields.shape[2:]
     if len(sizes) != len(event) or any(n % m for n, m in zip(event, sizes, strict=True)):
@@ -132,16 +137,20 @@ def _standard(values: Tensor) -> Scaling:
     return Scaling(tuple(float(f"{number:.{DIGITS}g}") for number in scale.tolist()), shifts)
 
 
-def _read(argument: str, names: Sequence[str], data: Dataset, name: str) -> "tuple[list[NDArray[Any]], Grid | None]":
-    """The array of a file, or variables of the file that the data are from, and their grid."""
-    value = ",".join(names)
+def _read(
+    argument: str, value: Any, data: Dataset, name: str, tables: Sequence[Any]
+) -> "tuple[list[NDArray[Any]], Grid | None]":
+    """An array, that of a file, or variables of the tables that the data are from, and their grid."""
+    if not isinstance(value, str):
+        return [as_array(value) if isinstance(value, Tensor) else np.asarray(value)], None
     if value.lower().endswith(ARRAYS):
         return [read_array(Path(value), argument)], None
-    if not is_science(Path(name)) or data.along is None:
+    if not tables or data.along is None:
         problem = f"is not an array file, and {shown(name)} has no variables"
         other = "'data', or " if argument == "labels" else ""
         raise InputError(argument, value, problem, f"give {other}an .npy or .npz file")
-    return read_variables(Path(name), argument, names, data.along[0], data.grid)
+    names = [value] if argument == "labels" else value.split(",")
+    return read_variables(tables, argument, names, data.along[0], data.grid)
 
 
 # The conditions of a network ----------------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ def in_crops(data: Dataset, size: tuple[int, ...]) -> Dataset:
         values=crops,
         labels=None if data.labels is None else data.labels[rows],
         conditions=known,
+        lengths=None,  # of crops of a sound, which may begin anywhere
         grid=data.grid.cropped([data.grid.axes[axis] for axis in crops.cut_axes]),
         # Not the names of files, which have no order: crops of one item are neighbours that are alike.
         along=(ITEM, (np.arange(count) if along.dtype.kind == "U" else along)[rows.numpy()]),

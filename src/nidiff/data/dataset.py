@@ -79,6 +79,8 @@ class Dataset:
     """Whether whole numbers were scaled from the part of their type's range that they use to [−1, 1]."""
     num_classes: int | None = None
     """How many classes all of the data have, also where these are a part of them. By default, as the labels say."""
+    lengths: Tensor | None = None
+    """[N], of sounds: how many samples are sound; those after them are silence that was added."""
 
     def __post_init__(self) -> None:
         dtype = type_name(self.values)
@@ -110,9 +112,9 @@ class Dataset:
         known, along = self.conditions, self.along
         values = self.values[rows] if isinstance(self.values, Tensor) else self.values.take(rows)
         conditions = known[rows] if isinstance(known, Tensor) else None if known is None else known.take(rows)
-        labels = None if self.labels is None else self.labels[rows]
+        labels, lengths = (None if each is None else each[rows] for each in (self.labels, self.lengths))
         along = None if along is None else (along[0], along[1][rows.numpy()])
-        return replace(self, values=values, labels=labels, conditions=conditions, along=along)
+        return replace(self, values=values, labels=labels, conditions=conditions, lengths=lengths, along=along)
 
     def all(self) -> Tensor:
         """All items as float32 [N, C, *event], as the model sees them."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from tyro.conf import arg
 
 from nidiff.data.spec import DataSpec, changed_flags
-from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.errors import FileError, InputError, expect, one_of, shown
 from nidiff.files import as_path, read_object
 from nidiff.recipe import fits
 
@@ -126,6 +126,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if isinstance(self.data, str):
             object.__setattr__(self, "data", DataSpec(self.data))
+        remedy = "save them, as by numpy.save or to_netcdf, and give the path, from which the run can be repeated"
+        expect("data", self.data, DataSpec, remedy)
         for (low, high), names in RANGES.items():
             for name, value in ((name, getattr(self, name)) for name in names):
                 if value is not None and not low <= value < high:
@@ -156,7 +158,8 @@ class Experiment:
     def about(self) -> dict[str, str]:
         """What the model card says of the training. A path is private: only its last part is named."""
         source = self.data.source
-        name = source if source.startswith("hf:") else Path(source).name
+        paths = [source] if source.startswith("hf:") else [Path(path).name for path in source.split(",")]
+        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
         crops = f", crops of {'×'.join(map(str, self.data.crop))}" if self.data.crop else ""
         before = f", from the weights of {Path(self.initial).name}" if self.initial else ""
         return {
