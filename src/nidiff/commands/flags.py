@@ -114,6 +114,8 @@ class Measuring:
     wrote it."""
     k: int = 3
     """Precision and recall: the neighbour whose distance is the radius."""
+    weights: str = "none"
+    """Of fields: latitude counts points by the area they stand for, in all metrics but spectra; none: all alike."""
     bootstrap: int = 20
     """Resamples of the generated items for the errors of the Fréchet distance, the spectrum and all metrics of fields;
     0: no errors."""

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from tyro.conf import Positional, arg
 
@@ -16,6 +16,7 @@ from nidiff.recipe import check_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nidiff.data.dataset import Along, Dataset
     from nidiff.generation.job import Job
     from nidiff.generation.loaded_model import Model
     from nidiff.generation.restoration import Restoration
@@ -90,21 +91,27 @@ class RestoringFlags:
 
     def load(
         self, path: Path, model: "Model", *, scale: int = 1, noise: float = 0.0, with_nan: bool = False
-    ) -> "Tensor":
-        """Items [N, C, *event] in the units of the data, on the model's grid or one that is coarser by ``scale``."""
-        from nidiff.data.load import load_items
+    ) -> tuple["Model", "Dataset"]:
+        """Items [N, C, *event] in the units of the data, on the model's grid or one that is coarser by ``scale``; and
+        the model for them."""
+        from nidiff.data.load import open_items
         from nidiff.generation.observations import check_range
 
         reading: Any = {"layout": self.layout, "variables": self.variables, "sample_axis": self.sample_axis}
-        items = load_items(path, model.shape, grid=model.grid, scale=scale, **reading)
-        check_range(model, items, path, noise, self.units)
-        if not items.is_floating_point() or bool((known := items.isfinite()).all()):
-            return items
+        data = open_items(path, model.shape, grid=model.grid, scale=scale, **reading)
+        model, items = model.about(data, path), cast("Tensor", data.values)
+        if scale == 1 or not (model.scaling.is_per_pixel or model.times is not None):  # which are on the model's grid
+            check_range(model, items, path, noise, self.units)
+        if not items.is_floating_point():
+            return model, data
+        known, domain = items.isfinite(), model.scaling.domain
+        if bool((known if domain is None else known | ~domain).all()):
+            return model, data
         if not with_nan or bool(items.isinf().any()) or not bool(known.flatten(1).any(1).all()):
             problem = "has infinite values, NaN, or an item that is NaN everywhere"
             remedy = "use nidiff restore with --missing, which takes NaN as unobserved, or fill them in"
             raise InputError("file", path, problem, remedy)
-        return items
+        return model, data
 
     def finish(
         self,
@@ -112,7 +119,7 @@ class RestoringFlags:
         path: Path,
         model: "Model",
         job: "Job",
-        items: "Tensor",
+        data: "Dataset",
         arguments: Mapping[str, Any],
         make: "Callable[[], Restoration]",
     ) -> None:
@@ -122,16 +129,18 @@ class RestoringFlags:
         """
         from nidiff.files import as_path
         from nidiff.generation.restoration import default_folder, errors_text, known_facts
-        from nidiff.sealed import shaped, tensors_sha256
+        from nidiff.sealed import digest, shaped, tensors_sha256
 
         units = {"units": self.units} if "noise" in arguments else {}
-        file = {"file": path.name, "values": tensors_sha256(shaped(items))}
+        file = {"file": path.name, "values": tensors_sha256(shaped(cast("Tensor", data.values)))}
+        if model.times is not None:
+            file["times"] = digest(model.times.astype("datetime64[s]").astype(str).tolist())
         task: dict[str, Any] = {"command": command, "format": self.format, **file, **arguments, **units}
         task |= {**job.to_json(), "samples": self.samples, "seed": self.seed}
         out = as_path("out", default_folder(model, task) if self.out is None else self.out)
         facts = known_facts(out, task)  # a folder that is not ours is not even locked
         if facts is None:
-            facts = self._write(out, task, make)
+            facts = self._write(out, task, make, data.along)
         else:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]
@@ -141,7 +150,9 @@ class RestoringFlags:
             print(errors_text(measured), file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
-    def _write(self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]") -> dict[str, Any]:
+    def _write(
+        self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]", along: "Along | None"
+    ) -> dict[str, Any]:
         """Draw the samples and write the folder, in which no other process may write meanwhile; returns its facts."""
         from nidiff.files import writing
         from nidiff.generation.restoration import (
@@ -161,7 +172,7 @@ class RestoringFlags:
             counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
             with writing("out", out, "repeat the command"):
                 begin_restoration(out, task)
-                write_restoration(out, restoration, task, self.format)
+                write_restoration(out, restoration, task, self.format, along)
                 save_restored(restoration, out / PICTURE)
                 facts = finish_restoration(out, task, {**counts, **restoration.errors()})
         if (out / PICTURE).is_file():
@@ -210,7 +221,8 @@ class Restore:
         model, job = flags.open(self.model)
         operator, scale = self._operator(model), 1 if self.degrade else self.scale or 1
         reading: Any = {"noise": self.noise, "with_nan": kind in ("mask", "missing")}
-        items = flags.load(self.file, model, scale=scale, **reading)
+        model, data = flags.load(self.file, model, scale=scale, **reading)
+        items = cast("Tensor", data.values)
         operator = operator or self._mask(model, items)
         degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
         observation = observe(model, items, operator, self.noise, units=flags.units, **degrading)
@@ -222,7 +234,7 @@ class Restore:
         arguments = {kind: getattr(self, kind), "noise": self.noise, "method": self.method, "degrade": self.degrade}
         if operator.observed is not None:
             arguments["masks"] = tensors_sha256(shaped(operator.observed))
-        flags.finish("restore", self.file, model, job, items, arguments, make)
+        flags.finish("restore", self.file, model, job, data, arguments, make)
 
     def _kind(self) -> str:
         """The flag that says what was observed: mask, scale, blur or missing."""
@@ -251,7 +263,8 @@ class Restore:
         if self.mask is None:
             return mask(items.isfinite())
         masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
-        if bool(((masks | self.degrade) & items.isnan()).any()):
+        inside = True if model.scaling.domain is None else model.scaling.domain
+        if bool(((masks | self.degrade) & items.isnan() & inside).any()):
             remedy = "use `missing` instead, without `degrade`"
             raise InputError("mask", self.mask, "includes points that are NaN in the file", remedy)
         return mask(masks)
@@ -288,9 +301,11 @@ class Denoise:
         model, job = flags.open(self.model)
         name, units = ("add_noise", "model") if add_noise else ("noise", flags.units)
         amount = getattr(self, name)
-        level, items = noise_level(amount, model, units, name), flags.load(self.file, model, noise=self.noise or 0.0)
+        level = noise_level(amount, model, units, name)
+        model, data = flags.load(self.file, model, noise=self.noise or 0.0)
+        items = cast("Tensor", data.values)
 
         def make() -> "Restoration":
             return denoise(model, job, items, level, add_noise=add_noise, **flags.drawing)
 
-        flags.finish("denoise", self.file, model, job, items, {name: amount}, make)
+        flags.finish("denoise", self.file, model, job, data, {name: amount}, make)

@@ -102,25 +102,30 @@ def open_science(path: Path, spec: DataSpec, limits: Limits, like: Grid | None =
 
 def read_variables(
     path: Path, argument: str, names: Sequence[str], sample: str | None, like: Grid
-) -> "tuple[list[NDArray[Any]], Grid]":
+) -> "tuple[list[NDArray[Any]], Grid, Along]":
     """Variables that belong to the items along the axis ``sample``, by default the one that ``like`` has not, which
-    comes first; then the axes in the order of those of ``like``, or as in the file if they are others. And their grid,
-    with the axes of the first variable."""
+    comes first; then the axes in the order of those of ``like``, or as in the file if they are others. One over the
+    axes of ``like`` alone is the same for all items, of which it has one. And their grid, with the axes of the first
+    variable that has most of them, and what the items lie along."""
     arrays, event = [], like.axes
     with _open_table(path) as table:
         if sample is None and not {*names} <= {*table.variables}:  # those of a model's condition
             raise other_variables(map(str, table.data_vars), like, argument, str(path))
         for name in names:
             one_of(argument, name, map(str, table.variables))
+        names_of = {name: tuple(map(str, table[name].dims)) for name in names}
+        order = sorted(names, key=lambda name: len(names_of[name]) <= len(event))  # those of each item first
         if sample is None:
-            table, sample = _with_sample_axis(table, names, like)
+            table, sample = _with_sample_axis(table, order, like)
         if sample is None:
-            problem = f"has {names[0]!r} over {table[names[0]].dims}, and the model's is over {event} for each item"
+            problem = f"has {order[0]!r} over {names_of[order[0]]}, and the model's is over {event} for each item"
             raise FileError(argument, str(path), problem, "give one axis besides, that of the items")
         for name in names:
             variable = table[name]
             dims = [str(dim) for dim in variable.dims if dim != sample]
-            if len(dims) == len(variable.dims):
+            if is_static := len(dims) == len(variable.dims) and {*dims} == {*event}:
+                variable = variable.expand_dims(sample)
+            if not is_static and len(dims) == len(variable.dims):
                 problem = f"is not over {sample!r}, the axis of the items"
                 raise InputError(argument, name, problem, "choose a variable that is")
             if {*dims} == {*event}:
@@ -128,9 +133,15 @@ def read_variables(
             require_memory(argument, name, 2.0 * prod(variable.shape) * variable.dtype.itemsize, "give fewer items")
             with blaming(str(path), "repair it", f"has {name!r}, which cannot be read", argument):
                 arrays.append(_valid(variable.transpose(sample, *dims), _limits(variable)))
-            if len(arrays) == 1:
-                axes = tuple(dims)
-        return arrays, _grid(table, names, axes, None, "float32")
+        most = max(([dim for dim in names_of[name] if dim != sample] for name in names), key=len)
+        axes = event if {*most} == {*event} else tuple(most)
+        return arrays, _grid(table, names, axes, None, "float32"), _along(table, sample)
+
+
+def has_variable(path: Path, name: str) -> bool:
+    """Whether a file has a variable of that name that is no coordinate."""
+    with _open_table(path) as table:
+        return name in table.data_vars
 
 
 def _with_sample_axis(table: Any, names: Sequence[str], like: Grid) -> tuple[Any, str | None]:
