@@ -481,6 +481,9 @@ def test_a_model_is_given_its_coordinates_again(run, rich, tmp_path):
     times = parse_times("1990-01:1990-12")
     rows = plan_conditions(denoiser, condition=static, grid=data.grid, times=times).rows["fields"]
     torch.testing.assert_close(rows, data.conditions[:12], atol=1e-5, rtol=0)
+    everything = write(xarray.open_dataset(rich, engine="h5netcdf")[["orog", "time"]], tmp_path / "times.nc")
+    rows = plan_conditions(denoiser, condition=everything, grid=data.grid).rows["fields"]
+    torch.testing.assert_close(rows, data.conditions, atol=1e-5, rtol=0)
     with refused("condition"):  # the month is missing
         plan_conditions(denoiser, condition=static, grid=data.grid)
     with refused("condition"):  # the orography is

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from nidiff.data.arrays import NUMBERS, float32_loses, read_array
-from nidiff.data.coordinates import CHANNELS, COORDINATES, PLACES, coordinate, joined
+from nidiff.data.coordinates import CHANNELS, COORDINATES, PLACES, coordinate, joined, needs_times
 from nidiff.data.dataset import Dataset, numbered_classes
 from nidiff.data.grid import Grid
 from nidiff.data.match import match
-from nidiff.data.science import has_variable, is_science, read_variables
+from nidiff.data.science import has_variable, is_science, read_variables, times_in
 from nidiff.data.spec import ARRAYS, FROM_DATA_SET
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition, null_class
 from nidiff.diffusion.scaling import SMALLEST, Scaling
@@ -133,7 +133,8 @@ def read_conditions(
     rows = {each: known[:, place, None] for place, each in enumerate(variables)}
     if times is not None and count not in (1, len(times)):
         raise InputError("times", None, f"are {len(times)}, and {str(path)!r} has {count} items", "give one for each")
-    times = data.times if times is None else times
+    if times is None and needs_times(grid):
+        times = times_in(path) if data.times is None and count == 1 else data.times
     return with_coordinates(rows, grid, model, event, times, count if times is None else len(times))
 
 

@@ -27,6 +27,8 @@ from nidiff.memory import require_memory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nidiff.diffusion.climatology import Times
+
 SUFFIXES = (".nc", ".nc4", ".h5", ".hdf5", ".zarr")
 # Names of axes that belong to an item, and of axes of items, in lower case and without digits.
 INSIDE = re.compile(
@@ -142,6 +144,14 @@ def has_variable(path: Path, name: str) -> bool:
     """Whether a file has a variable of that name that is no coordinate."""
     with _open_table(path) as table:
         return name in table.data_vars
+
+
+def times_in(path: Path) -> "Times | None":
+    """The only coordinate of a file that is an axis of times; None where there are none, or several."""
+    with _open_table(path) as table:
+        axes = [str(name) for name in table.coords if table[name].dims == (name,)]
+        times = [values for name in axes if (values := _along(table, name)[1]).dtype.kind == "M"]
+    return times[0] if len(times) == 1 else None
 
 
 def _with_sample_axis(table: Any, names: Sequence[str], like: Grid) -> tuple[Any, str | None]:
