@@ -177,6 +177,8 @@ def test_a_calendar_that_does_not_fit_is_refused(file, tmp_path):
         years = write(years.sel(time=years.time != np.datetime64("1990-08-01")), tmp_path / "years.nc")
         nidiff.load_dataset(years, remove="climatology", held_out="time=1991-08:1991-08")
     nidiff.load_dataset(years, remove="climatology", held_out="time=1991-09:1991-09")  # the control
+    with refused("remove"):
+        nidiff.load_dataset(file, scaling=Scaling(2.0), remove="climatology")
     for wrong in ("season", "climatology:by=week"):
         with refused("remove"):
             nidiff.load_dataset(file, remove=wrong)
@@ -288,6 +290,9 @@ def test_restorations_keep_the_times_of_their_items(run, anomalous, tmp_path, su
     observed = np.load(out / "observed.npy")[..., 0]
     assert np.abs(observed - some.t2m.values)[:, :, :3].max() < 1e-3
     assert np.isnan(observed[:, :, 3:]).all()
+    single = write(some.isel(time=1), tmp_path / "single.nc")  # whose time is a coordinate without an axis
+    assert run("restore", folder, single, *words[:-1], tmp_path / "one")[0] == 0
+    assert np.abs(np.load(tmp_path / "one" / "observed.npy")[0] - np.load(out / "observed.npy")[1])[:, :3].max() < 1e-4
     nameless = write(some.drop_vars("time"), tmp_path / "nameless.nc")
     code, _, said = run("restore", folder, nameless, *words[:-1], tmp_path / "other")
     assert code != 0

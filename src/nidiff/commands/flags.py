@@ -114,8 +114,6 @@ class Measuring:
     wrote it."""
     k: int = 3
     """Precision and recall: the neighbour whose distance is the radius."""
-    weights: str = "none"
-    """Of fields: latitude counts points by the area they stand for, in all metrics but spectra; none: all alike."""
     bootstrap: int = 20
     """Resamples of the generated items for the errors of the Fréchet distance, the spectrum and all metrics of fields;
     0: no errors."""
@@ -135,6 +133,8 @@ class Comparing(Measuring):
     boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or periodic)")] = None
     """For the spectra of data that are no 8-bit images: periodic, reflecting or fixed, or one for each axis, such as
     reflecting/periodic."""
+    weights: str = "none"
+    """Of fields: latitude counts points by the area they stand for, in all metrics but spectra; none: all alike."""
 
 
 def parse_classes(words: str) -> list[int]:

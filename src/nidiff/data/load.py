@@ -183,8 +183,12 @@ def load(
         data = with_conditions(data, spec.condition, spec.source, train)
     rules = as_rules(spec.scaling, data, train) if scaling is None else []
     by = as_removed(spec.remove, data) if scaling is None else None
+    if scaling is not None and scaling.climatology is None and spec.remove is not None:
+        raise InputError("remove", spec.remove, "is fitted, and the scaling is given", "leave one of them out")
     is_fitted, is_mean = by is not None or any(isinstance(rule, Fitted) for rule in rules), spec.missing == MEAN
-    domain = find_domain(data, spec.source, limits.progress) if spec.missing == DOMAIN else None
+    domain = None if scaling is None else scaling.domain
+    if spec.missing == DOMAIN and domain is None:
+        domain = find_domain(data, spec.source, limits.progress)
     if is_fitted and spec.source in DATASETS and split != "train":
         scaling, is_fitted = load(spec, "train", limits, annotations=(), scaling=None).scaling, False
     if not is_mean:

@@ -164,7 +164,12 @@ def _with_sample_axis(table: Any, names: Sequence[str], like: Grid) -> tuple[Any
     others = [dim for dim in dims if dim not in inside]
     if len(inside) != len(like.axes) or len(others) > 1:
         return table, None
-    return (table, others[0]) if others else (table[[*names]].expand_dims(ITEM), ITEM)
+    if others:
+        return table, others[0]
+    single = table[[*names]]
+    times = [str(name) for name in single.coords if not single[name].dims and " since " in _text(single[name], "units")]
+    sample = times[0] if len(times) == 1 else ITEM  # as isel(time=0) leaves it
+    return single.expand_dims(sample), sample
 
 
 def _source(

@@ -17,6 +17,7 @@ from nidiff.data.sources import blocks, spread_rows
 from nidiff.diffusion.climatology import NAME, PHASES, Climatology, phases
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError, one_of
+from nidiff.memory import require_memory
 from nidiff.notation import call, parse_call
 from nidiff.recipe import check_number
 
@@ -55,6 +56,10 @@ def measure(
     channels, logs = data.shape[0], [isinstance(rule, Fitted) and rule.kind == LOG for rule in rules]
     needs_points = by is not None or any(isinstance(rule, Fitted) and rule.is_per_pixel for rule in rules)
     size = math.prod(data.shape)
+    if by is not None:
+        require_memory(
+            "remove", f"{NAME}:by={by}", 40.0 * PHASES[by] * size, "remove it by month, or take smaller items"
+        )
     points = PointMoments(1 if by is None else PHASES[by], size) if needs_points else None
     statistics = Statistics(RunningMoments(channels), RunningMoments(channels), points)
     for part in blocks(rows, data.shape, "measuring", progress):
