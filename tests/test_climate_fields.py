@@ -394,6 +394,9 @@ def test_samples_and_metrics_know_the_domain(run, ocean, tmp_path):
     words = ("--mask", "random:0.5", "--degrade", "--samples", 2, "--num-steps", 2)
     code, _, said = run("restore", folder, some, *words, "--out", tmp_path / "restored")
     assert (code, "nan" in said) == (0, False), said
+    whole = write(table().isel(time=slice(0, 2)), tmp_path / "whole.nc")  # which has numbers on the land too
+    code, _, again = run("restore", folder, whole, *words, "--out", tmp_path / "again")
+    assert (code, again.replace("again", "restored")) == (0, said)
     weights = data.scaling.domain.double()[0]
     sets = [
         SampleSet(torch.where(data.scaling.domain, normal(20, *SHAPE), fill), weights=weights) for fill in (0.0, 1e6)

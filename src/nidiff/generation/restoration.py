@@ -122,7 +122,8 @@ class Restoration:
         where = torch.ones_like(truth, dtype=torch.bool)
         if self.hidden is not None and bool(self.hidden.any()):
             where = self.hidden
-        where = where & truth.isfinite()  # outside of the domain there is no truth
+        if self.scaling is not None and self.scaling.domain is not None:
+            where = where & self.scaling.domain
         samples, units = self.samples.double(), "data"
         if self.scaling is not None and not isinstance(self.scaling.scale, int | float) and len(self.scaling.scale) > 1:
             samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
