@@ -10,6 +10,7 @@ import torch
 from problems import refused
 
 import nidiff
+from nidiff.data.annotations import conditions_of
 from nidiff.data.dataset import Dataset
 from nidiff.data.grid import Grid
 from nidiff.data.weights import point_weights
@@ -18,6 +19,7 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError
 from nidiff.evaluation.distributions import structure_function
 from nidiff.evaluation.samples import SampleSet
+from nidiff.generation.conditioning import plan_conditions
 from nidiff.generation.loaded_model import open_model, process_state
 from nidiff.generation.observations import observe, observed_data, pooling, seen_scaling
 from nidiff.model.folder import save_model
@@ -479,9 +481,6 @@ def test_coordinates_need_coordinates(tmp_path):
 
 def test_a_model_is_given_its_coordinates_again(run, rich, tmp_path):
     """A file of static fields and --times give the conditions that training had."""
-    from nidiff.data.annotations import conditions_of
-    from nidiff.generation.conditioning import plan_conditions
-
     data = nidiff.load_dataset(rich, variables=["t2m"], condition="orog,latitude,month")
     conditions = conditions_of(data)
     denoiser = SimpleNamespace(conditions=conditions, process=None)
@@ -521,3 +520,28 @@ def test_a_scaling_is_equal_to_itself_and_to_nothing_else():
     with refused("remove"):
         one.at_times(np.array(["2020-04-01"], "datetime64[D]"))
     assert Dataset(normal(2, *SHAPE).float(), scaling=one).batch(torch.tensor([0])).shape == (1, *SHAPE)
+
+
+def test_a_restored_item_is_given_its_own_month(run, file, tmp_path):
+    """Samples of one seed and observation differ as the months do, and from those without a time."""
+    data = nidiff.load_dataset(file, condition="month")
+    torch.manual_seed(0)
+    process = nidiff.Process(nidiff.schedules.ddpm_cosine(50), nidiff.gaussian_free_field(SHAPE[1:]))
+    net = nidiff.FieldUNet(SHAPE[1:], 1, 1, widths=(8,), layers=1, attention=(), num_parameters=2)
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.2)  # else an untrained network does not look at its condition
+    conditions = conditions_of(data, 0.1)
+    save_model(
+        nidiff.Denoiser(net, process, "v", scaling=data.scaling, conditions=conditions, clip=3.0),
+        tmp_path / "model", grid=data.grid,
+    )  # fmt: skip
+    winter = table().isel(time=slice(0, 1))
+    files = {"winter": winter, "summer": winter.assign_coords(time=winter.time.values + np.timedelta64(181, "D"))}
+    files["never"], samples = winter.drop_vars("time"), {}
+    for name, each in files.items():
+        words = ("--mask", "left", "--samples", 1, "--num-steps", 3, "--out", tmp_path / f"{name}-out")
+        assert run("restore", tmp_path / "model", write(each, tmp_path / f"{name}.nc"), *words)[0] == 0
+        with np.load(tmp_path / f"{name}-out" / "samples.npz") as stored:
+            samples[name] = stored["arr_0"]
+    assert np.abs(samples["winter"] - samples["summer"]).max() > 1e-2
+    assert np.abs(samples["winter"] - samples["never"]).max() > 1e-2

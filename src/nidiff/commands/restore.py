@@ -68,21 +68,26 @@ class RestoringFlags:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
 
-    def open(self, path: Path) -> tuple["Model", "Job"]:
-        """The model, and the job of its samples."""
+    def open(self, path: Path) -> "Model":
+        """The model of the samples."""
         from nidiff.generation.export import check_format
         from nidiff.generation.loaded_model import open_model, process_state
         from nidiff.generation.observations import UNITS
-        from nidiff.generation.restoration import restoration_job
 
         one_of("units", self.units, UNITS)
         for name, least, most in (("samples", 1, None), ("batch", 1, None), ("seed", 0, 2**62)):
             check_whole(name, getattr(self, name), least, most)
         model = open_model(path, process_state(), self.checkpoint)
         check_format(self.format, model.grid)
+        return model
+
+    def job(self, model: "Model") -> "Job":
+        """The job of the samples, for a model that knows the items."""
+        from nidiff.generation.restoration import restoration_job
+
         classes = [] if self.classes is None else [self.classes]
         options: Any = {"clip": self.clip, "tile": self.tile, "classes": classes, "guidance": self.guidance}
-        return model, restoration_job(model, self.sampler, self.num_steps, **options)
+        return restoration_job(model, self.sampler, self.num_steps, **options)
 
     @property
     def drawing(self) -> dict[str, Any]:
@@ -218,10 +223,11 @@ class Restore:
         from nidiff.sealed import shaped, tensors_sha256
 
         flags, kind = self.restoring, self._kind()
-        model, job = flags.open(self.model)
+        model = flags.open(self.model)
         operator, scale = self._operator(model), 1 if self.degrade else self.scale or 1
         reading: Any = {"noise": self.noise, "with_nan": kind in ("mask", "missing")}
         model, data = flags.load(self.file, model, scale=scale, **reading)
+        job = flags.job(model)
         items = cast("Tensor", data.values)
         operator = operator or self._mask(model, items)
         degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
@@ -298,11 +304,12 @@ class Denoise:
         if (self.noise is not None) == add_noise:
             remedy = "give `noise`, that of the file, or `add_noise`, which is to be added"
             raise InputError(None, None, "one of `noise` and `add_noise` is needed", remedy)
-        model, job = flags.open(self.model)
+        model = flags.open(self.model)
         name, units = ("add_noise", "model") if add_noise else ("noise", flags.units)
         amount = getattr(self, name)
         level = noise_level(amount, model, units, name)
         model, data = flags.load(self.file, model, noise=self.noise or 0.0)
+        job = flags.job(model)
         items = cast("Tensor", data.values)
 
         def make() -> "Restoration":

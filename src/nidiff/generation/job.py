@@ -135,6 +135,7 @@ def plan_job(
     if chosen.rescale:
         options |= {"rescale": True}
     when = None if times is None else _known_times(model, times)
+    known = model.times if when is None else when
     steps = default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps
     return Job(
         model=model.sha256,
@@ -147,7 +148,7 @@ def plan_job(
         precision=check_precision(precision, model.denoiser.device.type),
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
-        conditioning=plan_conditions(model.denoiser, grid=model.grid, times=when, **conditions),
+        conditioning=plan_conditions(model.denoiser, grid=model.grid, times=known, **conditions),
         times=() if when is None else tuple(when.astype(str).tolist()),
     )
 

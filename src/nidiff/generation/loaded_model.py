@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from nidiff.data.coordinates import needs_times
 from nidiff.data.dataset import Dataset
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
@@ -77,10 +78,11 @@ class Model(NamedTuple):
         return (self.denoiser.scaling or Scaling(1.0)).at_times(self.times)
 
     def about(self, data: Dataset, name: str | Path) -> "Model":
-        """The model for the items of a file, whose times a climatology needs."""
-        climatology = self.scaling.climatology
+        """The model for the items of a file, whose times a climatology needs, and a condition that is a time."""
+        climatology, condition = self.scaling.climatology, self.grid.condition
         if climatology is None:
-            return self
+            is_given = condition is not None and needs_times(condition) and data.times is not None
+            return self._replace(times=data.times) if is_given else self
         if data.times is None:
             problem = f"has no times for its items, and the model sees differences from the {climatology.name}"
             raise FileError("file", name, problem, "give a file with times along the axis of the items")

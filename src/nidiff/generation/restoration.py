@@ -12,6 +12,7 @@ samples.nc, …     all samples in other formats (`nidiff.generation.export`), o
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, save_png
 from nidiff.data.split import ITEM
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, shown
@@ -170,10 +172,10 @@ def restore(
 ) -> Restoration:
     """Samples of each item given its observation; ``method`` is that of `nidiff.posterior`, ``truth`` has the items
     themselves, where they are known, and ``drawing`` are ``samples``, ``seed``, ``batch`` and ``watch``."""
-    denoiser = job.denoiser(model.denoiser, [0])
+    denoisers = _denoisers(model, job)
 
     def prepare(item: int, seeds: list[int]) -> Drawing:
-        return posterior(denoiser, observation.for_images(torch.tensor([item])), method), seeds, {}
+        return posterior(denoisers(item), observation.for_images(torch.tensor([item])), method), seeds, {}
 
     x, seeds = _draw(model, job, len(observation.y), prepare, title="restoring", **drawing)
     return Restoration.of(model, observation, x, seeds, truth)
@@ -184,9 +186,10 @@ def denoise(
 ) -> Restoration:
     """Samples of what ``items`` [N, C, *event], in the units of the data, were without the noise of ``level``; with
     ``add_noise`` they are clean, and each sample begins with another noise."""
-    denoiser, y = job.denoiser(model.denoiser, [0]), to_model(items, model)
+    denoisers, y = _denoisers(model, job), to_model(items, model)
 
     def prepare(item: int, seeds: list[int]) -> Drawing:
+        denoiser = denoisers(item)
         start = y[item].expand(len(seeds), *model.shape)
         if add_noise:
             sources = [seeded(seed, VARIATION) for seed in seeds]
@@ -197,6 +200,13 @@ def denoise(
     x, seeds = _draw(model, job, len(items), prepare, title="denoising", **drawing)
     label = "given" if add_noise else "observed"
     return Restoration(x, seeds, items.double(), model.grid, model.scaling, label=label)
+
+
+def _denoisers(model: Model, job: Job) -> Callable[[int], Denoiser]:
+    """The denoiser of each item, given its own row of the conditions, such as its month."""
+    prepared, conditioning = job.prepared(model.denoiser), job.conditioning
+    bound = cache(lambda item: conditioning.bind(prepared, [item]))
+    return lambda item: bound(item if conditioning.rows else 0)
 
 
 def item_seeds(items: int, samples: int, seed: int = 0) -> "NDArray[np.int64]":
