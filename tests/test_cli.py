@@ -269,7 +269,7 @@ BAD = [
     (["train", "--config", "missing.json"], "missing.json"),
     # What no machine can do.
     (["train", "--widths", "80000000", "--attention"], "--widths=(80000000,) needs about"),
-    (["train", "--widths", *["8"] * 40], "of the widths"),
+    (["train", "--widths", *["8"] * 40], "fewer widths"),
     (["train", "--size", "10000000"], "needs about"),
     (["train", "--layers", "99999"], "layers"),
     (["train", "--batch-size", "4" + "0" * 12], "batch-size"),

@@ -115,6 +115,34 @@ def test_items_on_another_grid_and_mirrored_ones_are_refused(file):
     nidiff.Denoiser(lambda x, t: x, process, scaling=Scaling(2.0)).at((8, 12))  # the control
 
 
+def test_parts_of_items_are_refused(file):
+    for options in ({"scaling": "standard:per=pixel"}, {"remove": "climatology"}):
+        with refused("crop"):
+            nidiff.load_dataset(file, crop=2, **options)
+    nidiff.load_dataset(file, crop=2)  # the control
+
+
+def test_many_files_and_a_table_have_the_climatology_of_one_file(file, tmp_path):
+    (tmp_path / "years").mkdir()
+    for year, part in table().groupby("time.year"):
+        write(part, tmp_path / "years" / f"{year}.nc")
+    options = {"remove": "climatology", "scaling": "standard:per=pixel"}
+    single = nidiff.load_dataset(file, **options).scaling
+    for source in (tmp_path / "years", table()):
+        other = nidiff.load_dataset(source, **options).scaling
+        torch.testing.assert_close(other.climatology.means, single.climatology.means, atol=1e-4, rtol=0)
+        torch.testing.assert_close(other.scale, single.scale, atol=1e-4, rtol=0)
+    rich = table().assign(orog=(("lat", "lon"), np.arange(24.0).reshape(4, 6)))
+    data = nidiff.load_dataset(rich, variables=["t2m"], condition="orog,latitude,month")
+    assert data.conditions.shape == (120, 4, 4, 6)
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for number in range(2):
+        write(rich.isel(time=slice(60 * number, 60 * number + 60)), parts / f"{number}.nc")
+    joined = nidiff.load_dataset(parts, variables=["t2m"], condition="orog,latitude,month")
+    torch.testing.assert_close(joined.conditions, data.conditions)
+
+
 def test_a_run_that_mirrors_is_refused(run, file, tmp_path):
     words = ("--data", file, "--steps", 1, "--batch-size", 2, "--out", tmp_path / "run", "--dry-run")
     code, _, said = run("train", *words, "--scaling", "standard:per=pixel", "--flip")

@@ -20,7 +20,13 @@ from nidiff.training.identity import settings_digest
 
 
 def test_experiments_survive_json(tmp_path):
-    chosen = {"layout": "NCHW", "variables": ("t2m", "u10"), "scaling": ("standard", "log"), "size": (4, 6)}
+    chosen = {
+        "layout": "NCHW",
+        "variables": ("t2m", "u10"),
+        "scaling": ("standard", "log"),
+        "size": (4, 6),
+        "crop": (3, 2),
+    }
     for experiment in [*PRESETS.values(), Experiment(DataSpec("a.nc", held_out="0.1", data_dir=Path("x"), **chosen))]:
         file = tmp_path / "experiment.json"
         file.write_text(json.dumps(experiment.to_json()))
@@ -105,7 +111,7 @@ BAD = [
     (lambda: build("matern:2"), "covariance"),
     (lambda: as_schedule(Experiment(schedule="vp:shift=abc").schedule), "shift"),
     (lambda: as_schedule(Experiment(schedule="linear").schedule), "schedule"),
-    (lambda: unet2d((1, 28, 28), widths=(8, 8, 8, 8)), "size"),
+    (lambda: unet2d((1, 28, 28), widths=(8, 8, 8, 8)), "network"),
     (lambda: unet2d((1, 8, 8), widths=(10,)), "widths"),
     (lambda: unet2d((1, 8, 8), widths=(8,), attention=(1,)), "attention"),
 ]

@@ -80,14 +80,14 @@ def test_broken_images_are_refused_by_name(tmp_path, pixels):
         (tmp_path / "broken.png").write_bytes(content)
         refuse(tmp_path, "broken.png", "cannot be read")
     (tmp_path / "broken.png").unlink()
-    Image.fromarray(np.zeros((5, 4), dtype=np.float32)).save(tmp_path / "floats.tiff")
-    refuse(tmp_path, "floats.tiff", "8 bits")
+    Image.fromarray(np.zeros((5, 4), dtype=np.int32)).save(tmp_path / "whole.tiff")  # of 32 bits
+    refuse(tmp_path, "whole.tiff", "8 bits")
 
 
 def test_what_holds_no_images_is_refused(tmp_path):
     file = tmp_path / "a.npy"
     refuse(tmp_path / "nowhere", "nowhere", "existing path")
-    refuse(tmp_path, "no images")
+    refuse(tmp_path, "no data")
     (tmp_path / "a.txt").write_text("text")
     refuse(tmp_path / "a.txt", "a.txt")
     for array in (np.full((2, 3, 3), np.nan), *(np.zeros((2, 3, 3), kind) for kind in ("M8[s]", "S3", complex))):

@@ -3,15 +3,15 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from diffusers.models.embeddings import get_timestep_embedding
 from problems import refused
 
 import nidiff
-from nidiff.errors import InputError
 from nidiff.model.network import BUILDERS, build_network
-from nidiff.model.unet import FieldUNet, level_waves, to_channels, to_neighbours
+from nidiff.model.unet import FieldUNet, continued, level_waves, to_channels, to_neighbours
 
 SMALL = {"widths": (8, 16), "layers": 1}
 SIZES = {1: (16,), 2: (8, 12), 3: (4, 8, 8)}
@@ -156,6 +156,102 @@ def test_reflecting_is_the_reflection_of_the_cosine_basis():
     assert torch.allclose(net.first(x), whole[..., :8], atol=1e-6)
 
 
+# Any size --------------------------------------------------------------------------------------------------------
+
+DEEP = {"widths": (8, 8, 16), "layers": 1, "attention": (2,)}  # sides are multiples of 4, or are continued to them
+
+
+def by_hand(x: torch.Tensor, before: int, after: int, axis: int, boundary: str) -> torch.Tensor:
+    """x with more points at either end of an axis, by numpy."""
+    mode = {"periodic": "wrap", "reflecting": "symmetric", "fixed": "constant"}[boundary]
+    widths = [(before, after) if each == axis else (0, 0) for each in range(x.ndim)]
+    return torch.from_numpy(np.pad(x.numpy(), widths, mode))
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting", "fixed"])
+@pytest.mark.parametrize("size", [(73,), (9, 8), (1, 7), (3, 5, 6), (2, 2, 2)])
+def test_a_size_that_does_not_fit_is_continued_by_its_boundary_and_cut_back(size, boundary):
+    """The output is that of the field which was continued by hand, half at either end, where the field is. Also where
+    more is missing than there is."""
+    options = {**DEEP, "patch": 3 if len(size) == 1 else 1}
+    net, fitting = (network(each, boundary=boundary, **options) for each in (size, [12] * len(size)))
+    assert net.state_dict().keys() == fitting.state_dict().keys()
+    x = longer = field(size)
+    where = [slice(None)] * 2
+    for axis, n in enumerate(size, 2):
+        missing = -n % (4 * options["patch"])
+        longer = by_hand(longer, missing // 2, missing - missing // 2, axis, boundary)
+        where.append(slice(missing // 2, missing // 2 + n))
+    assert longer.shape != x.shape
+    out = net(x, 3)
+    assert out.shape == x.shape
+    assert torch.equal(out, fitting(longer, 3)[tuple(where)])
+    if max(size) > 7:  # elsewhere it is another function
+        assert (out - fitting(longer, 3)[tuple(slice(n) for n in x.shape)]).abs().max() > 1e-3
+
+
+def test_a_size_that_fits_is_not_touched(monkeypatch):
+    monkeypatch.setattr("nidiff.model.unet.torch.cat", lambda *_: pytest.fail("something was put together"))
+    monkeypatch.setattr("nidiff.model.unet.F.pad", lambda *_: pytest.fail("something was continued"))
+    x = field((8, 12))
+    for boundary in ("periodic", "reflecting", "fixed"):
+        assert continued(x, [0, 0], [boundary, boundary]) is x
+
+
+def test_an_axis_that_fits_keeps_its_shifts_while_another_is_continued():
+    net, x = network((9, 12), boundary="reflecting/periodic", **DEEP), field((9, 12))
+    torch.testing.assert_close(*shifted(net, x, [0, 4]), rtol=0, atol=2e-5)
+    inside, outside = shifted(network((9, 13), boundary="periodic", **DEEP), field((9, 13)), [0, 4])
+    assert (inside - outside).abs().max() > 1e-2  # of an axis that is continued itself, that is lost
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting", "fixed"])
+def test_no_side_is_preferred_where_an_even_number_of_points_is_missing(boundary):
+    def error(size: tuple[int, int]) -> float:
+        net, x = network(size, boundary=boundary, **DEEP), field(size)
+        expected = net(x, 3).flip(2, 3)
+        with torch.no_grad():
+            for module in net.modules():
+                if isinstance(module, torch.nn.Conv2d):
+                    module.weight.copy_(module.weight.flip(2, 3))
+        return (net(x.flip(2, 3), 3) - expected).abs().max().item()
+
+    assert error((6, 10)) < 2e-5
+    assert error((7, 9)) > 1e-3  # of an odd number one side has one more
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflecting"])
+def test_a_constant_field_of_any_size_stays_constant(boundary):
+    out = network((9, 7), boundary=boundary, **DEEP)(torch.ones(1, 2, 9, 7), 3)
+    assert out.flatten(2).std(2).max() < 1e-4
+
+
+def test_the_fields_of_a_condition_are_continued_with_x():
+    """And where they are not known, they are known nowhere beyond."""
+    options = {"boundary": "reflecting", "condition_channels": 1, **DEEP}
+    net, x, known = network((9, 6), **options), field((9, 6)), field((9, 6), 1)
+    known[1, :, 8] = math.nan
+    longer = [by_hand(by_hand(each, 1, 2, 2, "reflecting"), 1, 1, 3, "reflecting") for each in (x, known)]
+    assert torch.equal(net(x, 3, fields=known), net(longer[0], 3, fields=longer[1])[:, :, 1:10, 1:7])
+    assert not torch.allclose(net(x, 3, fields=known), net(x, 3), atol=1e-3)
+
+
+def test_gradients_reach_every_point_and_weight_of_an_odd_grid():
+    net, x = network((9, 7), boundary="reflecting/periodic", **DEEP).double(), field((9, 7)).double().requires_grad_()
+    net(x, 3).square().sum().backward()
+    assert (x.grad != 0).all()
+    assert all(weight.grad is not None and weight.grad.any() for weight in net.parameters())
+    step = 1e-6 * field((9, 7)).double()
+    with torch.no_grad():
+        change = net(x + step, 3).square().sum() - net(x - step, 3).square().sum()
+    assert float(change) == pytest.approx(float(2 * (x.grad * step).sum()), rel=1e-5)
+
+
+def test_an_odd_grid_is_compiled_as_one_graph():
+    net, x = network((9, 7), boundary="reflecting/periodic", **DEEP), field((9, 7))
+    torch.testing.assert_close(torch.compile(net, backend="aot_eager", fullgraph=True)(x, torch.tensor(3)), net(x, 3))
+
+
 # Files -----------------------------------------------------------------------------------------------------------
 
 
@@ -231,9 +327,10 @@ def test_a_builder_of_your_own_is_known_everywhere(monkeypatch):
 
 
 BAD = {
-    "size": (lambda: FieldUNet((28, 28), widths=(8, 8, 8, 8)), "sample_size"),
+    "size": (lambda: FieldUNet((28, 0)), "sample_size"),
+    "depth": (lambda: FieldUNet((8, 8), widths=(8,) * 8), "widths"),
+    "large patch": (lambda: FieldUNet((1000,), patch=10**6), "widths"),
     "axes": (lambda: FieldUNet((4, 4, 4, 4)), "sample_size"),
-    "x": (lambda: network((8, 8))(field((8, 9)), 0), "x"),
     "widths": (lambda: FieldUNet((8, 8), widths=(10,)), "widths"),
     "attention": (lambda: FieldUNet((8, 8), widths=(8,), attention=(1,)), "attention"),
     "patch": (lambda: FieldUNet((8, 8), patch=(2, 2, 2)), "patch"),
@@ -244,7 +341,7 @@ BAD = {
     "classes": (lambda: FieldUNet((8, 8), num_classes=0), "num_classes"),
     "no classes": (lambda: network((8, 8))(field((8, 8)), 0, torch.tensor([0, 1])), "class_labels"),
     "unet2d": (lambda: build_network("unet2d", (1, 8)), "network"),
-    "size of unet2d": (lambda: build_network("unet2d:widths=8/8", (1, 7, 8)), "size"),
+    "size of unet2d": (lambda: build_network("unet2d:widths=8/8", (1, 7, 8)), "network"),
     "name": (lambda: build_network("unett", (1, 8, 8)), "network"),
     "key": (lambda: build_network("unet:wide=8", (1, 8, 8)), "network"),
 }
@@ -254,21 +351,6 @@ def test_bad_arguments_are_named():
     for act, argument in BAD.values():
         with refused(argument):
             act()
-
-
-def test_a_size_that_cannot_be_halved_is_refused_with_what_would_work():
-    with pytest.raises(InputError) as error:
-        FieldUNet((73, 144), widths=(8, 16), attention=(), patch=8)
-    assert error.value.argument == "sample_size"
-    assert "64 × 144 or 80 × 144" in str(error.value)
-    assert "patch=1 with 1 of the widths" in str(error.value)
-    for size, widths, patch in (((64, 144), (8, 16), 8), ((80, 144), (8, 16), 8), ((73, 144), (8,), 1)):
-        FieldUNet(size, widths=widths, attention=(), patch=patch)
-    with pytest.raises(InputError) as error:  # of a network that is built, only the size can change
-        network((8, 8))(field((8, 9)), 0)
-    assert error.value.argument == "x"
-    assert "widths" not in str(error.value)
-    assert "8 × 8 or 8 × 10" in str(error.value)
 
 
 def test_any_widths_that_are_multiples_of_eight_have_norms():

@@ -342,6 +342,31 @@ def test_config_repeats_a_run(straight, tmp_path):
     assert_same_weights(straight, tmp_path / "again", 4)
 
 
+def test_a_run_can_begin_with_the_weights_of_a_model(straight, tmp_path, capsys):
+    """Its average too; a run resumed from a checkpoint has no more need of them; and the weights, not a copy of its
+    settings, are what it has of the other run."""
+    initial = ["--initial", str(straight)]
+    begun = build(Train.parsed([*TINY, *initial, "--covariance", "white", "--seed", "3"]).experiment)
+    stored = load_model(straight).net.state_dict()
+    assert same(begun.net.state_dict(), stored)
+    assert all(map(torch.equal, begun.ema.shadow_params, begun.net.parameters()))
+    random = build(Train.parsed([*TINY, "--covariance", "white", "--seed", "3"]).experiment)
+    assert not same(random.net.state_dict(), stored)  # the control
+    assert not begun.notes
+    assert any("eps" in note for note in build(Train.parsed([*TINY, *initial, "--target", "v"]).experiment).notes)
+
+    model, out = shutil.copytree(straight / "model", tmp_path / "model"), tmp_path / "run"
+    assert train(out, "--steps", "4", "--initial", str(model)) == 0
+    assert not same(weights(out, 4), weights(straight, 4))
+    shutil.rmtree(model)
+    assert main(["train", "--out", str(out), "--resume", "--steps", "6", "--no-report"]) == 0
+
+    with refused("initial", str(straight)):
+        build(Train.parsed([*TINY, *initial, "--widths", "16"]).experiment)
+    with refused("initial"):
+        build(Train.parsed([*TINY, "--initial", "nothing-of-that-name"]).experiment)
+
+
 def test_dry_run_measures_and_writes_nothing(tmp_path, capsys):
     assert train(tmp_path / "r", "--dry-run") == 0
     facts = json.loads(capsys.readouterr().out)
@@ -360,10 +385,26 @@ def test_attention_that_is_not_given_follows_the_widths():
         build(Train.parsed(["--widths", "8", "--attention", "1"]).experiment)
 
 
-def test_data_that_the_network_cannot_halve_are_named_by_their_flag(tmp_path):
-    np.save(tmp_path / "odd.npy", np.random.default_rng(0).normal(size=(4, 9, 8)))
-    for network in ("unet", "unet2d"):
-        assert (
-            train(tmp_path / "run", "--data", str(tmp_path / "odd.npy"), "--network", network, "--widths", "8", "8")
-            == 2
-        )
+@pytest.mark.parametrize(
+    ("name", "network"), [("float", "FieldUNet"), ("picture", "FieldUNet"), ("even", "UNet2DModel")]
+)
+def test_a_grid_that_no_network_can_halve_is_trained_and_sampled(name, network, tmp_path):
+    """Pictures have diffusers' U-Net only where it can halve them; asked for by name, it is refused by name."""
+    random, size = np.random.default_rng(0), (12, 8) if name == "even" else (9, 7)
+    values = random.normal(size=(20, *size)) if name == "float" else random.integers(0, 256, (20, *size), np.uint8)
+    np.save(tmp_path / "odd.npy", values)
+    flags = ["--data", str(tmp_path / "odd.npy"), "--widths", "8", "8", "8", "--steps", "2", "--boundary", "reflecting"]
+    assert train(tmp_path / "run", *flags) == 0
+    model = load_model(tmp_path / "run")
+    assert type(model.net).__name__ == network
+    assert model.gaussian is not None
+    x = nidiff.sample(model, (2, 1, *size), num_steps=3, generator=range(2))
+    assert x.isfinite().all()
+    assert (
+        main(["sample", str(tmp_path / "run"), "--seeds", "0-1", "--out", str(tmp_path / "s"), "--num-steps", "2"]) == 0
+    )
+    refused = train(tmp_path / "other", *flags, "--network", "unet2d") == 2
+    assert refused == (name != "even")
+    if name == "float":  # also on another grid that cannot be halved
+        words = ["sample", str(tmp_path / "run"), "--seeds", "0", "--out", str(tmp_path / "t"), "--shape", "11", "13"]
+        assert main([*words, "--num-steps", "2"]) == 0

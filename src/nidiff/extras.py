@@ -25,8 +25,15 @@ EXTRAS = {
     "zarr": "science",
     "pint": "science",
     "cf_xarray": "science",
+    "scipy": "science",
+    "netCDF4": "climate",
+    "cfgrib": "climate",
+    "soundfile": "sound",
+    "nibabel": "medical",
+    "pydicom": "medical",
+    "av": "video",
 }
-ALONE = {"fid"}  # what nidiff[all] leaves out: 280 MB for one file of 87
+ALONE = {"fid", "climate", "video"}  # what nidiff[all] leaves out: 100 MB or more each
 
 
 def require(module: str) -> Any:

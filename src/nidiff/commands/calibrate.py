@@ -76,7 +76,8 @@ class Calibrate:
             if images.dtype != torch.uint8 and bool((images.abs() > 1).any()):
                 raise InputError("range", self.range, "is for images with pixels in [-1, 1]", "leave it out")
             images = as_pixels(images).add(1).div_(2)
-        covariance = as_covariance(self.covariance, tuple(images.shape[2:]), lambda: as_pixels(images))
+        shape, edges = tuple(images.shape[2:]), self.data.edges
+        covariance = as_covariance(self.covariance, shape, lambda: as_pixels(images), edges)
         with progress_bar("distances", "pairs") as progress:
             calibration = calibrate(images, covariance, generator=generator, progress=progress, **options)
         save_figure(calibration_figure(images, covariance, calibration, generator=generator), self.out)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from nidiff.data.spec import DataSpec
+from nidiff.data.spec import DataSpec, Paths
 from nidiff.errors import InputError
 from nidiff.notation import parse_numbers
 
@@ -36,9 +36,9 @@ PrecisionFlag = Annotated[
 class DataArgument(DataSpec):
     """The data, and how they are read: the same as in nidiff train."""
 
-    source: Annotated[Positional[str], arg(name="data", metavar="DATA", help_behavior_hint="")] = ""
-    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, videos or WAV files; .npy,
-    .npz, .nc, .h5, .zarr."""
+    source: Annotated[Positional[Paths], arg(name="data", metavar="DATA", help_behavior_hint="")] = ""
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a file, a folder of files, several, or a pattern in quotes
+    such as 'months/*.nc'."""
 
     def require(self) -> "DataArgument":
         """Refuse that none is given."""
@@ -51,7 +51,7 @@ class DataArgument(DataSpec):
 class DataFlags(DataSpec):
     """The data, and how they are read: the same as in nidiff train."""
 
-    source: Annotated[str, arg(name="data", metavar="DATA", help_behavior_hint="(optional)")] = ""
+    source: Annotated[Paths, arg(name="data", metavar="DATA", help_behavior_hint="(optional)")] = ""
     """The data: the same as in nidiff train."""
 
 

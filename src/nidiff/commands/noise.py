@@ -57,7 +57,7 @@ class Noise:
             names, shape = self.covariances or ("white",), tuple(images.shape[2:])
             names += () if any(name.startswith("from_data") for name in names) else ("from_data",)
             check_noise(shape, len(names), self.num_images, self.seed)
-        covariances = {name: as_covariance(name, shape, images) for name in names}
+        covariances = {name: as_covariance(name, shape, images, self.data.edges) for name in names}
         shapes = {name: covariance.event_shape for name, covariance in covariances.items()}
         if len(set(shapes.values())) > 1:
             problem = f"have different shapes ({shapes})"

@@ -138,6 +138,7 @@ class Train:
         return RunDirectory(Path("runs") / run_name(self.preset, self.config) if self.out is None else self.out)
 
     def _dry_run(self) -> None:
+        from nidiff.data.crops import Crops
         from nidiff.data.spec import MEMORY_LIMIT
         from nidiff.training.build import BYTES, build
         from nidiff.training.loop import seconds_per_step
@@ -145,7 +146,9 @@ class Train:
         # Images of a folder are read when they are needed, and compiling takes longer than the answer should.
         trainer = build(replace(self.experiment, compile=False), memory_limit=0)
         facts, experiment, seconds = trainer.facts, self.experiment.resolved(), seconds_per_step(trainer)
-        size = math.prod(trainer.data.values.shape) * trainer.data.values.dtype.itemsize
+        values = trainer.data.values
+        stored = values.whole if isinstance(values, Crops) else values
+        size = math.prod(stored.shape) * stored.dtype.itemsize
         estimate = {
             "experiment": experiment.to_json(),
             **facts,

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.arrays import NUMBERS, float32_loses, read_array
+from nidiff.data.arrays import as_array, read_array
 from nidiff.data.coordinates import CHANNELS, COORDINATES, PLACES, coordinate, joined, needs_times
-from nidiff.data.dataset import Dataset, numbered_classes
+from nidiff.data.dataset import Dataset, cut, numbered_classes
 from nidiff.data.grid import Grid
 from nidiff.data.match import match
-from nidiff.data.science import has_variable, is_science, read_variables, times_in
+from nidiff.data.parts import NUMBERS, float32_loses
+from nidiff.data.science import has_variable, read_variables, times_in
 from nidiff.data.spec import ARRAYS, FROM_DATA_SET
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition, null_class
 from nidiff.diffusion.scaling import SMALLEST, Scaling
@@ -25,20 +26,23 @@ from nidiff.memory import require_memory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nidiff.data.crops import Crops
     from nidiff.diffusion.climatology import Times
 
 MOST_CLASSES = 100_000
 DIGITS = 7  # of a scaling, so that it is the same on every machine
 
 
-def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
-    """The data set ``name`` with ``labels``: its own ("data"), those of an array file, or a variable of its file."""
-    if labels == FROM_DATA_SET:
+def with_labels(data: Dataset, labels: Any, name: str, tables: Sequence[Any] = ()) -> Dataset:
+    """The data set ``name`` with ``labels``: its own ("data"), those of an array file, a variable of the ``tables``
+    that it is from, or an array."""
+    if isinstance(labels, str) and labels == FROM_DATA_SET:
         if data.labels is None or (len(data.labels) and int(data.labels.min()) < 0):
-            remedy = "sort the images into a subfolder per class, or give an array file or the name of a variable"
+            remedy = "sort the files into a subfolder per class, or give an array file or the name of a variable"
             raise InputError("labels", labels, f"has no class for the items of {name!r}, or for some of them", remedy)
         return data
-    values = _read("labels", [labels], data, name)[0][0]
+    values = _read("labels", labels, data, name, tables)[0][0]
+    labels = labels if isinstance(labels, str) else None  # an array says little in a message
     names: tuple[str, ...] = ()
     shape = values.shape
     if values.dtype.kind == "S":
@@ -54,22 +58,26 @@ def with_labels(data: Dataset, labels: str, name: str) -> Dataset:
     return replace(data, labels=numbers, class_names=names, num_classes=len(names) or None)
 
 
-def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> Dataset:
-    """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``."""
+def with_conditions(data: Dataset, condition: Any, name: str, train: Tensor, tables: Sequence[Any] = ()) -> Dataset:
+    """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``: those of
+    an array file, variables of the ``tables`` that it is from, its coordinates, or an array."""
     grid: Grid | None = None
-    if condition.lower().endswith(ARRAYS):
-        values = read_array(Path(condition), "condition")
+    if isinstance(condition, str) and not condition.lower().endswith(ARRAYS):
+        values, grid = _of_names(condition, data, name, tables)
+    else:
+        values = _read("condition", condition, data, name, tables)[0][0]
+        condition = condition if isinstance(condition, str) else None
         if len(values) != len(data):
             problem = f"has shape {values.shape}, and the data have {len(data)} items"
             raise InputError("condition", condition, problem, "give one row for each, of one shape")
         if values.ndim == 1 or (2 < values.ndim == len(data.shape)):
             values = values[:, None]  # one number, or one channel
-    else:
-        values, grid = _of_names(condition, data, name)
     if values.ndim > 2:
         size = 8.0 * len(data) * values.shape[1] * math.prod(data.shape[1:])
         require_memory("condition", condition, size, "give fewer items")
+        cells = tuple(n // m for n, m in zip(data.shape[1:], values.shape[2:], strict=False) if m)
         values = on_grid(condition, values, data.shape[1:])
+        data = replace(data, condition_cells=cells)
     scaling = _standard(as_finite(condition, values)[train])
     if float32_loses(scaling.shift, scaling.scale):
         scaling = _standard(torch.from_numpy(values.astype(np.float64))[train])
@@ -77,15 +85,14 @@ def with_conditions(data: Dataset, condition: str, name: str, train: Tensor) -> 
     return replace(data, conditions=numbers, condition_scaling=scaling, grid=grids)
 
 
-def _of_names(condition: str, data: Dataset, name: str) -> "tuple[NDArray[Any], Grid]":
+def _of_names(condition: str, data: Dataset, name: str, tables: Sequence[Any]) -> "tuple[NDArray[Any], Grid]":
     """The conditions [N, C, …] that are coordinates of the data or variables of their file, and their grid."""
     names, event, count = condition.split(","), data.shape[1:], len(data)
-    is_file = is_science(Path(name))
-    known = {each for each in names if each in COORDINATES and not (is_file and has_variable(Path(name), each))}
+    known = {each for each in names if each in COORDINATES and not (tables and has_variable(tables[0], each))}
     variables, grid = [each for each in names if each not in known], Grid(())
     arrays: dict[str, NDArray[Any]] = {}
     if variables:
-        read, mine = _read("condition", variables, data, name)
+        read, mine = _read("condition", ",".join(variables), data, name, tables)
         grid = mine or grid
         arrays = {each: array[:, None] for each, array in zip(variables, read, strict=True)}
     shapes = {array.shape[1:] for array in arrays.values() if array.ndim > 2}
@@ -120,7 +127,7 @@ def read_conditions(
     units = dict(zip(grid.channels, grid.units, strict=False))
     some = replace(grid, channels=tuple(variables), units=tuple(units[each] for each in variables) if units else ())
     with renamed("data", "condition"):
-        arrays, mine, along = read_variables(path, "condition", variables, None, some)
+        arrays, mine, along = read_variables([path], "condition", variables, None, some)
         if len({array.shape[1:] for array in arrays if array.ndim > 1}) > 1:
             shapes = " and ".join(str(array.shape) for array in arrays)
             raise InputError("condition", path, f"has variables of shape {shapes}", "give them the same axes")
@@ -161,7 +168,7 @@ def coordinate_rows(grid: Grid, model: Grid, event: tuple[int, ...], times: "Tim
     return with_coordinates({}, grid, model, event, times, len(times)) if is_known else None
 
 
-def as_finite(condition: str, values: "NDArray[Any]", scaling: Scaling | None = None) -> Tensor:
+def as_finite(condition: str | None, values: "NDArray[Any]", scaling: Scaling | None = None) -> Tensor:
     """The numbers of a file [N, …] in the units of the model, by ``scaling``, in float32; refused if they are not
     finite, or not numbers. Only where their offset needs it, they are scaled in float64."""
     is_number = values.dtype.kind in NUMBERS and values.size
@@ -175,7 +182,7 @@ def as_finite(condition: str, values: "NDArray[Any]", scaling: Scaling | None = 
     return numbers if scaling is None else scaling.to_model(numbers).float()
 
 
-def on_grid(condition: str, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
+def on_grid(condition: str | None, fields: "NDArray[Any]", event: Sequence[int]) -> "NDArray[Any]":
     """Fields [N, C, …] on the grid of the data; each value of a coarser grid is repeated over its cell."""
     sizes = fields.shape[2:]
     if len(sizes) != len(event) or any(n % m for n, m in zip(event, sizes, strict=True)):
@@ -202,16 +209,20 @@ def _standard(values: Tensor) -> Scaling:
     return Scaling(tuple(float(f"{number:.{DIGITS}g}") for number in scale.tolist()), shifts)
 
 
-def _read(argument: str, names: Sequence[str], data: Dataset, name: str) -> "tuple[list[NDArray[Any]], Grid | None]":
-    """The array of a file, or variables of the file that the data are from, and their grid."""
-    value = ",".join(names)
+def _read(
+    argument: str, value: Any, data: Dataset, name: str, tables: Sequence[Any]
+) -> "tuple[list[NDArray[Any]], Grid | None]":
+    """An array, that of a file, or variables of the tables that the data are from, and their grid."""
+    if not isinstance(value, str):
+        return [as_array(value) if isinstance(value, Tensor) else np.asarray(value)], None
     if value.lower().endswith(ARRAYS):
         return [read_array(Path(value), argument)], None
-    if not is_science(Path(name)) or data.along is None:
+    if not tables or data.along is None:
         problem = f"is not an array file, and {shown(name)} has no variables"
         other = "'data', or " if argument == "labels" else ""
         raise InputError(argument, value, problem, f"give {other}an .npy or .npz file")
-    arrays, grid, _ = read_variables(Path(name), argument, names, data.along[0], data.grid)
+    names = [value] if argument == "labels" else value.split(",")
+    arrays, grid, _ = read_variables(tables, argument, names, data.along[0], data.grid)
     return arrays, grid
 
 
@@ -236,14 +247,18 @@ def rows_of(
     flip: Tensor | None = None,
     dropped: Tensor | None = None,
     conditions: Mapping[str, Condition] | None = None,
+    places: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The values of the conditions of the items ``index`` [B]. Fields are mirrored with their items where ``flip`` [B]
-    is true, and all values are null, as ``conditions`` define it, where ``dropped`` [B] is."""
+    is true, and cut like them at ``places``; all values are null, as ``conditions`` define it, where ``dropped`` [B]
+    is."""
     rows = {}
     if data.labels is not None:
         rows[CLASSES] = data.labels[index]
     if data.conditions is not None:
-        values, name = data.conditions[index], _name(data.conditions)
+        values, name = data.conditions.index_select(0, index), _name(data.conditions)
+        if places is not None and name == FIELDS:
+            values = cut(data.conditions, index, places)
         if flip is not None and name == FIELDS:
             values[flip] = values[flip].flip(-1)
         rows[name] = values
@@ -261,5 +276,5 @@ def examples_of(data: Dataset, count: int) -> dict[str, Tensor]:
     return rows
 
 
-def _name(conditions: Tensor) -> str:
-    return PARAMETERS if conditions.ndim == 2 else FIELDS
+def _name(conditions: "Tensor | Crops") -> str:
+    return PARAMETERS if len(conditions.shape) == 2 else FIELDS

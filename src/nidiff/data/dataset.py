@@ -16,8 +16,11 @@ from nidiff.errors import InputError, printable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nidiff.data.crops import Crops
     from nidiff.diffusion.climatology import Times
 
+Values: TypeAlias = "Tensor | Source | Crops"
+Window: TypeAlias = tuple[slice, ...]
 Along: TypeAlias = "tuple[str, NDArray[Any]]"
 LARGEST = {"uint8": 255, "uint16": 65535}
 WHOLE = {"uint8": PIXELS, "uint16": Scaling(32767.5, 32767.5)}  # the range of the type is [−1, 1]
@@ -31,6 +34,8 @@ class Source:
     dtype: torch.dtype
     read: Callable[[Tensor], Tensor]
     """From rows [B], in any order and perhaps repeated, to their items."""
+    read_part: "Callable[[int, Window], Tensor] | None" = None
+    """From a row and a slice of each axis of the event to that part of the item, where it can be read by itself."""
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -39,12 +44,18 @@ class Source:
         """The items of ``index``, as `torch.Tensor.index_select` along ``dim`` = 0."""
         return self.read(index)
 
+    def take(self, rows: Tensor) -> "Source":
+        """Some of the items."""
+        part = self.read_part
+        known = None if part is None else lambda row, window: part(int(rows[row]), window)
+        return Source((len(rows), *self.shape[1:]), self.dtype, lambda index: self.read(rows[index]), known)
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """N items [C, *event], kept as they are stored and turned into float32 in the model's units a batch at a time."""
 
-    values: Tensor | Source
+    values: "Values"
     """[N, C, *event]: uint8, uint16, float32, or float64 where float32 would lose something, in the units of the
     data."""
     labels: Tensor | None = None
@@ -57,16 +68,20 @@ class Dataset:
     """Names, units and coordinates."""
     along: "Along | None" = None
     """The name and the coordinates [N] of the sample axis, where there are any: the times, or the names of files."""
-    conditions: Tensor | None = None
+    conditions: "Tensor | Crops | None" = None
     """[N, P], numbers, or [N, C', *event], fields: float32 of mean 0 and standard deviation 1."""
     condition_scaling: Scaling | None = None
     """Between the units of the conditions and those of the model."""
+    condition_cells: tuple[int, ...] = ()
+    """How many points along each axis a value of a condition on a coarser grid is for."""
     class_names: tuple[str, ...] = ()
     """What the classes 0, 1, … are called, where they have names."""
     in_range: bool = False
     """Whether whole numbers were scaled from the part of their type's range that they use to [−1, 1]."""
     num_classes: int | None = None
     """How many classes all of the data have, also where these are a part of them. By default, as the labels say."""
+    lengths: Tensor | None = None
+    """[N], of sounds: how many samples are sound; those after them are silence that was added."""
 
     def __post_init__(self) -> None:
         dtype = type_name(self.values)
@@ -104,14 +119,12 @@ class Dataset:
 
     def take(self, rows: Tensor) -> "Dataset":
         """The data set of some rows."""
-        values, along = self.values, self.along
-        if isinstance(values, Tensor):
-            chosen: Tensor | Source = values[rows]
-        else:
-            chosen = Source((len(rows), *self.shape), values.dtype, lambda index: values.index_select(0, rows[index]))
-        labels, conditions = (None if numbers is None else numbers[rows] for numbers in (self.labels, self.conditions))
+        known, along = self.conditions, self.along
+        values = self.values[rows] if isinstance(self.values, Tensor) else self.values.take(rows)
+        conditions = known[rows] if isinstance(known, Tensor) else None if known is None else known.take(rows)
+        labels, lengths = (None if each is None else each[rows] for each in (self.labels, self.lengths))
         along = None if along is None else (along[0], along[1][rows.numpy()])
-        return replace(self, values=chosen, labels=labels, conditions=conditions, along=along)
+        return replace(self, values=values, labels=labels, conditions=conditions, lengths=lengths, along=along)
 
     def all(self) -> Tensor:
         """All items as float32 [N, C, *event], as the model sees them."""
@@ -131,9 +144,10 @@ class Dataset:
             values = torch.where(self.scaling.domain, values, torch.nan)
         return values
 
-    def batch(self, index: Tensor, flip: Tensor | None = None) -> Tensor:
-        """The items of ``index`` [B] as the model sees them; where ``flip`` [B] is true, the last axis is mirrored."""
-        values = self.stored(index)
+    def batch(self, index: Tensor, flip: Tensor | None = None, places: Tensor | None = None) -> Tensor:
+        """The items of ``index`` [B] as the model sees them; where ``flip`` [B] is true, the last axis is mirrored. Of
+        crops, those at ``places`` [B, axes], by default their own."""
+        values = self.stored(index) if places is None else cut(self.values, index, places)
         if self.scaling == Scaling(1.0):
             x = values.float()
         else:
@@ -144,8 +158,9 @@ class Dataset:
             x[flip] = x[flip].flip(-1)
         return x
 
-    def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None]]) -> Iterator[Tensor]:
-        """``batch(index, flip)`` of each of ``draws``; a thread makes the next one while the last one is in use."""
+    def prefetch(self, draws: Iterable[tuple[Tensor, Tensor | None, Tensor | None]]) -> Iterator[Tensor]:
+        """``batch(index, flip, places)`` of each of ``draws``; a thread makes the next one while the last one is in
+        use."""
         with ThreadPoolExecutor(1) as pool:
             ahead = None
             for draw in draws:
@@ -156,13 +171,19 @@ class Dataset:
                 yield ahead.result()
 
 
+def cut(values: "Values | None", index: Tensor, places: Tensor) -> Tensor:
+    """The crops of the items of ``index`` at ``places``."""
+    assert not isinstance(values, Tensor | Source | None)
+    return values.cut(index.cpu(), places)
+
+
 def is_small_part(low: float, high: float, dtype: str) -> bool:
     """Whether whole numbers from ``low`` to ``high`` use less than a quarter of the range of their type, as 12 bits in
     uint16 do."""
     return 0 < high - low < LARGEST[dtype] / 4
 
 
-def type_name(values: Tensor | Source) -> str:
+def type_name(values: "Values") -> str:
     """The name of a type, as numpy and a grid have it."""
     return str(values.dtype).removeprefix("torch.")
 

@@ -1,4 +1,4 @@
-"""Images in files (PNG, JPEG, …) as uint8 or uint16 pixels: decoded at once, or batch by batch if memory is short."""
+"""Images in files (PNG, JPEG, …) as uint8, uint16 or float32: decoded at once, or batch by batch if memory is short."""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +20,11 @@ from nidiff.data.spec import CHANNELS, DataSpec
 from nidiff.errors import FileError
 from nidiff.files import blaming
 
-# What each kind of 8-bit image is read as. Pillow reads 16 bits only of grey ones; floats have no agreed range.
+# What each kind of 8-bit image is read as. Pillow reads 16 bits, and floats, only of grey ones.
 MODES = {"1": "L", "L": "L", "LA": "LA", "P": "RGB", "CMYK": "RGB", "YCbCr": "RGB", "RGB": "RGB", "RGBA": "RGBA"}
 SEEN_THROUGH = {"L": "LA", "RGB": "RGBA"}  # the same with transparency, as a palette may have it
 DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
+FLOATS = "F"  # of TIFF
 # The decoders that Pillow may use: some of the others run programs (PostScript) or are rarely looked at.
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF")
 # Cameras store a photograph as taken, with a note on how they were held; and MPO is a photograph with previews.
@@ -141,8 +142,8 @@ def _checked(encoded: Encoded, frames: int | None) -> Iterator[Image.Image]:
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether it has 16 bits of grey; older versions of Pillow open such a PNG with 32."""
-    return image.mode in DEEP or (image.mode == "I" and image.format == "PNG")
+    """Whether it has 16 bits of grey, or floats; older versions of Pillow open such a PNG with 32."""
+    return image.mode in (*DEEP, FLOATS) or (image.mode == "I" and image.format == "PNG")
 
 
 def _mode(image: Image.Image) -> str:
@@ -163,7 +164,7 @@ def _kind(spec: DataSpec, frames: int | None, encoded: Encoded) -> Kind:
         turned = _has_note(image) and image.getexif().get(ORIENTATION) in (5, 6, 7, 8)
         height, width = spec.image_size or (image.size if turned else image.size[::-1])
         if _is_deep(image):
-            return Kind(spec.channels or 1, height, width, "uint16")
+            return Kind(spec.channels or 1, height, width, _deep_type(image))
         return Kind(spec.channels or Image.getmodebands(_mode(image)), height, width, "uint8")
 
 
@@ -182,12 +183,17 @@ def _decode(spec: DataSpec, kind: Kind, frames: int | None, encoded: Encoded) ->
 
 
 def _fit_deep(image: Image.Image, spec: DataSpec) -> np.ndarray[Any, Any]:
-    """`fit` of 16 bits of grey, as uint16; resized as floats, since Pillow cannot resize them."""
-    pixels = np.asarray(image)
+    """`fit` of 16 bits of grey, or of floats; resized as floats, since Pillow cannot resize 16 bits."""
+    pixels, dtype = np.asarray(image), _deep_type(image)
     if spec.image_size not in (None, pixels.shape):
         floats = Image.fromarray(pixels.astype(np.float32))
-        pixels = fit(floats, DataSpec(size=spec.image_size))[0].round().clip(0, 65535)
-    return np.repeat(pixels.astype(np.uint16)[None], spec.channels or 1, 0)
+        pixels = fit(floats, DataSpec(size=spec.image_size))[0]
+        pixels = pixels if dtype == "float32" else pixels.round().clip(0, 65535)
+    return np.repeat(pixels.astype(dtype)[None], spec.channels or 1, 0)
+
+
+def _deep_type(image: Image.Image) -> str:
+    return "float32" if image.mode == FLOATS else "uint16"
 
 
 def fit(image: Image.Image, spec: DataSpec) -> np.ndarray[Any, Any]:

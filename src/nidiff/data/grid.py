@@ -93,6 +93,12 @@ class Grid:
         rate = self.rate // factor if self.rate is not None and self.rate % factor == 0 else None
         return replace(self, coordinates=coordinates, rate=rate)
 
+    def cropped(self, axes: Sequence[str]) -> "Grid":
+        """The grid of parts of items, which may lie anywhere along ``axes``."""
+        coordinates = {axis: values for axis, values in self.coordinates.items() if axis not in axes}
+        condition = None if self.condition is None else self.condition.cropped(axes)
+        return replace(self, coordinates=coordinates, condition=condition)
+
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
         if self.condition is None:

@@ -1,7 +1,5 @@
 """Folders of images, of videos and volumes as frames, and arrays, as a data set."""
 
-import warnings
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -10,24 +8,20 @@ from PIL import Image
 from torch import Tensor
 
 from nidiff.data.arrays import Layout
-from nidiff.data.dataset import Dataset, Source, natural_order, numbered_classes, type_name
+from nidiff.data.dataset import Dataset, Source, Values, natural_order, numbered_classes, type_name
 from nidiff.data.encoded import Encoded, count_frames, fit, read_encoded
 from nidiff.data.grid import AXES, Grid
 from nidiff.data.sources import Limits, load_or_stream
 from nidiff.data.spec import DataSpec
-from nidiff.errors import FileError, InputError, shown
-
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+from nidiff.errors import FileError, InputError
 
 
 def open_images(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -> Dataset:
-    """The image ``path``, or the ``files`` of a folder of that name.
+    """The images ``files`` in the folder ``path``.
 
     A layout with T (or D) makes a video (or volume) of each file that has several frames, or of each subfolder, whose
     images are its frames.
     """
-    if not files:
-        raise FileError("data", str(path), "has no images", f"give {', '.join(SUFFIXES)}, .npy or .npz, or a folder")
     event = {*Layout(spec.layout).event} if spec.layout is not None else {"H", "W"}
     if event in ({"T", "H", "W"}, {"D", "H", "W"}):
         values = _open_clips(path, files, spec, limits)
@@ -40,25 +34,6 @@ def open_images(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -
         return Dataset(pixels, skipped=skipped)
     names, labels = numbered_classes([folder[0] for folder in folders])
     return Dataset(pixels, labels, skipped=skipped, class_names=names)
-
-
-def files_of(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """The files of a folder and its subfolders with one of the suffixes, in the order of their names, but for hidden
-    ones. A warning says how many others there are."""
-    files, unread = [], Counter[str]()
-    for file in folder.rglob("*"):
-        if any(part.startswith(".") for part in file.relative_to(folder).parts):
-            continue
-        if file.is_file() and file.suffix.lower() in suffixes:
-            files.append(file)
-        elif file.is_file():
-            unread[file.suffix.lower() or "without a suffix"] += 1
-        elif file.is_symlink() or not file.is_dir():
-            unread["links or pipes"] += 1
-    if unread and files:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in unread.most_common())
-        warnings.warn(f"{shown(str(folder))} has files that are not read: {kinds}.", stacklevel=2)
-    return sorted(files)
 
 
 def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -> Tensor | Source:
@@ -92,7 +67,7 @@ def _open_clips(path: Path, files: list[Path], spec: DataSpec, limits: Limits) -
     return load_or_stream(source, str(path), limits)
 
 
-def fit_pixels(pixels: Tensor | Source, spec: DataSpec, limits: Limits) -> Tensor | Source:
+def fit_pixels(pixels: Values, spec: DataSpec, limits: Limits) -> Values:
     """`fit` of each image of ``pixels`` [N, C, H, W]."""
     shape = (spec.channels or pixels.shape[1], *(spec.image_size or pixels.shape[2:]))
     if shape == tuple(pixels.shape[1:]):

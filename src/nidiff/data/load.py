@@ -1,41 +1,60 @@
 """From a `DataSpec` to a `Dataset`, by name, path or from the Hugging Face Hub; and from a file to a few items."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nidiff.data.annotations import with_conditions, with_labels
-from nidiff.data.arrays import as_stored_numbers, open_array, stored_array, stored_type
-from nidiff.data.dataset import Dataset, Source
+from nidiff.data.arrays import array_part, array_parts, as_array, as_layout, stored_array
+from nidiff.data.crops import crop_size, in_crops
+from nidiff.data.dataset import Dataset, Values
 from nidiff.data.encoded import Encoded, read_encoded
+from nidiff.data.formats import KINDS, NAMED, kind_of, suffix_of
 from nidiff.data.grid import Grid
-from nidiff.data.images import SUFFIXES as IMAGES
-from nidiff.data.images import files_of, fit_pixels, open_images
+from nidiff.data.images import fit_pixels, open_images
 from nidiff.data.match import check_type, match
 from nidiff.data.missing import DOMAIN, MEAN, as_fills, find_domain, without_missing
 from nidiff.data.named import DATASETS
-from nidiff.data.science import is_science, open_science
-from nidiff.data.sounds import SUFFIXES as SOUNDS
+from nidiff.data.parts import as_stored_numbers, joined, stored_type
+from nidiff.data.paths import find_files, is_path
+from nidiff.data.science import is_table, open_science
 from nidiff.data.sounds import open_sounds
 from nidiff.data.sources import Limits
-from nidiff.data.spec import ARRAYS, CHANNELS, MEMORY_LIMIT, DataSpec
+from nidiff.data.spec import CHANNELS, MEMORY_LIMIT, DataSpec, joined_paths
 from nidiff.data.split import held_out_rows
 from nidiff.data.units import AUTO, Fitted, as_removed, as_rules, fit_scaling, measure, times_of
+from nidiff.data.videos import video_parts
+from nidiff.data.volumes import dicom_parts, nifti_parts
 from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import FileError, InputError, known_names, one_of, renamed
 from nidiff.extras import require
 from nidiff.files import as_path, blaming
 
 HUB = "hf:"
+UNNAMED = "value"  # the variable that an array of xarray without a name is
+
+
+class Given(NamedTuple):
+    """What is handed over in Python instead of a file: arrays, or a Dataset of xarray."""
+
+    data: Any = None
+    labels: Any = None
+    condition: Any = None
+
+
+FROM_FILES = Given()
 
 
 def load_dataset(
-    source: str | Path,
+    source: Any,
     *,
     split: str = "train",
     scaling: str | Sequence[str] | Scaling = "auto",
@@ -46,8 +65,8 @@ def load_dataset(
     progress: bool = True,
     **options: Any,
 ) -> Dataset:
-    """The data set ``source``: one of `DATASETS`, hf:NAME, or the path of a folder of images, of videos or of WAV
-    files, of an .npy or .npz file, of NetCDF or HDF5 (.nc, .h5), or of Zarr (.zarr).
+    """The data set ``source``: one of `DATASETS`, hf:NAME, the path of a file or of a folder of files, several paths, a
+    pattern such as "months/*.nc", or data themselves: an array of numpy, a tensor, or a Dataset or DataArray of xarray.
 
     Args:
         split: "train" or "test", or any split that hf:NAME has. A path has a "test" part if ``held_out`` says which.
@@ -66,24 +85,38 @@ def load_dataset(
             "test" part.
         memory_limit: more bytes than this are read batch by batch. None: no limit.
         progress: show bars on a terminal.
-        options: the other fields of `DataSpec`: data_dir, size, channels, skip_corrupt, layout, variables, sample_axis,
-            labels and condition. ``size`` may be height and width. Labels become ``.labels``, by default the data set's
-            own, and conditions ``.conditions``, with mean 0 and standard deviation 1 per channel over the training
-            part.
+        options: the other fields of `DataSpec`: data_dir, size, crop, channels, skip_corrupt, layout, variables,
+            sample_axis, labels and condition. ``size`` may be height and width. Labels become ``.labels``, by default
+            the data set's own, and conditions ``.conditions``, with mean 0 and standard deviation 1 per channel over
+            the training part. Both may be arrays.
     """
     known, texts = (scaling, ("none",)) if isinstance(scaling, Scaling) else (None, scaling)
-    for name, kind in {"data_dir": Path, "labels": str, "condition": str, "variables": tuple}.items():
+    for name, kind in {"data_dir": Path, "variables": tuple}.items():
         if options.get(name) is not None:
             options[name] = kind(options[name])
+    arrays = {}
+    for name in ("labels", "condition"):
+        if isinstance(options.get(name), PathLike):
+            options[name] = str(options[name])
+        elif options.get(name) is not None and not isinstance(options[name], str):
+            arrays[name] = options.pop(name)
+    data = None
+    if isinstance(source, list | tuple) and source and all(isinstance(each, str | PathLike) for each in source):
+        name = joined_paths([os.fsdecode(each) for each in source])
+    elif isinstance(source, str | bytes | PathLike):
+        name = str(as_path("data", source)) if os.path.lexists(source) else os.fsdecode(source)
+    else:
+        data, name = _as_given(source)
     spec = DataSpec(
-        str(as_path("data", source)),
+        name,
         scaling=(texts,) if isinstance(texts, str) else tuple(texts),
         missing=str(missing),
         remove=remove,
         held_out=None if held_out is None else str(held_out),
         **options,
     )
-    return spec.load(split, scaling=known, memory_limit=memory_limit, progress=progress)
+    annotations, limits = ("labels", "condition"), Limits(memory_limit, progress)
+    return load(spec, split, limits, annotations=annotations, scaling=known, given=Given(data, **arrays))
 
 
 def load_items(
@@ -126,16 +159,16 @@ def open_items(
         raise FileError(argument, str(path), "does not exist", "give a picture, an array or a folder of pictures")
     spec = DataSpec(str(path), layout=layout, variables=tuple(variables), sample_axis=sample_axis)
     suffix = path.suffix.lower()
-    if len(shape) == 3 and not is_science(path) and suffix not in ARRAYS:
+    if len(shape) == 3 and (suffix in KINDS["images"] or path.is_dir()) and kind_of(path) != "tables":
         spec = replace(spec, channels=shape[0] if shape[0] in CHANNELS else None)
-    values: Tensor | Source
+    values: Values
     along = None
     with renamed("data", argument):
-        if suffix in ARRAYS and path.is_file() and layout is None:
+        if suffix in KINDS["arrays"] and path.is_file() and layout is None:
             stored = stored_array(path, "data", spec.variables)
             values = _arranged(torch.from_numpy(as_stored_numbers(stored, stored_type(str(path), stored.dtype))), shape)
         else:
-            data = _read_path(path, spec, Limits(memory_limit=None), grid)
+            data = _read_path(str(path), spec, Limits(memory_limit=None), grid)
             if grid is not None:
                 data = match(data, grid, argument, str(path), are_named=bool(variables), are_means=scale > 1)
             values, along = data.values, data.along
@@ -167,20 +200,26 @@ def load(
     annotations: Sequence[str],
     scaling: Scaling | None,
     like: Grid | None = None,
+    given: Given = FROM_FILES,
 ) -> Dataset:
     """The part ``split`` of the data: with the ``annotations`` that are asked for, without missing values, and with the
-    ``scaling`` of the training part, which is fitted if it is not known. With ``like``, on that grid of a model."""
-    data, statistics = _open(spec, split, limits, like), None
-    if "labels" in annotations and spec.labels is not None:
-        data = with_labels(data, spec.labels, spec.source)
+    ``scaling`` of the training part, which is fitted if it is not known. With ``like``, on that grid of a model.
+    ``given`` are data, labels and conditions that are no files."""
+    data, statistics = _open(spec, split, limits, like, given.data), None
+    size = crop_size(spec.crop, data.shape[1:], spec.source) if spec.crop else ()
+    labels = spec.labels if given.labels is None else given.labels
+    condition = spec.condition if given.condition is None else given.condition
+    tables = _tables(spec, given) if spec.annotation_variables else []
+    if "labels" in annotations and labels is not None:
+        data = with_labels(data, labels, spec.source, tables)
     is_test = torch.zeros(len(data), dtype=torch.bool)
     if spec.held_out is not None:
         is_test = held_out_rows(data, spec.held_out)
     train, test = (chosen.nonzero()[:, 0] for chosen in (~is_test, is_test))
-    if "condition" in annotations and spec.condition is not None:
+    if "condition" in annotations and condition is not None:
         if spec.held_out is None and split != "train":
             raise InputError("condition", spec.condition, "is that of the training part", "leave out `split`")
-        data = with_conditions(data, spec.condition, spec.source, train)
+        data = with_conditions(data, condition, spec.source, train, tables)
     rules = as_rules(spec.scaling, data, train) if scaling is None else []
     by = as_removed(spec.remove, data) if scaling is None else None
     if scaling is not None and scaling.climatology is None and spec.remove is not None:
@@ -201,12 +240,27 @@ def load(
     data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics, by, domain), in_range=in_range)
     if data.scaling.climatology is not None:
         data.scaling.climatology.check(times_of(data))
-    return data if spec.held_out is None else data.take(train if split == "train" else test)
+    if spec.crop and data.scaling.is_per_pixel:
+        problem = "takes parts of items, whose points have scalings, means or a domain of their own"
+        raise InputError("crop", spec.crop, problem, "leave it out, or use one scaling for each channel")
+    if spec.held_out is not None:
+        data = data.take(train if split == "train" else test)
+    return in_crops(data, size) if spec.crop else data
 
 
-def _open(spec: DataSpec, split: str, limits: Limits, like: Grid | None) -> Dataset:
+def _tables(spec: DataSpec, given: Given) -> list[Any]:
+    """The tables whose variables may be labels or conditions."""
+    if given.data is not None:
+        return [given.data] if is_table(given.data) else []
+    if spec.source in DATASETS or spec.source.startswith(HUB):
+        return []
+    found = find_files(spec.source, (spec.labels, spec.condition))
+    return [*found.files] if found.kind == "tables" else []
+
+
+def _open(spec: DataSpec, split: str, limits: Limits, like: Grid | None, given: Any = None) -> Dataset:
     """All of a data set, with its numbers as they are stored, but for what `match` changes to make them ``like``."""
-    if spec.source in DATASETS:
+    if given is None and spec.source in DATASETS:
         spec.refuse("layout", "variables", "sample_axis", "held_out")
         values, labels = DATASETS[spec.source](split, spec.data_dir, limits.progress)
         if values.dtype != torch.uint8:
@@ -216,8 +270,8 @@ def _open(spec: DataSpec, split: str, limits: Limits, like: Grid | None) -> Data
     if spec.source.startswith(HUB):
         spec.refuse("layout", "variables", "sample_axis", "held_out", "data_dir")
         return _open_hub(spec, split, limits)
-    path = as_path("data", spec.source)
-    if not path.exists():
+    if given is None and not is_path(spec.source):
+        as_path("data", spec.source)
         known = f"{known_names(spec.source.lower(), DATASETS)}, or give a path or hf:NAME"
         raise InputError("data", spec.source, "is neither a known name nor an existing path", known)
     spec.refuse("data_dir")
@@ -226,26 +280,59 @@ def _open(spec: DataSpec, split: str, limits: Limits, like: Grid | None) -> Data
     elif split != "train":
         remedy = "say with `held_out` which part that is, or give the path of the data you want"
         raise InputError("split", split, f"is not a part of {spec.source!r}, which has no splits", remedy)
-    data = _read_path(path, spec, limits, like)
-    return data if like is None else match(data, like, "data", str(path), are_named=bool(spec.variables))
+    if given is not None:
+        return _read_object(given, spec, limits)
+    data = _read_path(spec.source, spec, limits, like)
+    return data if like is None else match(data, like, "data", spec.source, are_named=bool(spec.variables))
 
 
-def _read_path(path: Path, spec: DataSpec, limits: Limits, like: Grid | None) -> Dataset:
-    """All of the data of a file or folder, with their numbers as they are stored."""
-    if is_science(path):
+def _read_path(path: str, spec: DataSpec, limits: Limits, like: Grid | None) -> Dataset:
+    """All of the data of a file, a folder or a pattern, with their numbers as they are stored."""
+    found = find_files(path, (spec.labels, spec.condition))
+    kind, files = found.kind, found.files
+    if kind == "tables":
         spec.refuse("size", "channels")
-        return open_science(path, spec, limits, like)
-    spec.refuse("sample_axis", *([] if path.suffix.lower() == ".npz" else ["variables"]))
-    if path.is_file() and path.suffix.lower() in ARRAYS:
-        data = open_array(path, spec, limits)
-        return replace(data, values=fit_pixels(data.values, spec, limits))
-    known = (*IMAGES, *SOUNDS)
-    files = [path] if path.is_file() and path.suffix.lower() in known else files_of(path, known)
-    sounds = [file for file in files if file.suffix.lower() in SOUNDS]
-    if sounds and len(sounds) < len(files):
-        problem = f"has {len(sounds)} sounds and {len(files) - len(sounds)} images"
-        raise FileError("data", str(path), problem, "give a folder that has one or the other")
-    return open_sounds(sounds, spec, limits) if sounds else open_images(path, files, spec, limits)
+        return open_science(files, path, spec, limits, like)
+    is_named = kind == "arrays" and all(suffix_of(file) in NAMED for file in files)
+    spec.refuse("sample_axis", *([] if is_named else ["variables"]))
+    if kind in ("images", "sounds"):  # in the order that runs have always had
+        return (open_images if kind == "images" else open_sounds)(found.root, sorted(files), spec, limits)
+    spec.refuse("skip_corrupt", *(["size", "channels"] if kind in ("volumes", "slices") else []))
+    parts = {
+        "arrays": lambda: array_parts(files, spec.variables, spec.layout),
+        "volumes": lambda: nifti_parts(files, spec),
+        "slices": lambda: dicom_parts(files, spec),
+        "videos": lambda: video_parts(files, spec),
+    }[kind]()
+    data = joined(parts, path, limits)
+    if data.along is not None:  # as sounds are called
+        names = np.array([os.path.relpath(name, found.root) for name in data.along[1].tolist()])
+        data = replace(data, along=("file", names))
+    return replace(data, values=fit_pixels(data.values, spec, limits)) if kind == "arrays" else data
+
+
+def _read_object(given: Any, spec: DataSpec, limits: Limits) -> Dataset:
+    """The data of an array, a tensor or a table of xarray, as those of a file would be read."""
+    if is_table(given):
+        spec.refuse("size", "channels", "skip_corrupt")
+        return open_science([given], spec.source, spec, limits)
+    spec.refuse("sample_axis", "variables", "skip_corrupt")
+    layout = as_layout(spec.layout, spec.source, given.shape)
+    data = joined([array_part(given, layout, spec.source)], spec.source, limits)
+    return replace(data, values=fit_pixels(data.values, spec, limits))
+
+
+def _as_given(value: Any) -> tuple[Any, str]:
+    """What was handed over instead of a path, as an array or a Dataset of xarray, and what it is called."""
+    kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+    if kind == "xarray.DataArray":
+        return value.to_dataset(name=value.name or UNNAMED), kind
+    if kind == "xarray.Dataset":
+        return value, kind
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return (as_array(value) if isinstance(value, torch.Tensor) else value), f"the {kind} {tuple(value.shape)}"
+    remedy = "give a path, several of them, an array, a tensor, or a Dataset or DataArray of xarray"
+    raise InputError("data", None, f"is a {kind}", remedy)
 
 
 def _open_hub(spec: DataSpec, split: str, limits: Limits) -> Dataset:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.dataset import LARGEST, Dataset, Source
+from nidiff.data.dataset import LARGEST, Dataset, Source, Values
 from nidiff.data.grid import USUAL, Grid
 from nidiff.errors import FileError, shown
 from nidiff.extras import require
@@ -70,7 +70,7 @@ def match(
             values[:, channel] = torch.from_numpy(convert(values[:, channel].double().numpy())).to(values.dtype)
         return values.contiguous()
 
-    values: Tensor | Source = data.values
+    values: Values = data.values
     if isinstance(values, Tensor):
         values = arranged(values)
     else:

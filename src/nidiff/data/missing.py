@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from nidiff.data.dataset import Dataset, Source
+from nidiff.data.dataset import Dataset, Source, Window
 from nidiff.data.sources import blocks
 from nidiff.errors import FileError, InputError
 
@@ -53,7 +53,7 @@ def without_missing(data: Dataset, name: str, fills: Sequence[float] | None, dom
     if not values.dtype.is_floating_point:
         return data
 
-    def clean(part: Tensor, rows: Tensor) -> Tensor:
+    def clean(part: Tensor, rows: Tensor, window: Window = ()) -> Tensor:
         bad = ~torch.isfinite(part)
         bad = bad if domain is None else bad & domain
         if not bool(bad.any()):
@@ -61,6 +61,8 @@ def without_missing(data: Dataset, name: str, fills: Sequence[float] | None, dom
         if fills is None:
             item, channel, *place = bad.nonzero()[0].tolist()
             row, what = int(rows[item]), part[(item, channel, *place)].item()
+            if window:  # of the item, of which this is a part
+                place = [each.start + number for each, number in zip(window, place, strict=True)]
             along = "" if data.along is None else f" ({data.along[0]} {data.along[1][row]})"
             where = f"{data.grid.channel(channel)} of item {row}{along} at {tuple(place)}"
             remedy = "repair or remove it, or fill it with `missing`"
@@ -69,8 +71,14 @@ def without_missing(data: Dataset, name: str, fills: Sequence[float] | None, dom
         return torch.where(bad, numbers, part, out=part)
 
     if not isinstance(values, Tensor):
-        cleaned = Source(values.shape, values.dtype, lambda rows: clean(values.index_select(0, rows), rows))
-        return replace(data, values=cleaned)
+        read, part = values.index_select, values.read_part if isinstance(values, Source) else None
+
+        def clean_part(row: int, window: Window) -> Tensor:
+            assert part is not None
+            return clean(part(row, window)[None], torch.tensor([row]), window)[0]
+
+        whole = Source(values.shape, values.dtype, lambda rows: clean(read(0, rows), rows), part and clean_part)
+        return replace(data, values=whole)
     for rows in blocks(torch.arange(len(values)), data.shape, "checking", progress=False):
         clean(values[rows[0] : rows[-1] + 1], rows)
     return data

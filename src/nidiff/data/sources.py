@@ -1,9 +1,9 @@
 """Values that are read when they are needed, from files that must not change meanwhile."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from nidiff.memory import require_memory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+T = TypeVar("T")
 BLOCK = 2**21  # numbers that are worked on at once
 
 
@@ -33,7 +34,11 @@ class Limits(NamedTuple):
 
 def blocks(rows: Tensor, shape: tuple[int, ...], title: str, progress: bool, numbers: int = BLOCK) -> Iterator[Tensor]:
     """The rows of items of ``shape``, as many at a time as have so many ``numbers``, with a bar."""
-    parts = rows.split(max(1, numbers // max(1, prod(shape))))
+    yield from with_bar(rows.split(max(1, numbers // max(1, prod(shape)))), title, progress)
+
+
+def with_bar(parts: Sequence[T], title: str, progress: bool) -> Iterator[T]:
+    """The same, with a bar on a terminal if it takes more than a second."""
     yield from tqdm(parts, title, delay=1, leave=False, disable=None if progress else True)
 
 

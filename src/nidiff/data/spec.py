@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
+from tyro.constructors import PrimitiveConstructorSpec
 
 from nidiff.errors import InputError
 
@@ -20,28 +21,52 @@ ARRAYS = (".npy", ".npz")
 FROM_DATA_SET = "data"  # labels=data: those that the data set has
 
 
+def joined_paths(words: Sequence[str]) -> str:
+    """Several paths, as a shell makes them of a pattern, as the source of one data set."""
+    if len(words) > 1 and (unclear := [word for word in words if "," in word]):
+        raise InputError("data", unclear[0], "has a comma, which joins several paths", "rename it, or give the folder")
+    return ",".join(words)
+
+
+Paths = Annotated[
+    str,
+    PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="DATA",
+        instance_from_str=joined_paths,
+        is_instance=lambda value: isinstance(value, str),
+        str_from_instance=lambda value: [value],
+    ),
+]
+
+
 @dataclass(frozen=True)
 class DataSpec:
     """Which data, and how they are read. Every field is a flag of ``nidiff train``."""
 
-    source: Annotated[str, arg(name="data")] = "digits"
-    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a folder of images, of videos or of WAV files; .npy, .npz,
-    NetCDF or HDF5 (.nc, .h5), Zarr (.zarr)."""
+    source: Annotated[Paths, arg(name="data")] = "digits"
+    """digits, fashion-mnist, cifar10, turbulence, hf:NAME; a file, a folder of files, several, or a pattern in quotes
+    such as 'months/*.nc': images, videos, sounds, arrays (.npy, .npz, .mat, .pt), NetCDF, HDF5, Zarr, GRIB, NIfTI or
+    DICOM."""
     data_dir: Path | None = None
     """Where the official files of a named data set are, if they are not to be found or downloaded."""
     size: int | tuple[int, int] | None = None
-    """Crop and resize images to size × size; of sounds, the number of samples, from the middle."""
+    """Crop and resize images to size × size; of sounds, the number of samples: the middle of longer ones, and silence
+    after shorter ones."""
+    crop: tuple[int, ...] = ()
+    """Train on parts of items of so many points, one number for all axes or one for each, cut at random places."""
     channels: int | None = None
     """1 (grey) or 3 (colour), if not as the images are."""
     skip_corrupt: bool = False
     """Leave out images of a folder that cannot be read, and list them."""
     layout: str | None = None
     """What the axes of an array are, in its order, such as NCHW: N for the items, C for the channels, and L, T, D, H,
-    W, X, Y or Z. For images, NTHWC or NDHWC: each file with several frames, or each subfolder, is a video or volume."""
+    W, X, Y or Z; without N, each file is one item. For images, NTHWC or NDHWC: each file with several frames, or each
+    subfolder, is a video or volume."""
     variables: tuple[str, ...] = ()
-    """Of NetCDF, HDF5 and Zarr: the variables that become channels, if not all; of .npz: its array."""
+    """Of NetCDF, HDF5, Zarr and GRIB: the variables that become channels, if not all; of .npz, .mat, .pt: its array."""
     sample_axis: str | None = None
-    """Of NetCDF, HDF5 and Zarr: the axis of the items, if not the first one or the only one that is no place."""
+    """Of NetCDF, HDF5, Zarr and GRIB: the axis of the items, if not the first one or the only one that is no place."""
     scaling: tuple[str, ...] = ("auto",)
     """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
     standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
@@ -57,8 +82,8 @@ class DataSpec:
     """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
     such as time=2010-01-01: or item=0:99."""
     labels: str | None = None
-    """Train with classes: data (those of the data set, or the subfolders of a folder), an .npy or .npz file of whole
-    numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
+    """Train with classes: data (those of the data set, or the subfolders of a folder of images or sounds), an .npy or
+    .npz file of whole numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
     condition: str | None = None
     """Train with numbers or fields that are known of each item: an .npy or .npz file [N, P], or [N, C, *event] on the
     grid of the data or a coarser one, or variables of the NetCDF, HDF5 or Zarr file, joined by commas; one without the
@@ -67,6 +92,9 @@ class DataSpec:
     def __post_init__(self) -> None:
         if isinstance(self.size, list):  # as JSON has it
             object.__setattr__(self, "size", tuple(self.size))
+        object.__setattr__(self, "crop", (self.crop,) if isinstance(self.crop, int) else tuple(self.crop))
+        if not all(type(side) is int and side > 0 for side in self.crop):
+            raise InputError("crop", self.crop, "is not a size", "give positive numbers, one for all axes or one each")
         sides = self.image_size
         if sides is not None and not (len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)):
             raise InputError("size", self.size, "is not a size", "give one positive number, or height and width")
@@ -91,6 +119,12 @@ class DataSpec:
 
         limits = Limits(memory_limit, progress)
         return load(self, split, limits, annotations=annotations, scaling=scaling, like=like)
+
+    @property
+    def edges(self) -> str | None:
+        """What items do at their edges, as far as that is known: crops end anywhere, and do not continue at their other
+        end."""
+        return "reflecting" if self.crop else None
 
     @property
     def image_size(self) -> tuple[int, int] | None:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.arrays import SPREAD
 from nidiff.data.dataset import LARGEST, WHOLE, Dataset, is_small_part
 from nidiff.data.moments import PointMoments, RunningMoments
+from nidiff.data.parts import SPREAD
 from nidiff.data.sources import blocks, spread_rows
 from nidiff.diffusion.climatology import NAME, PHASES, Climatology, phases
 from nidiff.diffusion.scaling import Scaling

@@ -279,7 +279,7 @@ def open_evaluator(
     real = train or RealData(values, "data", "given")
     if source is not None and split is None:
         real = source.held_out(train, **fitted)
-    items, edge = spread_items(real.data, num_real), boundary or (source and source.experiment.boundary)
+    items, edge = spread_items(real.data, num_real), boundary or (source and source.experiment.edges)
     if model is not None:
         items = replace(items, grid=model.grid, scaling=model.denoiser.scaling or items.scaling)
         if items.shape == model.shape:  # any other is refused later

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nidiff.data.dataset import Dataset
+from nidiff.data.formats import NAMED, suffix_of
 from nidiff.data.grid import Grid
 from nidiff.data.spec import FROM_DATA_SET, DataSpec
 from nidiff.errors import InputError
@@ -88,6 +89,6 @@ def real_source(
         spec = replace(spec, held_out=None)
     if layout is not None:
         spec = replace(spec, layout=layout)
-    if like is not None and like.channels and spec.layout is None:
+    if like is not None and like.channels and spec.layout is None and suffix_of(Path(spec.source)) not in NAMED:
         spec = replace(spec, variables=())  # which are those channels
     return RealSource(replace(known or Experiment(), data=spec), known is not None and data is None, like, run)

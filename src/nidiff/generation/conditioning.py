@@ -17,7 +17,7 @@ from nidiff.data.annotations import as_finite, coordinate_rows, on_grid, read_co
 from nidiff.data.arrays import read_array
 from nidiff.data.coordinates import needs_times
 from nidiff.data.grid import Grid
-from nidiff.data.science import is_science
+from nidiff.data.science import is_table
 from nidiff.diffusion.condition import CLASSES, Condition
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.guidance import Guidance, make_guidance
@@ -147,7 +147,7 @@ def read_rows(
         remedy = "use Python" if names else "leave it out"
         raise InputError("condition", path, f"cannot be used: the model takes {takes}", remedy)
     condition, shape = conditions[names[0]], conditions[names[0]].shape
-    values = _variables(path, grid, shape[1:], times) if is_science(path) else read_array(path, "condition")
+    values = _variables(path, grid, shape[1:], times) if is_table(path) else read_array(path, "condition")
     if values.ndim == len(shape) and shape[:1] == (1,):
         values = values[:, None]
     if len(shape) > 1 and values.ndim == len(shape) + 1:

@@ -14,7 +14,7 @@ from torch import Tensor
 from nidiff.covariance.checks import as_numbers
 from nidiff.data.arrays import read_array
 from nidiff.data.dataset import LARGEST, as_stored
-from nidiff.data.images import SUFFIXES
+from nidiff.data.formats import KINDS
 from nidiff.data.load import load_items
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
@@ -90,7 +90,7 @@ def _from_file(text: str, shape: tuple[int, ...]) -> Tensor:
     file, event = as_path("mask", text), shape[1:]
     if not file.is_file():
         raise InputError("mask", text, "is neither a file nor a known word", known_names(text, [*WORDS, "random:0.03"]))
-    if file.suffix.lower() in SUFFIXES:
+    if file.suffix.lower() in KINDS["images"]:
         picture = load_items(file, (1, *event), argument="mask")[0, 0]
         return picture.long() > LARGEST[str(picture.dtype).removeprefix("torch.")] // 2
     values = as_numbers(read_array(file, "mask"), "mask")

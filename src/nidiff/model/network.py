@@ -1,6 +1,5 @@
 """Networks: those that have a name, and any other in a folder. A file decides the weights, never what code is run."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from inspect import Parameter, signature
@@ -15,7 +14,7 @@ from torch.nn import Module
 
 from nidiff.errors import FileError, InputError, first_line, one_of, shown
 from nidiff.files import COPY_AGAIN, blaming, read_object, replacing
-from nidiff.model.unet import FieldUNet, check_divided, check_widths, norm_groups
+from nidiff.model.unet import FieldUNet, check_widths, norm_groups
 from nidiff.notation import call, parse_call
 from nidiff.recipe import check_whole, fits
 
@@ -91,8 +90,10 @@ def unet2d(
         raise InputError("network", "unet2d", "is for images [C, H, W]", "use 'unet'")
     channels, height, width = shape
     widths, attention = check_widths(widths, attention, layers)
-    fewer = next(count for count in range(len(widths), 0, -1) if not math.gcd(height, width) % 2 ** (count - 1))
-    check_divided("size", (height, width), (2 ** (len(widths) - 1),) * 2, f"{fewer} of the widths")
+    multiple = 2 ** (len(widths) - 1)
+    if height % multiple or width % multiple:
+        problem = f"needs sides of multiples of {multiple} with {len(widths)} widths, and these are {height}×{width}"
+        raise InputError("network", "unet2d", problem, "use 'unet', which takes any size")
     down = tuple("AttnDownBlock2D" if i in attention else "DownBlock2D" for i in range(len(widths)))
     up = tuple("AttnUpBlock2D" if i in attention else "UpBlock2D" for i in reversed(range(len(widths))))
     network: Any = UNet2DModel(

@@ -30,7 +30,7 @@ class Conv3d(nn.Conv3d):
 
 CONVOLUTIONS: Any = (nn.Conv1d, nn.Conv2d, Conv3d)
 MOST_LAYERS = 100
-LARGEST_PATCH = 64  # that is suggested
+MOST_CONTINUED = 64  # times the points of a field
 
 
 class NetworkConfig(dict[str, Any]):
@@ -47,8 +47,8 @@ class FieldUNet(nn.Module):
     """A U-Net of fields [B, C, *event] with one, two or three axes: ``net(x, label)`` is a tensor.
 
     One resolution per width, each half the one before; ``layers`` residual blocks per resolution on the way down, as
-    many on the way up, and two between. The output is 0 before training. It may be called at other sizes than
-    ``sample_size``, if they can be halved as often.
+    many on the way up, and two between. The output is 0 before training. It may be called at any size: one that patches
+    and halvings do not divide is continued beyond its edges, as the boundary says, and the output is cut back.
 
     Args:
         sample_size: The grid points along each axis.
@@ -107,7 +107,12 @@ class FieldUNet(nn.Module):
         self.strides = (1 if factorised else 2, *(2,) * (axes - 1))
         deepest = len(widths) - 1
         self.multiples = tuple(p * s**deepest for p, s in zip(self.patch, self.strides, strict=True))
-        check_divided("sample_size", size, self.multiples, self._fitting(size, deepest))
+        self.kinds = kinds
+        longer = [-(-n // m) * m for n, m in zip(size, self.multiples, strict=True)]
+        if math.prod(longer) > MOST_CONTINUED * math.prod(size):
+            points, grid = ("×".join(map(str, each)) for each in (longer, size))
+            problem = f"has {len(widths)} resolutions, for which {grid} points would be continued to {points}"
+            raise InputError("widths", None, problem, "give fewer widths, or a smaller patch")
         groups, embedded, volume = norm_groups(widths), 4 * widths[0], math.prod(self.patch)
 
         def conv(inputs: int, outputs: int) -> nn.Module:
@@ -138,16 +143,6 @@ class FieldUNet(nn.Module):
         )
         self.norm = nn.GroupNorm(groups, widths[0])
         self.last = _zeroed(conv(widths[0], out_channels * volume))
-
-    def _fitting(self, size: Sequence[int], deepest: int) -> str:
-        """The patch and the number of widths that are nearest to those of the network and divide the ``size``."""
-        fitting = (
-            f"patch={patch} with {depth + 1} of the widths"
-            for depth in range(deepest, -1, -1)
-            for patch in range(min(max(self.patch), LARGEST_PATCH), 0, -1)
-            if not any(n % (patch * s**depth) for n, s in zip(size, self.strides, strict=True))
-        )
-        return next(fitting)
 
     # What diffusers' pipelines ask a model for ---------------------------------------------------------------------
 
@@ -190,13 +185,15 @@ class FieldUNet(nn.Module):
     ) -> Tensor:
         """The output [B, out_channels, *event] for noisy fields ``x`` at the levels ``label``, one for all or one per
         field, given the conditions that the network was built for."""
-        check_divided("x", x.shape[2:], self.multiples)
         conditions = {"num_classes": class_labels, "num_parameters": parameters, "condition_channels": fields}
         for argument, name in zip(conditions, ("class_labels", "parameters", "fields"), strict=True):
             if conditions[argument] is not None and not self.config.get(argument):
                 raise InputError(name, None, "is a condition that the network lacks", f"build it with `{argument}`")
         embedding = self._embedding(x, label, class_labels, parameters)
-        x = self.first(to_channels(self._with_fields(x, fields), self.patch))
+        size = x.shape[2:]
+        missing = [-n % multiple for n, multiple in zip(size, self.multiples, strict=True)]
+        x = continued(self._with_fields(x, fields), missing, self.kinds)
+        x = self.first(to_channels(x, self.patch))
         skips = []
         for depth, blocks in enumerate(self.down):
             if depth:
@@ -211,7 +208,10 @@ class FieldUNet(nn.Module):
                 x = block(torch.cat([x, skips.pop()], 1), embedding)
             if depth:
                 x = F.interpolate(self.enlarge[depth - 1](x), scale_factor=self.strides, mode="nearest")
-        return to_neighbours(self.last(F.silu(self.norm(x))), self.patch)
+        x = to_neighbours(self.last(F.silu(self.norm(x))), self.patch)
+        for axis, (n, more) in enumerate(zip(size, missing, strict=True), 2):
+            x = x.narrow(axis, more // 2, n) if more else x
+        return x
 
     def _with_fields(self, x: Tensor, fields: Tensor | None) -> Tensor:
         """x, the fields of the condition, 0 where one of them is NaN, and a mask of where none is, as channels."""
@@ -306,6 +306,23 @@ class Padded(nn.Module):
         return x
 
 
+def continued(x: Tensor, missing: Sequence[int], kinds: Sequence[str]) -> Tensor:
+    """x [B, C, *event] with so many more points along each axis, half of them at either end: those of the other end,
+    those of x mirrored at its edge (x[−1] = x[0]), or zeros."""
+    for axis, (more, kind) in enumerate(zip(missing, kinds, strict=True), 2):
+        if not more:
+            continue
+        n, before = x.shape[axis], more // 2
+        if kind == "fixed":
+            x = F.pad(x, (0, 0) * (x.ndim - 1 - axis) + (before, more - before))
+            continue
+        beyond = x if kind == "periodic" else x.flip(axis)
+        copies = -(-(more - before) // n)  # at either end, in turn as it continues and as it is
+        parts = [beyond if copy % 2 else x for copy in range(-copies, copies + 1)]
+        x = torch.cat(parts, axis).narrow(axis, copies * n - before, n + more)
+    return x
+
+
 def _without_nan(values: Tensor, x: Tensor, shape: Sequence[int], together: bool = False) -> tuple[Tensor, Tensor]:
     """A condition [B, *shape] of x with 0 for NaN, and 1 where it is not NaN; ``together``: where no channel is."""
     values = torch.as_tensor(values, device=x.device).to(x.dtype)
@@ -377,19 +394,6 @@ def norm_groups(widths: Sequence[int]) -> int:
     """The number of groups of the norms: at most 32, of four channels or more, and a divisor of every width."""
     common = math.gcd(*widths)
     return next(count for count in range(min(32, common // 4), 0, -1) if common % count == 0)
-
-
-def check_divided(argument: str, size: Sequence[int], multiples: Sequence[int], fitting: str = "") -> None:
-    """Refuse a size along some axis that patches and halvings do not divide, and name the nearest sizes that they do;
-    and, of a network that is still to be built, one that is ``fitting``."""
-    if any(n % m for n, m in zip(size, multiples, strict=True)):
-        pairs = [*zip(size, multiples, strict=True)]
-        above = " × ".join(str(-(-n // m) * m) for n, m in pairs)
-        below = " × ".join(str(n // m * m or m) for n, m in pairs)
-        near = above if above == below else f"{below} or {above}"
-        problem = f"is {'×'.join(map(str, size))}, not of multiples of {'×'.join(map(str, multiples))}"
-        remedy = f"give {near} points" + (f", or use {fitting}" if fitting else "")
-        raise InputError(argument, None, problem, remedy)
 
 
 def _as_tuple(value: Any) -> tuple[Any, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch import Tensor
 from nidiff.covariance.basis import Basis
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.covariance import Covariance
-from nidiff.covariance.waves import Boundary
+from nidiff.covariance.waves import Boundary, boundary_per_axis
 from nidiff.data.annotations import conditions_of
+from nidiff.data.crops import Crops
 from nidiff.data.dataset import Dataset
 from nidiff.data.spec import MEMORY_LIMIT
 from nidiff.data.units import scaling_remarks
@@ -33,11 +34,14 @@ from nidiff.errors import InputError, one_of, renamed
 from nidiff.memory import require_memory
 from nidiff.model import network
 from nidiff.model.config import scheduler_config
+from nidiff.model.folder import open_stored
+from nidiff.model.zoo import find_model
 from nidiff.notation import call, parse_call
 from nidiff.precision import has_bf16
 from nidiff.randomness import mixed_seed
 from nidiff.sampling.sampler import as_sampler, rehearse
 from nidiff.training.baseline import baseline, held_out_items
+from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.draws import spread
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
@@ -151,11 +155,14 @@ def build(
     if stored is None:
         notes += scaling_remarks(data)
         covariance = build_covariance(experiment, data)
+        notes += _edge_notes(experiment, data, covariance)
         gaussian = _gaussian_or_note(experiment, data, covariance, notes)
         schedule = as_schedule(experiment.schedule, schedule_facts(covariance, gaussian))
     else:
         covariance, gaussian, schedule = stored.process.covariance, stored.gaussian, stored.process.schedule
     net = build_network(experiment, data).train()
+    if experiment.initial is not None and (resumed is None or not list_checkpoints(resumed.checkpoints)):
+        notes += set_weights(net, experiment, experiment.initial)
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
     ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
@@ -188,7 +195,7 @@ def without_labels(data: Dataset) -> Dataset:
 
 def build_covariance(experiment: Experiment, data: Dataset) -> Covariance:
     """Σ over the axes of an item; ``from_data`` is fitted to (at most 10,000 of) the items."""
-    shape, boundary = tuple(data.shape[1:]), experiment.boundary
+    shape, boundary = tuple(data.shape[1:]), experiment.edges
     return as_covariance(experiment.covariance, shape, lambda: data.batch(_rows(data)), boundary=boundary)
 
 
@@ -209,7 +216,7 @@ def build_gaussian(experiment: Experiment, data: Dataset, covariance: Covariance
         schedule, written = parse_call("schedule", experiment.schedule)
         parameter = signature(SCHEDULES[one_of("schedule", schedule, SCHEDULES)]).parameters.get("boundary")
         usual = parameter.default if parameter and isinstance(parameter.default, str) else "periodic"
-        basis = written.get("boundary", experiment.boundary or usual)
+        basis = written.get("boundary", experiment.edges or usual)
     batches = _Fitted(experiment, data, _rows(data))
     gaussian: GaussianModel = call("gaussian", name, {"basis": basis, **arguments}, known, batches)
     gaussian.check_basis(covariance)
@@ -263,17 +270,31 @@ def needs_gaussian(experiment: Experiment) -> bool:
 def build_network(experiment: Experiment, data: Dataset) -> torch.nn.Module:
     """The network for the items and conditions of the data."""
     conditions = conditions_of(data)
-    is_picture = data.grid.kind == "picture" and {*conditions} <= {CLASSES}
+    is_halved = not any(n % 2 ** (len(experiment.widths) - 1) for n in data.shape[1:])
+    is_picture = data.grid.kind == "picture" and {*conditions} <= {CLASSES} and is_halved
     sizes = {name: getattr(experiment, name) for name in ("widths", "layers", "attention", "dropout")}
     if CLASSES in conditions:
         sizes["num_classes"] = conditions[CLASSES].classes
     for name, key in {PARAMETERS: "num_parameters", FIELDS: "condition_channels"}.items():
         if name in conditions:
             sizes[key] = conditions[name].shape[0]
-    boundary = None if experiment.boundary is None else experiment.boundary.split("/")
+    boundary = None if experiment.edges is None else experiment.edges.split("/")
     auto, both = "unet2d" if is_picture else "unet", experiment.sees == "both"
-    with renamed("sample_size", "data"):  # which decide it
-        return network.build_network(experiment.network, data.shape, auto=auto, boundary=boundary, both=both, **sizes)
+    return network.build_network(experiment.network, data.shape, auto=auto, boundary=boundary, both=both, **sizes)
+
+
+def set_weights(net: torch.nn.Module, experiment: Experiment, initial: str) -> list[str]:
+    """Give the network the weights of the model ``initial``; a note says if they predict something else."""
+    with renamed("folder", "initial"):
+        model, _ = open_stored(find_model(initial, "initial"))
+    stored: dict[str, Tensor] = cast(torch.nn.Module, model.net).state_dict()
+    if {name: value.shape for name, value in net.state_dict().items()} != {n: v.shape for n, v in stored.items()}:
+        remedy = "give the widths, layers, attention, network and conditions of that model"
+        raise InputError("initial", initial, "has another network than this run", remedy)
+    net.load_state_dict(stored)
+    if (was := model.target_name) == experiment.target:
+        return []
+    return [f"the weights of {initial} were trained to predict {was}, and this run predicts {experiment.target}"]
 
 
 def _gaussian_or_note(
@@ -290,6 +311,17 @@ def _gaussian_or_note(
     if gaussian is not None and (warning := roughness(gaussian, covariance).warning):
         notes.append(warning)
     return gaussian
+
+
+def _edge_notes(experiment: Experiment, data: Dataset, covariance: Covariance) -> list[str]:
+    """That the noise is periodic along an axis that is cut, if it is: a part of a periodic field is not."""
+    if not isinstance(data.values, Crops):
+        return []
+    edges = covariance.spatial.boundary or boundary_per_axis(experiment.edges or "reflecting", len(data.shape) - 1)
+    axes = [data.grid.axes[axis] for axis in data.values.cut_axes if edges[axis] == "periodic"]
+    if not axes:
+        return []
+    return [f"the noise is periodic along {', '.join(axes)}, and crops are not: give `boundary` reflecting there"]
 
 
 @dataclass

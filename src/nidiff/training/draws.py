@@ -1,4 +1,4 @@
-"""What step k draws, as a function of (seed, k) alone: which images, mirrored or not, and a generator for each.
+"""What step k draws, as a function of (seed, k) alone: which images, cut where, and a generator for each.
 
 A process that trains images 32 … 63 of the batch asks for those and gets what one process alone would have used.
 """
@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from nidiff.data.crops import Crops
+from nidiff.data.dataset import Dataset
 from nidiff.randomness import mixed_seed, permutation
 
 
@@ -29,6 +31,11 @@ def image_generators(
 ) -> list[torch.Generator]:
     """A generator for each of the images start … start + count − 1 of the batch of a step."""
     return [torch.Generator(device).manual_seed(mixed_seed(seed, step, image)) for image in range(start, start + count)]
+
+
+def crop_places(data: Dataset, generators: list[torch.Generator]) -> Tensor | None:
+    """Where the crop of each of some images begins [B, axes], each by its generator; None where nothing is cropped."""
+    return data.values.random_places(len(generators), generators) if isinstance(data.values, Crops) else None
 
 
 @lru_cache(maxsize=2)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 from tyro.conf import arg
 
 from nidiff.data.spec import DataSpec, changed_flags
-from nidiff.errors import FileError, InputError, one_of, shown
+from nidiff.errors import FileError, InputError, expect, one_of, shown
 from nidiff.files import as_path, read_object
 from nidiff.recipe import fits
 
@@ -69,7 +69,8 @@ class Experiment:
     factorised=true (video), or unet2d, diffusers' UNet2DModel; auto: unet2d for images of whole numbers, else unet."""
     boundary: str | None = None
     """What the data do at their edges: periodic, reflecting or fixed, one word or one per axis (reflecting/periodic).
-    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise."""
+    Σ, the data's Gaussian and the padding of the network follow it, unless they say otherwise. Crops are reflecting
+    unless it is given."""
     widths: tuple[int, ...] = (32, 64)
     """Channels of the U-Net, one per resolution."""
     layers: int = 1
@@ -78,6 +79,9 @@ class Experiment:
     """Resolutions with self-attention, 0 the full one."""
     dropout: float = 0.0
     """Dropout in the blocks."""
+    initial: str | None = None
+    """Begin with the weights of this model instead of random ones: a run, a checkpoint, a model folder, or the name of
+    a model that ships. Its network must be like this one."""
 
     steps: int = field(default=800, metadata=FREE)
     """Optimiser steps in total."""
@@ -124,6 +128,8 @@ class Experiment:
     def __post_init__(self) -> None:
         if isinstance(self.data, str):
             object.__setattr__(self, "data", DataSpec(self.data))
+        remedy = "save them, as by numpy.save or to_netcdf, and give the path, from which the run can be repeated"
+        expect("data", self.data, DataSpec, remedy)
         for (low, high), names in RANGES.items():
             for name, value in ((name, getattr(self, name)) for name in names):
                 if value is not None and not low <= value < high:
@@ -131,6 +137,11 @@ class Experiment:
                     raise InputError(name, value, "is out of range", f"give at least {low:g}{limit}")
         one_of("precision", self.precision, PRECISIONS)
         one_of("sees", self.sees, ("auto", "x", "z", "both"))
+
+    @property
+    def edges(self) -> str | None:
+        """What items do at their edges: what is said of the data, else what is known of them."""
+        return self.boundary or self.data.edges
 
     def sampling(self, schedule: "Schedule") -> dict[str, Any]:
         """The arguments of `nidiff.sample` that draw the grids."""
@@ -149,10 +160,13 @@ class Experiment:
     def about(self) -> dict[str, str]:
         """What the model card says of the training. A path is private: only its last part is named."""
         source = self.data.source
-        name = source if source.startswith("hf:") else Path(source).name
+        paths = [source] if source.startswith("hf:") else [Path(path).name for path in source.split(",")]
+        name = paths[0] if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+        crops = f", crops of {'×'.join(map(str, self.data.crop))}" if self.data.crop else ""
+        before = f", from the weights of {Path(self.initial).name}" if self.initial else ""
         return {
-            "data": f"{name}{', mirrored at random' if self.flip else ''}",
-            "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}",
+            "data": f"{name}{crops}{', mirrored at random' if self.flip else ''}",
+            "training": f"{self.steps} steps of {self.batch_size} images, seed {self.seed}{before}",
         }
 
     def command(self) -> str:
@@ -234,7 +248,10 @@ def experiment_file(run: Path) -> Path:
     return begun if os.path.isfile(begun) else run / EXPERIMENT  # which never raises, however long the name
 
 
-CONVERTED = {"data_dir": Path, **dict.fromkeys(("widths", "attention", "variables", "scaling"), tuple)}  # of JSON
+CONVERTED = {
+    "data_dir": Path,
+    **dict.fromkeys(("widths", "attention", "variables", "scaling", "crop"), tuple),
+}  # of JSON
 DATA_KINDS = {"data" if name == "source" else name: kind for name, kind in get_type_hints(DataSpec).items()}
 KINDS = DATA_KINDS | {name: kind for name, kind in get_type_hints(Experiment).items() if name != "data"}
 LARGEST = 2**63  # what every library and file format that we use can hold

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.config import Config
+from nidiff.data.crops import Crops
 from nidiff.data.dataset import Dataset
 from nidiff.model.config import without_kappa
 from nidiff.sealed import digest, tensors_sha256
@@ -43,6 +44,8 @@ LEFT_OUT = {
     "sees": "auto",
     "network": "auto",
     "boundary": None,
+    "initial": None,
+    "crop": (),
     "layout": None,
     "variables": (),
     "sample_axis": None,
@@ -77,9 +80,12 @@ def process_digest(config: Mapping[str, Any]) -> str:
 def data_digest(data: Dataset) -> str:
     """The digest of all values in memory, or of a few items spread over the data, and of all labels and conditions."""
     values = data.values
+    if isinstance(values, Crops) and isinstance(values.whole, Tensor):
+        values = values.whole
     if not isinstance(values, Tensor):
         values = values.index_select(0, torch.linspace(0, len(data) - 1, min(len(data), SPREAD)).long())
-    annotations = [_described(each) for each in (data.labels, data.conditions) if each is not None]
+    known = data.conditions.whole if isinstance(data.conditions, Crops) else data.conditions
+    annotations = [_described(each) for each in (data.labels, known) if isinstance(each, Tensor)]
     return digest([len(data), list(data.shape), _described(values), *annotations])
 
 

@@ -31,7 +31,7 @@ from nidiff.sampling.sampler import sample
 from nidiff.training.baseline import baseline, baseline_text
 from nidiff.training.build import Trainer, build_mixture
 from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkpoint
-from nidiff.training.draws import image_generators, image_indices, spread
+from nidiff.training.draws import crop_places, image_generators, image_indices, spread
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
 
@@ -257,15 +257,17 @@ def step_batches(trainer: Trainer) -> Iterator[Batch]:
     first = accelerator.process_index * size * experiment.accumulation
     dropout, waiting = experiment.condition_dropout if trainer.denoiser.conditions else 0.0, []
 
-    def draws() -> Iterator[tuple[Tensor, Tensor | None]]:
+    def draws() -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
         for step, part in itertools.product(range(trainer.step, experiment.steps), range(experiment.accumulation)):
             start = first + part * size
             generators = image_generators(experiment.seed, step, start, size, accelerator.device)
             index = image_indices(experiment.seed, len(trainer.data), step * experiment.batch_size + start, size)
             flip = random_index(2, size, generators, device="cpu").bool() if experiment.flip else None
             dropped = uniform(size, generators, device="cpu") < dropout if dropout else None
-            waiting.append((rows_of(trainer.data, index, flip, dropped, trainer.denoiser.conditions), generators))
-            yield index, flip
+            places = crop_places(trainer.data, generators)
+            rows = rows_of(trainer.data, index, flip, dropped, trainer.denoiser.conditions, places)
+            waiting.append((rows, generators))
+            yield index, flip, places
 
     for x0 in trainer.data.prefetch(draws()):
         yield x0, *waiting.pop(0)
