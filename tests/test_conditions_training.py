@@ -230,6 +230,7 @@ def test_variables_of_a_science_file(tmp_path):
             "co2": (("time",), random.normal(400, 9, 12)),
             "month": (("time",), np.arange(12)),
             "mask": (("lat", "lon"), np.ones((4, 8), "f4")),
+            "label": (("lat",), np.ones(4, "f4")),
         }
     )
     table.to_netcdf(tmp_path / "a.nc", engine="h5netcdf")
@@ -251,7 +252,11 @@ def test_variables_of_a_science_file(tmp_path):
     assert rest.grid.channels == ("t",)  # a condition is no channel
     spec = DataSpec(str(tmp_path / "b.nc"), condition="orography", labels="gone.npy")
     assert spec.load(annotations=()).grid.channels == ("t",)  # nor where the data are only compared with
-    for wrong, match in {"nothing": "condition.*co2", "mask": "condition.*time", "co2,low": "condition.*shape"}.items():
+    fixed = read(variables=("t",), condition="mask,co2").conditions  # one field for all items, and numbers of each
+    assert fixed.shape == (12, 2, 4, 8)
+    assert bool((fixed[:, 0] == fixed[0, 0]).all())
+    wrongs = {"nothing": "condition.*co2", "label": "condition.*time", "orography,low": "condition.*shape"}
+    for wrong, match in wrongs.items():
         with pytest.raises(nidiff.InputError, match=match):
             read(variables=("t",), condition=wrong)
 

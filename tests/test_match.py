@@ -342,7 +342,7 @@ def test_the_restored_field_does_not_depend_on_how_the_file_is_written(model, ru
         assert samples["turned"] == samples["same"]
         assert samples["mute"] != samples["same"]
     written = xarray.open_dataset(tmp_path / "turned-restore" / "samples.nc", engine="h5netcdf")
-    assert (written.t2m.dims, written.t2m.units) == (("sample", "lat", "lon"), "K")
+    assert (written.t2m.dims, written.t2m.units) == (("time", "sample", "lat", "lon"), "K")
     assert np.array_equal(written.lat, LAT)
 
 

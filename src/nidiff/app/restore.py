@@ -59,6 +59,10 @@ def read_item(model: Model, kind: Any, seed: Any, file: Any) -> Tensor:
         x = draw_seeds(model.denoiser, job, seeds, model.shape, lambda visit: check_time(end))
         return as_stored(x, model.denoiser.scaling, model.grid.dtype)
     path = Path(str(file))
+    if model.scaling.climatology is not None:
+        raise InputError(
+            "file", path.name, f"is not read for a model of {model.scaling.anomalies}", "use nidiff restore"
+        )
     if path.suffix.lower() != ".npy" and model.grid.kind == "picture":
         channels, height, width = model.shape
         items = read_picture("file", path, (height, width), channels)[None]

@@ -133,6 +133,8 @@ class Comparing(Measuring):
     boundary: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: the run's, or periodic)")] = None
     """For the spectra of data that are no 8-bit images: periodic, reflecting or fixed, or one for each axis, such as
     reflecting/periodic."""
+    weights: str = "none"
+    """Of fields: latitude counts points by the area they stand for, in all metrics but spectra; none: all alike."""
 
 
 def parse_classes(words: str) -> list[int]:

@@ -76,7 +76,7 @@ class Likelihood:
             raise InputError("data", None, problem, "give data of the shape of the model")
         items = real.data.stored(torch.arange(len(real.data)))
         check_type(items, model.grid, "data", real.name)
-        check_range(model, items, real.name)
+        check_range(model.about(real.data, real.name), items, real.name)
         names = ("num_images", "batch", "seed", "trace", "num_probes", "rtol", "atol")
         settings: dict[str, Any] = {key: getattr(self, key) for key in names}
         denoiser, classes = model.denoiser, model.denoiser.conditions.get(CLASSES)

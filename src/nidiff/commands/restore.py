@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from tyro.conf import Positional, arg
 
@@ -16,6 +16,7 @@ from nidiff.recipe import check_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nidiff.data.dataset import Along, Dataset
     from nidiff.generation.job import Job
     from nidiff.generation.loaded_model import Model
     from nidiff.generation.restoration import Restoration
@@ -67,21 +68,26 @@ class RestoringFlags:
     json: Annotated[bool, arg(help_behavior_hint="")] = False
     """Print JSON instead of the directory."""
 
-    def open(self, path: Path) -> tuple["Model", "Job"]:
-        """The model, and the job of its samples."""
+    def open(self, path: Path) -> "Model":
+        """The model of the samples."""
         from nidiff.generation.export import check_format
         from nidiff.generation.loaded_model import open_model, process_state
         from nidiff.generation.observations import UNITS
-        from nidiff.generation.restoration import restoration_job
 
         one_of("units", self.units, UNITS)
         for name, least, most in (("samples", 1, None), ("batch", 1, None), ("seed", 0, 2**62)):
             check_whole(name, getattr(self, name), least, most)
         model = open_model(path, process_state(), self.checkpoint)
         check_format(self.format, model.grid)
+        return model
+
+    def job(self, model: "Model") -> "Job":
+        """The job of the samples, for a model that knows the items."""
+        from nidiff.generation.restoration import restoration_job
+
         classes = [] if self.classes is None else [self.classes]
         options: Any = {"clip": self.clip, "tile": self.tile, "classes": classes, "guidance": self.guidance}
-        return model, restoration_job(model, self.sampler, self.num_steps, **options)
+        return restoration_job(model, self.sampler, self.num_steps, **options)
 
     @property
     def drawing(self) -> dict[str, Any]:
@@ -90,21 +96,27 @@ class RestoringFlags:
 
     def load(
         self, path: Path, model: "Model", *, scale: int = 1, noise: float = 0.0, with_nan: bool = False
-    ) -> "Tensor":
-        """Items [N, C, *event] in the units of the data, on the model's grid or one that is coarser by ``scale``."""
-        from nidiff.data.load import load_items
+    ) -> tuple["Model", "Dataset"]:
+        """Items [N, C, *event] in the units of the data, on the model's grid or one that is coarser by ``scale``; and
+        the model for them."""
+        from nidiff.data.load import open_items
         from nidiff.generation.observations import check_range
 
         reading: Any = {"layout": self.layout, "variables": self.variables, "sample_axis": self.sample_axis}
-        items = load_items(path, model.shape, grid=model.grid, scale=scale, **reading)
-        check_range(model, items, path, noise, self.units)
-        if not items.is_floating_point() or bool((known := items.isfinite()).all()):
-            return items
+        data = open_items(path, model.shape, grid=model.grid, scale=scale, **reading)
+        model, items = model.about(data, path), cast("Tensor", data.values)
+        if scale == 1 or not (model.scaling.is_per_pixel or model.times is not None):  # which are on the model's grid
+            check_range(model, items, path, noise, self.units)
+        if not items.is_floating_point():
+            return model, data
+        known, domain = items.isfinite(), model.scaling.domain
+        if bool((known if domain is None else known | ~domain).all()):
+            return model, data
         if not with_nan or bool(items.isinf().any()) or not bool(known.flatten(1).any(1).all()):
             problem = "has infinite values, NaN, or an item that is NaN everywhere"
             remedy = "use nidiff restore with --missing, which takes NaN as unobserved, or fill them in"
             raise InputError("file", path, problem, remedy)
-        return items
+        return model, data
 
     def finish(
         self,
@@ -112,7 +124,7 @@ class RestoringFlags:
         path: Path,
         model: "Model",
         job: "Job",
-        items: "Tensor",
+        data: "Dataset",
         arguments: Mapping[str, Any],
         make: "Callable[[], Restoration]",
     ) -> None:
@@ -122,16 +134,18 @@ class RestoringFlags:
         """
         from nidiff.files import as_path
         from nidiff.generation.restoration import default_folder, errors_text, known_facts
-        from nidiff.sealed import shaped, tensors_sha256
+        from nidiff.sealed import digest, shaped, tensors_sha256
 
         units = {"units": self.units} if "noise" in arguments else {}
-        file = {"file": path.name, "values": tensors_sha256(shaped(items))}
+        file = {"file": path.name, "values": tensors_sha256(shaped(cast("Tensor", data.values)))}
+        if model.times is not None:
+            file["times"] = digest(model.times.astype("datetime64[s]").astype(str).tolist())
         task: dict[str, Any] = {"command": command, "format": self.format, **file, **arguments, **units}
         task |= {**job.to_json(), "samples": self.samples, "seed": self.seed}
         out = as_path("out", default_folder(model, task) if self.out is None else self.out)
         facts = known_facts(out, task)  # a folder that is not ours is not even locked
         if facts is None:
-            facts = self._write(out, task, make)
+            facts = self._write(out, task, make, data.along)
         else:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]
@@ -141,7 +155,9 @@ class RestoringFlags:
             print(errors_text(measured), file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
-    def _write(self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]") -> dict[str, Any]:
+    def _write(
+        self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]", along: "Along | None"
+    ) -> dict[str, Any]:
         """Draw the samples and write the folder, in which no other process may write meanwhile; returns its facts."""
         from nidiff.files import writing
         from nidiff.generation.restoration import (
@@ -161,7 +177,7 @@ class RestoringFlags:
             counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
             with writing("out", out, "repeat the command"):
                 begin_restoration(out, task)
-                write_restoration(out, restoration, task, self.format)
+                write_restoration(out, restoration, task, self.format, along)
                 save_restored(restoration, out / PICTURE)
                 facts = finish_restoration(out, task, {**counts, **restoration.errors()})
         if (out / PICTURE).is_file():
@@ -207,10 +223,12 @@ class Restore:
         from nidiff.sealed import shaped, tensors_sha256
 
         flags, kind = self.restoring, self._kind()
-        model, job = flags.open(self.model)
+        model = flags.open(self.model)
         operator, scale = self._operator(model), 1 if self.degrade else self.scale or 1
         reading: Any = {"noise": self.noise, "with_nan": kind in ("mask", "missing")}
-        items = flags.load(self.file, model, scale=scale, **reading)
+        model, data = flags.load(self.file, model, scale=scale, **reading)
+        job = flags.job(model)
+        items = cast("Tensor", data.values)
         operator = operator or self._mask(model, items)
         degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
         observation = observe(model, items, operator, self.noise, units=flags.units, **degrading)
@@ -222,7 +240,7 @@ class Restore:
         arguments = {kind: getattr(self, kind), "noise": self.noise, "method": self.method, "degrade": self.degrade}
         if operator.observed is not None:
             arguments["masks"] = tensors_sha256(shaped(operator.observed))
-        flags.finish("restore", self.file, model, job, items, arguments, make)
+        flags.finish("restore", self.file, model, job, data, arguments, make)
 
     def _kind(self) -> str:
         """The flag that says what was observed: mask, scale, blur or missing."""
@@ -251,7 +269,8 @@ class Restore:
         if self.mask is None:
             return mask(items.isfinite())
         masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
-        if bool(((masks | self.degrade) & items.isnan()).any()):
+        inside = True if model.scaling.domain is None else model.scaling.domain
+        if bool(((masks | self.degrade) & items.isnan() & inside).any()):
             remedy = "use `missing` instead, without `degrade`"
             raise InputError("mask", self.mask, "includes points that are NaN in the file", remedy)
         return mask(masks)
@@ -285,12 +304,15 @@ class Denoise:
         if (self.noise is not None) == add_noise:
             remedy = "give `noise`, that of the file, or `add_noise`, which is to be added"
             raise InputError(None, None, "one of `noise` and `add_noise` is needed", remedy)
-        model, job = flags.open(self.model)
+        model = flags.open(self.model)
         name, units = ("add_noise", "model") if add_noise else ("noise", flags.units)
         amount = getattr(self, name)
-        level, items = noise_level(amount, model, units, name), flags.load(self.file, model, noise=self.noise or 0.0)
+        level = noise_level(amount, model, units, name)
+        model, data = flags.load(self.file, model, noise=self.noise or 0.0)
+        job = flags.job(model)
+        items = cast("Tensor", data.values)
 
         def make() -> "Restoration":
             return denoise(model, job, items, level, add_noise=add_noise, **flags.drawing)
 
-        flags.finish("denoise", self.file, model, job, items, {name: amount}, make)
+        flags.finish("denoise", self.file, model, job, data, {name: amount}, make)

@@ -45,6 +45,10 @@ class Sample:
     """Sample on another grid over the same domain, of so many points along each axis."""
     rate: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: that of the data)")] = None
     """Samples per second in a WAV file."""
+    times: Annotated[str | None, arg(metavar="TIMES", help_behavior_hint="(default: none)")] = None
+    """The months or days of the samples, such as 2020-01:2020-12, in turn (seed s has the time number s modulo how many
+    there are), of a model that removes a climatology, or has a time as a condition. Without it, samples of the former
+    are anomalies."""
     floats: bool = False
     """Keep whole numbers as float32 in [-1, 1], not rounded."""
     json: Annotated[bool, arg(help_behavior_hint="")] = False
@@ -66,12 +70,15 @@ class Sample:
         model = model if self.shape is None else model.at(check_shape(self.shape))
         grid = model.grid if self.rate is None else replace(model.grid, rate=check_whole("rate", self.rate))
         options: dict[str, Any] = {"clip": drawing.clip, "tile": drawing.tile}
-        options |= {"precision": self.precision, "floats": self.floats}
+        options |= {"precision": self.precision, "floats": self.floats, "times": self.times}
         job = plan_job(model, self.sampler, self.num_steps, **options, **self.conditioning.arguments)
         if "start" in job.options and state.is_main_process and not self.quiet:
             print(warm_text(model.denoiser, job.num_steps, **job.options), file=sys.stderr)
         out = self.out or model.home / "generated" / job.name
-        folder = SampleFolder(out, job, model.shape, self.format, grid)
+        anomalies = model.scaling.anomalies
+        if anomalies and self.times is None and state.is_main_process:
+            print(f"the samples are {anomalies}; --times 2020-01:2020-12 would put it back", file=sys.stderr)
+        folder = SampleFolder(out, job, model.shape, self.format, grid, anomalies)
         run_job(model.denoiser, folder, seeds, batch=drawing.batch, state=state)
         if state.is_main_process:
             if (folder.path / GRID).is_file():  # which needs matplotlib, for what is no picture

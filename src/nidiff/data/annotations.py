@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from nidiff.data.arrays import as_array, read_array
+from nidiff.data.coordinates import CHANNELS, COORDINATES, PLACES, coordinate, joined, needs_times
 from nidiff.data.dataset import Dataset, cut, numbered_classes
 from nidiff.data.grid import Grid
 from nidiff.data.match import match
 from nidiff.data.parts import NUMBERS, float32_loses
-from nidiff.data.science import read_variables
+from nidiff.data.science import has_variable, read_variables, times_in
 from nidiff.data.spec import ARRAYS, FROM_DATA_SET
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS, Condition, null_class
 from nidiff.diffusion.scaling import SMALLEST, Scaling
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nidiff.data.crops import Crops
+    from nidiff.diffusion.climatology import Times
 
 MOST_CLASSES = 100_000
 DIGITS = 7  # of a scaling, so that it is the same on every machine
@@ -58,17 +60,18 @@ def with_labels(data: Dataset, labels: Any, name: str, tables: Sequence[Any] = (
 
 def with_conditions(data: Dataset, condition: Any, name: str, train: Tensor, tables: Sequence[Any] = ()) -> Dataset:
     """The data set ``name`` with the numbers or fields of ``condition``, standardised over the rows ``train``: those of
-    an array file, variables of the ``tables`` that it is from, or an array."""
-    arrays, grid = _read("condition", condition, data, name, tables)
-    is_array = not isinstance(condition, str) or condition.lower().endswith(ARRAYS)
-    condition = condition if isinstance(condition, str) else None
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1 or len(arrays[0]) != len(data):
-        problem = f"has shape {' and '.join(map(str, shapes))}, and the data have {len(data)} items"
-        raise InputError("condition", condition, problem, "give one row for each, of one shape")
-    values = arrays[0] if is_array else np.stack(arrays, 1)
-    if values.ndim == 1 or (2 < values.ndim == len(data.shape)):
-        values = values[:, None]  # one number, or one channel
+    an array file, variables of the ``tables`` that it is from, its coordinates, or an array."""
+    grid: Grid | None = None
+    if isinstance(condition, str) and not condition.lower().endswith(ARRAYS):
+        values, grid = _of_names(condition, data, name, tables)
+    else:
+        values = _read("condition", condition, data, name, tables)[0][0]
+        condition = condition if isinstance(condition, str) else None
+        if len(values) != len(data):
+            problem = f"has shape {values.shape}, and the data have {len(data)} items"
+            raise InputError("condition", condition, problem, "give one row for each, of one shape")
+        if values.ndim == 1 or (2 < values.ndim == len(data.shape)):
+            values = values[:, None]  # one number, or one channel
     if values.ndim > 2:
         size = 8.0 * len(data) * values.shape[1] * math.prod(data.shape[1:])
         require_memory("condition", condition, size, "give fewer items")
@@ -82,18 +85,87 @@ def with_conditions(data: Dataset, condition: Any, name: str, train: Tensor, tab
     return replace(data, conditions=numbers, condition_scaling=scaling, grid=grids)
 
 
-def read_conditions(path: Path, grid: Grid) -> "NDArray[Any]":
-    """The conditions [N, C, …] of a NetCDF, HDF5 or Zarr file, on the grid of a model's conditions."""
+def _of_names(condition: str, data: Dataset, name: str, tables: Sequence[Any]) -> "tuple[NDArray[Any], Grid]":
+    """The conditions [N, C, …] that are coordinates of the data or variables of their file, and their grid."""
+    names, event, count = condition.split(","), data.shape[1:], len(data)
+    known = {each for each in names if each in COORDINATES and not (tables and has_variable(tables[0], each))}
+    variables, grid = [each for each in names if each not in known], Grid(())
+    arrays: dict[str, NDArray[Any]] = {}
+    if variables:
+        read, mine = _read("condition", ",".join(variables), data, name, tables)
+        grid = mine or grid
+        arrays = {each: array[:, None] for each, array in zip(variables, read, strict=True)}
+    shapes = {array.shape[1:] for array in arrays.values() if array.ndim > 2}
+    if len(shapes) > 1 or any(len(array) not in (1, count) for array in arrays.values()):
+        problem = f"has shape {' and '.join(map(str, shapes))}, and the data have {count} items"
+        raise InputError("condition", condition, problem, "give one row for each, of one shape")
+    parts = [arrays[each] if each in arrays else coordinate(each, data.grid, event, data.times) for each in names]
+    fields = shapes.pop()[1:] if shapes else event
+    if len(fields) != len(event) or (fields != event and any(each in PLACES for each in known)):
+        problem = f"has fields over {fields}, and the data are over {event}"
+        raise InputError("condition", condition, problem, "give them on one grid")
+    values = joined(parts, count, fields)
+    channels = tuple(channel for each in names for channel in (COORDINATES[each] if each in known else (each,)))
+    units = dict(zip(grid.channels if variables else (), grid.units, strict=False))
+    named = tuple(units.get(channel, "") for channel in channels)
+    if values.ndim > 2 and not grid.axes:
+        grid = data.grid
+    return values, replace(
+        grid, channels=channels, units=named if any(named) else (), dtype="float32", rate=None, condition=None
+    )
+
+
+def read_conditions(
+    path: Path, grid: Grid, model: Grid, event: tuple[int, ...], times: "Times | None" = None
+) -> "NDArray[Any]":
+    """The conditions [N, C, …] of a NetCDF, HDF5 or Zarr file, on the ``grid`` of a model's conditions; those that are
+    coordinates are those of the grid of the ``model``, and of the ``times``, by default those in the file."""
+    variables = [channel for channel in grid.channels if channel not in CHANNELS]
+    if not variables:
+        problem = f"is not needed: the model was trained with {', '.join(grid.channels)}"
+        raise InputError("condition", path, problem, "give `times` instead")
+    units = dict(zip(grid.channels, grid.units, strict=False))
+    some = replace(grid, channels=tuple(variables), units=tuple(units[each] for each in variables) if units else ())
     with renamed("data", "condition"):
-        arrays, mine = read_variables([path], "condition", grid.channels, None, grid)
-        if len({array.shape for array in arrays}) > 1:
+        arrays, mine, along = read_variables([path], "condition", variables, None, some)
+        if len({array.shape[1:] for array in arrays if array.ndim > 1}) > 1:
             shapes = " and ".join(str(array.shape) for array in arrays)
             raise InputError("condition", path, f"has variables of shape {shapes}", "give them the same axes")
-        values = np.stack(arrays, 1)
+        count = max(map(len, arrays))
+        values = joined([array[:, None] for array in arrays], count, arrays_event(arrays))
         if values.dtype.kind not in NUMBERS:
             return values
-        data = Dataset(torch.from_numpy(values * 1.0), grid=mine)
-        return np.asarray(match(data, grid, "condition", str(path)).values)
+        data = Dataset(torch.from_numpy(values * 1.0), grid=mine, along=along)
+        known = np.asarray(match(data, some, "condition", str(path)).values)
+    rows = {each: known[:, place, None] for place, each in enumerate(variables)}
+    if times is not None and count not in (1, len(times)):
+        raise InputError("times", None, f"are {len(times)}, and {str(path)!r} has {count} items", "give one for each")
+    if times is None and needs_times(grid):
+        times = times_in(path) if data.times is None and count == 1 else data.times
+    return with_coordinates(rows, grid, model, event, times, count if times is None else len(times))
+
+
+def arrays_event(arrays: "Sequence[NDArray[Any]]") -> tuple[int, ...]:
+    """The axes of the fields among arrays [N, …]; none if all are numbers."""
+    return next((array.shape[1:] for array in arrays if array.ndim > 1), ())
+
+
+def with_coordinates(
+    rows: "dict[str, NDArray[Any]]", grid: Grid, model: Grid, event: tuple[int, ...], times: "Times | None", count: int
+) -> "NDArray[Any]":
+    """The channels of conditions on ``grid`` that are known, [N, 1, …], and those of the coordinates, in its order."""
+    rows = dict(rows)
+    for name, channels in COORDINATES.items():
+        if {*channels} <= {*grid.channels}:
+            values = coordinate(name, model, event, times)
+            rows |= {channel: values[:, place, None] for place, channel in enumerate(channels)}
+    return joined([rows[channel] for channel in grid.channels], count, event)
+
+
+def coordinate_rows(grid: Grid, model: Grid, event: tuple[int, ...], times: "Times") -> "NDArray[Any] | None":
+    """The conditions of items of these times where all of them are coordinates; else None."""
+    is_known = {*grid.channels} <= CHANNELS
+    return with_coordinates({}, grid, model, event, times, len(times)) if is_known else None
 
 
 def as_finite(condition: str | None, values: "NDArray[Any]", scaling: Scaling | None = None) -> Tensor:
@@ -150,7 +222,8 @@ def _read(
         other = "'data', or " if argument == "labels" else ""
         raise InputError(argument, value, problem, f"give {other}an .npy or .npz file")
     names = [value] if argument == "labels" else value.split(",")
-    return read_variables(tables, argument, names, data.along[0], data.grid)
+    arrays, grid, _ = read_variables(tables, argument, names, data.along[0], data.grid)
+    return arrays, grid
 
 
 # The conditions of a network ----------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nidiff.data.crops import Crops
+    from nidiff.diffusion.climatology import Times
 
 Values: TypeAlias = "Tensor | Source | Crops"
 Window: TypeAlias = tuple[slice, ...]
@@ -103,6 +104,15 @@ class Dataset:
         return tuple(self.values.shape[1:])
 
     @property
+    def times(self) -> "Times | None":
+        """When each item was, where the sample axis says it."""
+        return None if self.along is None or self.along[1].dtype.kind != "M" else self.along[1]
+
+    def scaling_of(self, index: Tensor) -> Scaling:
+        """The scaling of the items of ``index``, by their times."""
+        return self.scaling.at_times(None if self.times is None else self.times[index.cpu().numpy()])
+
+    @property
     def has_known_range(self) -> bool:
         """Whether the model sees [−1, 1], the range of the whole numbers that the data are, or that they use."""
         return self.in_range or WHOLE.get(self.grid.dtype) == self.scaling
@@ -124,6 +134,16 @@ class Dataset:
         """The items of ``index`` [B] in the units of the data."""
         return self.values.index_select(0, index.cpu())
 
+    def compared(self, index: Tensor) -> Tensor:
+        """The items of ``index`` [B] in the units of the data, as samples without times are: differences from the
+        climatology where the scaling takes one away, and NaN outside of the domain."""
+        values = self.stored(index)
+        if self.scaling.climatology is not None:
+            values = self.scaling.to_data(self.scaling_of(index).to_model(values.double()))
+        elif self.scaling.domain is not None:
+            values = torch.where(self.scaling.domain, values, torch.nan)
+        return values
+
     def batch(self, index: Tensor, flip: Tensor | None = None, places: Tensor | None = None) -> Tensor:
         """The items of ``index`` [B] as the model sees them; where ``flip`` [B] is true, the last axis is mirrored. Of
         crops, those at ``places`` [B, axes], by default their own."""
@@ -131,7 +151,8 @@ class Dataset:
         if self.scaling == Scaling(1.0):
             x = values.float()
         else:
-            x = self.scaling.to_model(values if values.dtype == torch.uint8 else values.double()).float()
+            scaling = self.scaling_of(index)
+            x = scaling.to_model(values if values.dtype == torch.uint8 else values.double()).float()
         if flip is not None:
             flip = flip.cpu()
             x[flip] = x[flip].flip(-1)

@@ -21,7 +21,7 @@ from nidiff.data.formats import KINDS, NAMED, kind_of, suffix_of
 from nidiff.data.grid import Grid
 from nidiff.data.images import fit_pixels, open_images
 from nidiff.data.match import check_type, match
-from nidiff.data.missing import MEAN, as_fills, without_missing
+from nidiff.data.missing import DOMAIN, MEAN, as_fills, find_domain, without_missing
 from nidiff.data.named import DATASETS
 from nidiff.data.parts import as_stored_numbers, joined, stored_type
 from nidiff.data.paths import find_files, is_path
@@ -30,7 +30,7 @@ from nidiff.data.sounds import open_sounds
 from nidiff.data.sources import Limits
 from nidiff.data.spec import CHANNELS, MEMORY_LIMIT, DataSpec, joined_paths
 from nidiff.data.split import held_out_rows
-from nidiff.data.units import AUTO, as_rules, fit_scaling, measure
+from nidiff.data.units import AUTO, Fitted, as_removed, as_rules, fit_scaling, measure, times_of
 from nidiff.data.videos import video_parts
 from nidiff.data.volumes import dicom_parts, nifti_parts
 from nidiff.diffusion.scaling import Scaling
@@ -59,6 +59,7 @@ def load_dataset(
     split: str = "train",
     scaling: str | Sequence[str] | Scaling = "auto",
     missing: str | float = "refuse",
+    remove: str | None = None,
     held_out: str | float | None = None,
     memory_limit: int | None = MEMORY_LIMIT,
     progress: bool = True,
@@ -71,11 +72,15 @@ def load_dataset(
         split: "train" or "test", or any split that hf:NAME has. A path has a "test" part if ``held_out`` says which.
         scaling: between the units of the data and those of the model, fitted to the training part: standard (mean 0,
             standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), none, or
-            linear:scale=…,shift=…; one for all channels, or one for each; or a `Scaling`. auto: standard of floats;
+            linear:scale=…,shift=…; one for all channels, or one for each; or a `Scaling`. With standard:per=pixel, or
+            log:per=pixel, every point has its own mean and standard deviation. auto: standard of floats;
             uint8 and uint16 go from the range of the type to [-1, 1], or from the range they use if that is less than a
             quarter of it.
         missing: what to do with NaN and infinite values: "refuse" them, fill in the "mean" of their channel, or a
-            number in the units of the data.
+            number in the units of the data; "domain": they are missing at the same points in all items, where there are
+            no data.
+        remove: "climatology" takes away the mean of the month at every point, "climatology:by=day" that of the day of
+            the year, which needs the times of the items.
         held_out: the fraction of the items, or the range of their coordinate, such as time=2010-01-01:, that is the
             "test" part.
         memory_limit: more bytes than this are read batch by batch. None: no limit.
@@ -106,6 +111,7 @@ def load_dataset(
         name,
         scaling=(texts,) if isinstance(texts, str) else tuple(texts),
         missing=str(missing),
+        remove=remove,
         held_out=None if held_out is None else str(held_out),
         **options,
     )
@@ -124,7 +130,24 @@ def load_items(
     sample_axis: str | None = None,
     argument: str = "file",
 ) -> Tensor:
-    """Items [N, C, *event] = [N, *shape] in the units of the data and the type of the file; NaN stay NaN.
+    """The items [N, C, *event] of `open_items`, in memory."""
+    options: dict[str, Any] = {"layout": layout, "variables": variables, "sample_axis": sample_axis}
+    return open_items(path, shape, grid=grid, scale=scale, argument=argument, **options).values  # type: ignore[return-value]
+
+
+def open_items(
+    path: str | Path,
+    shape: Sequence[int],
+    *,
+    grid: Grid | None = None,
+    scale: int = 1,
+    layout: str | None = None,
+    variables: Sequence[str] = (),
+    sample_axis: str | None = None,
+    argument: str = "file",
+) -> Dataset:
+    """Items [N, C, *event] = [N, *shape] in the units of the data and the type of the file, and what they lie along;
+    NaN stay NaN.
 
     ``path`` is a picture, or anything with a path that `nidiff.load_dataset` reads. An array needs no layout: it is one
     item or several, with the channels first, last or, if there is one, left out. Items of a model are on its ``grid``,
@@ -139,6 +162,7 @@ def load_items(
     if len(shape) == 3 and (suffix in KINDS["images"] or path.is_dir()) and kind_of(path) != "tables":
         spec = replace(spec, channels=shape[0] if shape[0] in CHANNELS else None)
     values: Values
+    along = None
     with renamed("data", argument):
         if suffix in KINDS["arrays"] and path.is_file() and layout is None:
             stored = stored_array(path, "data", spec.variables)
@@ -147,7 +171,7 @@ def load_items(
             data = _read_path(str(path), spec, Limits(memory_limit=None), grid)
             if grid is not None:
                 data = match(data, grid, argument, str(path), are_named=bool(variables), are_means=scale > 1)
-            values = data.values
+            values, along = data.values, data.along
     if len(values) == 0 or tuple(values.shape[1:]) != shape:
         size, channels = " × ".join(map(str, shape[1:])), f"{shape[0]} channel{'s' * (shape[0] > 1)}"
         remedy = f"give items of {size} points with {channels}, or say with `layout` what the axes of an array are"
@@ -155,7 +179,7 @@ def load_items(
     items = values.index_select(0, torch.arange(len(values)))
     if grid is not None:
         check_type(items, grid, argument, str(path))
-    return items
+    return Dataset(items, along=along)
 
 
 def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -197,17 +221,28 @@ def load(
             raise InputError("condition", spec.condition, "is that of the training part", "leave out `split`")
         data = with_conditions(data, condition, spec.source, train, tables)
     rules = as_rules(spec.scaling, data, train) if scaling is None else []
-    is_fitted, is_mean = any(isinstance(rule, str) for rule in rules), spec.missing == MEAN
+    by = as_removed(spec.remove, data) if scaling is None else None
+    if scaling is not None and scaling.climatology is None and spec.remove is not None:
+        raise InputError("remove", spec.remove, "is fitted, and the scaling is given", "leave one of them out")
+    is_fitted, is_mean = by is not None or any(isinstance(rule, Fitted) for rule in rules), spec.missing == MEAN
+    domain = None if scaling is None else scaling.domain
+    if spec.missing == DOMAIN and domain is None:
+        domain = find_domain(data, spec.source, limits.progress)
     if is_fitted and spec.source in DATASETS and split != "train":
         scaling, is_fitted = load(spec, "train", limits, annotations=(), scaling=None).scaling, False
     if not is_mean:
-        data = without_missing(data, spec.source, as_fills(spec.missing, data.shape[0]))
+        data = without_missing(data, spec.source, as_fills(spec.missing, data.shape[0]), domain)
     if is_mean or is_fitted:
-        statistics = measure(data, train, rules, progress=limits.progress)
+        statistics = measure(data, train, rules, by, progress=limits.progress)
         if is_mean:
             data = without_missing(data, spec.source, statistics.values.mean.tolist())
     in_range = {*spec.scaling} == {AUTO} and not data.values.dtype.is_floating_point
-    data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics), in_range=in_range)
+    data = replace(data, scaling=scaling or fit_scaling(rules, data, statistics, by, domain), in_range=in_range)
+    if data.scaling.climatology is not None:
+        data.scaling.climatology.check(times_of(data))
+    if spec.crop and data.scaling.is_per_pixel:
+        problem = "takes parts of items, whose points have scalings, means or a domain of their own"
+        raise InputError("crop", spec.crop, problem, "leave it out, or use one scaling for each channel")
     if spec.held_out is not None:
         data = data.take(train if split == "train" else test)
     return in_crops(data, size) if spec.crop else data

@@ -193,6 +193,12 @@ def _role(axis: str, unit: str) -> str:
     return role_by_attributes({"units": unit}) or by_name
 
 
+def axis_of(grid: Grid, role: str) -> int | None:
+    """Which axis of a grid is that of the latitude, the longitude or the time; None if none is, or several are."""
+    axes = [place for place, axis in enumerate(grid.axes) if _role(axis, grid.axis_units.get(axis, "")) == role]
+    return axes[0] if len(axes) == 1 else None
+
+
 def role_by_attributes(about: Mapping[str, str]) -> str | None:
     """latitude, longitude, T, X, Y, Z or vertical, by the attributes of a coordinate that the CF conventions know."""
     if SINCE in about.get("units", ""):

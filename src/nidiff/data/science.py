@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nidiff.data.arrays import Layout, as_layout
-from nidiff.data.dataset import WHOLE, Dataset, Source, Window
+from nidiff.data.dataset import WHOLE, Along, Dataset, Source, Window
 from nidiff.data.formats import kind_of
 from nidiff.data.grid import USUAL, Grid
 from nidiff.data.hdf5 import check_hdf5
@@ -32,6 +32,8 @@ from nidiff.memory import require_memory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from nidiff.diffusion.climatology import Times
 
 # Names of axes that belong to an item, and of axes of items, in lower case and without digits.
 INSIDE = re.compile(
@@ -162,35 +164,46 @@ def _scalar_time(table: Any) -> str | None:
 
 def read_variables(
     sources: Sequence[Any], argument: str, names: Sequence[str], sample: str | None, like: Grid
-) -> "tuple[list[NDArray[Any]], Grid]":
+) -> "tuple[list[NDArray[Any]], Grid, Along | None]":
     """Variables that belong to the items along the axis ``sample``, by default the one that ``like`` has not, which
-    comes first; then the axes in the order of those of ``like``, or as in the files if they are others. And their grid,
-    with the axes of the first variable."""
+    comes first; then the axes in the order of those of ``like``, or as in the files if they are others. One over the
+    axes of ``like`` alone is the same for all items, of which it has one. And their grid, with the axes of the first
+    variable that has most of them, and what the items lie along."""
     found = [_read_variables(source, argument, names, sample, like) for source in sources]
-    return [np.concatenate(each) for each in zip(*(arrays for arrays, _ in found), strict=True)], found[0][1]
+    _, grid, (axis, _), static = found[0]
+    columns = zip(names, zip(*(arrays for arrays, *_ in found), strict=True), strict=True)
+    arrays = [each[0] if name in static else np.concatenate(each) for name, each in columns]
+    alongs = [values for _, _, (_, values), _ in found if values is not None]
+    return arrays, grid, (axis, np.concatenate(alongs)) if len(alongs) == len(found) else None
 
 
 def _read_variables(
     source: Any, argument: str, names: Sequence[str], sample: str | None, like: Grid
-) -> "tuple[list[NDArray[Any]], Grid]":
+) -> "tuple[list[NDArray[Any]], Grid, tuple[str, NDArray[Any] | None], set[str]]":
     arrays, event, file = [], like.axes, str(source) if isinstance(source, Path) else "the table"
+    static = set[str]()
     table = open_table(source)
     try:
         if sample is None and not {*names} <= {*table.variables}:  # those of a model's condition
             raise other_variables(map(str, table.data_vars), like, argument, file)
         for name in names:
             one_of(argument, name, map(str, table.variables))
+        names_of = {name: tuple(map(str, table[name].dims)) for name in names}
+        order = sorted(names, key=lambda name: len(names_of[name]) <= len(event))  # those of each item first
         if sample is None:
-            table, sample = _with_sample_axis(table, names, like)
+            table, sample = _with_sample_axis(table, order, like)
         elif sample not in table.dims and (sample == ITEM or sample in table.coords):  # the file is one item
             table = table.reset_coords([name for name in names if name in table.coords])[[*names]].expand_dims(sample)
         if sample is None:
-            problem = f"has {names[0]!r} over {table[names[0]].dims}, and the model's is over {event} for each item"
+            problem = f"has {order[0]!r} over {names_of[order[0]]}, and the model's is over {event} for each item"
             raise FileError(argument, file, problem, "give one axis besides, that of the items")
         for name in names:
             variable = table[name]
             dims = [str(dim) for dim in variable.dims if dim != sample]
-            if len(dims) == len(variable.dims):
+            if is_static := len(dims) == len(variable.dims) and {*dims} == {*event}:
+                variable = variable.expand_dims(sample)
+                static.add(name)
+            if not is_static and len(dims) == len(variable.dims):
                 problem = f"is not over {sample!r}, the axis of the items"
                 raise InputError(argument, name, problem, "choose a variable that is")
             if {*dims} == {*event}:
@@ -198,9 +211,30 @@ def _read_variables(
             require_memory(argument, name, 2.0 * prod(variable.shape) * variable.dtype.itemsize, "give fewer items")
             with blaming(file, "repair it", f"has {name!r}, which cannot be read", argument):
                 arrays.append(_valid(variable.transpose(sample, *dims), _limits(variable)))
-            if len(arrays) == 1:
-                axes = tuple(dims)
-        return arrays, _grid(table, names, axes, None, "float32")
+        most = max(([dim for dim in names_of[name] if dim != sample] for name in names), key=len)
+        axes = event if {*most} == {*event} else tuple(most)
+        return arrays, _grid(table, names, axes, None, "float32"), _along(table, sample)[0], static
+    finally:
+        table.close()
+
+
+def has_variable(source: Any, name: str) -> bool:
+    """Whether a file or a table has a variable of that name that is no coordinate."""
+    table = open_table(source)
+    try:
+        return name in table.data_vars
+    finally:
+        table.close()
+
+
+def times_in(source: Any) -> "Times | None":
+    """The only coordinate of a file that is an axis of times; None where there are none, or several."""
+    table = open_table(source)
+    try:
+        axes = [str(name) for name in table.coords if table[name].dims == (name,)]
+        values = [_along(table, name)[0][1] for name in axes]
+        times = [each for each in values if each is not None and each.dtype.kind == "M"]
+        return times[0] if len(times) == 1 else None
     finally:
         table.close()
 
@@ -215,7 +249,10 @@ def _with_sample_axis(table: Any, names: Sequence[str], like: Grid) -> tuple[Any
     others = [dim for dim in dims if dim not in inside]
     if len(inside) != len(like.axes) or len(others) > 1:
         return table, None
-    return (table, others[0]) if others else (table[[*names]].expand_dims(ITEM), ITEM)
+    if others:
+        return table, others[0]
+    sample = _scalar_time(table[[*names]]) or ITEM  # as isel(time=0) leaves it
+    return table[[*names]].expand_dims(sample), sample
 
 
 def _reader(

@@ -70,9 +70,14 @@ class DataSpec:
     scaling: tuple[str, ...] = ("auto",)
     """From the units of the data to those of the model, one for all channels or one for each: standard (mean 0 and
     standard deviation 1), range (to [-1, 1]), log (standard of the logarithm), linear:scale=…,shift=…, or none; auto:
-    standard for floats, and for 8 and 16 bits the range of the type, or the part that they use if it is small."""
+    standard for floats, and for 8 and 16 bits the range of the type, or the part that they use if it is small.
+    standard:per=pixel and log:per=pixel: a mean and a standard deviation for every point."""
+    remove: str | None = None
+    """climatology: take away the mean of the month at every point, so that the model sees anomalies, and put it back
+    where times are known; climatology:by=day: that of the day of the year. Needs times along the axis of the items."""
     missing: str = "refuse"
-    """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units."""
+    """NaN and infinite values: refuse them, fill in the mean of their channel, or a number in the data's units; domain:
+    they are missing at the same points in all items, which lie outside of the domain, and are so in samples too."""
     held_out: str | None = None
     """What is not trained on but kept to test with: a fraction such as 0.1, or a range of the sample axis's coordinate,
     such as time=2010-01-01: or item=0:99."""
@@ -81,7 +86,8 @@ class DataSpec:
     .npz file of whole numbers or words, one per item, or a variable of the NetCDF, HDF5 or Zarr file."""
     condition: str | None = None
     """Train with numbers or fields that are known of each item: an .npy or .npz file [N, P], or [N, C, *event] on the
-    grid of the data or a coarser one, or variables of the NetCDF, HDF5 or Zarr file, joined by commas."""
+    grid of the data or a coarser one, or variables of the NetCDF, HDF5 or Zarr file, joined by commas; one without the
+    sample axis is the same for all items. latitude, longitude, month and dayofyear are the data's own coordinates."""
 
     def __post_init__(self) -> None:
         if isinstance(self.size, list):  # as JSON has it

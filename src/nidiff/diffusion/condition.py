@@ -5,7 +5,6 @@ A denoiser binds their values (`Denoiser.given`), so that samplers and losses ne
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
 from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
@@ -44,7 +43,9 @@ class Condition(NamedTuple):
         return torch.full((1, *self.shape), float(self.null)) if self.shape else self.null
 
     def to_json(self) -> dict[str, Any]:
-        return self._asdict() | {"scaling": None if self.scaling is None else asdict(self.scaling)}
+        return self._asdict() | {
+            "scaling": None if self.scaling is None else {"log": False, **self.scaling.to_json()[0]}
+        }
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Condition":
@@ -52,7 +53,7 @@ class Condition(NamedTuple):
         values = dict(values)
         scale, shift = values.pop("scale", ()), values.pop("shift", ())
         if isinstance(scaling := values.get("scaling"), Mapping):
-            values["scaling"] = Scaling(**scaling)
+            values["scaling"] = Scaling.from_json(scaling)
         elif scale:
             values["scaling"] = Scaling(scale, shift)
         return cls(**{**values, "shape": tuple(values.get("shape", ()))})

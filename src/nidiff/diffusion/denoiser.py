@@ -163,6 +163,12 @@ class Denoiser(torch.nn.Module):
         out."""
         if self.process.schedule.event_shape:
             raise InputError("schedule", None, "has levels per mode, which another grid does not have", "train there")
+        if self.scaling is not None and self.scaling.is_per_pixel:
+            problem = (
+                "is another grid than that of the scaling, the climatology or the domain, which are known on theirs"
+            )
+            remedy = "use the model's own, or train with one scaling for each channel"
+            raise InputError("shape", tuple(shape), problem, remedy)
         process = Process(self.process.schedule, self.process.covariance.at(shape))
         gaussian = None if self.gaussian is None else self.gaussian.on_grid(shape)
         conditions = dict(self.conditions)

@@ -21,6 +21,7 @@ def denoising_loss(
     weighting: "str | float | Weight | None" = "eps",
     level: Level | None = None,
     eps: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Mean squared error per image [B] at a random level: E‖Λ^½ (s_θ − s)‖² / D with a weight Λ inside the norm (E13).
 
@@ -33,7 +34,8 @@ def denoising_loss(
     - "target": no weight, the plain error of the network's output,
     - a number p: Λ = sigma² Σ^(1 + 2p), the Σ^p-weighted eps error.
 
-    ``level`` and ``eps`` default to draws from ``generator``.
+    ``level`` and ``eps`` default to draws from ``generator``. ``weights`` [C, *event], of mean 1, are those of the
+    squared errors of points, after Λ.
     """
     check_denoiser(denoiser)
     if denoiser.corrections:
@@ -58,7 +60,8 @@ def denoising_loss(
         error = (scale * own_scale) * error
         if power + own_power:
             error = process.covariance.power(error, power + own_power)
-    return error.square().flatten(1).mean(1)
+    squares = error.square()
+    return (squares if weights is None else weights.to(squares) * squares).flatten(1).mean(1)
 
 
 Weight = Callable[[Level], tuple[Coefficient, float]]

@@ -22,11 +22,18 @@ def wasserstein(real: Array, generated: Array) -> Tensor:
     return distances(by_channel(first), by_channel(second))
 
 
-def structure_function(fields: Array, order: int = 2, *, axis: int = 0, lags: tuple[int, ...] | None = None) -> Tensor:
+def structure_function(
+    fields: Array,
+    order: int = 2,
+    *,
+    axis: int = 0,
+    lags: tuple[int, ...] | None = None,
+    weights: Tensor | None = None,
+) -> Tensor:
     """S_p(r) = mean |v(s + r) − v(s)|^p of each item and channel, along an axis of the event: [N, C, number of lags].
 
     Nothing wraps around. The default lags are 1, 2, 4, … below half the axis. S_4 / S_2² of the means over items is
-    the flatness of the increments, 3 for a Gaussian.
+    the flatness of the increments, 3 for a Gaussian. ``weights`` [*event] are those of the points.
     """
     x = as_fields(fields, "fields")
     axis, order = check_whole("axis", axis, 0, x.ndim - 3), check_whole("order", order, 1, 8)
@@ -35,8 +42,11 @@ def structure_function(fields: Array, order: int = 2, *, axis: int = 0, lags: tu
         lags = tuple(2**power for power in range(size.bit_length()) if power == 0 or 2 ** (power + 1) < size)
 
     def moment(lag: int) -> Tensor:
-        parts = (increments(part, axis, lag).abs().pow(order).flatten(2).mean(2) for part in x.split(256))
-        return torch.cat([*parts]).cpu()
+        powers = (increments(part, axis, lag).abs().pow(order).flatten(2) for part in x.split(256))
+        if weights is None:
+            return torch.cat([each.mean(2) for each in powers]).cpu()
+        pairs = pair_weights(weights, axis, lag).flatten().to(x.device)
+        return torch.cat([each @ pairs / pairs.sum() for each in powers]).cpu()
 
     return torch.stack([moment(check_whole("lags", lag, 1, size - 1)) for lag in lags], -1)
 
@@ -45,6 +55,12 @@ def increments(x: Tensor, axis: int, lag: int) -> Tensor:
     """v(s + lag) − v(s) along an axis of the event."""
     size = x.shape[axis + 2]
     return x.narrow(axis + 2, lag, size - lag).double() - x.narrow(axis + 2, 0, size - lag).double()
+
+
+def pair_weights(weights: Tensor, axis: int, lag: int) -> Tensor:
+    """The weights of the increments of points with ``weights`` [*event]: the geometric mean of both."""
+    size = weights.shape[axis]
+    return (weights.narrow(axis, lag, size - lag) * weights.narrow(axis, 0, size - lag)).double().sqrt()
 
 
 def by_channel(x: Tensor) -> Tensor:

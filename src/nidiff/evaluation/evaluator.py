@@ -15,6 +15,7 @@ import nidiff
 from nidiff.covariance.waves import Boundary, boundary_per_axis
 from nidiff.data.dataset import Dataset, quantise
 from nidiff.data.sources import spread_rows
+from nidiff.data.weights import NONE, point_weights
 from nidiff.errors import InputError
 from nidiff.evaluation.arrays import as_fields
 from nidiff.evaluation.classifier import Classifier, fit_classifier
@@ -50,6 +51,9 @@ class Evaluator:
     split: str = "train"
     boundary: tuple[str, ...] = ()
     """Of the spectra of data that are not pictures."""
+    weights: Tensor | None = None
+    """How much a point counts, [*event], by the choice ``weighted``, and 0 outside of a domain."""
+    weighted: str = NONE
     other: Dataset | None = None
     """The other part of the data, for real against real: what the model was trained on, or what was held out."""
     classes: tuple[int, ...] = ()
@@ -138,6 +142,7 @@ class Evaluator:
             about |= {"num_real": len(self.items), "quantisation": "uint8"}
         else:
             about |= {"num_items": len(self.items), "split": self.split, "boundary": "/".join(self.boundary)}
+            about |= {"weights": self.weighted} if self.weighted != NONE else {}
         about |= {"real": self.name, "real_sha256": self._items_sha256, "num_generated": num_generated}
         return about | {"bootstrap": self.bootstrap, "nidiff": nidiff.__version__, "torch": torch.__version__}
 
@@ -225,7 +230,9 @@ class Evaluator:
     def as_set(self, items: Tensor, features: Tensor | None, ordered: bool = False) -> SampleSet:
         """Items and their features as the metrics take them."""
         about: dict[str, Any] = {"grid": self.data.grid, "boundary": self.boundary or "periodic", "k": self.k}
-        about["ordered"] = ordered
+        about |= {"ordered": ordered, "weights": self.weights}
+        if (domain := self.data.scaling.domain) is not None:
+            items = filled(items, domain, self.items)
         return SampleSet(items, features, self.network.name if self.network else "features", **about)
 
 
@@ -244,6 +251,7 @@ def open_evaluator(
     bootstrap: int = 20,
     boundary: Boundary | None = None,
     layout: str | None = None,
+    weights: str = "none",
 ) -> Evaluator:
     """What to compare the samples of ``run`` with: the arguments are the flags of ``nidiff evaluate``.
 
@@ -252,13 +260,17 @@ def open_evaluator(
     [N, C, H, W] of uint8 or of floats in [-1, 1]; all others are compared as fields.
     """
     source, train = None, None
+    scaling = None if model is None else model.denoiser.scaling
+    fitted = {"scaling": scaling} if scaling is not None and scaling.is_per_pixel else {}  # anomalies are the model's
     values: Any = data
     if data is None or isinstance(data, str):
         source = real_source(run, data, data_dir, split=split, layout=layout, like=model and model.grid)
-        train = source.load(split or "train")
+        train = source.load(split or "train", **fitted)
         values = train.data
     settings: dict[str, Any] = {"k": k, "bootstrap": bootstrap}
     if are_pictures(values, model):
+        if weights != NONE:
+            raise InputError("weights", weights, "has no meaning for pictures", "leave it out")
         network = load_features(features or USUAL_FEATURES, file=features_file, trust=trust_features)
         pictures = spread_items(values, num_real, pictures=True)
         other = source.held_out(train) if source is not None and split is None else None
@@ -266,13 +278,15 @@ def open_evaluator(
         return Evaluator(pictures, train.name if train else "images", network, **settings)
     real = train or RealData(values, "data", "given")
     if source is not None and split is None:
-        real = source.held_out(train)
+        real = source.held_out(train, **fitted)
     items, edge = spread_items(real.data, num_real), boundary or (source and source.experiment.edges)
     if model is not None:
         items = replace(items, grid=model.grid, scaling=model.denoiser.scaling or items.scaling)
         if items.shape == model.shape:  # any other is refused later
             check_range(model, items.values, real.name)  # type: ignore[arg-type]  # in memory
         edge = edge or model.denoiser.process.covariance.spatial.boundary
+    each = point_weights(weights, items.grid, items.shape, items.scaling.domain)
+    settings |= {"weights": None if each is None else each.amin(0), "weighted": weights}
     return Evaluator(
         items,
         real.name,
@@ -315,12 +329,28 @@ def spread_items(data: Any, count: int | None = None, *, pictures: bool = False)
     if count is not None:
         count = check_whole("num_real", count, 1, len(data))
         rows = spread_rows(len(data), count)
-    items = as_fields(data.stored(rows), "data")
+    items = _known_fields(data, rows)
     if pictures and items.is_floating_point() and (items.abs() > BEYOND).double().mean() > FEW:
         ends = f"go from {float(items.min()):.3g} to {float(items.max()):.3g}"
         warnings.warn(f"floats {ends} and are cut to [-1, 1], the range of pictures: give uint8.", stacklevel=2)
     floats = items if items.dtype == torch.float64 else items.float()
     return replace(data.take(rows), values=quantise(items) if pictures else floats)
+
+
+def _known_fields(data: Dataset, rows: Tensor) -> Tensor:
+    """Items as samples without times are, with the mean of their channel outside of the domain."""
+    items, domain = data.compared(rows), data.scaling.domain
+    if domain is not None:
+        items = filled(items, domain, items)
+    return as_fields(items, "data")
+
+
+def filled(items: Tensor, domain: Tensor, like: Tensor) -> Tensor:
+    """Items with the mean of each channel of others, inside of the domain, where they have no numbers."""
+    inside = (like.double() * domain).nan_to_num(0.0).sum((0, *range(2, like.ndim)))
+    count = len(like) * domain.flatten(1).sum(1)
+    means = (inside / count).reshape(-1, *[1] * (like.ndim - 2)).to(items.dtype)
+    return torch.where(domain, items, means)
 
 
 def _of_classes(data: Dataset, classes: Sequence[int]) -> Dataset:

@@ -10,6 +10,7 @@ from torch import Tensor
 from nidiff.data.dataset import LARGEST, Dataset
 from nidiff.diffusion.condition import CLASSES
 from nidiff.diffusion.denoiser import Denoiser
+from nidiff.errors import InputError
 from nidiff.evaluation.order import effective_number, is_ordered, standard_error
 from nidiff.evaluation.results import Measured
 from nidiff.progress import Progress
@@ -91,6 +92,9 @@ def measure_likelihood(
     num_images, batch = check_whole("num_images", num_images), check_whole("batch", batch)
     seed = check_whole("seed", seed, 0, MOST_SEEDS)
     scaling = data.scaling if denoiser.scaling is None else denoiser.scaling
+    if scaling.domain is not None:
+        problem = "has a domain, outside of which x is 0 for certain, so that items have no density"
+        raise InputError("model", None, problem, "compare fields, with nidiff evaluate")
     smooth, baselines = denoiser.clipped(None), (denoiser.gaussian, denoiser.mixture)
     rows = torch.linspace(0, len(data) - 1, min(num_images, len(data)), dtype=torch.float64).long()
     is_whole = data.grid.dtype in LARGEST
@@ -102,7 +106,7 @@ def measure_likelihood(
         generators = generators_from_seeds([seed * MOST_SEEDS + row for row in part.tolist()])
         if is_whole:
             values = values + torch.special.ndtr(white_noise(values.shape, generators, dtype=torch.float64)) - 0.5
-        x = scaling.to_model(values)
+        x = scaling.at_times(None if data.times is None else data.times[part.numpy()]).to_model(values)
         known = [x.new_zeros(len(x)) if law is None else law.log_prob(x) for law in baselines]
         conditioned = smooth if labels is None else smooth.given(**{CLASSES: labels[part]})
         like = x.to(denoiser.device, torch.promote_types(dtype, torch.float32))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nidiff.covariance.waves import Boundary, boundary_per_axis
 from nidiff.data.grid import Grid
-from nidiff.evaluation.distributions import by_channel, deviations, increments, structure_function
+from nidiff.evaluation.distributions import by_channel, deviations, increments, pair_weights, structure_function
 from nidiff.evaluation.frechet import FeatureGaussian, feature_gaussian
 from nidiff.evaluation.order import effective_number
 from nidiff.evaluation.precision_recall import PrecisionRecall, precision_recall
@@ -37,6 +37,7 @@ class SampleSet:
         boundary: Boundary = "periodic",
         k: int = 3,
         ordered: bool = False,
+        weights: Tensor | None = None,
     ) -> None:
         self.features: Any = features
         self.ordered = ordered  # whether neighbouring items may be alike
@@ -46,6 +47,7 @@ class SampleSet:
         self.grid = grid or Grid.usual(items.shape[1:])
         self.grid.check(items.shape[1:])
         self.boundary = boundary_per_axis(boundary, len(self.event))
+        self.weights = weights  # [*event], how much a point counts where its place does; spectra have none
         self._all, self._rows = items, torch.arange(len(items))
         self._by_item: dict[Any, Tensor] = {}  # of all items, also of those that a resample has not
         self._of_set: dict[Any, Any] = {}
@@ -72,7 +74,7 @@ class SampleSet:
         say."""
 
         def compute() -> float:
-            values = self.by_item("values", _some).flatten(1)
+            values = self.by_item("values", self._some).flatten(1)
             return effective_number(values[:, :: 1 + values.shape[1] // COLUMNS], pooled=True).item()
 
         return self.of_set("independent", compute) if self.ordered else len(self)
@@ -127,20 +129,26 @@ class SampleSet:
 
     def sorted_values(self) -> Tensor:
         """The values of some pixels of each channel, rising, [C, N V]."""
-        return self.of_set("sorted", lambda: by_channel(self.by_item("values", _some)))
+        return self.of_set("sorted", lambda: by_channel(self.by_item("values", self._some)))
 
     def sorted_increments(self, axis: int) -> Tensor:
         """The increments between neighbours along an axis, of some pixels, rising, [C, N V]."""
-        some = self.by_item(("increments", axis), lambda x: _some(increments(x, axis, 1)))
+        pairs = None if self.weights is None else pair_weights(self.weights, axis, 1)
+        some = self.by_item(("increments", axis), lambda x: _some(increments(x, axis, 1), pairs))
         return self.of_set(("sorted", axis), lambda: by_channel(some))
 
     def spread(self) -> Tensor:
         """How much the values of some pixels differ between items, [C]."""
-        return self.of_set("spread", lambda: deviations(self.by_item("values", _some)))
+        return self.of_set("spread", lambda: deviations(self.by_item("values", self._some)))
 
     def structure(self, order: int, axis: int) -> Tensor:
         """`structure_function`, [N, C, number of lags]."""
-        return self.by_item(("structure", order, axis), lambda x: structure_function(x, order, axis=axis))
+        return self.by_item(
+            ("structure", order, axis), lambda x: structure_function(x, order, axis=axis, weights=self.weights)
+        )
+
+    def _some(self, x: Tensor) -> Tensor:
+        return _some(x, self.weights)
 
     def by_item(self, key: Any, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``compute`` returns for the items, [N, ...], computed once under the name ``key``."""
@@ -155,9 +163,15 @@ class SampleSet:
         return self._of_set[key]
 
 
-def _some(x: Tensor) -> Tensor:
-    """The same pixels of every item, chosen at random if they are many."""
+def _some(x: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The same pixels of every item, chosen at random if they are many; with ``weights`` [*event], each as often as its
+    weight says."""
     flat = x.flatten(2)
+    if weights is not None:
+        order = permutation(flat.shape[2], torch.Generator().manual_seed(0))
+        share = weights.flatten()[order].double().cumsum(0)
+        ends = (torch.arange(VALUES, dtype=torch.float64) + 0.5) / VALUES * share[-1]
+        return flat[:, :, order[torch.searchsorted(share, ends)].to(flat.device)].double().cpu()
     if flat.shape[2] <= VALUES:
         return flat.double().cpu()
     chosen = permutation(flat.shape[2], torch.Generator().manual_seed(0))[:VALUES].sort().values

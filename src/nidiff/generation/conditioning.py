@@ -9,11 +9,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from nidiff.data.annotations import as_finite, on_grid, read_conditions
+from nidiff.data.annotations import as_finite, coordinate_rows, on_grid, read_conditions
 from nidiff.data.arrays import read_array
+from nidiff.data.coordinates import needs_times
 from nidiff.data.grid import Grid
 from nidiff.data.science import is_table
 from nidiff.diffusion.condition import CLASSES, Condition
@@ -27,6 +29,8 @@ from nidiff.sealed import tensors_sha256
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from nidiff.diffusion.climatology import Times
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,15 +86,20 @@ def plan_conditions(
     guidance_interval: Sequence[float] | None = None,
     condition: str | Path | None = None,
     grid: Grid | None = None,
+    times: "Times | None" = None,
 ) -> Conditioning:
     """The conditioning of a job, if the model can be conditioned so.
 
     ``classes`` are those of the seeds in turn: by default all of the model's, and empty for none. ``condition`` is a
-    file of conditions, a row per seed in turn; ``grid`` has their names and units as the model knows them.
+    file of conditions, a row per seed in turn; ``grid`` has their names and units as the model knows them. Conditions
+    that are coordinates need no file, but ``times`` where they are those of the items.
     """
     conditions = denoiser.conditions
     chosen = _chosen_classes(conditions.get(CLASSES), classes)
-    rows = {} if condition is None else read_rows(condition, conditions, grid)
+    if condition is not None:
+        rows = read_rows(condition, conditions, grid, times)
+    else:
+        rows = {} if grid is None else _rows_of_coordinates(conditions, grid, times)
     names = [*rows, *([CLASSES] if chosen else [])]
     for name in conditions.keys() - {*names}:
         if not conditions[name].dropout:
@@ -115,7 +124,19 @@ def _chosen_classes(condition: Condition | None, classes: Sequence[int] | None) 
     return tuple(known if classes is None else classes)
 
 
-def read_rows(file: str | Path, conditions: Mapping[str, Condition], grid: Grid | None = None) -> dict[str, Tensor]:
+def _rows_of_coordinates(conditions: Mapping[str, Condition], grid: Grid, times: "Times | None") -> dict[str, Tensor]:
+    """The values of conditions that are coordinates, at these times, or of any time where none of them needs it."""
+    name = next((name for name in conditions if name != CLASSES), None)
+    if name is None or grid.condition is None or (times is None and needs_times(grid.condition)):
+        return {}
+    event = conditions[name].shape[1:]
+    values = coordinate_rows(grid.condition, grid, event, np.zeros(1, "datetime64[s]") if times is None else times)
+    return {} if values is None else {name: as_finite("coordinates", values, conditions[name].scaling)}
+
+
+def read_rows(
+    file: str | Path, conditions: Mapping[str, Condition], grid: Grid | None = None, times: "Times | None" = None
+) -> dict[str, Tensor]:
     """The values [N, …] of the model's condition other than the class, in the units of the model, from an .npy or .npz
     file in those of the data. One channel may go without its axis, and fields may be coarser. Of NetCDF, HDF5 or Zarr,
     the variables of ``grid``, the model's of its condition, matched with it."""
@@ -126,7 +147,7 @@ def read_rows(file: str | Path, conditions: Mapping[str, Condition], grid: Grid 
         remedy = "use Python" if names else "leave it out"
         raise InputError("condition", path, f"cannot be used: the model takes {takes}", remedy)
     condition, shape = conditions[names[0]], conditions[names[0]].shape
-    values = _variables(path, grid) if is_table(path) else read_array(path, "condition")
+    values = _variables(path, grid, shape[1:], times) if is_table(path) else read_array(path, "condition")
     if values.ndim == len(shape) and shape[:1] == (1,):
         values = values[:, None]
     if len(shape) > 1 and values.ndim == len(shape) + 1:
@@ -137,12 +158,12 @@ def read_rows(file: str | Path, conditions: Mapping[str, Condition], grid: Grid 
     return {names[0]: as_finite(str(path), values, condition.scaling)}
 
 
-def _variables(path: Path, grid: Grid | None) -> "NDArray[Any]":
+def _variables(path: Path, grid: Grid | None, event: tuple[int, ...], times: "Times | None") -> "NDArray[Any]":
     """The variables [N, C, …] that the model was trained with."""
     if grid is None or grid.condition is None:
         problem = "has names for its variables, and the model was trained with an array, which has none"
         raise InputError("condition", path, problem, "give an .npy or .npz file")
-    return read_conditions(path, grid.condition)
+    return read_conditions(path, grid.condition, grid, event, times)
 
 
 def rows_digest(rows: Mapping[str, Tensor]) -> str:

@@ -25,8 +25,12 @@ from nidiff.files import replacing, replacing_folder
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from nidiff.data.dataset import Along
+    from nidiff.diffusion.climatology import Times
+
 ALL_SAMPLES = "all of them are in samples.npz"
 LOUDEST, FEW = 2**15, 0.01  # of 16 bits; the share of a sound that may be cut
+TEMPERATURES = ("k", "kelvin", "degk", "degc", "celsius", "degree_celsius", "degrees_celsius", "degf", "fahrenheit")
 SMALLEST_FRAME, FRAME_TIME = 128, 100  # pixels, milliseconds
 
 
@@ -40,6 +44,12 @@ class Samples:
     about: Mapping[str, str]
     names: Sequence[str] = ()
     """Of the files of single samples; default: the seeds."""
+    items: "Along | None" = None
+    """Of samples of items, as many of each, one after the other: the name and the coordinate of the items."""
+    times: "Times | None" = None
+    """The time that each sample was given."""
+    anomalies: str = ""
+    """What the numbers are differences from, in words."""
 
     def files(self, folder: Path, suffix: str) -> Iterator[tuple[Path, dict[str, str], "NDArray[Any]"]]:
         """The file of each sample, what to say about it, and its numbers."""
@@ -76,7 +86,7 @@ def write_npy(samples: Samples, path: Path) -> None:
 
 
 def write_netcdf(samples: Samples, path: Path) -> None:
-    """A variable [sample, *axes] for each channel; sample is the seed."""
+    """A variable [sample, *axes] for each channel, where sample is the seed; of items [items, sample, *axes]."""
     dataset = as_xarray(samples)
     with replacing(path) as file:
         dataset.to_netcdf(file.name, engine="h5netcdf", encoding=_unfilled(dataset))
@@ -93,12 +103,24 @@ def as_xarray(samples: Samples) -> Any:
     """The samples as an `xarray.Dataset`."""
     xarray, grid, data = require("xarray"), samples.grid, samples.data
     names = _variables(grid, data.shape[1])
-    item = "sample"
-    while item in (*grid.axes, *names):
-        item += "_"
-    units = grid.units or ("",) * len(names)
+    taken = [*grid.axes, *names]
+    sample = _free("sample", taken)
+    leading: tuple[str, ...] = (sample,)
+    seeds: dict[str, Any] = {sample: (sample, samples.seeds, {"long_name": "seed"})}
+    if samples.items is not None:
+        name, along = _free(samples.items[0], [*taken, sample]), samples.items[1]
+        leading, count = (name, sample), len(data) // len(along)
+        data = data.reshape(len(along), count, *data.shape[1:])
+        table = samples.seeds.reshape(len(along), count)
+        seeds = {name: (name, along), sample: (sample, np.arange(count))}
+        seeds |= {_free("seed", [*taken, *leading]): (leading, table)}
+    elif samples.times is not None:
+        seeds |= {_free("time", [*taken, sample]): (sample, samples.times)}
+    about, units = dict(samples.about), grid.units or ("",) * len(names)
+    if samples.anomalies:
+        about["comment"] = samples.anomalies
     variables = {
-        name: ((item, *grid.axes), data[:, channel], {"units": unit} if unit else {})
+        name: ((*leading, *grid.axes), data.take(channel, len(leading)), _about_unit(unit, bool(samples.anomalies)))
         for channel, (name, unit) in enumerate(zip(names, units, strict=True))
     }
     coordinates = {
@@ -106,8 +128,21 @@ def as_xarray(samples: Samples) -> Any:
         for axis, values in grid.coordinates.items()
     }
     rate = {} if grid.rate is None else {"rate": grid.rate}
-    seeds = {item: (item, samples.seeds, {"long_name": "seed"})}
-    return xarray.Dataset(variables, seeds | coordinates, {**samples.about, **rate})
+    return xarray.Dataset(variables, seeds | coordinates, {**about, **rate})
+
+
+def _free(name: str, taken: Sequence[str]) -> str:
+    """The name, with as many _ as make it another one than those that are taken."""
+    while name in taken:
+        name += "_"
+    return name
+
+
+def _about_unit(unit: str, is_difference: bool) -> dict[str, str]:
+    """The attributes of a variable in a unit; of a difference of temperatures as CF 1.11 writes it."""
+    if is_difference and unit.lower() in TEMPERATURES:
+        return {"units": unit, "units_metadata": "temperature: difference"}
+    return {"units": unit} if unit else {}
 
 
 def _variables(grid: Grid, channels: int) -> list[str]:

@@ -106,7 +106,8 @@ def _draw(
 
         try:
             for block, images in zip(blocks, draw_blocks(drawings, folder.shape, show), strict=True):
-                folder.add(block, as_saved(images, denoiser.scaling, folder.grid.dtype, job.floats))
+                scaling = denoiser.scaling and denoiser.scaling.at_times(job.times_of(block))
+                folder.add(block, as_saved(images, scaling, folder.grid.dtype, job.floats))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped: repeat the command to continue with the images in {folder.path}.") from None
 
@@ -114,10 +115,20 @@ def _draw(
 class SampleFolder:
     """The samples [C, *event] = ``shape`` of a job, by seed, at ``path``, and in the format ``kind`` too.
 
-    ``grid`` says what the numbers are; by default they are 8-bit images. The processes of one launch may `add` at once.
+    ``grid`` says what the numbers are; by default they are 8-bit images; ``anomalies`` what they are differences from,
+    where the job has no times. The processes of one launch may `add` at once.
     """
 
-    def __init__(self, path: Path, job: Job, shape: Sequence[int], kind: str = "npz", grid: Grid | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        job: Job,
+        shape: Sequence[int],
+        kind: str = "npz",
+        grid: Grid | None = None,
+        anomalies: str = "",
+    ) -> None:
+        self.anomalies = "" if job.times else anomalies
         self.path, self.job, self.shape, self.kind = as_path("out", path), job, tuple(shape), kind
         self.grid = Grid.usual(shape, "uint8") if grid is None else grid
         self.archive, self.parts = self.path / ARCHIVE, self.path / "parts"
@@ -172,11 +183,15 @@ class SampleFolder:
                 if kind == self.kind or (self.path / name).exists():
                     stored = self._stored(self.archive)
                     data = np.moveaxis(stored["arr_0"], -1, 1)
-                    write_format(Samples(data, stored["seeds"], self.grid, about), self.path, kind)
+                    write_format(self._samples(data, stored["seeds"], about), self.path, kind)
             if self.kind in BY_SAMPLE:
-                write_format(Samples(images.numpy(), np.array(seeds), self.grid, about), self.path, self.kind)
+                write_format(self._samples(images.numpy(), np.array(seeds), about), self.path, self.kind)
             recover_folder(self.path / WHOLE_FILES["zarr"][0])
             remove_left(self.path, *self._folders)
+
+    def _samples(self, data: "NDArray[Any]", seeds: "NDArray[Any]", about: Mapping[str, str]) -> Samples:
+        times = self.job.times_of(seeds.tolist())
+        return Samples(data, seeds, self.grid, about, times=times, anomalies=self.anomalies)
 
     def read(self, seeds: Sequence[int]) -> Tensor:
         """The samples [N, C, *event] of ``seeds``, as they are stored in samples.npz."""

@@ -7,11 +7,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+
+from nidiff.data.coordinates import needs_times
 from nidiff.data.dataset import WHOLE, as_stored
+from nidiff.diffusion.climatology import parse_times
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.spacing import ANGLE, SPACINGS
-from nidiff.errors import InputError, one_of
+from nidiff.errors import InputError, one_of, renamed
 from nidiff.generation.conditioning import Conditioning, plan_conditions
 from nidiff.generation.loaded_model import Model
 from nidiff.notation import parse_call
@@ -24,6 +28,8 @@ from nidiff.sealed import digest
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from nidiff.diffusion.climatology import Times
 
 PRECISIONS = ("fp32", "bf16")
 Drawing: TypeAlias = tuple[Denoiser, Sequence[int], Mapping[str, Any]]
@@ -45,18 +51,31 @@ class Job:
     floats: bool = False  # write float32 in [−1, 1] instead of whole numbers
     shape: tuple[int, ...] = ()  # of the event, if it is not that of the model
     conditioning: Conditioning = field(default_factory=Conditioning)
+    times: tuple[str, ...] = ()  # of the seeds in turn, whose climatology is put back or that are a condition
 
     def to_json(self) -> dict[str, Any]:
         """The job as it is stored, and as its digest is made from; what came later than it only where it is set."""
-        values = {key: value for key, value in vars(self).items() if key not in ("shape", "precision", "conditioning")}
+        values = {
+            key: value
+            for key, value in vars(self).items()
+            if key not in ("shape", "precision", "conditioning", "times")
+        }
         values |= {"precision": self.precision} if self.precision != "fp32" else {}
+        values |= {"times": list(self.times)} if self.times else {}
         return values | ({"shape": list(self.shape)} if self.shape else {}) | self.conditioning.to_json()
+
+    def times_of(self, seeds: Sequence[int]) -> "Times | None":
+        """The time of each seed; None without `times`."""
+        if not self.times:
+            return None
+        return np.array([self.times[seed % len(self.times)] for seed in seeds], dtype="datetime64[s]")
 
     @property
     def name(self) -> str:
         """A name for the folder of the job: readable, and different for different jobs."""
         usual = self.spacing == SAMPLERS[self.sampler].spacing
         options = ({} if usual else {"spacing": self.spacing}) | self.options | self.conditioning.labels
+        options |= {"times": f"{self.times[0][:10]}_{self.times[-1][:10]}"} if self.times else {}
         words = [self.sampler, *(f"{key}={value}" for key, value in options.items()), str(self.num_steps)]
         readable = re.sub(r"[^\w.=+-]", "_", "-".join(words))[:100]  # a name that every file system takes
         return f"{readable}-{digest(self.to_json())[:8]}"
@@ -87,13 +106,15 @@ def plan_job(
     tile: int | None = None,
     precision: str = "fp32",
     floats: bool = False,
+    times: str | None = None,
     **conditions: Any,
 ) -> Job:
     """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
     The default sampler is the one that was tuned for ``num_steps`` evaluations, where one was (`choice_for`); else
-    dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None
-    for that of the model, or 0 for no clipping. ``conditions`` are the arguments of `plan_conditions`.
+    dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None for that of the model, or
+    0 for no clipping. ``times``, as 2020-01:2020-12, are those of the seeds in turn; their climatology is put back.
+    ``conditions`` are the arguments of `plan_conditions`.
     """
     is_usual = sampler is None and conditions.get("guidance") in (None, 1)
     choice = model.denoiser.choice_for(num_steps) if is_usual else None
@@ -113,6 +134,8 @@ def plan_job(
         options |= {"start": chosen.start} | {key: value for key, value in where.items() if value is not None}
     if chosen.rescale:
         options |= {"rescale": True}
+    when = None if times is None else _known_times(model, times)
+    known = model.times if when is None else when
     steps = default_steps(chosen, model.denoiser.process.schedule) if num_steps is None else num_steps
     return Job(
         model=model.sha256,
@@ -125,8 +148,21 @@ def plan_job(
         precision=check_precision(precision, model.denoiser.device.type),
         floats=floats and model.grid.dtype in WHOLE,
         shape=model.event,
-        conditioning=plan_conditions(model.denoiser, grid=model.grid, **conditions),
+        conditioning=plan_conditions(model.denoiser, grid=model.grid, times=known, **conditions),
+        times=() if when is None else tuple(when.astype(str).tolist()),
     )
+
+
+def _known_times(model: Model, text: str) -> "Times":
+    """Times for which the model has a climatology, or which are a condition."""
+    times, climatology = parse_times(text), model.scaling.climatology
+    if climatology is not None:
+        with renamed("remove", "times"):
+            climatology.check(times)
+    elif model.grid.condition is None or not needs_times(model.grid.condition):
+        problem = "has no meaning for a model without a climatology or a condition that is a time"
+        raise InputError("times", text, problem, "leave it out")
+    return times
 
 
 def check_precision(precision: str, device: str) -> str:
@@ -170,6 +206,8 @@ def draw_blocks(
 
         images = sample(denoiser, (len(seeds), *shape), generator=seeds, callback=advance, **arguments).cpu()
         finite = as_stored(images, denoiser.scaling, "float32").isfinite()  # `sample` has looked at the images
+        if denoiser.scaling is not None and denoiser.scaling.domain is not None:
+            finite |= ~denoiser.scaling.domain
         if not bool(finite.all()):
             seed = seeds[int((~finite).flatten(1).any(1).nonzero()[0])]
             problem = f"the image of seed {seed} has NaN or infinite pixels"

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from nidiff.data.coordinates import needs_times
+from nidiff.data.dataset import Dataset
 from nidiff.data.grid import Grid
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import common_basis
 from nidiff.diffusion.scaling import Scaling
-from nidiff.errors import InputError, first_line
+from nidiff.errors import FileError, InputError, first_line
 from nidiff.model.checkpoint import checkpoint_step, is_checkpoint, run_of
 from nidiff.model.config import model_folder
 from nidiff.model.folder import image_shape, open_stored, read_grid
@@ -23,6 +25,8 @@ from nidiff.model.zoo import Card, entry_of, find_model, read_card
 
 if TYPE_CHECKING:
     from accelerate import PartialState
+
+    from nidiff.diffusion.climatology import Times
 
 STEPS = "steps"  # in a run: what was drawn and measured of its checkpoints
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
@@ -44,6 +48,7 @@ class Model(NamedTuple):
     event: tuple[int, ...] = ()  # the event shape, if it is not the one the model was trained on
     card: Card | None = None  # of a shipped model
     step: int | None = None
+    times: "Times | None" = None  # of the items that it is about, one after the other
 
     @property
     def name(self) -> str:
@@ -69,8 +74,20 @@ class Model(NamedTuple):
 
     @property
     def scaling(self) -> Scaling:
-        """From the units of the model to those of the data."""
-        return self.denoiser.scaling or Scaling(1.0)
+        """From the units of the model to those of the data, of the times that are known."""
+        return (self.denoiser.scaling or Scaling(1.0)).at_times(self.times)
+
+    def about(self, data: Dataset, name: str | Path) -> "Model":
+        """The model for the items of a file, whose times a climatology needs, and a condition that is a time."""
+        climatology, condition = self.scaling.climatology, self.grid.condition
+        if climatology is None:
+            is_given = condition is not None and needs_times(condition) and data.times is not None
+            return self._replace(times=data.times) if is_given else self
+        if data.times is None:
+            problem = f"has no times for its items, and the model sees differences from the {climatology.name}"
+            raise FileError("file", name, problem, "give a file with times along the axis of the items")
+        climatology.check(data.times)
+        return self._replace(times=data.times)
 
     @property
     def boundary(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from nidiff.data.arrays import read_array
 from nidiff.data.dataset import LARGEST, as_stored
 from nidiff.data.formats import KINDS
 from nidiff.data.load import load_items
+from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, known_names, one_of, shown
 from nidiff.files import as_path
@@ -116,6 +117,25 @@ def blurring(model: Model, width: float) -> Operator:
     return operators.blur(width, model.boundary)
 
 
+def seen_scaling(model: Model, operator: Operator) -> tuple[Scaling, Operator]:
+    """The scaling of y = A(data) where a scaling is not the same at every point, or items have a climatology: that of
+    its channels, with A of what is added to each item; and the operator on x that makes y in these units."""
+    scaling = model.scaling
+    if operator.is_mask or not (scaling.is_per_pixel or scaling.means is not None):
+        return scaling, operator
+    if scaling.domain is not None:
+        problem = "mixes points that are outside of the domain of the model with others"
+        raise InputError("scale", None, problem, "observe points, by `mask`")
+    axes, zero = tuple(range(1, len(model.shape))), torch.zeros(1, *model.shape, dtype=torch.float64)
+    each = torch.as_tensor(scaling.scale, dtype=torch.float64)
+    each = each if each.ndim > 1 else each.reshape(-1, *[1] * (len(model.shape) - 1))
+    each = each.expand(model.shape)
+    whole = each.square().mean(axes, keepdim=True).sqrt()
+    count = 1 if scaling.means is None else len(scaling.means)
+    means = operator(scaling.to_data(zero.expand(count, *model.shape)))
+    return Scaling(tuple(whole.flatten().tolist()), means=means), operator @ operators.weighted(each / whole)
+
+
 def _require_linear(argument: str, model: Model) -> None:
     if not model.scaling.is_linear:
         problem = "in the units of the data has no meaning for a model of their logarithm"
@@ -140,15 +160,20 @@ def observe(
     ``items`` are y itself; means and blurred values in whole numbers have the noise of rounding besides. To
     ``degrade``, ``items`` are clean, and y = A(items) + noise of ``seed``.
     """
-    if (mask := operator.observed) is not None and items.is_floating_point():  # elsewhere may be NaN: the model sees 0
-        items = torch.where(mask, items, model.scaling.to_data(torch.zeros_like(items)))
-    y, deviations = to_model(items, model), in_model_units(noise, model, units)
+    seen, operator = seen_scaling(model, operator)
+    if (mask := operator.observed) is not None:
+        if seen.domain is not None:  # there is nothing to observe elsewhere
+            operator = operators.mask(mask := mask & seen.domain)
+        if items.is_floating_point():  # elsewhere may be NaN: the model sees 0
+            items = torch.where(mask, items, seen.to_data(torch.zeros_like(items)))
+    y = to_model(items, model) if degrade else as_seen(items, seen, model)
+    deviations = in_units(noise, model, seen, units)
     if not (operator.is_mask or degrade or items.is_floating_point()):
-        rounding = in_model_units(ROUNDING, model, "data")
-        deviations = tuple(math.hypot(*both) for both in zip(deviations, rounding, strict=True))
-    deviation: Any = deviations[0]
-    if len({*deviations}) > 1:
-        deviation = torch.tensor(deviations, device=y.device).reshape(-1, *[1] * (len(model.shape) - 1))
+        deviations = deviations.hypot(in_units(ROUNDING, model, seen, "data"))
+    deviation: Any = deviations.flatten()[0].item()
+    if bool((deviations != deviation).any()):
+        shape = deviations.shape if deviations.ndim > 1 else (-1, *[1] * (len(model.shape) - 1))
+        deviation = deviations.reshape(shape).to(y.device, torch.float32)
     if degrade:
         clean = operator(y)
         sources = [seeded(seed, item, NOISE) for item in range(len(y))]
@@ -158,7 +183,9 @@ def observe(
 
 def observed_data(model: Model, observation: Observation) -> Tensor:
     """y in the units of the data, NaN where nothing was observed."""
-    y, mask = as_stored(observation.y.cpu(), model.scaling, model.grid.floats), observation.operator.observed
+    operator = observation.operator
+    seen = seen_scaling(model, Operator(*operator.parts[:1]))[0]
+    y, mask = as_stored(observation.y.cpu(), seen, model.grid.floats), operator.observed
     return y if mask is None else torch.where(mask.cpu(), y, torch.nan)
 
 
@@ -171,13 +198,15 @@ def check_range(model: Model, items: Tensor, name: str | Path, noise: float = 0.
     variance = gaussian.covariance.marginal_variance
     mean, variance = (values.cpu().double().expand(shape).flatten(1) for values in (gaussian.mean, variance))
     centres, sizes = mean.mean(1), (variance.mean(1) + mean.var(1, correction=0)).sqrt()
-    noises = in_model_units(noise, model, units) if noise else (0.0,) * shape[0]
+    noises = torch.zeros(shape[0])
+    if noise:
+        noises = in_units(noise, model, model.scaling, units).reshape(shape[0], -1).square().mean(1).sqrt()
     x = to_model(items, model).double().cpu().movedim(1, 0).flatten(1)
     for channel, (values, centre, size, noisy) in enumerate(zip(x, centres, sizes, noises, strict=True)):
         known = values[values.isfinite()]
         if len(known) < FEWEST:
             continue
-        middle, spread, most = known.mean(), known.std(correction=0), math.hypot(size, noisy)
+        middle, spread, most = known.mean(), known.std(correction=0), math.hypot(size, float(noisy))
         if (middle - centre).abs() > FAR * most or spread > WIDE * most or 0 < spread < NARROW * size:
             scale, shift = _scale_and_shift(model, channel)
             pairs = ((middle, spread), (centre, size))
@@ -190,26 +219,30 @@ def check_range(model: Model, items: Tensor, name: str | Path, noise: float = 0.
 def _scale_and_shift(model: Model, channel: int) -> list[float]:
     """From the units of the model to those of the data or, where the model sees it, of their logarithm."""
     values = (model.scaling.scale, model.scaling.shift)
-    return [value[channel] if isinstance(value, tuple) else value for value in values]
+    return [
+        float(value) if isinstance(value, float | int) else float(torch.as_tensor(value[channel]).mean())
+        for value in values
+    ]
 
 
-def in_model_units(noise: float, model: Model, units: str, argument: str = "noise") -> tuple[float, ...]:
-    """A standard deviation in the units of the model, for each channel: that of the data divided by the scale."""
-    value, scale = check_number(argument, noise), torch.ones(())
+def in_units(noise: float, model: Model, scaling: Scaling, units: str, argument: str = "noise") -> Tensor:
+    """A standard deviation in the units of the model, for each channel [C] or point [C, *event]: that of the data
+    divided by the scale."""
+    value, scale = check_number(argument, noise), torch.ones((), dtype=torch.float64)
     if one_of("units", units, UNITS) == "data":
         _require_linear(argument, model)
-        scale = torch.tensor(model.scaling.scale, dtype=torch.float64).abs()
-    return tuple((value / scale).expand(model.shape[0]).tolist())
+        scale = torch.as_tensor(scaling.scale, dtype=torch.float64).abs()
+    return value / (scale if scale.ndim > 1 else scale.expand(model.shape[0]))
 
 
 def noise_level(noise: float, model: Model, units: str, argument: str = "noise") -> Level:
     """The level of the process at which data with so much noise are a state of it."""
-    deviations, schedule = in_model_units(noise, model, units, argument), model.denoiser.process.schedule
-    if max(deviations) > 1.001 * min(deviations) or schedule.event_shape:
-        problem = "is another level for each channel, or the model has other levels for every mode"
+    deviations, schedule = in_units(noise, model, model.scaling, units, argument), model.denoiser.process.schedule
+    if deviations.max() > 1.001 * deviations.min() or schedule.event_shape:
+        problem = "is another level for each channel or point, or the model has other levels for every mode"
         raise InputError(argument, noise, problem, "give noise / scale, with `units` model, or use another model")
     try:
-        return schedule.level_with_noise(deviations[0])
+        return schedule.level_with_noise(deviations.flatten()[0].item())
     except InputError as error:
         remedy = f"{error.remedy}, in the units of the model"
         raise InputError(argument, noise, "is not a level of the model", remedy) from error
@@ -217,4 +250,9 @@ def noise_level(noise: float, model: Model, units: str, argument: str = "noise")
 
 def to_model(values: Tensor, model: Model) -> Tensor:
     """Items in the units of the data as the model sees them, on its device."""
-    return model.scaling.to_model(values.double()).float().to(model.denoiser.device)
+    return as_seen(values, model.scaling, model)
+
+
+def as_seen(values: Tensor, scaling: Scaling, model: Model) -> Tensor:
+    """Numbers in the units of the data in those of the model, on its device."""
+    return scaling.to_model(values.double()).float().to(model.denoiser.device)

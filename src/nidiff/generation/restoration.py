@@ -6,11 +6,13 @@ mean.npy          [N, *event, C], the mean of the samples before rounding
 spread.npy        their standard deviation
 observed.npy      [N, …, C], what was observed; NaN where nothing was
 png/              pictures: ITEM-SEED.png, and ITEM-mean.png
-samples.nc, …     all samples, one after the other, in other formats (`nidiff.generation.export`)
+samples.nc, …     all samples in other formats (`nidiff.generation.export`), one after the other but in NetCDF and Zarr,
+                  which have the axis of the items and then that of the samples
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,8 @@ from nidiff import __version__
 from nidiff.data.dataset import WHOLE, as_stored
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import as_grey_or_rgb, save_png
+from nidiff.data.split import ITEM
+from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, shown
@@ -40,6 +44,8 @@ from nidiff.sealed import check_files, digest, read_sealed, seal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from nidiff.data.dataset import Along
 
 NUM_STEPS, MOST_TILE = 50, 8  # the defaults: an item has few samples
 INTERVAL = 0.9  # whose coverage is measured, or the nearest that so few samples have
@@ -76,12 +82,17 @@ class Restoration:
         mask = observation.operator.observed if observation.operator.is_mask else None
         hidden = None if mask is None else ~mask.expand(observation.y.shape)
         observed = observed_data(model, observation)
-        return cls(x, seeds, observed, model.grid, model.denoiser.scaling, truth, hidden)
+        return cls(x, seeds, observed, model.grid, model.scaling, truth, hidden)
 
     @property
     def samples(self) -> Tensor:
         """[N, S, C, *event] in the units of the data, not rounded."""
-        return as_stored(self.x.flatten(0, 1), self.scaling, self.grid.floats).reshape(self.x.shape)
+        return self.stored(self.grid.floats)
+
+    def stored(self, dtype: str) -> Tensor:
+        """The same in the type of a file."""
+        scaling = None if self.scaling is None else self.scaling.repeated(self.x.shape[1])
+        return as_stored(self.x.flatten(0, 1), scaling, dtype).reshape(self.x.shape)
 
     @property
     def mean(self) -> Tensor:
@@ -113,8 +124,10 @@ class Restoration:
         where = torch.ones_like(truth, dtype=torch.bool)
         if self.hidden is not None and bool(self.hidden.any()):
             where = self.hidden
+        if self.scaling is not None and self.scaling.domain is not None:
+            where = where & self.scaling.domain
         samples, units = self.samples.double(), "data"
-        if self.scaling is not None and isinstance(self.scaling.scale, tuple) and len(self.scaling.scale) > 1:
+        if self.scaling is not None and not isinstance(self.scaling.scale, int | float) and len(self.scaling.scale) > 1:
             samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
         of_mean, of_samples = samples.mean(1) - truth, (samples - truth[:, None]).movedim(1, 0)[:, where]
         errors = {"rmse_of_mean": of_mean[where], "rmse_of_sample": of_samples}
@@ -159,10 +172,10 @@ def restore(
 ) -> Restoration:
     """Samples of each item given its observation; ``method`` is that of `nidiff.posterior`, ``truth`` has the items
     themselves, where they are known, and ``drawing`` are ``samples``, ``seed``, ``batch`` and ``watch``."""
-    denoiser = job.denoiser(model.denoiser, [0])
+    denoisers = _denoisers(model, job)
 
     def prepare(item: int, seeds: list[int]) -> Drawing:
-        return posterior(denoiser, observation.for_images(torch.tensor([item])), method), seeds, {}
+        return posterior(denoisers(item), observation.for_images(torch.tensor([item])), method), seeds, {}
 
     x, seeds = _draw(model, job, len(observation.y), prepare, title="restoring", **drawing)
     return Restoration.of(model, observation, x, seeds, truth)
@@ -173,9 +186,10 @@ def denoise(
 ) -> Restoration:
     """Samples of what ``items`` [N, C, *event], in the units of the data, were without the noise of ``level``; with
     ``add_noise`` they are clean, and each sample begins with another noise."""
-    denoiser, y = job.denoiser(model.denoiser, [0]), to_model(items, model)
+    denoisers, y = _denoisers(model, job), to_model(items, model)
 
     def prepare(item: int, seeds: list[int]) -> Drawing:
+        denoiser = denoisers(item)
         start = y[item].expand(len(seeds), *model.shape)
         if add_noise:
             sources = [seeded(seed, VARIATION) for seed in seeds]
@@ -185,7 +199,14 @@ def denoise(
 
     x, seeds = _draw(model, job, len(items), prepare, title="denoising", **drawing)
     label = "given" if add_noise else "observed"
-    return Restoration(x, seeds, items.double(), model.grid, model.denoiser.scaling, label=label)
+    return Restoration(x, seeds, items.double(), model.grid, model.scaling, label=label)
+
+
+def _denoisers(model: Model, job: Job) -> Callable[[int], Denoiser]:
+    """The denoiser of each item, given its own row of the conditions, such as its month."""
+    prepared, conditioning = job.prepared(model.denoiser), job.conditioning
+    bound = cache(lambda item: conditioning.bind(prepared, [item]))
+    return lambda item: bound(item if conditioning.rows else 0)
 
 
 def item_seeds(items: int, samples: int, seed: int = 0) -> "NDArray[np.int64]":
@@ -293,11 +314,14 @@ def finish_restoration(folder: Path, task: Mapping[str, Any], found: Mapping[str
     return facts
 
 
-def write_restoration(folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str) -> None:
-    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too."""
+def write_restoration(
+    folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str, along: "Along | None" = None
+) -> None:
+    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too; ``along`` is what the
+    items lie along, such as their times."""
     x, seeds, scaling, grid = restoration.x, restoration.seeds, restoration.scaling, restoration.grid
-    stored = as_stored(x.flatten(0, 1), scaling, grid.dtype)
-    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored.reshape(x.shape), 2), "seeds": seeds})
+    stored = restoration.stored(grid.dtype)
+    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored, 2), "seeds": seeds})
     mean = restoration.mean
     arrays = (mean, restoration.spread, restoration.observed.to(mean.dtype))
     for name, values in zip(ARRAYS, arrays, strict=True):
@@ -305,7 +329,8 @@ def write_restoration(folder: Path, restoration: Restoration, task: Mapping[str,
             np.lib.format.write_array(file, _channels_last(values, 1), allow_pickle=False)
     about = {"source": f"nidiff {__version__}", "task": digest(dict(task))}
     names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(seeds) for seed in row]
-    samples = Samples(stored.numpy(), seeds.flatten(), grid, about, names)
+    items = (ITEM, np.arange(len(x))) if along is None else along
+    samples = Samples(stored.flatten(0, 1).numpy(), seeds.flatten(), grid, about, names, items)
     write_format(samples, folder, kind)
     if grid.kind == "picture":
         write_format(samples, folder, "png")

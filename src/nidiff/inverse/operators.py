@@ -184,6 +184,16 @@ def waves(keep: float | Tensor | Sequence[Any], boundary: Boundary = "periodic")
     return Operator(Part(f"waves({'…' if modes is not None else largest})", apply))
 
 
+def weighted(weights: Tensor) -> Operator:
+    """Every entry times its own number: [*event], [C, *event], or one per channel as [C, 1, 1]."""
+    factors = as_numbers(weights, "weights")
+
+    def apply(x: Tensor) -> Tensor:
+        return x * factors.to(x)
+
+    return Operator(Part("weighted", apply, transpose=apply))
+
+
 def channels(indices: int | Sequence[int]) -> Operator:
     """Some of the channels, by their numbers."""
     numbers = [check_whole("indices", number, 0) for number in _as_list(indices)]

@@ -1,6 +1,5 @@
 """scheduler_config.json: what sampling needs to know beside the network. Its arrays lie beside it."""
 
-import dataclasses
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -65,6 +64,7 @@ FILES = {
     "schedule": ("schedule.safetensors", "the schedule"),
     "gaussian": ("gaussian.safetensors", "the data's Gaussian"),
     "mixture": ("mixture.safetensors", "the data's mixture"),
+    "scaling": ("scaling.safetensors", "the scaling of the data"),
 }
 CLASS = "NonIsotropicScheduler"
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
@@ -103,12 +103,10 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         "timestep_spacing": "trailing",
         "clip_sample": denoiser.clip is not None,
         "clip_sample_range": 1.0 if denoiser.clip is None else denoiser.clip,
-        "scaling": None if denoiser.scaling is None else dataclasses.asdict(denoiser.scaling),
+        "scaling": None if denoiser.scaling is None else Config(*denoiser.scaling.to_json()),
         "num_train_timesteps": len(denoiser.process.schedule),
         "beta_schedule": BETA_SCHEDULE,
     }
-    if denoiser.scaling is not None and denoiser.scaling.is_linear:
-        del config["scaling"]["log"]  # as version 0.2 wrote it
     if denoiser.gaussian is not None:
         config |= {"gaussian": _gaussian_config(denoiser.gaussian, denoiser.kappa), "sees": denoiser.sees}
     if denoiser.mixture is not None:
@@ -136,7 +134,8 @@ def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:
     if count not in (None, len(process.schedule)):
         raise InputError("num_train_timesteps", count, f"differs from {process.schedule!r}", "set its num_levels")
     clip = config["clip_sample_range"] if config["clip_sample"] else None
-    scaling = Scaling(**scaling) if isinstance(scaling, Mapping) else scaling
+    if isinstance(scaling, Mapping):
+        scaling = Scaling.from_json(scaling, getattr(scaling, "tensors", {}))
     kappa = kappa if config["kappa"] is None else config["kappa"]
     mixture = config["mixture"]
     mixture = MixtureModel.from_config(mixture) if isinstance(mixture, Mapping) else mixture

@@ -42,7 +42,7 @@ def restored_row(restoration: Restoration, item: int, most: int) -> list[tuple[s
     row += [("mean", mean)] if several else []
     pictures = [(name, item_picture(values, like, restoration.grid)) for name, values in row]
     if several:
-        largest = max(float(spread.max()), 1e-30)
+        largest = max(float(spread.nan_to_num().max()), 1e-30)  # NaN outside of a domain
         pictures.append((f"spread (0 to {largest:.3g})", _spread(spread, largest, restoration)))
     if restoration.truth is not None:
         pictures.append(("truth", item_picture(like, like, restoration.grid)))

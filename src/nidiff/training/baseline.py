@@ -39,7 +39,7 @@ def baseline(model: Density | None, images: Dataset, held_out: Dataset | None) -
     """−log of the density under a model of the data, per dimension, of (at most 2,048) held-out items, or of the
     training ``images`` if there are none; nothing without a model. In bits for whole numbers, and in nats for floats.
     """
-    if model is None:
+    if model is None or images.scaling.domain is not None:  # where x is 0 for certain, there is no density
         return {}
     key, value, count = mean_cost(model, images if held_out is None else held_out)
     return {key: value, "images": count, "split": "train" if held_out is None else "test"}

@@ -20,6 +20,7 @@ from nidiff.data.crops import Crops
 from nidiff.data.dataset import Dataset
 from nidiff.data.spec import MEMORY_LIMIT
 from nidiff.data.units import scaling_remarks
+from nidiff.data.weights import WEIGHTS, point_weights
 from nidiff.diffusion.condition import CLASSES, FIELDS, PARAMETERS
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, fit_gaussian
@@ -85,6 +86,12 @@ class Trainer:
         return data if data is None or self.data.labels is not None else without_labels(data)
 
     @cached_property
+    def weights(self) -> Tensor | None:
+        """How much each point counts in the loss."""
+        grid, scaling = self.data.grid, self.data.scaling
+        return point_weights(self.experiment.weights, grid, self.data.shape, scaling.domain)
+
+    @cached_property
     def baseline(self) -> dict[str, Any]:
         """What the data's Gaussian achieves."""
         return baseline(self.denoiser.gaussian, self.data, self.held_out)
@@ -125,6 +132,7 @@ def build(
         precision = "fp32"
         notes.append("it trains in fp32 instead of bf16, which this machine could only emulate, many times slower")
     one_of("weighting", experiment.weighting, WEIGHTINGS)
+    one_of("weights", experiment.weights, WEIGHTS)
     stored, process = (None, None) if resumed is None else (resumed.stored(), resumed.process())
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
@@ -135,6 +143,9 @@ def build(
         raise InputError("batch_size", experiment.batch_size, problem, "give one that is")
     scaling = None if stored is None else stored.scaling  # which need not be fitted again
     data = experiment.data.load(scaling=scaling, memory_limit=memory_limit, progress=accelerator.is_main_process)
+    if experiment.flip and data.scaling.is_per_pixel:
+        problem = "mirrors items, whose points have scalings, means or a domain of their own"
+        raise InputError("flip", True, problem, "leave it out, or use one scaling for each channel")
     classes = data.labels
     if experiment.data.labels is None:  # the network is not conditional, even if the data have labels
         data = without_labels(data)
@@ -169,7 +180,9 @@ def build(
     notes += rehearse(denoiser, data.shape, **experiment.sampling(denoiser.process.schedule))
     model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
     trained = denoiser.with_net(model), net, optimizer, ema
-    return Trainer(experiment, accelerator, data, *trained, process=process, notes=notes, classes=classes)
+    trainer = Trainer(experiment, accelerator, data, *trained, process=process, notes=notes, classes=classes)
+    _ = trainer.weights  # which may be refused
+    return trainer
 
 
 def without_labels(data: Dataset) -> Dataset:

@@ -50,6 +50,8 @@ class Experiment:
     Gaussian does not know (with --weighting target)."""
     weighting: str = "eps"
     """The weight of the loss: the error of eps (the paper's), score, noise, v, or target, what the network predicts."""
+    weights: str = "none"
+    """How much the points of an item count in the loss: latitude, by the area that each stands for; none: all alike."""
     gaussian: str = "modes:shrinkage=0.02"
     """The data's Gaussian, fitted in Σ's basis: modes or radial, with keys shrinkage, channels, …; or none. Samplers
     angle and angle_2m and target residual need it."""

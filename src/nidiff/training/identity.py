@@ -40,6 +40,7 @@ def as_identity(value: Any) -> dict[str, str]:
 # Settings that are left out of the digest where they have these values, as they always were: they came later than it.
 LEFT_OUT = {
     "gaussian": "none",
+    "weights": "none",
     "sees": "auto",
     "network": "auto",
     "boundary": None,
@@ -50,6 +51,7 @@ LEFT_OUT = {
     "sample_axis": None,
     "scaling": ("none",),
     "missing": "refuse",
+    "remove": None,
     "held_out": None,
     "labels": None,
     "condition": None,
@@ -68,7 +70,7 @@ def process_digest(config: Mapping[str, Any]) -> str:
     κ and the mixture, which come when training has ended."""
     config = {key: value for key, value in config.items() if not key.startswith("_") and key != "mixture"}
     tensors = dict(config["covariance"].tensors)
-    for key in ("schedule", "gaussian"):
+    for key in ("schedule", "gaussian", "scaling"):
         if isinstance(config.get(key), Config):
             config[key] = without_kappa(config[key])
             tensors |= {f"{key}.{name}": tensor for name, tensor in config[key].tensors.items()}

@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -136,7 +137,8 @@ def train_step(trainer: Trainer, batches: Iterator[Batch]) -> Tensor:
         with accelerator.no_sync(trainer.denoiser.net) if rest else contextlib.nullcontext():
             x0 = x0.to(accelerator.device)
             denoiser = trainer.denoiser.given(**conditions)
-            loss = denoising_loss(denoiser, x0, generator=generators, weighting=experiment.weighting).mean()
+            how: Any = {"weighting": experiment.weighting, "weights": trainer.weights}
+            loss = denoising_loss(denoiser, x0, generator=generators, **how).mean()
             accelerator.backward(loss / experiment.accumulation)
         total += loss.detach() / experiment.accumulation
     accelerator.clip_grad_norm_(trainer.net.parameters(), experiment.gradient_clip)
