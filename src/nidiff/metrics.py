@@ -20,3 +20,5 @@ from nidiff.evaluation.spectrum import field_spectrum as field_spectrum
 from nidiff.evaluation.spectrum import spectrum_error as spectrum_error
 from nidiff.evaluation.tune import Tuning as Tuning
 from nidiff.evaluation.tune import tune as tune
+from nidiff.inverse.scores import covered as covered
+from nidiff.inverse.scores import crps as crps

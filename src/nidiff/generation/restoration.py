@@ -36,6 +36,7 @@ from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import VARIATION, observed_data, seeded, to_model
 from nidiff.inverse.observation import Observation
 from nidiff.inverse.posterior import posterior
+from nidiff.inverse.scores import covered, crps, interval
 from nidiff.locks import LOCK
 from nidiff.progress import progress_bar
 from nidiff.sampling.step import Visit
@@ -110,13 +111,10 @@ class Restoration:
         return self.x.shape[1] > 1 and bool((self.x == self.x[:, :1]).all())
 
     def errors(self) -> dict[str, Any]:
-        """Root mean square errors of the mean and of a sample, where nothing was observed, and the share of the true
-        values that lie in an interval of the samples. Channels with units of their own are measured in those of the
-        model.
-
-        The truth lies between the k-th of S samples from below and the k-th from above with probability
-        1 − 2k / (S + 1) if it and they are draws of one law, whatever that is. k is that of the interval nearest to
-        90 %. Whole numbers may be half a step beyond its ends.
+        """Root mean square errors of the mean and of a sample, where nothing was observed, the continuous ranked
+        probability score, and the share of the true values that lie in the `interval` of the samples nearest to 90 %.
+        Channels with units of their own are measured in those of the model. Whole numbers may be half a step beyond the
+        ends of the interval.
         """
         if self.truth is None:
             return {}
@@ -133,10 +131,10 @@ class Restoration:
         errors = {"rmse_of_mean": of_mean[where], "rmse_of_sample": of_samples}
         measured = {"units": units, **{name: error.square().mean().sqrt().item() for name, error in errors.items()}}
         if count > 1:
-            k = max(1, round((1 - INTERVAL) * (count + 1) / 2))
-            rising, margin = samples.sort(1).values, 0.5 if self.grid.dtype in WHOLE else 0.0
-            inside = (truth >= rising[:, k - 1] - margin) & (truth <= rising[:, -k] + margin)
-            measured |= {"coverage": inside[where].double().mean().item(), "interval": 1 - 2 * k / (count + 1)}
+            ensemble, margin = samples.movedim(1, 0), 0.5 if self.grid.dtype in WHOLE else 0.0
+            inside = covered(ensemble, truth, INTERVAL, margin)[where].double().mean().item()
+            measured |= {"crps": crps(ensemble, truth)[where].mean().item()}
+            measured |= {"coverage": inside, "interval": interval(count, INTERVAL)[1]}
         return measured
 
 
@@ -348,7 +346,9 @@ def errors_text(measured: Mapping[str, Any]) -> str:
     errors = f"RMS error {mean:.4g} of the mean, {single:.4g} of a single sample, in units of the {measured['units']}"
     if "coverage" not in measured:
         return errors
-    return f"{errors}; the {measured['interval']:.0%} interval contains {measured['coverage']:.1%} of the true values"
+    score = f", CRPS {measured['crps']:.4g}" if "crps" in measured else ""  # version 0.2 did not have it
+    inside = f"the {measured['interval']:.0%} interval contains {measured['coverage']:.1%} of the true values"
+    return f"{errors}{score}; {inside}"
 
 
 def default_folder(model: Model, task: Mapping[str, Any]) -> Path:

@@ -1,0 +1,38 @@
+"""What a story has measured: a JSON file that is written after every measurement, so that it can be stopped and resumed."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nidiff.files import replace_json
+
+FOLDER = Path(__file__).parent.parent / "results"
+
+
+class Results:
+    """Measurements by name; those that are in the file are not made again."""
+
+    def __init__(self, story: str, folder: Path = FOLDER) -> None:
+        self.path = folder / f"{story}.json"
+        self.values: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def measured(self, name: str, measure: Callable[[], Mapping[str, float]]) -> Mapping[str, Any]:
+        """The measurement ``name``, made now if it is not in the file."""
+        if name not in self.values:
+            self.values[name] = dict(measure())
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(self.path, self.values)
+        return self.values[name]
+
+
+def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
+    """The mean over trainings ± their standard deviation, as in a table."""
+    spread = f" ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.{digits}f}{spread}"
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows])
