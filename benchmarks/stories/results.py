@@ -1,4 +1,4 @@
-"""What a story has measured: a JSON file that is written after every measurement, so that it can be stopped and resumed."""
+"""What a story has measured: a JSON file that is written after every measurement, so that a stopped run goes on."""
 
 import json
 import statistics
