@@ -198,7 +198,6 @@ BAD = [
     ("schedule", lambda: as_schedule("ve:gamma=2")),
     ("schedule", lambda: as_schedule(1000)),
     ("betas", lambda: nidiff.schedules.from_betas([0.1, 1.0])),
-    ("rescale_betas_zero_snr", lambda: from_diffusers({"rescale_betas_zero_snr": True})),
     ("beta_schedule", lambda: from_diffusers({"beta_schedule": "sigmoid"})),
 ]
 

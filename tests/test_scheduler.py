@@ -214,22 +214,82 @@ def test_a_configuration_of_an_early_diffusers_has_its_defaults():
 
 REFUSED = {
     "thresholding": diffusers.DDPMScheduler(thresholding=True),
-    "rescale_betas_zero_snr": diffusers.DDPMScheduler(rescale_betas_zero_snr=True),
     "variance_type": diffusers.DDPMScheduler(variance_type="learned_range"),
-    "steps_offset": diffusers.DDPMScheduler(steps_offset=1),
     "beta_schedule": diffusers.DDPMScheduler(beta_schedule="sigmoid"),
-    "set_alpha_to_one": diffusers.DDIMScheduler(set_alpha_to_one=False),
-    "solver_order": diffusers.DPMSolverMultistepScheduler(),
-    "use_karras_sigmas": diffusers.HeunDiscreteScheduler(),
-    "skip_prk_steps": diffusers.PNDMScheduler(),
-    "original_inference_steps": diffusers.LCMScheduler(),
+    "solver_order": diffusers.DPMSolverMultistepScheduler(solver_order=3),
+    "algorithm_type": diffusers.DPMSolverMultistepScheduler(algorithm_type="sde-dpmsolver++"),
+    "use_karras_sigmas": diffusers.EulerDiscreteScheduler(use_karras_sigmas=True),
+    "HeunDiscreteScheduler": diffusers.HeunDiscreteScheduler(),
+    "LCMScheduler": diffusers.LCMScheduler(),
 }
 
 
 def test_what_a_configuration_of_diffusers_asks_for_is_done_or_refused_by_name():
     for field, peer in REFUSED.items():
+        config = {**peer.config, "_class_name": type(peer).__name__}
         with pytest.raises(nidiff.InputError, match=field):
-            NonIsotropicScheduler.from_config(peer.config, covariance=GFF)
+            NonIsotropicScheduler.from_config(config, covariance=GFF)
+    misspelt = {**diffusers.DDPMScheduler().config, "_class_name": "DDPMScheduler", "beta_strat": 1}
+    with pytest.raises(nidiff.InputError, match="beta_strat"):
+        NonIsotropicScheduler.from_config(misspelt, covariance=GFF)
+
+
+# scheduler_config.json of Stable Diffusion 1.5, as it is on the Hub: PNDM with a field that PNDM does not have.
+STABLE = {"_class_name": "PNDMScheduler", "_diffusers_version": "0.6.0", "beta_start": 0.00085, "beta_end": 0.012}
+STABLE |= {"beta_schedule": "scaled_linear", "num_train_timesteps": 1000, "trained_betas": None, "clip_sample": False}
+STABLE |= {"set_alpha_to_one": False, "skip_prk_steps": True, "steps_offset": 1}
+SWAPPED = {  # what pipelines of diffusers are given in place of it
+    "ddim": diffusers.DDIMScheduler,
+    "dpmsolver++": diffusers.DPMSolverMultistepScheduler,
+    "ddpm": diffusers.DDPMScheduler,
+}
+
+
+@pytest.mark.parametrize("algorithm", SWAPPED)
+def test_the_configuration_of_stable_diffusion_is_taken_by_every_algorithm(algorithm):
+    """With Σ = I the images are those of diffusers' scheduler from the same file; the last step gives x̂0."""
+    options = {"ddim": {"set_alpha_to_one": True}, "dpmsolver++": {"timestep_spacing": "leading"}, "ddpm": {}}
+    peer = SWAPPED[algorithm].from_config(STABLE, **options[algorithm])
+    given = {"covariance": nidiff.Identity((4, 4)), "algorithm": algorithm}
+    ours = NonIsotropicScheduler.from_config(STABLE, **given)
+    assert NonIsotropicScheduler.from_config(STABLE, covariance=GFF).config.algorithm == "ipndm"
+    assert torch.allclose(ours.alphas_cumprod, peer.alphas_cumprod, rtol=1e-4, atol=1e-9)
+    for each in (peer, ours):
+        each.set_timesteps(10)
+    assert peer.timesteps.tolist() == ours.timesteps.tolist()
+    assert (ours.timesteps[-1].item() % 2, ours.config.clip_sample) == (1, False)
+    if algorithm == "dpmsolver++":
+        return  # whose steps are compared above
+    peer.alphas_cumprod = torch.sigmoid(ours.process.schedule.logsnr)  # in float64, as ours are
+    start, net, images = normal(*SHAPE), smooth_net((4, 4)), []
+    for each in (peer, ours):
+        x, generator = start, seeded()
+        for t in each.timesteps:
+            x = each.step(net(x, t.expand(2)), t, x, generator=generator).prev_sample
+        images.append(x)
+    assert torch.allclose(*images, rtol=1e-5)
+
+
+def test_the_configuration_of_an_own_peer_is_its_algorithm():
+    for name, peer in {
+        "dpmsolver++": diffusers.DPMSolverMultistepScheduler(),
+        "euler": diffusers.EulerDiscreteScheduler(timestep_spacing="trailing"),
+        "ipndm": diffusers.PNDMScheduler(skip_prk_steps=True),
+    }.items():
+        ours = NonIsotropicScheduler.from_config(peer.config, covariance=GFF)
+        assert (ours.config.algorithm, ours.config.clip_sample) == (name, False)
+        assert ours.config.timestep_spacing == peer.config.timestep_spacing
+    heun = {**diffusers.HeunDiscreteScheduler().config, "_class_name": "HeunDiscreteScheduler"}
+    ours = NonIsotropicScheduler.from_config(heun, covariance=GFF, algorithm="dpmsolver++")
+    assert torch.allclose(ours.alphas_cumprod, diffusers.HeunDiscreteScheduler().alphas_cumprod, rtol=1e-4)
+
+
+def test_zero_terminal_snr_is_that_of_diffusers():
+    peer = diffusers.DDIMScheduler(rescale_betas_zero_snr=True, prediction_type="v_prediction", clip_sample=False)
+    ours = NonIsotropicScheduler.from_config(peer.config, covariance=nidiff.Identity((4, 4)))
+    assert torch.allclose(ours.alphas_cumprod, peer.alphas_cumprod, rtol=1e-4, atol=1e-7)
+    assert 0 < ours.alphas_cumprod[-1] < 1e-7
+    assert not torch.allclose(ours.alphas_cumprod, diffusers.DDIMScheduler().alphas_cumprod, rtol=1e-2)
 
 
 # Any Σ is nidiff.sample ------------------------------------------------------------------------------------------

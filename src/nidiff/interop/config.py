@@ -1,6 +1,7 @@
 """What comes from diffusers: the configuration of another scheduler, and a model on the Hub."""
 
 from collections.abc import Callable, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -8,34 +9,66 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
 
 from nidiff.diffusion.schedule import Schedule
-from nidiff.diffusion.schedules import ddpm_cosine, ddpm_linear, flow, from_betas, scaled_linear
+from nidiff.diffusion.schedules import (
+    ddpm_cosine,
+    ddpm_linear,
+    flow,
+    from_alphas_cumprod,
+    from_betas,
+    scaled_linear,
+)
 from nidiff.errors import FileError, InputError, one_of
 
 # Options of ``from_pretrained`` that are about fetching from the Hub.
 DOWNLOAD = ("cache_dir", "force_download", "local_files_only", "token", "revision")
 
-# The fields of DDPMScheduler and DDIMScheduler: the levels, those that mean the same here, those that do nothing alone,
-# and, also of FlowMatchEulerDiscreteScheduler, those that change steps or levels, with the value that we can do.
-BETAS = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "trained_betas")
-SAME = ("prediction_type", "variance_type", "clip_sample", "clip_sample_range", "timestep_spacing")
-IDLE = ("dynamic_thresholding_ratio", "sample_max_value")
-REQUIRED = {"thresholding": False, "rescale_betas_zero_snr": False, "steps_offset": 0, "set_alpha_to_one": True}
+# The algorithm here whose steps are those of a scheduler of diffusers.
+THEIRS = {
+    "DDPMScheduler": "ddpm",
+    "DDIMScheduler": "ddim",
+    "DPMSolverMultistepScheduler": "dpmsolver++",
+    "EulerDiscreteScheduler": "euler",
+    "PNDMScheduler": "ipndm",
+}
+# Of their fields: the levels; those that mean the same here; and those that change nothing, or only the last step,
+# which gives x̂0 here, or the first ones of PNDM. All others, which change steps, must have diffusers' default value.
+BETAS = ("num_train_timesteps", "beta_schedule", "beta_start", "beta_end", "trained_betas", "rescale_betas_zero_snr")
+SAME = ("prediction_type", "clip_sample", "clip_sample_range", "timestep_spacing", "steps_offset")
+IDLE = ("dynamic_thresholding_ratio", "sample_max_value", "set_alpha_to_one", "skip_prk_steps", "interpolation_type")
 SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 FLOW = dict.fromkeys(("use_dynamic_shifting", "shift_terminal", "stochastic_sampling", *SIGMAS), False)
 
 
-def translated(theirs: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration of DDPMScheduler, or of DDIMScheduler, which has no ``variance_type``, in our fields."""
+def translated(theirs: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
+    """The configuration of a diffusers scheduler that has β, in our fields. Without an ``algorithm`` its steps must be
+    among ours; with another one, only its levels, prediction, clipping and spacing count."""
     if is_flow(theirs):
-        remedy = "wrap the network as nidiff.interop.FlowNetwork(unet, scheduler), or pass a flow as `schedule`"
+        remedy = "use nidiff.adapters.flow(data_at=0, time_scale=1000), or nidiff.interop.FlowNetwork(unet, scheduler)"
         raise InputError("config", None, "is of flow matching, whose networks see 1000 · sigma, not a row", remedy)
-    for key in theirs:
-        if not key.startswith("_"):
-            one_of("config", key, (*BETAS, *SAME, *IDLE, *REQUIRED))
-    _check_options(theirs, REQUIRED)
-    ours = {key: theirs[key] for key in SAME if key in theirs}
-    algorithm = "ddpm" if "variance_type" in theirs else "ddim"
-    return {"schedule": from_diffusers(theirs), "algorithm": algorithm, "timestep_spacing": "leading", **ours}
+    import diffusers
+
+    fields = {each: dict(signature(getattr(diffusers, each)).parameters) for each in THEIRS}
+    keys = [key for key in theirs if not key.startswith("_")]
+    named = theirs.get("_class_name")  # which the file has, and not the object
+    name = named or next((each for each in fields if {*keys} <= fields[each].keys()), "of another scheduler")
+    if named is None and name == "DDPMScheduler" and "variance_type" not in theirs:
+        name = "DDIMScheduler"
+    if algorithm is None and name not in THEIRS:
+        problem, remedy = "takes steps that nidiff does not take", "pass `algorithm`, such as 'dpmsolver++'"
+        raise InputError("config", name, problem, remedy)
+    own = fields.get(name, {}) or dict(signature(getattr(diffusers, name, dict)).parameters)
+    same_steps = algorithm in (None, THEIRS.get(name))
+    for key in keys:
+        one_of("config", key, {*own, *SAME, *(each for known in fields.values() for each in known)})
+        decides = same_steps and key in own and key not in (*BETAS, *SAME, *IDLE)
+        if (decides and key != "variance_type") or key == "thresholding":
+            _check_options(theirs, {key: own[key].default if key in own else False})
+    ours = {key: theirs.get(key, own[key].default if key in own else None) for key in SAME}
+    ours["clip_sample"] = bool(ours["clip_sample"])
+    if name == "DDPMScheduler" and "variance_type" in theirs:
+        ours["variance_type"] = theirs["variance_type"]
+    known = {key: value for key, value in ours.items() if value is not None}
+    return {"schedule": from_diffusers(theirs), "algorithm": algorithm or THEIRS[name], **known}
 
 
 def from_diffusers(config: Any) -> Schedule:
@@ -46,7 +79,15 @@ def from_diffusers(config: Any) -> Schedule:
     if is_flow(values):
         _check_options(values, FLOW)
         return flow(count, values.get("shift", 1.0))
-    _check_options(values, {"rescale_betas_zero_snr": False})  # it makes a level of pure noise
+    schedule = _of_betas(values, count)
+    if not values.get("rescale_betas_zero_snr"):
+        return schedule
+    signal = (schedule.signal - schedule.signal[-1]) * schedule.signal[0] / (schedule.signal[0] - schedule.signal[-1])
+    signal[-1] = signal[-2] / 2  # 0 in diffusers, at which there is no log-SNR
+    return from_alphas_cumprod(signal.square().tolist())
+
+
+def _of_betas(values: Mapping[str, Any], count: int) -> Schedule:
     if values.get("trained_betas") is not None:
         return from_betas(values["trained_betas"])
     known: dict[str, Callable[..., Schedule]] = {"linear": ddpm_linear, "scaled_linear": scaled_linear}
@@ -60,7 +101,8 @@ def from_diffusers(config: Any) -> Schedule:
 def _check_options(config: Mapping[str, Any], required: Mapping[str, Any]) -> None:
     """Refuse an option that changes the steps or the levels."""
     for key, value in required.items():
-        if bool(config.get(key, value)) != bool(value):
+        given = config.get(key, value)
+        if given != value and (given or value):  # None, 0 and False all leave out
             raise InputError(key, config[key], "is something that nidiff does not do", f"use {value}")
 
 

@@ -76,6 +76,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         mixture: the data's, of `nidiff.fit_mixture`, or what its ``to_config()`` returned, recorded for the model: the
             steps here begin at the prior.
         conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
+        steps_offset: added to the timesteps of "leading", 1 in Stable Diffusion.
     """
 
     order = 1
@@ -99,7 +100,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         kappa: Kappa | None = None,
         mixture: MixtureModel | Mapping[str, Any] | None = None,
         conditions: Mapping[str, Any] | None = None,
+        steps_offset: int = 0,
     ) -> None:
+        check_whole("steps_offset", steps_offset, 0)
         self._model = configured(self.config, torch.nn.Identity())
         self.process, self.covariance = self._model.process, self._model.process.covariance
         self.scaling = self._model.scaling
@@ -128,10 +131,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        """The scheduler of a configuration: of this class, or, with ``covariance=``, of DDPMScheduler or DDIMScheduler.
-        Unlike in diffusers, a field that has no meaning here is refused."""
+        """The scheduler of a configuration: of this class, or, with ``covariance=``, of a scheduler of diffusers that
+        has β: DDPM, DDIM, DPMSolverMultistep, Euler, PNDM (as of Stable Diffusion 1.5), or, with ``algorithm=``, any
+        other. Unlike in diffusers, a field that has no meaning here is refused."""
         theirs = ("beta_schedule" in config or is_flow(config)) and "schedule" not in config
-        config = {"covariance": None, **(translated(config) if theirs else config)}
+        config = {"covariance": None, **(translated(config, kwargs.get("algorithm")) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
         stale = {"_use_default_values", "beta_schedule"}  # fields that diffusers would leave out; always the same
         if theirs and SAMPLERS[ALGORITHMS.get(str(kwargs.get("algorithm")), "ddim")].spacing == "angle":
@@ -227,7 +231,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             return angle_rows(self.process, require_gaussian(self._model.gaussian, "timestep_spacing", spacing), count)
         laid_out = min(count + (self.config["algorithm"] == "dpmsolver++"), levels)
         if spacing == "leading":
-            rows = np.arange(laid_out)[::-1] * (levels // laid_out)
+            rows = np.arange(laid_out)[::-1] * (levels // laid_out) + self.config["steps_offset"]
+            rows = rows.clip(max=levels - 1)
         elif spacing == "linspace":
             rows = np.linspace(0, levels - 1, laid_out).round()[::-1]
         else:
