@@ -22,6 +22,7 @@ from nidiff.diffusion.schedules import flow as flow_levels
 from nidiff.diffusion.schedules import smld_geometric
 from nidiff.diffusion.target import target_on_its_own
 from nidiff.errors import InputError, one_of
+from nidiff.randomness import white_noise
 
 PREDICTIONS = ("x0", "eps", "noise", "score", "v", "velocity")
 ROWS = 1000  # of a convention whose time is continuous
@@ -237,7 +238,7 @@ def probe(
     level less than x / signal and than the mean of the data have. Returned are the mean squared errors [5] of x̂0.
     """
     shape = tuple(x0.shape[2:]) if covariance is None else covariance
-    eps = torch.randn(x0.shape, generator=generator, dtype=x0.dtype)
+    eps = white_noise(x0.shape, generator, dtype=x0.dtype)
     errors = {"": _errors(net, convention, x0, eps, _noise(shape), conditions)}
     for name, other in _variants(convention):
         try:
