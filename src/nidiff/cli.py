@@ -42,9 +42,13 @@ from nidiff.errors import InputError, Interrupted, one_of, printable
 from nidiff.extras import explained
 from nidiff.files import remedy_for
 from nidiff.memory import keep_freed_memory
+from nidiff.plugins import import_plugins, split_imports
 from nidiff.threads import wait_briefly
 
-ABOUT = "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version."
+ABOUT = (
+    "Diffusion models with non-isotropic Gaussian noise. `nidiff --version` prints the version. Every command takes "
+    "--import MODULE, which imports a module of yours first."
+)
 GREETING = {
     "nidiff demo": "pictures in seconds, then a training",
     "nidiff explore": "a page to play with, in the browser",
@@ -90,7 +94,10 @@ def main(argv: list[str] | None = None) -> int:
         elif arguments[0].partition("=")[0] == "--completion":
             print(completion(" ".join([*arguments[0].split("=")[1:], *arguments[1:]]), COMMANDS))
         else:
-            command = parse_command(arguments)
+            arguments, modules = split_imports(arguments)
+            with _plain_warnings():
+                import_plugins(modules)
+            command = parse_command(arguments or ["--help"])
             remarks = _without_remarks() if getattr(command, "quiet", False) else contextlib.nullcontext()
             with explained(), _plain_warnings(), remarks:
                 command.run()

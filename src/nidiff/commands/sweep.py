@@ -21,6 +21,7 @@ from nidiff.errors import InputError, Interrupted, shown
 from nidiff.extras import require
 from nidiff.locks import claimed
 from nidiff.notation import parse_seeds
+from nidiff.plugins import import_words
 
 if TYPE_CHECKING:
     from nidiff.training.experiment import Experiment
@@ -93,7 +94,7 @@ class Sweep:
         left = [run for run in runs if run.state != FINISHED]
         if self.commands:
             for run in left:
-                print(shlex.join(["nidiff", *run.words]))
+                print(shlex.join(["nidiff", *import_words(), *run.words]))
             print(f"when they have ended, the same {PROG} without --commands makes the table", file=sys.stderr)
             return
         self._check(left)

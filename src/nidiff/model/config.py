@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from nidiff.covariance.config import ARRAYS, Config, as_covariance, describe, names_arrays, read_arrays
 from nidiff.covariance.covariance import Covariance
+from nidiff.covariance.fields import COVARIANCES
 from nidiff.diffusion.denoiser import Denoiser
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.mixture import MixtureModel
@@ -22,6 +24,7 @@ from nidiff.diffusion.target import TARGETS, Target
 from nidiff.errors import FileError, InputError, one_of, shown
 from nidiff.files import as_path, replaced_folders
 from nidiff.model.manifest import OPENED_BY_0_2
+from nidiff.plugins import modules_of
 
 # Our names, and diffusers' words for the same. A target that diffusers does not have keeps its own name.
 WORDS = {"eps": "epsilon", "x0": "sample", "v": "v_prediction"}
@@ -68,6 +71,7 @@ FILES = {
     "scaling": ("scaling.safetensors", "the scaling of the data"),
 }
 CLASS = "NonIsotropicScheduler"
+MODULES = "_modules"  # of the user, with the Σ, schedule, target or network of a model
 FIELDS = ("covariance", "schedule", "prediction_type", *DEFAULTS)
 
 
@@ -114,8 +118,26 @@ def scheduler_config(denoiser: Denoiser) -> dict[str, Any]:
         config["mixture"] = denoiser.mixture.to_config()
     if denoiser.conditions:
         config["conditions"] = {name: condition.to_json() for name, condition in denoiser.conditions.items()}
+    if modules := modules_of(_parts(denoiser, schedule["schedule"], target)):
+        config[MODULES] = modules
     json.dumps(config, allow_nan=False)  # else it could not be read again
     return config
+
+
+def _parts(denoiser: Denoiser, schedule: str, target: str) -> Iterator[object]:
+    """The functions and classes that opening the model needs."""
+    covariance = denoiser.process.covariance
+    yield type(denoiser.net)
+    yield type(covariance.basis)
+    yield SCHEDULES[schedule]
+    yield getattr(TARGETS[target], "encode", TARGETS[target])
+    if covariance.origin is not None:
+        yield COVARIANCES.get(covariance.origin.name)
+
+
+def missing_modules(config: Mapping[str, Any]) -> list[str]:
+    """The user's modules that a model was saved with and that were not imported."""
+    return [name for name in config.get(MODULES, ()) if isinstance(name, str) and name not in sys.modules]
 
 
 def configured(config: Mapping[str, Any], net: Callable[..., Any]) -> Denoiser:

@@ -20,7 +20,7 @@ from nidiff.errors import FileError, InputError
 from nidiff.files import as_path, blaming, read_object, replace_json, replace_text, replacing_folder, writing
 from nidiff.model.card import model_card
 from nidiff.model.checkpoint import CHECKPOINTS, STATE, is_checkpoint, read_averaged, run_of
-from nidiff.model.config import arrays, configured, model_folder, scheduler_config, with_arrays
+from nidiff.model.config import arrays, configured, missing_modules, model_folder, scheduler_config, with_arrays
 from nidiff.model.manifest import (
     DATA,
     INDEX,
@@ -128,15 +128,29 @@ def open_stored(path: Path, net: torch.nn.Module | None = None) -> tuple[Denoise
     """
     if not is_checkpoint(path):
         place = whole_model(path)
-        model, sha256 = open_with(place, load_network(place, net)), model_sha256(place, checked=True)
+        model, sha256 = _open_whole(place, net), model_sha256(place, checked=True)
         choices = read_choices(place / SAMPLING, sha256)
         return model.with_choices(choices) if choices else model, sha256
     place = model_folder(run_of(path))
     weights, sha256 = read_averaged(path, place)
     if has_network(place) and _has_weights(place, weights):
         return open_stored(place, net)
-    model = open_with(place, load_network(place, net, weights))
+    model = _open_whole(place, net, weights)
     return model.with_mixture(None).with_kappa(None), sha256
+
+
+def _open_whole(
+    place: Path, net: torch.nn.Module | None, weights: Mapping[str, torch.Tensor] | None = None
+) -> Denoiser:
+    """The denoiser in a model's folder; what fails for want of a module of the user's names that module."""
+    try:
+        return open_with(place, load_network(place, net, weights))
+    except InputError as error:
+        missing = missing_modules(read_object(place / CONFIG))
+        if not missing:
+            raise
+        problem = f"was saved with parts of {' and '.join(missing)}, which was not imported"
+        raise FileError("folder", place, problem, f"import it first: nidiff --import {missing[0]}") from error
 
 
 def _has_weights(place: Path, weights: Mapping[str, torch.Tensor]) -> bool:
