@@ -32,8 +32,10 @@ EXTRAS = {
     "nibabel": "medical",
     "pydicom": "medical",
     "av": "video",
+    "wandb": "track",
+    "mlflow": "track",
 }
-ALONE = {"fid", "climate", "video"}  # what nidiff[all] leaves out: 100 MB or more each
+ALONE = {"fid", "climate", "video", "track"}  # what nidiff[all] leaves out: large ones
 
 
 def require(module: str) -> Any:

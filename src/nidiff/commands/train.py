@@ -21,6 +21,8 @@ from nidiff.model.zoo import find_model
 from nidiff.training.experiment import EXPERIMENT, PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
+    from accelerate import Accelerator
+
     from nidiff.training.build import Trainer
     from nidiff.training.run import RunDirectory
 
@@ -48,6 +50,10 @@ class Train:
     """Replace the run that the directory holds, which is lost."""
     report: bool = True
     """Write report.html at the end."""
+    tracker: Annotated[tuple[str, ...], arg(metavar="[wandb mlflow tensorboard]")] = ()
+    """Log the run to Weights & Biases or MLflow too, which are set up by variables of their own, such as
+    WANDB_MODE=offline and MLFLOW_TRACKING_URI. Every run is logged for TensorBoard if that is installed; named here, it
+    must be."""
     dry_run: bool = False
     """Print the experiment, the size of the network, memory, and an estimate of the speed and the time to the end."""
     quiet: QuietFlag = False
@@ -94,7 +100,9 @@ class Train:
         from nidiff.report.html import write_report
         from nidiff.training.build import build
         from nidiff.training.loop import train
+        from nidiff.training.trackers import check_trackers, started_trackers
 
+        check_trackers(self.tracker)
         run, asked = self.directory(), {"resume": self.resume, "overwrite": self.overwrite}
         experiment = self._resumed(run) if self.finish else self.experiment
         run.check(experiment, **asked)
@@ -103,6 +111,7 @@ class Train:
         with run.claim(experiment, **asked) if processes.is_main_process else nullcontext():
             processes.wait_for_everyone()
             trainer = build(experiment, resumed=run if self.resume else None)
+            _say(trainer, _place(trainer.accelerator))
             for note in trainer.notes:
                 _say(trainer, note)
             if skipped := trainer.data.skipped:
@@ -112,7 +121,9 @@ class Train:
             elif processes.is_main_process:
                 run.begin(trainer)
             processes.wait_for_everyone()
-            train(trainer, run)
+            names = self.tracker if processes.is_main_process else ()
+            with started_trackers(names, run, trainer.experiment) as trackers:
+                train(trainer, run, trackers)
             if not processes.is_main_process:
                 return None
             if self.report:
@@ -187,6 +198,13 @@ def _resume(trainer: "Trainer", run: "RunDirectory", cooldown: int | None) -> "T
         run.resume(trainer)
     _say(trainer, f"resuming {run.folder} after step {trainer.step} of {trainer.experiment.steps}")
     return trainer
+
+
+def _place(accelerator: "Accelerator") -> str:
+    """Where a run trains: whoever asked for two processes sees whether there are two."""
+    count, kind = accelerator.num_processes, accelerator.device.type
+    precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
+    return f"training on {count} process{'es' if count > 1 else ''}, {kind}, {precision}"
 
 
 def _say(trainer: "Trainer", text: str) -> None:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +34,7 @@ from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkp
 from nidiff.training.draws import crop_places, image_generators, image_indices, spread
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
+from nidiff.training.trackers import Tracker
 
 KAPPA_ROWS = 17
 LONG_ENOUGH = 1.0  # seconds of a step whose time is measured
@@ -41,8 +42,9 @@ LONG_ENOUGH = 1.0  # seconds of a step whose time is measured
 Batch = tuple[Tensor, dict[str, Tensor], list[torch.Generator]]
 
 
-def train(trainer: Trainer, run: RunDirectory) -> None:
-    """Train from ``trainer.step`` to the end, and save the model in the run directory.
+def train(trainer: Trainer, run: RunDirectory, trackers: Sequence[Tracker] = ()) -> None:
+    """Train from ``trainer.step`` to the end, and save the model in the run directory. ``trackers`` are told what the
+    log is.
 
     Raises `Interrupted` after SIGINT or SIGTERM, with a checkpoint of the step it stopped at.
     """
@@ -68,7 +70,10 @@ def train(trainer: Trainer, run: RunDirectory) -> None:
                 if bar.disable and due:
                     accelerator.print(f"step {step} of {experiment.steps}: loss {loss:.4f}", file=sys.stderr)
                 if main:
-                    run.log(step, loss=loss, images_per_s=rate, learning_rate=learning_rate(experiment, step))
+                    values = {"loss": loss, "images_per_s": rate, "learning_rate": learning_rate(experiment, step)}
+                    run.log(step, **values)
+                    for tracker in trackers:
+                        tracker.log(values, step=step)
                 losses, since = [], time.perf_counter()
             pictures = bool(experiment.sample_every and step % experiment.sample_every == 0)
             if main and due:

@@ -43,9 +43,14 @@ from nidiff.training.identity import as_identity, changed_parts, process_digest,
 if TYPE_CHECKING:
     from nidiff.training.build import Trainer
 
-FILES = (EXPERIMENT, "log.jsonl", "metrics.json", "report.html")
-FOLDERS = ("checkpoints", "model", "tensorboard", "samples", "generated", "steps")
-IN_PLACE = ("log.jsonl", "samples", "tensorboard")  # written where they are: a link could lead to anybody's files
+FILES = (EXPERIMENT, "log.jsonl", "metrics.json", "report.html", "trackers.json")
+FOLDERS = ("checkpoints", "model", "tensorboard", "wandb", "samples", "generated", "steps")
+IN_PLACE = (
+    "log.jsonl",
+    "samples",
+    "tensorboard",
+    "wandb",
+)  # written where they are: a link could lead to anybody's files
 RESTORE = "restore what it was, or begin a new run in another directory"
 
 
@@ -56,7 +61,7 @@ class RunDirectory:
         self.folder = as_path(argument, folder)
         self.name = Path(os.path.realpath(self.folder)).name
         self.checkpoints, self.model = self.folder / "checkpoints", self.folder / "model"
-        self.log_file = self.folder / "log.jsonl"
+        self.log_file, self.trackers_file = self.folder / "log.jsonl", self.folder / "trackers.json"
         events = f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname():.60}.{os.getpid()}"
         self._events = self.folder / "tensorboard" / events
 
