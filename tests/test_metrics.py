@@ -10,7 +10,7 @@ from problems import refused
 
 from nidiff.evaluation import precision_recall as precision_recall_module
 from nidiff.evaluation.evaluate import evaluate_images
-from nidiff.evaluation.frechet import FeatureGaussian, factor_of, frechet_distance, gaussian_distance, statistics
+from nidiff.evaluation.frechet import FeatureGaussian, frechet_distance, gaussian_distance, statistics
 from nidiff.evaluation.kernel_distance import kernel_distance
 from nidiff.evaluation.metrics import compare_fields
 from nidiff.evaluation.precision_recall import precision_recall
@@ -33,6 +33,13 @@ def textbook_frechet(a, b):
     cov_a, cov_b = np.cov(a, rowvar=False), np.cov(b, rowvar=False)
     root = scipy.linalg.sqrtm(cov_a @ cov_b)
     return np.square(a.mean(0) - b.mean(0)).sum() + np.trace(cov_a) + np.trace(cov_b) - 2 * np.trace(root).real
+
+
+def factor_of(covariance):
+    """F with FᵀF = C, one row per eigenvalue above rounding: the root of 1e-16 would be 1e-8."""
+    values, vectors = torch.linalg.eigh(covariance)
+    positive = values > values[-1].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
+    return (vectors[:, positive] * values[positive].sqrt()).T
 
 
 def from_statistics(mu1, sigma1, mu2, sigma2):
