@@ -18,8 +18,8 @@ class FeatureGaussian(NamedTuple):
 def frechet_distance(a: Array, b: Array) -> float:
     """‖μa − μb‖² + tr(Ca + Cb − 2 (Ca Cb)^½) of two sets of features [N, D], in float64.
 
-    With any factors C = FᵀF, the eigenvalues of Ca Cb are the squared singular values of M = Fa Fbᵀ, so the trace of its
-    root is their sum. For N ≤ D the centred features are such a factor: no D × D matrix is needed, and the zero
+    With any factors C = FᵀF, the eigenvalues of Ca Cb are the squared singular values of M = Fa Fbᵀ, so the trace of
+    its root is their sum. For N ≤ D the centred features are such a factor: no D × D matrix is needed, and the zero
     eigenvalues of a covariance without full rank are not there to be rounded. The squares are computed as eigenvalues
     of M Mᵀ, five times faster than singular values; one that is 0 may so become 1e-8 of the largest.
     """
