@@ -77,7 +77,7 @@ class Net(torch.nn.Module):
 
 
 def model(device: torch.device, schedule: Any = "ddpm_linear:num_levels=20", sigma=SIGMA, **options: Any):
-    options = {"gaussian": GAUSSIAN, "clip": 3.0, **options}
+    options = {"gaussian": GAUSSIAN, "mixture": MIXTURE, "clip": 3.0, **options}
     return nidiff.Denoiser(Net(), nidiff.Process(schedule, sigma), **options).to(device)
 
 

@@ -141,7 +141,7 @@ def test_the_three_ways_to_solve_agree(noise, monkeypatch):
     for operator, deviations in ((op.mask(SEEN), noise), (op.pool(2), noise), (op.pool(2), noise * per_entry)):
         y = operator(normal(1, 1, *EVENT, seed=2))
         found = []
-        for most in (512, 0):
+        for most in (1024, 0):
             monkeypatch.setattr("nidiff.inverse.systems.MOST_DENSE", most)
             system = System(nidiff.Observation(y, operator, deviations), x0)
             found.append(system.solve(system.misfit, variance, 1e-13, 500))

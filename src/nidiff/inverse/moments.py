@@ -56,11 +56,12 @@ class GaussianMoments:
     def vary(
         self, denoiser: Denoiser, observation: Observation, x: Tensor, x0: Tensor, level: Level, white: White
     ) -> Tensor:
-        """A draw of N(0, Cov[x0 | x, y]), for x̂0 given y."""
+        """A draw of N(0, Cov[x0 | x, y]), for x̂0 given y. Its size matters less than where the mean is, so that ten
+        times the tolerance is enough."""
         variance: Modes = denoiser.variance(level, self.kappa)
         draw, system = variance.root() @ white(tuple(x.shape)).to(x), System(observation, x0)
         noise = observation.draw_noise(system.near.value, white)
-        return system.fluctuation(draw, noise, variance, self.tolerance, self.iterations)
+        return system.fluctuation(draw, noise, variance, 10 * self.tolerance, self.iterations)
 
 
 @dataclass(frozen=True)

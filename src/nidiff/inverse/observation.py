@@ -105,7 +105,7 @@ class Observation:
         if isinstance(self.noise, Covariance | Blocks) or self.is_exact:
             return None
         inverse = torch.as_tensor(self.noise).to(like).square().reciprocal()
-        return lambda v: inverse * v
+        return lambda v: inverse.to(v) * v
 
     def draw_noise(self, like: Tensor, white: Callable[[tuple[int, ...]], Tensor]) -> Tensor:
         """A draw of N(0, R) for A(x) = ``like``; ``white`` makes numbers of N(0, 1) of a shape."""

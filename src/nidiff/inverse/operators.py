@@ -77,9 +77,10 @@ class Operator:
         """Whether it was declared to be linear in all its parts."""
         return all(part.is_linear for part in self.parts)
 
-    def linearise(self, x: Tensor) -> Linearisation:
-        """The operator and its derivative at x; that of a linear operator is the operator itself."""
-        wide = widest(x.device)
+    def linearise(self, x: Tensor, dtype: torch.dtype | None = None) -> Linearisation:
+        """The operator and its derivative at x, in ``dtype`` (by default the widest); that of a linear operator is the
+        operator itself."""
+        wide = widest(x.device) if dtype is None else dtype
         if all(part.takes_float64 for part in self.parts):
             x = x.to(wide)
         forwards: list[Function] = []

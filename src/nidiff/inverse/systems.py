@@ -27,8 +27,9 @@ from nidiff.inverse.observation import Observation
 from nidiff.inverse.operators import Function
 from nidiff.randomness import white_noise
 
-MOST_DENSE = 512  # entries of a row of y for which the matrix is made
+MOST_DENSE = 1024  # entries of a row of y for which the matrix is made
 MOST_NUMBERS = 2**25  # of all the matrices that are kept for an observation
+ROUGH = 1e-4  # a tolerance for which float32 is enough
 PROBES = 8  # random vectors that a diagonal is estimated from
 T = TypeVar("T")
 _TABLES: WeakKeyDictionary[Observation, dict[Hashable, Any]] = WeakKeyDictionary()
@@ -44,9 +45,9 @@ class Solved(NamedTuple):
 class System:
     """An observation, linearised at images x0."""
 
-    def __init__(self, observation: Observation, x0: Tensor) -> None:
+    def __init__(self, observation: Observation, x0: Tensor, dtype: torch.dtype | None = None) -> None:
         self.observation, self.x0 = observation, x0
-        self.near = observation.operator.linearise(x0)
+        self.near = observation.operator.linearise(x0, dtype)
         self.noise = observation.variance(self.near.value)
 
     @property
@@ -115,6 +116,11 @@ class System:
     def _in_modes(
         self, right: Tensor, variance: Modes, precision: Function, tolerance: float, iterations: int
     ) -> Solved:
+        if tolerance >= ROUGH and self.x0.dtype is torch.float32 is not right.dtype:  # twice as fast, and good enough
+            rough = System(self.observation, self.x0, torch.float32)
+            rough_right = right.float()
+            found = rough._in_modes(rough_right, variance, precision, tolerance, iterations)
+            return Solved(found.weights.to(right), found.update.to(right))
         basis, near = cast(Basis, variance.basis), self.near
         root = variance.values.sqrt().to(right)
 
@@ -123,7 +129,7 @@ class System:
             return basis.analyse(system.near.transpose(precision(system.near.forward(basis.synthesise(c)))))
 
         def make() -> Tensor:
-            probed = System(self.observation, self._probes())
+            probed = System(self.observation, self._probes(), right.dtype)
             return _diagonal(lambda c: precisions(probed, c), basis, tuple(probed.x0.shape), right)
 
         diagonal = self._kept(("precision", right.dtype, basis), self.x0[0].numel(), make)
