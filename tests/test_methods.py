@@ -425,6 +425,38 @@ def test_diffpir_is_the_published_algorithm_for_white_noise():
     assert relative(drawn, x0) < 1e-9
 
 
+def test_pigdm_is_the_published_algorithm_for_white_noise():
+    """Algorithm 1 of Song et al. (2023) with η = 1: DDIM's step, and √ᾱ times the gradient by the pseudoinverse."""
+    betas = torch.linspace(1e-3, 0.3, 12, dtype=torch.float64)
+    process = nidiff.Process(nidiff.schedules.from_betas(betas), nidiff.Identity(EVENT))
+    net, operator, noise, products = smooth_net(EVENT), op.pool(2), 0.1, (1 - betas).cumprod(0)
+    matrix, y = as_matrix(operator, (1, *EVENT)), operator(normal(2, 1, *EVENT, seed=2))
+    source = torch.Generator().manual_seed(4)
+    draws = [process.noise((2, 1, *EVENT), source, dtype=torch.float64) for _ in betas]
+    x, fresh = draws[0], iter(draws[1:])
+    for i in reversed(range(12)):
+        x = x.detach().requires_grad_()
+        x0, squared = net(x, torch.full((2,), i)), 1 - products[i]  # r² = sigma²/(signal² + sigma²)
+        metric = matrix @ matrix.T + noise**2 / squared * torch.eye(len(matrix), dtype=torch.float64)
+        weights = torch.linalg.solve(metric, (y - operator(x0)).flatten(1).detach().T).T
+        (slope,) = torch.autograd.grad((x0.flatten(1) * (weights @ matrix)).sum(), x)
+        before = products[i - 1] if i else torch.ones((), dtype=torch.float64)
+        spread = ((1 - before) / (1 - products[i]) * (1 - products[i] / before)).sqrt()
+        eps = (x - products[i].sqrt() * x0) / (1 - products[i]).sqrt()
+        x = before.sqrt() * x0 + (1 - before - spread**2).clamp(min=0).sqrt() * eps + products[i].sqrt() * slope
+        x = x + spread * next(fresh) if i else x
+    given = nidiff.posterior(nidiff.Denoiser(net, process, "x0"), nidiff.Observation(y, operator, noise), "pigdm")
+    drawn = nidiff.sample(
+        given,
+        x.shape,
+        sampler="ancestral",
+        num_steps=12,
+        generator=torch.Generator().manual_seed(4),
+        dtype=torch.float64,
+    )
+    assert relative(drawn, x.detach()) < 1e-9
+
+
 def test_tmpd_has_the_sums_of_the_rows():
     denoiser = DATA.denoiser(nidiff.Process(SCHEDULE, SIGMAS["designed"]))
     level, x, operator = SCHEDULE.level(9), normal(1, 1, *EVENT), op.pool(2)

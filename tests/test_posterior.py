@@ -172,7 +172,7 @@ def test_the_gradient_is_a_gradient():
         log_density = -0.5 * (y - operator(denoiser(at, level))).square().sum() / noise**2
         (slope,) = torch.autograd.grad(log_density, at)
         exact = denoiser(x, level) + float(level.sigma) ** 2 / float(level.signal) * COV.matmul(slope)
-        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), "pigdm", r=0)
+        given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, noise), "gradient", r=0)
         with torch.no_grad():
             close(given(x, level), exact.detach())
 
@@ -183,7 +183,7 @@ def test_the_gradient_has_the_metric_of_r_by_default_that_of_data_of_the_same_me
     operator, x, c = OPERATORS["pool"], normal(2, 1, *EVENT), 0.3
     model = nidiff.GaussianModel(GAUSSIAN.mean, c * GAUSSIAN.covariance)
     denoiser, y, matrix = model.denoiser(PROCESS), observe(OPERATORS["pool"], 0.1, 2), as_matrix(operator, EVENT)
-    given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, 0.1), "pigdm", r=r, tolerance=1e-12)
+    given = nidiff.posterior(denoiser, nidiff.Observation(y, operator, 0.1), "gradient", r=r, tolerance=1e-12)
     for row in (2, 9, 17):
         level = SCHEDULE.level(row)
         signal, sigma = float(level.signal) ** 2, float(level.sigma) ** 2
@@ -194,7 +194,7 @@ def test_the_gradient_has_the_metric_of_r_by_default_that_of_data_of_the_same_me
         close(given(x, level), x0.flatten(1) + (y - operator(x0)).flatten(1) @ gain.T)
 
 
-@pytest.mark.parametrize("method", ["gaussian", "mmps", "pigdm"])
+@pytest.mark.parametrize("method", ["gaussian", "mmps", "gradient"])
 def test_a_function_is_linearised_at_x0(method):
     """A linear one is the same by `linear` and by `function`; of another one, the derivative counts."""
     denoiser, y, x, level = GAUSSIAN.denoiser(PROCESS), observe(op.pool(2)), normal(1, 1, *EVENT), SCHEDULE.level(9)
@@ -216,9 +216,9 @@ def test_a_function_is_linearised_at_x0(method):
 def test_the_names_of_version_0_2_are_the_same_methods():
     """Under the names of the literature; others are refused."""
     denoiser, observation = GAUSSIAN.denoiser(PROCESS), nidiff.Observation(Y, op.pool(2), 0.1)
-    for before, name in (("jacobian:iterations=2", "mmps:iterations=2"), ("gradient", "pigdm")):
-        old, new = (nidiff.posterior(denoiser, observation, each).corrections[0].method for each in (before, name))
-        assert old == new
+    names = ("jacobian:iterations=2", "mmps:iterations=2")
+    old, new = (nidiff.posterior(denoiser, observation, each).corrections[0].method for each in names)
+    assert old == new
     with refused("method"):
         nidiff.posterior(denoiser, observation, "kalman")
 
@@ -263,7 +263,7 @@ def test_guidance_by_a_gradient_and_replacement_are_biased():
     """More steps do not help: what is left is the method's own. Moment matching has none of it."""
     operator = SMALL["mask"]
     right, guided, replaced = (
-        law_errors(method, operator, 40, "heun") for method in ("gaussian", "pigdm", "replacement")
+        law_errors(method, operator, 40, "heun") for method in ("gaussian", "gradient", "replacement")
     )
     assert (guided > 5 * right).all()
     assert (replaced > 5 * right).all()
@@ -452,8 +452,8 @@ BAD = [  # the argument that is blamed, and an observation with the options of i
     ("function", lambda: (nidiff.Observation(WHOLE, op.linear(lambda x: x.cumsum(-1), lambda y: y)), {})),
     ("method", lambda: (nidiff.Observation(Y, op.pool(2)), {"steps": 3})),
     ("method", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "replacement"})),
-    ("r", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "pigdm", "r": 0})),
-    ("r", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "pigdm:r=-1"})),
+    ("r", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "gradient", "r": 0})),
+    ("r", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "gradient:r=-1"})),
     ("scale", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "dps:scale=much"})),
     ("scale", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "dps", "scale": math.nan})),
     ("iterations", lambda: (nidiff.Observation(Y, op.pool(2)), {"method": "mmps:iterations=0"})),
@@ -527,7 +527,8 @@ def test_dps_is_the_published_algorithm_for_white_noise(zeta):
         assert (nidiff.sample(denoiser, noise[0].shape, **drawing) - exact).norm() > 0.1 * exact.norm()
 
 
-def test_dps_is_the_published_algorithm_in_whitened_coordinates():
+@pytest.mark.parametrize("method", ["dps", "pigdm", "diffpir"])
+def test_it_is_the_published_algorithm_in_whitened_coordinates(method):
     """u = Σ^-½ x, with the network and the operator of u: the same path, seed by seed. Without Σ it is another."""
     net, twin = smooth_net(EVENT), COV.with_eigenvalues(torch.ones_like(COV.eigenvalues))
     operator = OPERATORS["mask"]
@@ -538,7 +539,7 @@ def test_dps_is_the_published_algorithm_in_whitened_coordinates():
     seen = op.linear(lambda u: operator(COV.sqrt(u.double())).to(u))
     x, u = (
         nidiff.sample(
-            nidiff.posterior(denoiser, nidiff.Observation(y, a, 0.1), "dps"),
+            nidiff.posterior(denoiser, nidiff.Observation(y, a, 0.1), method),
             (2, 1, *EVENT),
             sampler="ancestral",
             generator=[5, 6],
@@ -559,10 +560,10 @@ def test_a_method_that_diverges_is_named_and_images_that_are_not_finite_are_refu
         return nidiff.sample(nidiff.posterior(GAUSSIAN.denoiser(PROCESS), observation, method), **arguments)
 
     with refused("method"):
-        draw(1e-3, "pigdm:r=0")
-    with pytest.warns(UserWarning, match="'pigdm' has probably diverged"):
-        assert draw(0.1, "pigdm:r=0").isfinite().all()
-    for method in ("gaussian", "mmps", "pigdm", "dps"):  # without a warning, which is an error here
+        draw(1e-3, "gradient:r=0")
+    with pytest.warns(UserWarning, match="'gradient' has probably diverged"):
+        assert draw(0.1, "gradient:r=0").isfinite().all()
+    for method in ("gaussian", "mmps", "gradient", "dps"):  # without a warning, which is an error here
         assert draw(1e-3, method).abs().max() < 20
 
 

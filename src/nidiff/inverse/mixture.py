@@ -24,7 +24,7 @@ from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError
 from nidiff.inverse.moments import White
 from nidiff.inverse.observation import Observation
-from nidiff.inverse.systems import System, kept
+from nidiff.inverse.systems import System, kept, seen
 
 MOST_OBSERVED = 2048  # entries of a row of y
 
@@ -57,7 +57,7 @@ class MixtureMoments:
         if observation.is_per_image:
             problem = "is for images that are all seen through the same operator"
             raise InputError("method", "mixture", problem, "sample them one by one, by denoiser.for_images")
-        count = int(_seen(observation).sum())
+        count = len(seen(observation))
         if count > MOST_OBSERVED:
             problem = f"is for at most {MOST_OBSERVED:,} observed entries, and there are {count:,}"
             raise InputError("method", "mixture", problem, "use method='gaussian'")
@@ -99,17 +99,17 @@ class MixtureMoments:
             if row is None
             else kept(observation, ("marginal", *key), size, lambda: mixture.at(level, covariance))
         )
-        seen = _seen(observation).flatten().nonzero()[:, 0]
-        count = len(seen)
+        index = seen(observation).to(x.device)
+        count = len(index)
 
         def make() -> Tensor:
             some = System(observation, torch.zeros(count, *x.shape[1:], dtype=x0.dtype, device=x0.device))
-            units = torch.zeros(count, some.near.value[0].numel()).to(some.near.value)
-            units[torch.arange(count), seen] = 1.0
+            units = torch.zeros(count, some.near.value[0].numel(), device=x.device).to(some.near.value)
+            units[torch.arange(count, device=x.device), index] = 1.0
             units = units.reshape(some.near.value.shape)
             matrices = []
             for k in range(len(mixture)):
-                rows = some.matrix(partial(marginal.covariance, k), units).flatten(1)[:, seen]
+                rows = some.matrix(partial(marginal.covariance, k), units).flatten(1)[:, index]
                 matrices.append((rows + rows.T) / 2)
             factors, failed = torch.linalg.cholesky_ex(torch.stack(matrices))
             if bool(failed.any()):
@@ -126,7 +126,7 @@ class MixtureMoments:
         shift = x0.to(means) - torch.einsum("bk,kb...->b...", logs.exp(), means)
         means = means + shift
         system = System(observation, x0)
-        given = _Given(marginal, system, factors, seen, logs, means)
+        given = _Given(marginal, system, factors, index, logs, means)
         values = observation.rows(system.near.value)
         found = []
         for k in range(len(mixture)):
@@ -148,11 +148,3 @@ def _solve(given: _Given, component: int, right: Tensor) -> Tensor:
     flat = right.flatten(1)[:, given.seen]
     weights[:, given.seen] = torch.cholesky_solve(flat.T, given.factors[component].to(flat)).T
     return weights.reshape(right.shape)
-
-
-def _seen(observation: Observation) -> Tensor:
-    """The entries of a row of y that are observed."""
-    y, observed = observation.y[:1], observation.operator.observed
-    if observed is None:
-        return torch.ones(y.shape[1:], dtype=torch.bool, device=y.device)
-    return observed.to(y.device).expand(y.shape)[0]

@@ -112,15 +112,15 @@ class TMPD:
 
 
 @dataclass(frozen=True)
-class PiGDM:
-    """Pseudoinverse-guided diffusion (ΠGDM, Song et al. 2023): ``scale`` times (sigma²/signal) Σ times the gradient,
-    through the network, of −½ (y − A x̂0)² in the metric of r² A Aᵀ + R. One pass back through the network.
+class Gradient:
+    """Gradient guidance by Tweedie's formula: ``scale`` times (sigma²/signal) Σ times the gradient, through the
+    network, of −½ (y − A x̂0)² in the metric of r² A Aᵀ + R. One pass back through the network.
 
-    ``r`` is a standard deviation that x0 is given x, in every pixel alike. By default r² = c sigma²/(c signal² +
-    sigma²), c the mean variance of the data (1 if it is not known). r = 0 is the gradient of p(y | x) ≈ N(A x̂0, R): it
-    takes x̂0 for x0, so its pull is too strong by V/R, and the samples diverge where R is small. (`DPS` starts from the
-    same p(y | x), and has steps of another size.) The Σ in front is what makes the step well scaled: without it a mode
-    of little noise moves as far as one of much.
+    ``r`` is a standard deviation that x0 is given x, in every pixel alike. By default it is that of ΠGDM, r² = c
+    sigma²/(c signal² + sigma²), c the mean variance of the data (1 if it is not known). r = 0 is the gradient of
+    p(y | x) ≈ N(A x̂0, R): it takes x̂0 for x0, so its pull is too strong by V/R, and the samples diverge where R is
+    small. (`DPS` starts from the same p(y | x), and has steps of another size.) The Σ in front is what makes the step
+    well scaled: without it a mode of little noise moves as far as one of much.
     """
 
     r: float | None = None
@@ -135,7 +135,7 @@ class PiGDM:
 
     def __call__(self, denoiser: Denoiser, observation: Observation, x: Tensor, level: Level) -> Tensor:
         x0, variance = with_jacobian(denoiser, x, level)
-        squared = self._squared(denoiser, level) if self.r is None else self.r**2
+        squared = isotropic_variance(denoiser, level) if self.r is None else self.r**2
         return kalman(
             observation,
             x0,
@@ -152,10 +152,13 @@ class PiGDM:
         """What x0 varies by as the data's Gaussian knows it."""
         return gaussian_vary(denoiser, observation, x, x0, level, white)
 
-    def _squared(self, denoiser: Denoiser, level: Level) -> float:
-        data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
-        signal, sigma = (each.values.square().mean().item() for each in (level.signal, level.sigma))
-        return data * sigma / (data * signal + sigma)
+
+def isotropic_variance(denoiser: Denoiser, level: Level) -> float:
+    """The variance of x0 given x of white data under white noise, c sigma²/(c signal² + sigma²), with the mean variance
+    c of the data, or 1 if that is not known."""
+    data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
+    signal, sigma = (each.values.square().mean().item() for each in (level.signal, level.sigma))
+    return data * sigma / (data * signal + sigma)
 
 
 def gaussian_vary(

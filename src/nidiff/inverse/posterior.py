@@ -4,8 +4,8 @@ For x = signal · x0 + sigma · Σ^½ eps and y = A x0 + n, n ~ N(0, R), Tweedie
 
     E[x0 | x, y] = x̂0 + (sigma²/signal) Σ ∇_x log p(y | x)
 
-The methods differ in what they take for p(y | x): see `moments`, `mixture`, `proximal`, and `dps`, which alone leaves
-x̂0 as it is and moves x after each step.
+The methods differ in what they take for p(y | x): see `moments`, `mixture`, `proximal`, and `pulls`, which leave x̂0 as
+it is and move x after each step.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,11 +18,11 @@ from torch import Tensor
 from nidiff.diffusion.denoiser import Denoiser, Estimate, check_denoiser
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, expect
-from nidiff.inverse.dps import DPS
 from nidiff.inverse.mixture import MixtureMoments
-from nidiff.inverse.moments import MMPS, TMPD, GaussianMoments, PiGDM
+from nidiff.inverse.moments import MMPS, TMPD, GaussianMoments, Gradient
 from nidiff.inverse.observation import Observation, joint
 from nidiff.inverse.proximal import DiffPIR, Replacement
+from nidiff.inverse.pulls import DPS, PiGDM
 from nidiff.notation import call, parse_call
 from nidiff.recipe import check_kinds, check_number, plain
 
@@ -36,12 +36,13 @@ METHODS: dict[str, Callable[..., Method]] = {
     "mixture": MixtureMoments,
     "mmps": MMPS,
     "tmpd": TMPD,
+    "gradient": Gradient,
     "pigdm": PiGDM,
     "dps": DPS,
     "diffpir": DiffPIR,
     "replacement": Replacement,
 }
-BEFORE = {"jacobian": "mmps", "gradient": "pigdm"}  # what methods were called in version 0.2
+BEFORE = {"jacobian": "mmps"}  # what methods were called in version 0.2
 LEAST = {"scale": 0.0, "r": 0.0, "tolerance": 0.0, "iterations": 1.0, "linearisations": 1.0, "weight": 0.0}
 """The least value of an option."""
 
@@ -106,9 +107,9 @@ def posterior(
         observation: one, or several of the same images, which then count together.
         method: a name in `METHODS`: "gaussian" (the default where the denoiser knows the data's Gaussian) and "mmps"
             (the default elsewhere) match moments, exactly for Gaussian data and a linear operator; "mixture" does so
-            with the data's mixture; "tmpd", "pigdm", "dps" and "diffpir" are those of the literature, and
-            "replacement" is for masks. With options if you like ("dps:scale=0.3"). Or a function of your own,
-            (denoiser, observation, x, level) -> x̂0.
+            with the data's mixture; "tmpd", "pigdm", "dps" and "diffpir" are those of the literature; "gradient" is
+            guidance by a gradient, and "replacement" is for masks. With options if you like ("dps:scale=0.3"). Or a
+            function of your own, (denoiser, observation, x, level) -> x̂0.
         options: of the method, such as ``iterations``.
     """
     check_denoiser(denoiser)

@@ -63,10 +63,9 @@ class System:
             return self._plain(right, variance.apply, None, tolerance, iterations)
         factor = self._factor(variance)
         if factor is not None:
-            matrix, seen = factor
-            matrix = matrix.to(right)
+            matrix, index = factor
             weights = torch.zeros_like(right).flatten(1)
-            weights[:, seen] = torch.cholesky_solve(right.flatten(1)[:, seen].T, matrix).T
+            weights[:, index] = torch.cholesky_solve(right.flatten(1)[:, index].T, matrix.to(right)).T
             weights = weights.reshape(right.shape)
             return Solved(weights, variance.apply(self.near.transpose(weights)))
         if not self.observation.operator.is_mask and (precision := self.observation.precision(right)) is not None:
@@ -88,18 +87,13 @@ class System:
     def _factor(self, variance: Modes) -> tuple[Tensor, Tensor] | None:
         """The Cholesky factor of the matrix between the entries that are observed, and which they are; None where there
         are too many, they differ from image to image, or the matrix is singular."""
-        like = self.near.value[:1]
-        observed = self.observation.operator.observed
         if self.observation.is_per_image:
             return None
-        if observed is None:
-            seen = torch.ones(like.shape[1:], dtype=torch.bool, device=like.device)
-        else:
-            seen = observed.to(like.device).expand(like.shape)[0]
-        count = int(seen.sum())
+        like, index = self.near.value[:1], seen(self.observation)
+        count = len(index)
         if count > MOST_DENSE:
             return None
-        index = seen.flatten().nonzero()[:, 0]
+        index = index.to(like.device)
 
         def make() -> tuple[Tensor, Tensor] | None:
             units = torch.zeros(count, like[0].numel(), dtype=like.dtype, device=like.device)
@@ -187,6 +181,18 @@ def kept(observation: Observation, key: Hashable, size: int, make: Callable[[], 
         while len(tables) > max(2, MOST_NUMBERS // size):
             tables.pop(next(iter(tables)))
     return cast(T, tables[key])
+
+
+def seen(observation: Observation) -> Tensor:
+    """The places in a flat row of y that are observed, if they are the same for all images; on the CPU."""
+
+    def make() -> Tensor:
+        y, observed = observation.y[:1], observation.operator.observed
+        if observed is None:
+            return torch.arange(y.numel(), device="cpu")
+        return observed.cpu().expand(y.shape).flatten().nonzero()[:, 0]
+
+    return kept(observation, "seen", 1, make)
 
 
 def _key(variance: Modes) -> tuple[Hashable, ...]:
