@@ -48,6 +48,7 @@ PATHS: dict[str, Path_] = {}
 SIGMA = nidiff.gaussian_free_field(SHAPE[2:])
 DATA = SIGMA.sqrt(normal(32, 1, 8, 8)).float()
 GAUSSIAN = nidiff.fit_gaussian(DATA, basis=SIGMA)
+MIXTURE = nidiff.fit_mixture(DATA, components=2, basis=SIGMA)
 
 
 def path(name: str) -> Callable[[Path_], Path_]:
@@ -77,7 +78,7 @@ class Net(torch.nn.Module):
 
 
 def model(device: torch.device, schedule: Any = "ddpm_linear:num_levels=20", sigma=SIGMA, **options: Any):
-    options = {"gaussian": GAUSSIAN, "clip": 3.0, **options}
+    options = {"gaussian": GAUSSIAN, "mixture": MIXTURE, "clip": 3.0, **options}
     return nidiff.Denoiser(Net(), nidiff.Process(schedule, sigma), **options).to(device)
 
 
@@ -96,6 +97,9 @@ ALLOWED = {
     "check_finite": "the state that a user begins with is checked once",
     "_check_images": "the images are looked at once, at the end",
     "check_images": "an observation is checked once",
+    "kept": "what the linear system of an observation needs is made once for every level",
+    "_check_linearisation": "an operator that is not linear is looked at",
+    "_given": "the components of the mixture are computed on the CPU",
     "_check_classes": "the classes of a user are checked once",
     "_warn_if_white": "the noise that a user begins with is looked at once",
     "_index": "a timestep of a user is on the device: diffusers' schedulers read it too",

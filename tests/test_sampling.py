@@ -38,7 +38,7 @@ def draw(denoiser: nidiff.Denoiser, shape: tuple[int, ...], **options: Any) -> T
 
 
 def test_the_list_of_cases_covers_every_sampler():
-    elsewhere = {"als", "cas", "angle", "angle_2m", "gaussian_2m", "repaint"}  # test_langevin, test_gaussian, …
+    elsewhere = {"als", "cas", "angle", "angle_2m", "gaussian_2m", "repaint", "diffpir"}  # test_langevin, …
     assert {name for name, _ in SAMPLER_CASES} == {*SAMPLERS} - elsewhere
 
 

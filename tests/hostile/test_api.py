@@ -268,7 +268,20 @@ def a_posterior(rng: random.Random) -> Tensor:
         operator = operator @ rng.choice(operators[:4])()
     x0 = normal(2, *event, seed=rng.randrange(99)).float() * rng.choice([0.0, 1.0, 100.0])
     noise: Any = rng.choice([0.0, 1e-6, 0.1, 10.0])
-    method = rng.choice(["gaussian", "jacobian", "gradient", "gradient:r=0", "dps", "dps:scale=30", "replacement"])
+    method = rng.choice(
+        [
+            "gaussian",
+            "mmps",
+            "tmpd",
+            "pigdm",
+            "gradient",
+            "gradient:r=0",
+            "dps",
+            "dps:scale=30",
+            "diffpir",
+            "replacement",
+        ]
+    )
     gaussian = nidiff.GaussianModel(torch.zeros(event), nidiff.matern(SHAPE, rng.choice([0.5, 3.0])))
     schedule = rng.choice([VP, VE, "flow:num_levels=20", nidiff.schedules.soft_conditioning(SHAPE, num_levels=20)])
     process = nidiff.Process(schedule, rng.choice([COV, nidiff.Identity(SHAPE)]))

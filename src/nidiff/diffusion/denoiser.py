@@ -113,6 +113,16 @@ class Denoiser(torch.nn.Module):
         pull = getattr(self._corrected, "pull", None)
         return (self(x, level), None) if pull is None else pull(x, level)
 
+    def deviation(
+        self, x: Tensor, x0: Tensor, level: Level, white: Callable[[tuple[int, ...]], Tensor]
+    ) -> Tensor | None:
+        """A draw of what x0 varies by around the x̂0 at x, given an observation that knows it; else None.
+
+        ``white`` makes numbers of N(0, 1) of a shape.
+        """
+        vary = getattr(self._corrected, "vary", None)
+        return None if vary is None else vary(x, x0, level, white)
+
     @property
     def target_name(self) -> str | None:
         """The target's name in `TARGETS`; None for one that is not registered."""

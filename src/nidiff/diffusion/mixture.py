@@ -32,6 +32,7 @@ from nidiff.diffusion.gaussian import BATCH, as_bits, event_basis, smooth
 from nidiff.diffusion.schedule import CLEAN, Level
 from nidiff.errors import TENSOR, InputError, expect
 from nidiff.memory import require_memory
+from nidiff.precision import widest
 from nidiff.randomness import Generators, as_generator, check_place, random_index, uniform, white_noise
 from nidiff.recipe import check_number, check_whole
 
@@ -222,6 +223,7 @@ class Marginal:
             return values.expand(len(mixture), *mixture.shape).flatten(1)
 
         self._total, self._signal = table(total), table(signal)
+        self._variances = table(variances)
         self._gain, self._rest = table(signal * variances / total), table(noise / total)
         self._centres = self._analysed(mixture.means.double())
         self._turned, logdets = [], []
@@ -242,10 +244,41 @@ class Marginal:
         coefficients = self._coefficients(x)
         shares = self._log_joint(coefficients, classes).softmax(1)
         mean = torch.zeros_like(coefficients)
-        for k, turned in enumerate(self._turned):
-            u, along = self._along(coefficients, k)
-            mean += shares[:, k, None] * (self._centres[k] + self._gain[k] * u + self._rest[k] * (along @ turned))
+        for k in range(len(self._turned)):
+            mean += shares[:, k, None] * self._mean(coefficients, k)
         return self._basis.synthesise(mean.reshape(x.shape)).to(x)
+
+    @property
+    def rank(self) -> int:
+        """The number of rows of V."""
+        return self._mixture.rank
+
+    def components(self, x: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """log p(k | x) [B, K], and E[x0 | x, k] [K, B, *item], in the widest dtype of the device of x."""
+        coefficients, wide = self._coefficients(x), widest(x.device)
+        means = torch.stack([self._mean(coefficients, k) for k in range(len(self._turned))])
+        means = self._basis.synthesise(means.reshape(-1, *x.shape))
+        return self._log_joint(coefficients, classes).log_softmax(1).to(x.device, wide), means.to(x.device, wide)
+
+    def covariance(self, k: int, v: Tensor) -> Tensor:
+        """Cov[x0 | x, k] v = (D N/A) v + (N/A) Tᵀ T (N/A) v with N = sigma² Σ, of v [B, *item]."""
+        coefficients, turned, rest = self._analysed(v.to("cpu", torch.float64)), self._turned[k], self._rest[k]
+        result = self._left(k) * coefficients + rest * ((coefficients * rest) @ turned.T @ turned)
+        return self._basis.synthesise(result.reshape(v.shape)).to(v)
+
+    def vary(self, k: int, numbers: Tensor, along: Tensor) -> Tensor:
+        """A draw of N(0, Cov[x0 | x, k]) from white ``numbers`` [B, *item] and others ``along`` V [B, rank]."""
+        coefficients = self._left(k).sqrt() * self._basis.white(numbers.to("cpu", torch.float64)).flatten(1)
+        coefficients = coefficients + self._rest[k] * (along.to("cpu", torch.float64) @ self._turned[k])
+        return self._basis.synthesise(coefficients.reshape(numbers.shape)).to(numbers)
+
+    def _left(self, k: int) -> Tensor:
+        """D N/A: what x0 varies by, given x, in every mode of D."""
+        return self._rest[k] * self._variances[k]
+
+    def _mean(self, coefficients: Tensor, k: int) -> Tensor:
+        u, along = self._along(coefficients, k)
+        return self._centres[k] + self._gain[k] * u + self._rest[k] * (along @ self._turned[k])
 
     def _coefficients(self, x: Tensor) -> Tensor:
         expect("x", x, Tensor, TENSOR)

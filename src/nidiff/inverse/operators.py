@@ -35,6 +35,8 @@ class Part(NamedTuple):
     """Of a mask: the entries that are observed; the others come out as 0."""
     takes_float64: bool = True
     """Whether it takes floats of every dtype; else it is called in that of the images."""
+    stacked: tuple["Operator", ...] = ()
+    """Of a stack: the operators that it consists of."""
 
 
 class Linearisation(NamedTuple):
@@ -63,16 +65,22 @@ class Operator:
     @property
     def observed(self) -> Tensor | None:
         """The entries of y that are observed, if the operator ends with a mask; None: all of them."""
-        return self.parts[0].observed
+        return self.parts[0].observed if self.parts else None
 
     @property
     def is_mask(self) -> bool:
         """Whether it is a mask and nothing else."""
         return all(part.observed is not None for part in self.parts)
 
-    def linearise(self, x: Tensor) -> Linearisation:
-        """The operator and its derivative at x; that of a linear operator is the operator itself."""
-        wide = widest(x.device)
+    @property
+    def is_linear(self) -> bool:
+        """Whether it was declared to be linear in all its parts."""
+        return all(part.is_linear for part in self.parts)
+
+    def linearise(self, x: Tensor, dtype: torch.dtype | None = None) -> Linearisation:
+        """The operator and its derivative at x, in ``dtype`` (by default the widest); that of a linear operator is the
+        operator itself."""
+        wide = widest(x.device) if dtype is None else dtype
         if all(part.takes_float64 for part in self.parts):
             x = x.to(wide)
         forwards: list[Function] = []
@@ -92,9 +100,17 @@ class Operator:
         """Refuse a function of `linear` that is not linear, and a transpose that is not that of A."""
         for part in reversed(self.parts):
             y = part.apply(x)
-            if part.is_linear and not part.takes_float64:
-                _check_linear(part, x, y)
+            if part.is_linear and not (part.takes_float64 or part.stacked):
+                check_linear(part, x)
+            for operator in part.stacked:
+                operator.check_transposes(x)
             x = y
+
+    def require_linear(self, x: Tensor, method: str) -> None:
+        """Refuse an operator that is not linear, as random images like x show, for a method that needs it to be."""
+        if not (self.is_linear or _adds_up(self, x)):
+            problem = f"needs a linear operator, and random images show that {self!r} is not"
+            raise InputError("method", method, problem, "use method='gaussian' or 'mmps', which linearise it at x̂0")
 
     def __repr__(self) -> str:
         return " @ ".join(part.name for part in self.parts)
@@ -114,7 +130,7 @@ def mask(mask: Tensor | Sequence[Any]) -> Operator:
             problem = f"has shape {tuple(observed.shape)}"
             raise InputError("mask", None, problem, f"make one for {tuple(x.shape)}") from error
 
-    return Operator(Part(f"mask({', '.join(map(str, observed.shape))})", apply, observed=observed))
+    return Operator(Part(f"mask({', '.join(map(str, observed.shape))})", apply, transpose=apply, observed=observed))
 
 
 def subsample(step: int | Sequence[int]) -> Operator:
@@ -205,6 +221,57 @@ def channels(indices: int | Sequence[int]) -> Operator:
     return Operator(Part(f"channels({indices})", apply))
 
 
+def total(weights: Tensor | Sequence[Any] | None = None) -> Operator:
+    """The sum over the event, y [B, C], each pixel times its weight [*event] if there are any: mass, or with weights of
+    area / total area the mean. With a noise of 0 it is a constraint that every sample meets."""
+    factors = None if weights is None else as_numbers(weights, "weights")
+
+    def apply(x: Tensor) -> Tensor:
+        return (x if factors is None else x * factors.to(x)).flatten(2).sum(2)
+
+    return Operator(Part("total", apply))
+
+
+def divergence(spacing: float | Sequence[float] = 1.0) -> Operator:
+    """Σ ∂u_i/∂x_i by centred differences on a periodic grid with this ``spacing``, of images whose channels are the
+    components of a vector along the axes of the event, in their order: y [B, 1, *event]."""
+    steps = [check_number("spacing", step, above=0.0) for step in _as_list(spacing)]
+
+    def apply(x: Tensor) -> Tensor:
+        sizes = _per_axis(x, steps, "spacing")
+        if not x.shape[1] == x.ndim - 2 == len(sizes):
+            problem = f"needs one channel per axis of the event, and x has shape {tuple(x.shape)}"
+            raise InputError("operator", "divergence", problem, "choose the components by operators.channels")
+        slopes = [
+            (x[:, axis].roll(-1, axis + 1) - x[:, axis].roll(1, axis + 1)) / (2 * step)
+            for axis, step in enumerate(sizes)
+        ]
+        return torch.stack(slopes).sum(0)[:, None]
+
+    return Operator(Part("divergence", apply))
+
+
+def stack(operators: Sequence[Operator]) -> Operator:
+    """What several operators see of the same images, one after the other: y [B, M]."""
+    parts = tuple(operators)
+    if not parts or not all(isinstance(each, Operator) for each in parts):
+        raise InputError("operators", None, "is not a list of operators", "give such as [op.pool(4), op.mask(seen)]")
+
+    def apply(x: Tensor) -> Tensor:
+        return torch.cat([operator(x).flatten(1) for operator in parts], 1)
+
+    every = [part for operator in parts for part in operator.parts]
+    return Operator(
+        Part(
+            f"stack({', '.join(map(repr, parts))})",
+            apply,
+            is_linear=all(part.is_linear for part in every),
+            takes_float64=all(part.takes_float64 for part in every),
+            stacked=parts,
+        )
+    )
+
+
 def linear(function: Function, transpose: Function | None = None) -> Operator:
     """Any linear function of x [B, C, *event], differentiable by torch or with its ``transpose``, a function of y."""
     return Operator(Part("linear", _with_rows(function), True, transpose, takes_float64=False))
@@ -275,18 +342,26 @@ def _chained(functions: list[Function], dtype: torch.dtype, wide: torch.dtype) -
     return chained
 
 
-def _check_linear(part: Part, x: Tensor, y: Tensor) -> None:
+def check_linear(part: Part, x: Tensor) -> None:
     """Refuse A(u + w) ≠ A u + A w, and ⟨A u, v⟩ ≠ ⟨u, Aᵀ v⟩, of random images like x and y = A x."""
-    u, w, v = (white_noise(like.shape, seed, device="cpu").to(like) for seed, like in enumerate((x, x, y)))
-    image, both = part.apply(u), part.apply(u + w)
-    sound = (both - image - part.apply(w)).norm() <= 1e-4 * (both.norm() + image.norm())
+    sound = _adds_up(part.apply, x)
     if part.transpose is not None:
+        u = white_noise(x.shape, 0, device="cpu").to(x)
+        image = part.apply(u)
+        v = white_noise(image.shape, 2, device="cpu").to(image)
         back = part.transpose(v)
         limit = 1e-4 * (image.norm() * v.norm() + u.norm() * back.norm())
-        sound = sound and back.shape == u.shape and ((image * v).sum() - (u * back).sum()).abs() <= limit
+        sound = sound and back.shape == u.shape and bool(((image * v).sum() - (u * back).sum()).abs() <= limit)
     if not sound:
-        problem = "is not linear, or its `transpose` is that of another one"
+        problem = f"{part.name} is not linear, as random images show, or its `transpose` is that of another one"
         raise InputError("function", None, problem, "use operators.function, or leave out the transpose")
+
+
+def _adds_up(function: Function, x: Tensor) -> bool:
+    """Whether A(u + w) = A u + A w for random images like x."""
+    u, w = (white_noise(x.shape, seed, device="cpu").to(x) for seed in range(2))
+    image, both = function(u), function(u + w)
+    return bool((both - image - function(w)).norm() <= 1e-4 * (both.norm() + image.norm()))
 
 
 def _as_list(value: Any) -> list[Any]:

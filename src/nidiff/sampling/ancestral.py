@@ -27,14 +27,17 @@ def ancestral(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *,
 
     β̃ is exact for a single clean image, β for x0 ~ N(0, Σ) where signal² + sigma² = 1 (E17). Between levels that are
     not neighbours β is that of the jump, sigma² − (signal/signal')² sigma'². "gaussian" is β̃ plus what x0 itself varies
-    by given x, in every mode, as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length (but
-    for an observation, given which x0 varies less).
+    by given x, in every mode, as the data's Gaussian and κ know it: exact for x0 ~ N(μ, C), in steps of any length.
+    Given an observation x0 varies less, and that is not the same in every mode: x0 is drawn given x and y.
     """
     one_of("variance", variance, ("posterior", "beta", "gaussian"))
     beta, posterior = jump_variances(here, there)
     share, rest = weights(here, there, posterior.root())
     added = beta if variance == "beta" else posterior
     if variance == "gaussian":
+        deviation = None if chain.white is None else chain.denoiser.deviation(x, x0, here, chain.white)
+        if deviation is not None:
+            return chain.combine((share, x), (rest, x0 + deviation), fresh=posterior.root())
         added = posterior + rest**2 * chain.denoiser.variance(here, over_noise=True)
     return chain.combine((share, x), (rest, x0), fresh=added.root())
 
@@ -94,6 +97,15 @@ def repaint(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, r
         above = here.signal / there.signal * x + beta * chain.noise()
         x = ancestral(chain, above, chain.denoiser(above, here), here, there)
     return x
+
+
+def diffpir(chain: Chain, x: Tensor, x0: Tensor, here: Level, there: Level, *, zeta: float = 0.3) -> Tensor:
+    """The step of DiffPIR (Zhu et al. 2023): fresh = √ζ · sigma', whatever the length of the step. It is for x̂0 by the
+    method "diffpir" of `nidiff.posterior`."""
+    check_number("zeta", zeta, 0, 1)
+    fresh = zeta**0.5 * there.sigma
+    share, rest = weights(here, there, fresh)
+    return chain.combine((share, x), (rest, x0), fresh=fresh if zeta else None)
 
 
 def _relative_colour(covariance: Covariance, colour: Any, keys: dict[str, Any]) -> Modes:

@@ -20,9 +20,9 @@ from nidiff.diffusion.spacing import ANGLE, SPACINGS, Spacing, check_rows, space
 from nidiff.errors import InputError, expect, one_of
 from nidiff.notation import parse_call
 from nidiff.precision import widest
-from nidiff.randomness import Generators, as_generator, check_place
+from nidiff.randomness import Generators, as_generator, check_place, white_noise
 from nidiff.recipe import check_number, check_whole, fits, plain
-from nidiff.sampling.ancestral import ancestral, churn, ddim, repaint
+from nidiff.sampling.ancestral import ancestral, churn, ddim, diffpir, repaint
 from nidiff.sampling.angle import angle, angle_2m, angle_rows
 from nidiff.sampling.langevin import als, cas, predictor_corrector
 from nidiff.sampling.local import dpmpp_2m, gaussian_2m
@@ -221,7 +221,12 @@ def _walk(
     callback: Callable[[Visit], None] | None,
     after: After | None = None,
 ) -> Tensor:
-    chain = Chain(denoiser, lambda: denoiser.process.noise(x.shape, source, dtype=x.dtype, device=x.device))
+    place: dict[str, Any] = {"dtype": x.dtype, "device": x.device}
+    chain = Chain(
+        denoiser,
+        lambda: denoiser.process.noise(x.shape, source, **place),
+        white=lambda shape: white_noise(shape, source, **place),
+    )
     x = run_chain(chain, x, levels, sampler, options, denoise=denoise, callback=callback, after=after)
     if denoise and len(x):
         _check_images(denoiser, x)
@@ -370,4 +375,5 @@ SAMPLERS: dict[str, Sampler] = {
     "cas": Sampler(cas),
     "pc": Sampler(predictor_corrector),
     "repaint": Sampler(repaint, num_steps=100),
+    "diffpir": Sampler(diffpir, num_steps=100),
 }

@@ -34,12 +34,13 @@ class Past(NamedTuple):
 
 @dataclass
 class Chain:
-    """One walk from noise to data: the denoiser, a source of coloured noise like x, and the last steps before this one,
-    the latest at the end."""
+    """One walk from noise to data: the denoiser, a source of coloured noise like x, the last steps before this one, the
+    latest at the end, and a source of white numbers of any shape, which only some of the steps need."""
 
     denoiser: Denoiser
     noise: Callable[[], Tensor]
     history: list[Past] = field(default_factory=list)
+    white: Callable[[tuple[int, ...]], Tensor] | None = None
     _analysed: list[tuple[Tensor, int, Basis, Tensor]] = field(default_factory=list)
     _mean: Tensor | None = None
 
