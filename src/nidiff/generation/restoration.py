@@ -33,7 +33,8 @@ from nidiff.files import blaming, file_sha256, is_aside, read_object, remove_lef
 from nidiff.generation.export import BY_SAMPLE, WHOLE_FILES, Samples, write_format
 from nidiff.generation.job import Drawing, Job, draw_blocks, plan_job
 from nidiff.generation.loaded_model import Model
-from nidiff.generation.observations import VARIATION, observed_data, seeded, to_model
+from nidiff.generation.observations import VARIATION, seeded, to_model
+from nidiff.generation.observed import Observed
 from nidiff.inverse.observation import Observation
 from nidiff.inverse.posterior import posterior
 from nidiff.inverse.scores import covered, crps, interval
@@ -77,13 +78,16 @@ class Restoration:
 
     @classmethod
     def of(
-        cls, model: Model, observation: Observation, x: Tensor, seeds: "NDArray[np.int64]", truth: Tensor | None = None
+        cls,
+        model: Model,
+        observation: Observation | Observed,
+        x: Tensor,
+        seeds: "NDArray[np.int64]",
+        truth: Tensor | None = None,
     ) -> "Restoration":
         """The restoration by samples ``x`` of the posterior."""
-        mask = observation.operator.observed if observation.operator.is_mask else None
-        hidden = None if mask is None else ~mask.expand(observation.y.shape)
-        observed = observed_data(model, observation)
-        return cls(x, seeds, observed, model.grid, model.scaling, truth, hidden)
+        observed = observation if isinstance(observation, Observed) else Observed.of(model, observation)
+        return cls(x, seeds, observed.shown, model.grid, model.scaling, truth, observed.hidden)
 
     @property
     def samples(self) -> Tensor:
@@ -162,7 +166,7 @@ def restoration_job(
 def restore(
     model: Model,
     job: Job,
-    observation: Observation,
+    observation: Observation | Observed,
     *,
     method: str | None = None,
     truth: Tensor | None = None,
@@ -171,12 +175,13 @@ def restore(
     """Samples of each item given its observation; ``method`` is that of `nidiff.posterior`, ``truth`` has the items
     themselves, where they are known, and ``drawing`` are ``samples``, ``seed``, ``batch`` and ``watch``."""
     denoisers = _denoisers(model, job)
+    observed = observation if isinstance(observation, Observed) else Observed.of(model, observation)
 
     def prepare(item: int, seeds: list[int]) -> Drawing:
-        return posterior(denoisers(item), observation.for_images(torch.tensor([item])), method), seeds, {}
+        return posterior(denoisers(item), observed.each[item], method), seeds, {}
 
-    x, seeds = _draw(model, job, len(observation.y), prepare, title="restoring", **drawing)
-    return Restoration.of(model, observation, x, seeds, truth)
+    x, seeds = _draw(model, job, len(observed), prepare, title="restoring", **drawing)
+    return Restoration.of(model, observed, x, seeds, truth)
 
 
 def denoise(

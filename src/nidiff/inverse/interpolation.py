@@ -26,6 +26,8 @@ class Interpolation:
     event: tuple[int, ...]
     index: Tensor
     weights: Tensor
+    places: Tensor
+    """[P, axes], in steps of the grid from its first point."""
 
     def apply(self, x: Tensor) -> Tensor:
         if tuple(x.shape[2:]) != self.event:
@@ -57,12 +59,14 @@ def interpolation(
         remedy = f"give one number above 0, or None, for each of {axes} axes"
         raise InputError("periods", periods, "are not those of the axes", remedy)
     inside = np.ones(len(places), dtype=bool)
-    low, high, shares = [], [], []
+    low, high, shares, steps = [], [], [], []
     for axis, (values, turn) in enumerate(zip(along, turns, strict=True)):
         below, above, share, is_inside = _between(places[:, axis], values, turn)
         inside &= is_inside
         low.append(below)
         high.append(above)
+        away = above - below  # around a circle, the last point is next to the first
+        steps.append(below + share * np.where(np.abs(away) > 1, -np.sign(away), away))
         shares.append(share.round() if kind == "nearest" else share)
     corners = [*product((False, True), repeat=axes)]
     index = np.stack([np.ravel_multi_index(_corner(low, high, corner), event) for corner in corners], 1)
@@ -75,10 +79,13 @@ def interpolation(
     if not inside.all():
         first = int(np.flatnonzero(~inside)[0])
         where = ", ".join(f"{number:g}" for number in places[first])
-        problem = f"has {int((~inside).sum())} of {len(places)} outside of the domain, the first at ({where}), row {first}"
+        problem = (
+            f"has {int((~inside).sum())} of {len(places)} outside of the domain, the first at ({where}), row {first}"
+        )
         raise OutsideError("points", problem, inside)
     used = weights.any(0)
-    return Interpolation(event, torch.from_numpy(index[:, used]), torch.from_numpy(weights[:, used]))
+    arrays = (index[:, used], weights[:, used], np.stack(steps, 1))
+    return Interpolation(event, *(torch.from_numpy(array) for array in arrays))
 
 
 class OutsideError(InputError):
@@ -95,7 +102,7 @@ def _corner(low: list[Any], high: list[Any], corner: tuple[bool, ...]) -> list[A
 
 def _as_coordinate(values: Any) -> "NDArray[np.float64]":
     """The coordinate of an axis: numbers that rise or fall, also around a circle; a single n is 0, 1, …, n − 1."""
-    along = np.arange(values) * 1.0 if isinstance(values, int) else np.asarray(values, dtype=np.float64)
+    along: NDArray[np.float64] = np.asarray(np.arange(values) if isinstance(values, int) else values, dtype=np.float64)
     if along.ndim != 1 or not len(along) or not np.isfinite(along).all() or len(np.unique(along)) < len(along):
         remedy = "give the coordinate of each point along an axis, all different, or how many there are"
         raise InputError("coordinates", None, f"has {along.shape} numbers that are not those of an axis", remedy)

@@ -58,7 +58,7 @@ class Observation:
                 parts.append(part)
         noise = self.noise
         if isinstance(noise, Tensor) and noise.ndim == self.y.ndim and len(noise) > 1:  # one per image
-            noise = noise[index.to(noise.device)]
+            noise = noise[index.to(noise.device)].squeeze(0)
         return Observation(self.y[index.to(self.y.device)], Operator(*parts), noise)
 
     def check_images(self, x: Tensor) -> None:
