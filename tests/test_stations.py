@@ -84,7 +84,7 @@ def test_stations_on_grid_points_are_a_mask():
     x0 = gaussian.sample((1, 2, *EVENT), generator=0)
     at = np.stack([LAT[rows], LON[columns] - 360], 1)
     samples = []
-    for operator in (op.mask(seen), op.stations(at, **GLOBE), op.stations(at + [0, 9.0], **GLOBE)):
+    for operator in (op.mask(seen), op.stations(at, **GLOBE), op.stations(at + np.array([0, 9.0]), **GLOBE)):
         observation = nidiff.Observation(operator(x0), operator, 0.1)
         posterior = nidiff.posterior(denoiser, observation)
         samples.append(nidiff.sample(posterior, (3, 2, *EVENT), sampler="ancestral", num_steps=8, generator=[0, 1, 2]))

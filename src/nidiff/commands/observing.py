@@ -84,6 +84,7 @@ def _load(command: "Restore", path: Path, model: "Model", kind: str | None) -> "
             raise FileError("file", str(path), "has NaN or infinite values", "give finite numbers")
         data = Dataset(values, grid=Grid(("entry",)))  # y has the shape of no item
         return model.about(data, path), data
+    _blocks_or_blur(command, model, kind)  # which refuses what makes no sense before a file is read
     reading: Any = {"noise": _number(command), "with_nan": kind in ("mask", "missing")}
     return flags.load(path, model, scale=scale, **reading)
 
@@ -102,7 +103,7 @@ def _of_file(
     """The observation of the items of FILE, and what decides it."""
     import torch
 
-    from nidiff.generation.observations import blurring, observe, pooling
+    from nidiff.generation.observations import observe
     from nidiff.generation.observed import Observed, rows_of
     from nidiff.generation.own import check_noise, load_operator, observe_operator, read_noise
 
@@ -121,7 +122,7 @@ def _of_file(
         observed = Observed(rows_of(observation), shown)
     else:
         if kind in ("scale", "blur"):
-            operator = pooling(model, command.scale or 0) if kind == "scale" else blurring(model, command.blur or 0.0)
+            operator = _blocks_or_blur(command, model, kind)
             event = tuple(operator(torch.zeros(1, *model.shape)).shape[1:])
         else:
             operator, event = _mask(command, model, items), model.shape
@@ -133,6 +134,14 @@ def _of_file(
         observed = Observed.of(model, observation, coarse=kind in ("scale", "blur"))
     arguments["noise"] = tensors_digest(noise) if isinstance(noise, torch.Tensor) else noise
     return observed, arguments
+
+
+def _blocks_or_blur(command: "Restore", model: "Model", kind: str | None) -> Any:
+    from nidiff.generation.observations import blurring, pooling
+
+    if kind == "scale":
+        return pooling(model, cast(int, command.scale))
+    return blurring(model, cast(float, command.blur)) if kind == "blur" else None
 
 
 def seen_shape(operator: Any, text: str, model: "Model") -> "tuple[int, ...]":

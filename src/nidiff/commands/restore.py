@@ -133,7 +133,7 @@ class RestoringFlags:
         ``arguments`` are those of the command that decide the numbers, besides the flags here and the job.
         """
         from nidiff.files import as_path
-        from nidiff.generation.restoration import default_folder, errors_text, known_facts
+        from nidiff.generation.restoration import baselines_text, default_folder, errors_text, known_facts
         from nidiff.sealed import digest, shaped, tensors_sha256
 
         units = {"units": self.units} if "noise" in arguments else {}
@@ -145,7 +145,7 @@ class RestoringFlags:
         out = as_path("out", default_folder(model, task) if self.out is None else self.out)
         facts = known_facts(out, task)  # a folder that is not ours is not even locked
         if facts is None:
-            facts = self._write(out, task, make, data.along)
+            facts = self._write(out, task, make, data.along, model.boundary)
         else:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]
@@ -153,15 +153,25 @@ class RestoringFlags:
             print(SAME.format(job.sampler), file=sys.stderr)
         if "rmse_of_mean" in measured:
             print(errors_text(measured), file=sys.stderr)
+            if text := baselines_text(measured):
+                print(text, file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
     def _write(
-        self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]", along: "Along | None"
+        self,
+        out: Path,
+        task: Mapping[str, Any],
+        make: "Callable[[], Restoration]",
+        along: "Along | None",
+        boundary: tuple[str, ...],
     ) -> dict[str, Any]:
         """Draw the samples and write the folder, in which no other process may write meanwhile; returns its facts."""
+        from nidiff.data.figures import can_draw
+        from nidiff.evaluation.restored import spectra
         from nidiff.files import writing
         from nidiff.generation.restoration import (
             PICTURE,
+            SCORES,
             begin_restoration,
             finish_restoration,
             known_facts,
@@ -179,9 +189,15 @@ class RestoringFlags:
                 begin_restoration(out, task)
                 write_restoration(out, restoration, task, self.format, along)
                 save_restored(restoration, out / PICTURE)
-                facts = finish_restoration(out, task, {**counts, **restoration.errors()})
-        if (out / PICTURE).is_file():
-            print(f"wrote {out / PICTURE}", file=sys.stderr)
+                measured = restoration.errors() | spectra(restoration, boundary)
+                if measured and can_draw(out / SCORES):
+                    from nidiff.report.scores import save_scores  # which needs matplotlib
+
+                    save_scores(measured, tuple(restoration.x.shape[3:]), boundary, out / SCORES)
+                facts = finish_restoration(out, task, {**counts, **measured})
+        for name in (PICTURE, SCORES):
+            if (out / name).is_file():
+                print(f"wrote {out / name}", file=sys.stderr)
         return facts
 
 

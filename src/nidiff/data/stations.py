@@ -1,4 +1,4 @@
-"""Tables of stations: a row for each place, with its coordinates, the values that were observed there, and their errors.
+"""Tables of stations: a row for each place, with its coordinates, what was observed there, and the error of that.
 
 The columns are called as the axes and channels of a model, with the error of NAME in NAME_error, and a unit may follow
 in brackets: latitude, longitude, t2m (K), t2m_error (K), and time where there are several. Or a row has one value:
@@ -9,7 +9,7 @@ import csv
 import re
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

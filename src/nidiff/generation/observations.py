@@ -35,7 +35,7 @@ UNITS = ("data", "model")
 FAR, WIDE, NARROW = 6, 30, 0.02  # of the data's standard deviation: a mean, and spreads, that are not theirs
 FEWEST = 16  # values, for a mean and a spread
 ROUNDING = 12**-0.5  # the standard deviation of the error of rounding to whole numbers
-VARIATION, MASK, NOISE = 1, 2, 3  # tell the randomness of one purpose from that of another
+VARIATION, MASK, NOISE, KRIGING = 1, 2, 3, 4  # tell the randomness of one purpose from that of another
 
 
 def seeded(*numbers: int) -> torch.Generator:

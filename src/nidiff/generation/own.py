@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from nidiff.covariance.checks import as_numbers
-from nidiff.data.load import load_variables
 from nidiff.data.arrays import read_array
+from nidiff.data.load import load_variables
 from nidiff.data.science import has_variable, is_table
 from nidiff.errors import InputError, first_line
 from nidiff.files import as_path
@@ -169,8 +169,9 @@ def check_noise(noise: float | Tensor, seen: Tensor | None, argument: str, text:
 def field_of(
     text: str, argument: str, file: Path | None, model: Model, *, is_difference: bool = False
 ) -> Tensor | None:
-    """Variables of the NetCDF ``file`` on the grid of the model, [N, 1 or C, *event]; None if the text names none. Those that are differences, such as errors, are converted to the units of
-    the data."""
-    if file is None or not is_table(file) or not all(has_variable(file, name) for name in text.split(",")):
+    """Variables of the NetCDF ``file`` on the grid of the model, [N, 1 or C, *event]; None if the text names none.
+    Those that are differences, such as errors, are converted to the units of the data."""
+    names = text.split(",")
+    if file is None or not is_table(file) or not all(has_variable(file, name) for name in names):
         return None
-    return load_variables(file, text.split(","), model.shape, model.grid, argument, is_difference=is_difference)
+    return load_variables(file, names, model.shape, model.grid, argument, is_difference=is_difference)
