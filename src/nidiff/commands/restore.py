@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -183,11 +183,11 @@ class RestoringFlags:
         with claimed(out):
             if (facts := known_facts(out, task)) is not None:  # another process had it until now
                 return facts
-            restoration = make()
+            restoration = replace(make(), along=along)
             counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
             with writing("out", out, "repeat the command"):
                 begin_restoration(out, task)
-                write_restoration(out, restoration, task, self.format, along)
+                write_restoration(out, restoration, task, self.format)
                 save_restored(restoration, out / PICTURE)
                 measured = restoration.errors() | spectra(restoration, boundary)
                 if measured and can_draw(out / SCORES):

@@ -31,7 +31,7 @@ from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, shown
 from nidiff.files import blaming, file_sha256, is_aside, read_object, remove_left, replace_json, replace_npz, replacing
 from nidiff.generation.baselines import Baseline, baselines
-from nidiff.generation.export import BY_SAMPLE, WHOLE_FILES, Samples, write_format
+from nidiff.generation.export import BY_SAMPLE, WHOLE_FILES, Samples, as_xarray, write_format
 from nidiff.generation.job import Drawing, Job, draw_blocks, plan_job
 from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import VARIATION, seeded, to_model
@@ -85,6 +85,8 @@ class Restoration:
     """The name of ``observed`` in a figure."""
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     """What is known without a network, by name."""
+    along: "Along | None" = None
+    """What the items lie along, such as their times."""
 
     @classmethod
     def of(
@@ -118,6 +120,18 @@ class Restoration:
     def spread(self) -> Tensor:
         """The standard deviation of the samples; 0 of a single one."""
         return self.samples.double().std(1, correction=min(1, self.x.shape[1] - 1)).float()
+
+    def to_xarray(self) -> Any:
+        """The samples as a Dataset of xarray: a variable [time or item, sample, *axes] for each channel, with its name,
+        unit and coordinates."""
+        return as_xarray(self.as_samples(self.grid.floats, {"source": f"nidiff {__version__}"}))
+
+    def as_samples(self, dtype: str, about: Mapping[str, str]) -> Samples:
+        """The samples as they are written to files."""
+        names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(self.seeds) for seed in row]
+        items = (ITEM, np.arange(len(self.x))) if self.along is None else self.along
+        stored = self.stored(dtype).flatten(0, 1).numpy()
+        return Samples(stored, self.seeds.flatten(), self.grid, about, names, items)
 
     @property
     def same(self) -> bool:
@@ -350,23 +364,19 @@ def finish_restoration(folder: Path, task: Mapping[str, Any], found: Mapping[str
     return facts
 
 
-def write_restoration(
-    folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str, along: "Along | None" = None
-) -> None:
-    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too; ``along`` is what the
-    items lie along, such as their times."""
+def write_restoration(folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str) -> None:
+    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too."""
     x, seeds, scaling, grid = restoration.x, restoration.seeds, restoration.scaling, restoration.grid
     stored = restoration.stored(grid.dtype)
-    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored, 2), "seeds": seeds})
+    along = {} if restoration.along is None else {"along": restoration.along[1]}
+    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored, 2), "seeds": seeds, **along})
     mean = restoration.mean
     arrays = (mean, restoration.spread, restoration.observed.to(mean.dtype))
     for name, values in zip(ARRAYS, arrays, strict=True):
         with replacing(folder / f"{name}.npy") as file:
             np.lib.format.write_array(file, _channels_last(values, 1), allow_pickle=False)
     about = {"source": f"nidiff {__version__}", "task": digest(dict(task))}
-    names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(seeds) for seed in row]
-    items = (ITEM, np.arange(len(x))) if along is None else along
-    samples = Samples(stored.flatten(0, 1).numpy(), seeds.flatten(), grid, about, names, items)
+    samples = restoration.as_samples(grid.dtype, about)
     write_format(samples, folder, kind)
     if grid.kind == "picture":
         write_format(samples, folder, "png")
