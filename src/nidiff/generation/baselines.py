@@ -94,6 +94,8 @@ def _between_blocks(values: Tensor, model: Model, kind: str) -> Tensor | None:
             rows = torch.arange(-pad, x.shape[axis] + pad) % x.shape[axis]
             x = x.index_select(axis, rows)
     smooth: Any = {} if kind == "nearest" else {"align_corners": False}
+    if kind == "bicubic":
+        smooth["antialias"] = True  # then torch has Keys' kernel, which is exact for linear fields
     size = [count * factor for count, factor in zip(x.shape[2:], factors, strict=True)]
     fine = functional.interpolate(x, size=size, mode=mode, **smooth)
     for axis, (is_round, factor, n) in enumerate(zip(circles(model), factors, event, strict=True), start=2):
