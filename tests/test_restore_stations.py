@@ -386,3 +386,111 @@ def test_errors_and_masks_are_variables_of_the_file_or_arrays(run, model, truth,
         ("number", "not", False),
     ):
         assert (np.abs(means[one] - means[other]).max() < 1e-3) == same, (one, other)
+
+
+# Several at once, and Python ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_stations_and_a_coarse_field_are_both_met(run, model, truth, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    clean = kelvin(truth)[:1] - 273.15
+    np.save("coarse.npy", clean.reshape(1, 4, 2, 6, 2).mean((2, 4)))
+    stations = table(truth=truth)
+    written(stations, Path("s.csv"))
+    words = ("--noise", 0.1, *FEW)
+    found = {}
+    for name, given in (
+        ("both", ("coarse.npy", "--scale", 2, "--stations", "s.csv")),
+        ("coarse", ("coarse.npy", "--scale", 2)),
+        ("stations", ("--stations", "s.csv")),
+    ):
+        code, _, said = run("restore", model, *given, *words, "--out", name)
+        assert code == 0, said
+        found[name] = read(Path(name))["mean"] - clean
+    coarse = {name: np.abs(x.reshape(1, 4, 2, 6, 2).mean((2, 4))).max() for name, x in found.items()}
+    error = {name: np.sqrt(np.square(x).mean()) for name, x in found.items()}
+    assert coarse["both"] < 0.5 < coarse["stations"]
+    assert error["both"] < 0.95 * min(error["coarse"], error["stations"])
+
+
+def test_a_batch_of_observations_with_masks_of_their_own_is_one_call(model):
+    denoiser = nidiff.load_model(model)
+    y = denoiser.gaussian.sample((3, *SHAPE), 3)
+    y[0, :, 2:] = y[1, ..., :6] = y[2, :, ::2] = torch.nan
+    together = restore(model, nidiff.Observation.missing(y, 0.1), samples=2, num_steps=4, truth=10 * y.nan_to_num() + 5)
+    assert together.samples.shape == (3, 2, *SHAPE)
+    assert together.seeds.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert "baselines" in together.errors()
+    listed = restore(model, [nidiff.Observation.missing(row[None], 0.1) for row in y], samples=2, num_steps=4)
+    torch.testing.assert_close(listed.samples, together.samples)
+    dataset = together.to_xarray()
+    assert dataset.t2m.dims == ("item", "sample", "lat", "lon")
+    assert dataset.t2m.units == "degC"
+    assert (dataset.lat.values == LAT).all()
+    np.testing.assert_array_equal(dataset.t2m.values, together.samples[:, :, 0].numpy())
+    other = restore(model, nidiff.Observation.missing(y[[1, 0, 2]], 0.1), samples=2, num_steps=4)
+    assert (other.samples - together.samples).abs().max() > 1  # the control: each has its own
+    with refused("observation"):
+        restore(model)
+
+
+# What is refused ----------------------------------------------------------------------------------------------------
+
+GOOD = {"lat": [10.0, -20.0], "lon": [-170.0, 20.0], "t2m (K)": [280.0, 290.0], "t2m_error (K)": [1.0, 1.0]}
+BAD_TABLES = {
+    "outside": ({"lat": [10.0, 95.0]}, "1 of 2 stations outside", "row 2 at lat 95, lon 20"),
+    "zero": ({"t2m_error (K)": [1.0, 0.0]}, "error of 0 or less", "row 2"),
+    "negative": ({"t2m_error (K)": [-1.0, 1.0]}, "error of 0 or less", "row 1"),
+    "no error": ({"t2m_error (K)": None}, "without an error", "--noise"),
+    "units": ({"t2m (K)": None, "t2m (hPa)": [280.0, 290.0]}, "'hPa'", "'degC'"),
+    "units of errors": ({"t2m_error (K)": None, "t2m_error (m)": [1.0, 1.0]}, "'m'", "'degC'"),
+    "no latitude": ({"lat": None}, "no coordinate lat", "--stations"),
+    "no values": ({"t2m (K)": None, "wind": [1.0, 2.0]}, "wind", "t2m"),
+    "no place": ({"lon": [1.0, ""]}, "without a coordinate", "row 2"),
+    "words": ({"t2m (K)": [280.0, "warm"]}, "'warm'", "row 2"),
+    "nothing": ({"t2m (K)": ["", "NaN"]}, "no value", "t2m"),
+    "times": ({"time": ["2020-01-01", "yesterday"]}, "time", "2020-01-31"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_tables_that_make_no_sense_are_refused_in_one_sentence_and_nothing_is_written(run, model, truth, tmp_path):
+    def columns(change: dict) -> dict:
+        return {name: values for name, values in (GOOD | change).items() if values is not None}
+
+    for name, (change, *words) in BAD_TABLES.items():
+        file = written(columns(change), tmp_path / f"{name}.csv")
+        code, printed, said = run("restore", model, "--stations", file, *FEW, "--out", tmp_path / "out")
+        lines = [line for line in said.splitlines() if not line.startswith("nidiff: '")]  # warnings name the file
+        assert (code, printed, len(lines)) == (2, "", 1), (name, said)
+        assert all(word in lines[0] for word in words), (name, said)
+    good = written(GOOD, tmp_path / "good.csv")
+    (tmp_path / "ragged.csv").write_text("lat,lon,t2m\n1,2\n")
+    (tmp_path / "binary.csv").write_bytes(b"\xff\xfe\x00lat")
+    late = written(GOOD | {"time": ["2020-01-01", "1999-01-01"]}, tmp_path / "late.csv")
+    for words, expected in (
+        (("--stations", tmp_path / "ragged.csv"), "2 entries in row 1"),
+        (("--stations", tmp_path / "binary.csv"), "binary.csv"),
+        (("--stations", tmp_path / "no.csv"), "does not exist"),
+        ((truth, "--stations", good), "--degrade"),
+        ((truth, "--stations", late, "--degrade"), "1999-01-01"),
+        (("--stations", good, "--truth", truth), "3 items"),
+        (("--stations", good, "--interpolation", "cubic"), "cubic"),
+        (("--mask", "left"), "FILE"),
+        ((truth, "--mask", "left", "--degrade", "--truth", truth), "--truth"),
+        ((truth, "--mask", "left", "--noise", "-1"), "--noise"),
+        ((truth, "--mask", "left", "--noise", "many"), "--noise"),
+        ((truth, "--mask", "left", "--noise", "1", "--variance", "1"), "--variance"),
+        ((truth, "--mask", "left", "--noise", truth), "--noise"),
+    ):
+        code, printed, said = run("restore", model, *words, *FEW, "--out", tmp_path / "out")
+        assert (code, printed, expected in said) == (2, "", True), (words, said)
+    assert not (tmp_path / "out").exists()
+    np.save(tmp_path / "zero.npy", np.zeros(SHAPE[1:]))
+    np.save(tmp_path / "shape.npy", np.ones((3, 5)))
+    for file in ("zero.npy", "shape.npy"):
+        words = ("--mask", "left", "--noise", tmp_path / file, *FEW, "--out", tmp_path / "out")
+        code, printed, said = run("restore", model, truth, *words)
+        assert (code, printed, file in said) == (2, "", True), said
+    assert run("restore", model, "--stations", good, *FEW, "--out", tmp_path / "out")[0] == 0  # the control
