@@ -1,4 +1,4 @@
-"""nidiff restore with stations, operators of the user's own, errors from files and the truth; and the same in Python."""
+"""nidiff restore with stations, operators of the user's own, errors from files and the truth; and that in Python."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,6 @@ from nidiff.generation.observations import observe, pooling
 from nidiff.generation.observed import Observed
 from nidiff.metrics import rank_histogram
 from nidiff.model.folder import save_model
-
 
 LAT, LON = np.linspace(70, -70, 8), np.arange(0, 360, 30.0)
 SHAPE = (1, len(LAT), len(LON))
@@ -324,7 +323,8 @@ def test_an_operator_of_the_users_own_is_what_it_computes(run, model, truth, tmp
     code, _, said = run("restore", model, "profiles.npy", *given)
     assert code == 0, said
     assert np.abs(read(Path("profiles"))["arr_0"][..., 0].mean(-1) - clean.mean(-1)[:, None]).max() < 0.1
-    code, printed, said = run("restore", model, truth, "--operator", f"{module}:profile", "--degrade", *FEW, "--json", "--out", "o")  # fmt: skip
+    words = ("--operator", f"{module}:profile", "--degrade", *FEW, "--json", "--out", "degraded")
+    code, printed, said = run("restore", model, truth, *words)
     assert code == 0, said
     assert json.loads(printed)["baselines"].keys() == {"gaussian"}
 

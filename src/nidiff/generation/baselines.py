@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from nidiff.covariance.covariance import Covariance
 from nidiff.data.dataset import WHOLE
 from nidiff.data.match import turn_of
 from nidiff.extras import require
@@ -167,7 +168,8 @@ def _scattered(
 def gaussian_alone(model: Model, observed: Observed, samples: int, seed: int) -> Baseline | None:
     """The posterior of N(μ, C), the data's Gaussian, in closed form: kriging, with draws by Matheron's rule."""
     gaussian = model.denoiser.gaussian
-    if gaussian is None or not all(part.is_linear for each in observed.each for part in each.operator.parts):
+    is_linear = all(part.is_linear for each in observed.each for part in each.operator.parts)
+    if gaussian is None or not is_linear or any(isinstance(each.noise, Covariance) for each in observed.each):
         return None
     means, draws = [], []
     for item, observation in enumerate(observed.each):

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nidiff.covariance.covariance import Covariance
+from nidiff.errors import InputError
 from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import as_change, observed_data, y_scaling
 from nidiff.inverse.observation import Observation
@@ -82,6 +84,9 @@ def joined(observations: Sequence[Observation]) -> Observation:
     """Several observations of the same image, each with one row, as one."""
     if len(observations) == 1:
         return observations[0]
+    if any(isinstance(each.noise, Covariance) for each in observations):
+        remedy = "give a standard deviation, or one per entry"
+        raise InputError("noise", None, "is a covariance, and there are several observations", remedy)
     parts = [each.operator for each in observations]
 
     def apply(x: Tensor) -> Tensor:
