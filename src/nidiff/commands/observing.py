@@ -225,6 +225,9 @@ def _of_stations(command: "Restore", model: "Model", stations: "Stations") -> "t
     times, path = times_of(stations), cast(Path, command.stations)
     along = None if times is None else ("time", times)
     blank = Dataset(torch.zeros(1 if times is None else len(times), *model.shape), along=along)
+    if times is None and model.scaling.climatology is not None:
+        problem = f"has no times, and the model sees {model.scaling.anomalies}"
+        raise FileError("stations", str(path), problem, "add a column time, such as 2020-01-31")
     with renamed("file", "stations"):
         model = model.about(blank, path)
     observed = observe_stations(model, stations, times, kind=command.interpolation)

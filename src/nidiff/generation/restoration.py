@@ -139,12 +139,13 @@ class Restoration:
         return self.x.shape[1] > 1 and bool((self.x == self.x[:, :1]).all())
 
     def errors(self) -> dict[str, Any]:
-        """Scores of the samples where the truth is known, else nothing: root mean square errors of the mean and of a
-        sample, where nothing was observed; the continuous ranked probability score; the shares of the true values that
-        lie in the `interval` of the samples nearest to 90 % and to 50 %; the spread of the samples, and what of the
-        error it explains, 1 if they are calibrated; the ranks of the truth among the samples; and the same of each
-        baseline. Channels with units of their own are measured in those of the model. Whole numbers may be half a step
-        beyond the ends of the interval.
+        """Scores of the samples where the truth is known, else nothing, over the points where nothing was observed.
+
+        They are root mean square errors of the mean, of the mean of infinitely many samples, as these tell it, and of a
+        sample; the continuous ranked probability score; the shares of the true values in the `interval` of the samples
+        nearest to 90 % and to 50 %; the spread of the samples, and what of the error it explains, 1 if they are
+        calibrated; the ranks of the truth among the samples; and the same of each baseline. Channels with units of
+        their own are measured in those of the model. Whole numbers may be half a step beyond the ends of an interval.
         """
         if self.truth is None:
             return {}
@@ -154,7 +155,8 @@ class Restoration:
             mean = replace(self, x=baseline.mean[:, None])._scores()
             law = {} if baseline.samples is None else replace(self, x=baseline.samples)._scores()
             others[name] = {**law, "rmse_of_mean": mean["rmse_of_mean"]}
-            others[name].pop("units", None)
+            for key in ("units", "rmse_of_limit"):  # the mean is exact
+                others[name].pop(key, None)
         return {**scores, "baselines": others} if others else scores
 
     def _scores(self) -> dict[str, Any]:
@@ -175,7 +177,8 @@ class Restoration:
         if count > 1:
             margin = 0.5 if self.grid.dtype in WHOLE else 0.0
             spread = ensemble.var(0).mean().sqrt().item()
-            measured |= {"crps": crps(ensemble, known).mean().item()}
+            limit = max(0.0, error**2 - spread**2 / count) ** 0.5  # the spread of the mean of so many is not its error
+            measured |= {"rmse_of_limit": limit, "crps": crps(ensemble, known).mean().item()}
             for share, suffix in SHARES.items():
                 inside = covered(ensemble, known, share, margin).double().mean().item()
                 measured |= {f"coverage{suffix}": inside, f"interval{suffix}": interval(count, share)[1]}
@@ -391,7 +394,9 @@ def _channels_last(values: Tensor, axis: int) -> "NDArray[Any]":
 def errors_text(measured: Mapping[str, Any]) -> str:
     """The errors of a restoration in words."""
     mean, single = measured["rmse_of_mean"], measured["rmse_of_sample"]
-    errors = f"RMS error {mean:.4g} of the mean, {single:.4g} of a single sample, in units of the {measured['units']}"
+    limit = f" ({measured['rmse_of_limit']:.4g} of that of infinitely many)" if "rmse_of_limit" in measured else ""
+    units = f"in units of the {measured['units']}"
+    errors = f"RMS error {mean:.4g} of the mean{limit}, {single:.4g} of a single sample, {units}"
     if "coverage" not in measured:
         return errors
     score = f", CRPS {measured['crps']:.4g}" if "crps" in measured else ""  # version 0.2 did not have it

@@ -41,6 +41,11 @@ def _draw_errors(axes: Axes, measured: Mapping[str, Any]) -> None:
         axes.barh(place, rows[name]["rmse_of_mean"], color=colour, height=0.6)
         if "crps" in rows[name]:
             axes.plot(rows[name]["crps"], place, marker="D", color=style.ORANGE, markersize=5, linestyle="none")
+        if "rmse_of_limit" in rows[name]:
+            axes.plot(
+                rows[name]["rmse_of_limit"], place, marker="|", color=style.ink(), markersize=14, linestyle="none"
+            )
+            axes.plot([], [], marker="|", color=style.ink(), linestyle="none", label="infinitely many")
     axes.plot([], [], marker="D", color=style.ORANGE, linestyle="none", label="CRPS")
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel(f"units of the {measured['units']}")
