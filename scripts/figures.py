@@ -97,6 +97,19 @@ def shirt_from_its_left_half(out: Path) -> None:
     restored(out, "restore", "fashion-mnist", shirt, *["--mask", "left", "--degrade", "--samples", "4"])
 
 
+def turbulence_from_stations(name: str, out: Path) -> None:
+    """A held-out field at 120 random places between the points, with noise."""
+    field = nidiff.load_dataset("turbulence", split="test").values[[100]]
+    places = np.random.default_rng(0).uniform(0, field.shape[-1], (120, 2))
+    rows = [f"{down:.3f},{across:.3f},{0.1 * float(field.std()):.4g}" for down, across in places]
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(f"{folder}/field.npy", np.asarray(field))
+        Path(folder, "places.csv").write_text("\n".join(["height,width,error", *rows]) + "\n")
+        given = (f"{folder}/field.npy", "--stations", f"{folder}/places.csv", "--degrade", "--samples", "9")
+        run("restore", "turbulence", *given, "--num-steps", "25", "--out", f"{folder}/found")
+        out.write_bytes(Path(folder, "found", name).read_bytes())
+
+
 def run(*words: object) -> None:
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as said:
         failed = nidiff_command([str(word) for word in words])
@@ -221,6 +234,8 @@ FIGURES = {
     "fashion.png": Drawing(partial(front_page, "fashion"), f"models that ship, {CLOTHES} (scripts/front_page.py)"),
     "denoised_digits.png": Drawing(denoised_digits, "nidiff denoise digits"),
     "restored_turbulence.png": Drawing(turbulence_from_points, "nidiff restore turbulence --mask random:0.03"),
+    "restored_stations.png": Drawing(partial(turbulence_from_stations, "restored.png"), "nidiff restore turbulence"),
+    "scores_stations.png": Drawing(partial(turbulence_from_stations, "scores.png"), "nidiff restore turbulence"),
     "restored_fashion.png": Drawing(shirt_from_its_left_half, f"nidiff restore fashion-mnist --mask left, {CLOTHES}"),
     "minutes.png": Drawing(minutes, "benchmarks/results/minutes.json (benchmarks/minutes.py)"),
     "rivals.png": Drawing(rivals, "benchmarks/results/rivals.json (benchmarks/rivals.py, hours)"),

@@ -340,6 +340,7 @@ OPERATORS: dict[str, Callable[[], operators.Operator]] = {
     "subsample": lambda: operators.subsample(2),
     "pool": lambda: operators.pool(2),
     "blur": lambda: operators.blur(1.0),
+    "stations": lambda: operators.stations([[1.5, 2.25], [0.0, 7.0], [3.0, 3.5]], (8, 8)),
     "waves": lambda: operators.waves(2.0),
     "channels": lambda: operators.channels(0),
     "linear": lambda: operators.linear(lambda x: x.sum(-1), lambda y: y.unsqueeze(-1).expand(*y.shape, 8)),

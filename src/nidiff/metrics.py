@@ -22,3 +22,4 @@ from nidiff.evaluation.tune import Tuning as Tuning
 from nidiff.evaluation.tune import tune as tune
 from nidiff.inverse.scores import covered as covered
 from nidiff.inverse.scores import crps as crps
+from nidiff.inverse.scores import rank_histogram as rank_histogram

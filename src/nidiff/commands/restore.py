@@ -3,13 +3,14 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from tyro.conf import Positional, arg
 
 from nidiff.commands.flags import CheckpointFlag, QuietFlag
+from nidiff.commands.observing import observed_by
 from nidiff.errors import InputError, one_of
 from nidiff.recipe import check_whole
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from nidiff.generation.job import Job
     from nidiff.generation.loaded_model import Model
     from nidiff.generation.restoration import Restoration
-    from nidiff.inverse.operators import Operator
 
 SAME = (
     "all samples of an item are the same, so they are not draws of the posterior: {} adds no fresh noise (ancestral "
@@ -133,7 +133,7 @@ class RestoringFlags:
         ``arguments`` are those of the command that decide the numbers, besides the flags here and the job.
         """
         from nidiff.files import as_path
-        from nidiff.generation.restoration import default_folder, errors_text, known_facts
+        from nidiff.generation.restoration import baselines_text, default_folder, errors_text, known_facts
         from nidiff.sealed import digest, shaped, tensors_sha256
 
         units = {"units": self.units} if "noise" in arguments else {}
@@ -145,7 +145,7 @@ class RestoringFlags:
         out = as_path("out", default_folder(model, task) if self.out is None else self.out)
         facts = known_facts(out, task)  # a folder that is not ours is not even locked
         if facts is None:
-            facts = self._write(out, task, make, data.along)
+            facts = self._write(out, task, make, data.along, model.boundary)
         else:
             print("the same was done before, and its files are left as they are", file=sys.stderr)
         measured = facts["found"]
@@ -153,15 +153,25 @@ class RestoringFlags:
             print(SAME.format(job.sampler), file=sys.stderr)
         if "rmse_of_mean" in measured:
             print(errors_text(measured), file=sys.stderr)
+            if text := baselines_text(measured):
+                print(text, file=sys.stderr)
         print(json.dumps({"out": str(out), **measured}) if self.json else out)
 
     def _write(
-        self, out: Path, task: Mapping[str, Any], make: "Callable[[], Restoration]", along: "Along | None"
+        self,
+        out: Path,
+        task: Mapping[str, Any],
+        make: "Callable[[], Restoration]",
+        along: "Along | None",
+        boundary: tuple[str, ...],
     ) -> dict[str, Any]:
         """Draw the samples and write the folder, in which no other process may write meanwhile; returns its facts."""
+        from nidiff.data.figures import can_draw
+        from nidiff.evaluation.restored import spectra
         from nidiff.files import writing
         from nidiff.generation.restoration import (
             PICTURE,
+            SCORES,
             begin_restoration,
             finish_restoration,
             known_facts,
@@ -173,44 +183,66 @@ class RestoringFlags:
         with claimed(out):
             if (facts := known_facts(out, task)) is not None:  # another process had it until now
                 return facts
-            restoration = make()
+            restoration = replace(make(), along=along)
             counts = {"items": len(restoration.x), "samples": self.samples, "same": restoration.same}
             with writing("out", out, "repeat the command"):
                 begin_restoration(out, task)
-                write_restoration(out, restoration, task, self.format, along)
+                write_restoration(out, restoration, task, self.format)
                 save_restored(restoration, out / PICTURE)
-                facts = finish_restoration(out, task, {**counts, **restoration.errors()})
-        if (out / PICTURE).is_file():
-            print(f"wrote {out / PICTURE}", file=sys.stderr)
+                measured = restoration.errors() | spectra(restoration, boundary)
+                if measured and can_draw(out / SCORES):
+                    from nidiff.report.scores import save_scores  # which needs matplotlib
+
+                    save_scores(measured, tuple(restoration.x.shape[3:]), boundary, out / SCORES)
+                facts = finish_restoration(out, task, {**counts, **measured})
+        for name in (PICTURE, SCORES):
+            if (out / name).is_file():
+                print(f"wrote {out / name}", file=sys.stderr)
         return facts
 
 
 @dataclass(frozen=True)
 class Restore:
-    """Samples of what data were, given some of their points, their means over blocks, or a blurred version.
+    """Samples of what data were, given some of their points, values at stations, their means over blocks, a blurred
+    version, or any linear function of them.
 
-    Give one of --mask, --scale, --blur and --missing."""
+    Give FILE with one of --mask, --scale, --blur, --missing and --operator, or --stations, or both."""
 
     model: Annotated[Positional[Path], arg(metavar="RUN_OR_MODEL")]
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
-    file: Annotated[Positional[Path], arg(metavar="FILE")]
-    """What was observed, in the units of the data: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of
-    pictures or sounds. Units and axes that a file names are matched with the model's."""
     restoring: Annotated[RestoringFlags, arg(name="")]
+    file: Annotated[Positional[Path | None], arg(metavar="FILE", help_behavior_hint="")] = None
+    """What was observed, in the units of the data: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of
+    pictures or sounds. Units and axes that a file names are matched with the model's. With --stations alone, none."""
     mask: Annotated[str | None, arg(metavar="FILE_OR_WORD", help_behavior_hint="")] = None
-    """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), or the
-    ones of an array or the white of a picture; not-center is all but the center, and so on."""
+    """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), the
+    ones of an array or the white of a picture, or a variable of FILE; not-center is all but the center, and so on."""
     scale: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
     """FILE has means over blocks of so many points along each axis."""
     blur: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """FILE is blurred by a Gaussian of this standard deviation in pixels."""
     missing: bool = False
     """NaN in FILE are unobserved, and all else is observed."""
-    noise: float = 0.0
-    """The standard deviation of white noise in the observation, in the units of the data (see --units). Means over
-    blocks and blurred pictures in whole numbers have that of rounding, 0.29, besides."""
+    operator: Annotated[str | None, arg(metavar="MODULE:FUNCTION", help_behavior_hint="")] = None
+    """FILE has y = f(items), of your linear function in a module here or installed, which is imported and so run: from
+    torch tensors [B, C, *event] in the units of the data to [B, …]. f.transpose, if it has one, is that of y."""
+    stations: Annotated[Path | None, arg(metavar="TABLE", help_behavior_hint="")] = None
+    """A table of values at places between the points: .csv, .tsv, NetCDF or Zarr. Columns are called as the axes and
+    channels of the model, with errors in NAME_error, units in brackets, and time where there are several:
+    latitude, longitude, t2m (K), t2m_error (K)."""
+    interpolation: Annotated[str, arg(metavar="{bilinear,nearest}")] = "bilinear"
+    """How a station sees the points around it."""
+    noise: Annotated[str, arg(metavar="NUMBER_OR_FILE")] = "0"
+    """The standard deviation of white noise in the observation, in the units of the data (see --units): a number, or
+    one for each entry, as an array or a variable of FILE; of stations, that of values without an error in the table.
+    Means over blocks and blurred pictures in whole numbers have that of rounding, 0.29, besides."""
+    variance: Annotated[str | None, arg(metavar="NUMBER_OR_FILE", help_behavior_hint="")] = None
+    """Instead of --noise: R, the variance of the noise, its square."""
     degrade: bool = False
-    """FILE is clean: it is masked, averaged or blurred first, noise is added, and the error against FILE measured."""
+    """FILE is clean: it is masked, averaged, blurred or seen by the stations first, noise is added, and the samples are
+    compared with FILE."""
+    truth: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """What the data were, to compare the samples with."""
     method: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: gaussian or jacobian)")] = None
     """gaussian (with the Gaussian of the data that the model knows), jacobian (with that of the network: slower, for
     any model), gradient (guidance by a gradient), dps (as published, with its step size: dps:scale=1), or replacement
@@ -218,62 +250,46 @@ class Restore:
     quiet: QuietFlag = False
 
     def run(self) -> None:
-        from nidiff.generation.observations import observe
         from nidiff.generation.restoration import Restoration, restore
-        from nidiff.sealed import shaped, tensors_sha256
 
-        flags, kind = self.restoring, self._kind()
-        model = flags.open(self.model)
-        operator, scale = self._operator(model), 1 if self.degrade else self.scale or 1
-        reading: Any = {"noise": self.noise, "with_nan": kind in ("mask", "missing")}
-        model, data = flags.load(self.file, model, scale=scale, **reading)
-        job = flags.job(model)
-        items = cast("Tensor", data.values)
-        operator = operator or self._mask(model, items)
-        degrading: Any = {"degrade": self.degrade, "seed": flags.seed}
-        observation = observe(model, items, operator, self.noise, units=flags.units, **degrading)
-        truth = items.double() if self.degrade else None
+        kind = self._kind()
+        model = self.restoring.open(self.model)
+        seen = observed_by(self, model, kind)
+        job = self.restoring.job(seen.model)
 
         def make() -> Restoration:
-            return restore(model, job, observation, method=self.method, truth=truth, **flags.drawing)
+            return restore(
+                seen.model, job, seen.observed, method=self.method, truth=seen.truth, **self.restoring.drawing
+            )
 
-        arguments = {kind: getattr(self, kind), "noise": self.noise, "method": self.method, "degrade": self.degrade}
-        if operator.observed is not None:
-            arguments["masks"] = tensors_sha256(shaped(operator.observed))
-        flags.finish("restore", self.file, model, job, data, arguments, make)
+        arguments = {**seen.arguments, "method": self.method, "degrade": self.degrade}
+        self.restoring.finish("restore", seen.path, seen.model, job, seen.data, arguments, make)
 
-    def _kind(self) -> str:
-        """The flag that says what was observed: mask, scale, blur or missing."""
-        flags = {"mask": self.mask is not None, "scale": self.scale is not None, "blur": self.blur is not None}
+    def _kind(self) -> str | None:
+        """The flag that says what FILE has: mask, scale, blur, missing or operator; None where only stations are
+        given."""
+        flags = {name: getattr(self, name) is not None for name in ("mask", "scale", "blur", "operator")}
         kinds = [name for name, is_set in {**flags, "missing": self.missing}.items() if is_set]
-        if len(kinds) != 1:
+        has_stations, ways = self.stations is not None, "`mask`, `scale`, `blur`, `missing` and `operator`"
+        if len(kinds) > 1 or (not kinds and not has_stations):
             count = "none is given" if not kinds else f"{' and '.join(f'`{kind}`' for kind in kinds)} are given"
-            problem = f"of `mask`, `scale`, `blur` and `missing`, which say what was observed, {count}"
-            raise InputError(None, None, problem, "give one of them")
+            problem = f"of {ways}, which say what was observed, {count}"
+            raise InputError(
+                None, None, problem, "give one of them, or `stations`" if not kinds else "give one of them"
+            )
+        if self.file is None and (kinds or self.degrade):
+            needed = kinds[0] if kinds else "degrade"
+            raise InputError(needed, None, "is about a FILE, and none is given", "give it after the model")
+        if self.file is not None and not kinds and not self.degrade:
+            problem = f"is given, and none of {ways} says what it holds"
+            raise InputError("file", self.file, problem, "give one of them, or `degrade` to see it by the stations")
         if self.missing and self.degrade:
             raise InputError("degrade", None, "needs clean data, and with `missing` some are not known", "give `mask`")
-        return kinds[0]
-
-    def _operator(self, model: "Model") -> "Operator | None":
-        """Blocks or a blur; None for a mask."""
-        from nidiff.generation.observations import blurring, pooling
-
-        if self.scale is not None:
-            return pooling(model, self.scale)
-        return None if self.blur is None else blurring(model, self.blur)
-
-    def _mask(self, model: "Model", items: "Tensor") -> "Operator":
-        from nidiff.generation.observations import MASK, as_mask, seeded
-        from nidiff.inverse.operators import mask
-
-        if self.mask is None:
-            return mask(items.isfinite())
-        masks = as_mask(self.mask, model.shape, seeded(self.restoring.seed, MASK)).expand(items.shape)
-        inside = True if model.scaling.domain is None else model.scaling.domain
-        if bool(((masks | self.degrade) & items.isnan() & inside).any()):
-            remedy = "use `missing` instead, without `degrade`"
-            raise InputError("mask", self.mask, "includes points that are NaN in the file", remedy)
-        return mask(masks)
+        if self.truth is not None and self.degrade:
+            raise InputError("truth", self.truth, "is FILE with `degrade`", "leave one of them out")
+        if self.variance is not None and self.noise != "0":
+            raise InputError("variance", self.variance, "is the square of `noise`, which is given too", "give one")
+        return kinds[0] if kinds else None
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from nidiff.data.encoded import Encoded, read_encoded
 from nidiff.data.formats import KINDS, NAMED, kind_of, suffix_of
 from nidiff.data.grid import Grid
 from nidiff.data.images import fit_pixels, open_images
-from nidiff.data.match import check_type, match
+from nidiff.data.match import check_type, converted, match
 from nidiff.data.missing import DOMAIN, MEAN, as_fills, find_domain, without_missing
 from nidiff.data.named import DATASETS
 from nidiff.data.parts import as_stored_numbers, joined, stored_type
@@ -180,6 +180,32 @@ def open_items(
     if grid is not None:
         check_type(items, grid, argument, str(path))
     return Dataset(items, along=along)
+
+
+def load_variables(
+    path: Path, names: Sequence[str], shape: Sequence[int], grid: Grid, argument: str, *, is_difference: bool = False
+) -> Tensor:
+    """Variables of NetCDF, HDF5 or Zarr that go with the items of a file, such as masks and errors, on the ``grid`` of
+    a model: [N, 1 or C, *event], NaN where they are missing. Differences are converted to the units of its channels."""
+    if len(names) not in (1, shape[0]):
+        problem = f"names {len(names)} variables, and the model has {shape[0]} channels"
+        raise InputError(argument, ",".join(names), problem, "give one for all channels, or one for each")
+    like = replace(grid, channels=tuple(names), units=(), dtype="float32", condition=None)
+    with renamed("data", argument):
+        data = _read_path(str(path), DataSpec(str(path), variables=tuple(names)), Limits(memory_limit=None), like)
+        data = match(data, replace(like, units=data.grid.units), argument, str(path), are_named=True)
+    if data.shape[1:] != tuple(shape[1:]):
+        problem = f"has {', '.join(names)} of shape {data.shape}, and the model's items are {tuple(shape)}"
+        raise FileError(argument, str(path), problem, "give it on the grid of the model")
+    values = data.values.index_select(0, torch.arange(len(data))).double()
+    if is_difference and data.grid.units and grid.units:
+        notes, columns = list[str](), []
+        for channel, (name, given) in enumerate(zip(names, data.grid.units, strict=True)):
+            units = (given, grid.units[channel])
+            column = converted(values[:, channel].numpy(), name, units, (argument, str(path)), notes, True)
+            columns.append(torch.from_numpy(column))
+        values = torch.stack(columns, 1)
+    return values
 
 
 def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -193,6 +193,43 @@ def _role(axis: str, unit: str) -> str:
     return role_by_attributes({"units": unit}) or by_name
 
 
+def columns_of_axes(names: Sequence[str], units: Mapping[str, str], grid: Grid) -> list[str | None]:
+    """Which of the columns ``names`` of a table is the coordinate of each axis of a grid; None where none is."""
+    kinds: dict[str, str] = {}
+    for name in names:
+        kinds.setdefault(_kind(name, units.get(name, "")), name)
+    return [axis if axis in names else kinds.get(kind) for axis, kind in zip(grid.axes, _kinds(grid), strict=True)]
+
+
+def is_time(name: str, grid: Grid) -> bool:
+    """Whether a column of a table says when its rows were, and is no axis of the grid."""
+    return (_kind(name, "") == "T" or name.lower() in ("date", "datetime")) and "T" not in _kinds(grid)
+
+
+def turn_of(grid: Grid, axis: int) -> float | None:
+    """The circle of an axis of longitudes, in its unit; None for any other."""
+    name = grid.axes[axis]
+    return _period(name, grid.axis_units.get(name, ""))
+
+
+def converted(
+    values: Numbers, label: str, units: tuple[str, str], file: File, notes: list[str], is_difference: bool = False
+) -> Numbers:
+    """Numbers in the first of two ``units`` in the second one; those of a ``difference``, such as an error, without
+    the offset between two scales of temperature. What was done is added to ``notes``."""
+    given, wanted = units
+    if given.split() == wanted.split():
+        return values
+    if not given or not wanted:
+        known = f"it has no unit for {label}, which is taken to be in {wanted}"
+        notes.append(known if wanted else f"{label} is in {given}, and its unit is not known to the model")
+        return values
+    convert = _converter(label, given, wanted, file, notes)
+    if convert is None:
+        return values
+    return convert(values) - convert(np.zeros(1)) if is_difference else convert(values)
+
+
 def axis_of(grid: Grid, role: str) -> int | None:
     """Which axis of a grid is that of the latitude, the longitude or the time; None if none is, or several are."""
     axes = [place for place, axis in enumerate(grid.axes) if _role(axis, grid.axis_units.get(axis, "")) == role]

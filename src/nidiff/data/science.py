@@ -218,6 +218,34 @@ def _read_variables(
         table.close()
 
 
+def read_columns(source: Any, argument: str) -> "dict[str, tuple[NDArray[Any], str]]":
+    """The variables of a file or a table as columns of one length, a row for each place along all their axes, each with
+    its unit; times are datetime64. Variables without axes, and words, are left out."""
+    table, file, xarray = (
+        open_table(source),
+        str(source) if isinstance(source, Path) else "the table",
+        require("xarray"),
+    )
+    try:
+        names = [name for name in table.variables if table[name].ndim and table[name].dtype.kind in NUMBERS]
+        whole = {str(dim): table.sizes[dim] for name in names for dim in table[name].dims}
+        require_memory(argument, file, 8.0 * len(names) * prod(whole.values()), "give fewer stations")
+        columns: dict[str, tuple[NDArray[Any], str]] = {}
+        for name in names:
+            unit = _text(table[name], "units")
+            with blaming(file, "repair it", f"has {name!r}, which cannot be read", argument):
+                variable, values = table[name].variable, _valid(table[name], _limits(table[name]))
+                if " since " in unit:
+                    with suppress(Exception):  # a calendar that is not ours
+                        decoded = xarray.decode_cf(xarray.Dataset({name: variable})).variables[name].values
+                        values = decoded if decoded.dtype.kind == "M" else values
+            spread = xarray.Variable(variable.dims, values).set_dims(whole).transpose(*whole)
+            columns[str(name)] = np.asarray(spread.values).reshape(-1), unit
+        return columns
+    finally:
+        table.close()
+
+
 def has_variable(source: Any, name: str) -> bool:
     """Whether a file or a table has a variable of that name that is no coordinate."""
     table = open_table(source)

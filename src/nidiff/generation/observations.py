@@ -5,6 +5,7 @@ Items and noise come in the units of the data, and an `Observation` is in those 
 
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ UNITS = ("data", "model")
 FAR, WIDE, NARROW = 6, 30, 0.02  # of the data's standard deviation: a mean, and spreads, that are not theirs
 FEWEST = 16  # values, for a mean and a spread
 ROUNDING = 12**-0.5  # the standard deviation of the error of rounding to whole numbers
-VARIATION, MASK, NOISE = 1, 2, 3  # tell the randomness of one purpose from that of another
+VARIATION, MASK, NOISE, KRIGING = 1, 2, 3, 4  # tell the randomness of one purpose from that of another
 
 
 def seeded(*numbers: int) -> torch.Generator:
@@ -124,8 +125,11 @@ def seen_scaling(model: Model, operator: Operator) -> tuple[Scaling, Operator]:
     if operator.is_mask or not (scaling.is_per_pixel or scaling.means is not None):
         return scaling, operator
     if scaling.domain is not None:
-        problem = "mixes points that are outside of the domain of the model with others"
-        raise InputError("scale", None, problem, "observe points, by `mask`")
+        outside = white_noise((1, *model.shape), 0, device="cpu") * ~scaling.domain
+        if bool(operator(outside.double()).any()):
+            problem = "mixes points that are outside of the domain of the model with others"
+            raise InputError("scale", None, problem, "observe points, by `mask`")
+        scaling = replace(scaling, domain=None)
     axes, zero = tuple(range(1, len(model.shape))), torch.zeros(1, *model.shape, dtype=torch.float64)
     each = torch.as_tensor(scaling.scale, dtype=torch.float64)
     each = each if each.ndim > 1 else each.reshape(-1, *[1] * (len(model.shape) - 1))
@@ -149,44 +153,58 @@ def observe(
     model: Model,
     items: Tensor,
     operator: Operator,
-    noise: float,
+    noise: float | Tensor,
     *,
     units: str = "data",
     degrade: bool = False,
     seed: int = 0,
+    first: int = 0,
 ) -> Observation:
-    """The observation of ``items`` [N, C, …] through ``operator``, with white noise of this standard deviation.
+    """The observation of ``items`` [N, C, …] through ``operator``, with white noise of this standard deviation, a
+    number, or one per entry of y, [N, C, …] or [1, C, …].
 
     ``items`` are y itself; means and blurred values in whole numbers have the noise of rounding besides. To
-    ``degrade``, ``items`` are clean, and y = A(items) + noise of ``seed``.
+    ``degrade``, ``items`` are clean, and y = A(items) + noise of ``seed`` for items that are numbered from ``first``.
     """
     seen, operator = seen_scaling(model, operator)
-    if (mask := operator.observed) is not None:
-        if seen.domain is not None:  # there is nothing to observe elsewhere
+    if (mask := operator.observed) is not None and (operator.is_mask or not degrade):
+        if seen.domain is not None and operator.is_mask:  # there is nothing to observe elsewhere
             operator = operators.mask(mask := mask & seen.domain)
         if items.is_floating_point():  # elsewhere may be NaN: the model sees 0
             items = torch.where(mask, items, seen.to_data(torch.zeros_like(items)))
     y = to_model(items, model) if degrade else as_seen(items, seen, model)
-    deviations = in_units(noise, model, seen, units)
+    deviations = in_units(1.0 if isinstance(noise, Tensor) else noise, model, seen, units)
     if not (operator.is_mask or degrade or items.is_floating_point()):
-        deviations = deviations.hypot(in_units(ROUNDING, model, seen, "data"))
+        rounding = in_units(ROUNDING, model, seen, "data")
+    else:
+        rounding = torch.zeros_like(deviations)
+    if isinstance(noise, Tensor):
+        deviations, rounding = (
+            each if each.ndim > 1 else each.reshape(-1, *[1] * (noise.ndim - 2)) for each in (deviations, rounding)
+        )
+        deviations = noise * deviations
+    deviations = deviations.hypot(rounding)
     deviation: Any = deviations.flatten()[0].item()
     if bool((deviations != deviation).any()):
         shape = deviations.shape if deviations.ndim > 1 else (-1, *[1] * (len(model.shape) - 1))
         deviation = deviations.reshape(shape).to(y.device, torch.float32)
     if degrade:
         clean = operator(y)
-        sources = [seeded(seed, item, NOISE) for item in range(len(y))]
+        sources = [seeded(seed, first + item, NOISE) for item in range(len(y))]
         y = clean + deviation * white_noise(clean.shape, sources, device=y.device)
     return Observation(y, operator, deviation)
 
 
 def observed_data(model: Model, observation: Observation) -> Tensor:
     """y in the units of the data, NaN where nothing was observed."""
-    operator = observation.operator
-    seen = seen_scaling(model, Operator(*operator.parts[:1]))[0]
-    y, mask = as_stored(observation.y.cpu(), seen, model.grid.floats), operator.observed
+    y, mask = observation.y.cpu(), observation.operator.observed
+    y = as_stored(y, y_scaling(model, observation), model.grid.floats)
     return y if mask is None else torch.where(mask.cpu(), y, torch.nan)
+
+
+def y_scaling(model: Model, observation: Observation) -> Scaling:
+    """The scaling of y, by masks, blocks or a blur."""
+    return seen_scaling(model, Operator(*observation.operator.parts[:1]))[0]
 
 
 def check_range(model: Model, items: Tensor, name: str | Path, noise: float = 0.0, units: str = "data") -> None:
@@ -214,6 +232,21 @@ def check_range(model: Model, items: Tensor, name: str | Path, noise: float = 0.
             label = model.grid.channel(channel)
             problem = f"{label} is {here} (mean ± standard deviation), and the model's data {there}"
             warnings.warn(f"{shown(str(name))}: {problem}: make sure that its unit is the model's.", stacklevel=2)
+
+
+def as_change(y: Tensor, scaling: Scaling) -> Tensor:
+    """Numbers in the units of the model as differences from its zero in the units of the data, where these are linear;
+    of a logarithm as they are."""
+    y = y.cpu().double()
+    return scaling.to_data(y) - scaling.to_data(torch.zeros_like(y)) if scaling.is_linear else y
+
+
+def amplitude(model: Model) -> Tensor:
+    """What a change by 1 in the model is in the units of the data, at each point [C, *event]; 1 for a logarithm."""
+    if not model.scaling.is_linear:
+        return torch.ones(model.shape, dtype=torch.float64)
+    scale = torch.as_tensor(model.scaling.scale, dtype=torch.float64)
+    return (scale if scale.ndim > 1 else scale.reshape(-1, *[1] * (len(model.shape) - 1))).expand(model.shape)
 
 
 def _scale_and_shift(model: Model, channel: int) -> list[float]:

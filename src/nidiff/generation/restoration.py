@@ -11,7 +11,7 @@ samples.nc, …     all samples in other formats (`nidiff.generation.export`), o
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +30,15 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import Level
 from nidiff.errors import InputError, shown
 from nidiff.files import blaming, file_sha256, is_aside, read_object, remove_left, replace_json, replace_npz, replacing
-from nidiff.generation.export import BY_SAMPLE, WHOLE_FILES, Samples, write_format
+from nidiff.generation.baselines import Baseline, baselines
+from nidiff.generation.export import BY_SAMPLE, WHOLE_FILES, Samples, as_xarray, write_format
 from nidiff.generation.job import Drawing, Job, draw_blocks, plan_job
 from nidiff.generation.loaded_model import Model
-from nidiff.generation.observations import VARIATION, observed_data, seeded, to_model
+from nidiff.generation.observations import VARIATION, seeded, to_model
+from nidiff.generation.observed import Observed
 from nidiff.inverse.observation import Observation
 from nidiff.inverse.posterior import posterior
-from nidiff.inverse.scores import covered, crps, interval
+from nidiff.inverse.scores import covered, crps, interval, rank_histogram
 from nidiff.locks import LOCK
 from nidiff.progress import progress_bar
 from nidiff.sampling.step import Visit
@@ -49,11 +51,18 @@ if TYPE_CHECKING:
     from nidiff.data.dataset import Along
 
 NUM_STEPS, MOST_TILE = 50, 8  # the defaults: an item has few samples
-INTERVAL = 0.9  # whose coverage is measured, or the nearest that so few samples have
+SHARES = {0.9: "", 0.5: "_50"}  # of the intervals whose coverage is measured, or the nearest that few samples have
 FACTS, FORMAT = "restoration.json", 1
 ARRAYS = ("mean", "spread", "observed")
-PICTURE = "restored.png"
-OURS = ("samples.npz", *(f"{name}.npy" for name in ARRAYS), PICTURE, *BY_SAMPLE, *(n for n, _ in WHOLE_FILES.values()))
+PICTURE, SCORES = "restored.png", "scores.png"
+OURS = (
+    "samples.npz",
+    *(f"{name}.npy" for name in ARRAYS),
+    PICTURE,
+    SCORES,
+    *BY_SAMPLE,
+    *(n for n, _ in WHOLE_FILES.values()),
+)
 AGAIN = "delete the directory, and repeat the command that wrote it"
 OTHER_DIRECTORY = "choose another directory, or delete that one"
 
@@ -74,16 +83,23 @@ class Restoration:
     """Where errors are measured, of the shape of the truth; None, or nowhere: everywhere."""
     label: str = "observed"
     """The name of ``observed`` in a figure."""
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    """What is known without a network, by name."""
+    along: "Along | None" = None
+    """What the items lie along, such as their times."""
 
     @classmethod
     def of(
-        cls, model: Model, observation: Observation, x: Tensor, seeds: "NDArray[np.int64]", truth: Tensor | None = None
+        cls,
+        model: Model,
+        observation: Observation | Observed,
+        x: Tensor,
+        seeds: "NDArray[np.int64]",
+        truth: Tensor | None = None,
     ) -> "Restoration":
         """The restoration by samples ``x`` of the posterior."""
-        mask = observation.operator.observed if observation.operator.is_mask else None
-        hidden = None if mask is None else ~mask.expand(observation.y.shape)
-        observed = observed_data(model, observation)
-        return cls(x, seeds, observed, model.grid, model.scaling, truth, hidden)
+        observed = observation if isinstance(observation, Observed) else Observed.of(model, observation)
+        return cls(x, seeds, observed.shown, model.grid, model.scaling, truth, observed.hidden)
 
     @property
     def samples(self) -> Tensor:
@@ -105,19 +121,46 @@ class Restoration:
         """The standard deviation of the samples; 0 of a single one."""
         return self.samples.double().std(1, correction=min(1, self.x.shape[1] - 1)).float()
 
+    def to_xarray(self) -> Any:
+        """The samples as a Dataset of xarray: a variable [time or item, sample, *axes] for each channel, with its name,
+        unit and coordinates."""
+        return as_xarray(self.as_samples(self.grid.floats, {"source": f"nidiff {__version__}"}))
+
+    def as_samples(self, dtype: str, about: Mapping[str, str]) -> Samples:
+        """The samples as they are written to files."""
+        names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(self.seeds) for seed in row]
+        items = (ITEM, np.arange(len(self.x))) if self.along is None else self.along
+        stored = self.stored(dtype).flatten(0, 1).numpy()
+        return Samples(stored, self.seeds.flatten(), self.grid, about, names, items)
+
     @property
     def same(self) -> bool:
         """Whether every item has the same sample again and again."""
         return self.x.shape[1] > 1 and bool((self.x == self.x[:, :1]).all())
 
     def errors(self) -> dict[str, Any]:
-        """Root mean square errors of the mean and of a sample, where nothing was observed, the continuous ranked
-        probability score, and the share of the true values that lie in the `interval` of the samples nearest to 90 %.
-        Channels with units of their own are measured in those of the model. Whole numbers may be half a step beyond the
-        ends of the interval.
+        """Scores of the samples where the truth is known, else nothing, over the points where nothing was observed.
+
+        They are root mean square errors of the mean, of the mean of infinitely many samples, as these tell it, and of a
+        sample; the continuous ranked probability score; the shares of the true values in the `interval` of the samples
+        nearest to 90 % and to 50 %; the spread of the samples, and what of the error it explains, 1 if they are
+        calibrated; the ranks of the truth among the samples; and the same of each baseline. Channels with units of
+        their own are measured in those of the model. Whole numbers may be half a step beyond the ends of an interval.
         """
         if self.truth is None:
             return {}
+        scores = self._scores()
+        others = {}
+        for name, baseline in self.baselines.items():
+            mean = replace(self, x=baseline.mean[:, None])._scores()
+            law = {} if baseline.samples is None else replace(self, x=baseline.samples)._scores()
+            others[name] = {**law, "rmse_of_mean": mean["rmse_of_mean"]}
+            for key in ("units", "rmse_of_limit"):  # the mean is exact
+                others[name].pop(key, None)
+        return {**scores, "baselines": others} if others else scores
+
+    def _scores(self) -> dict[str, Any]:
+        assert self.truth is not None
         truth, count = self.truth.double(), self.x.shape[1]
         where = torch.ones_like(truth, dtype=torch.bool)
         if self.hidden is not None and bool(self.hidden.any()):
@@ -127,14 +170,20 @@ class Restoration:
         samples, units = self.samples.double(), "data"
         if self.scaling is not None and not isinstance(self.scaling.scale, int | float) and len(self.scaling.scale) > 1:
             samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
-        of_mean, of_samples = samples.mean(1) - truth, (samples - truth[:, None]).movedim(1, 0)[:, where]
-        errors = {"rmse_of_mean": of_mean[where], "rmse_of_sample": of_samples}
-        measured = {"units": units, **{name: error.square().mean().sqrt().item() for name, error in errors.items()}}
+        ensemble, known = samples.movedim(1, 0)[:, where], truth[where]
+        error = (ensemble.mean(0) - known).square().mean().sqrt().item()
+        measured: dict[str, Any] = {"units": units, "rmse_of_mean": error}
+        measured |= {"rmse_of_sample": (ensemble - known).square().mean().sqrt().item()}
         if count > 1:
-            ensemble, margin = samples.movedim(1, 0), 0.5 if self.grid.dtype in WHOLE else 0.0
-            inside = covered(ensemble, truth, INTERVAL, margin)[where].double().mean().item()
-            measured |= {"crps": crps(ensemble, truth)[where].mean().item()}
-            measured |= {"coverage": inside, "interval": interval(count, INTERVAL)[1]}
+            margin = 0.5 if self.grid.dtype in WHOLE else 0.0
+            spread = ensemble.var(0).mean().sqrt().item()
+            limit = max(0.0, error**2 - spread**2 / count) ** 0.5  # the spread of the mean of so many is not its error
+            measured |= {"rmse_of_limit": limit, "crps": crps(ensemble, known).mean().item()}
+            for share, suffix in SHARES.items():
+                inside = covered(ensemble, known, share, margin).double().mean().item()
+                measured |= {f"coverage{suffix}": inside, f"interval{suffix}": interval(count, share)[1]}
+            measured |= {"spread": spread, "spread_over_error": (1 + 1 / count) ** 0.5 * spread / max(error, 1e-300)}
+            measured |= {"ranks": rank_histogram(ensemble, known, margin).tolist()}
         return measured
 
 
@@ -162,21 +211,27 @@ def restoration_job(
 def restore(
     model: Model,
     job: Job,
-    observation: Observation,
+    observation: Observation | Observed,
     *,
     method: str | None = None,
     truth: Tensor | None = None,
+    watch: Callable[[Visit], None] | None = None,
     **drawing: Any,
 ) -> Restoration:
     """Samples of each item given its observation; ``method`` is that of `nidiff.posterior`, ``truth`` has the items
-    themselves, where they are known, and ``drawing`` are ``samples``, ``seed``, ``batch`` and ``watch``."""
+    themselves, where they are known: then baselines are computed too, unless a page watches. ``drawing`` are
+    ``samples``, ``seed`` and ``batch``."""
     denoisers = _denoisers(model, job)
+    observed = observation if isinstance(observation, Observed) else Observed.of(model, observation)
 
     def prepare(item: int, seeds: list[int]) -> Drawing:
-        return posterior(denoisers(item), observation.for_images(torch.tensor([item])), method), seeds, {}
+        return posterior(denoisers(item), observed.each[item], method), seeds, {}
 
-    x, seeds = _draw(model, job, len(observation.y), prepare, title="restoring", **drawing)
-    return Restoration.of(model, observation, x, seeds, truth)
+    x, seeds = _draw(model, job, len(observed), prepare, title="restoring", watch=watch, **drawing)
+    restoration = Restoration.of(model, observed, x, seeds, truth)
+    if truth is None or watch is not None:
+        return restoration
+    return replace(restoration, baselines=baselines(model, observed, x.shape[1], int(seeds.min())))
 
 
 def denoise(
@@ -312,23 +367,19 @@ def finish_restoration(folder: Path, task: Mapping[str, Any], found: Mapping[str
     return facts
 
 
-def write_restoration(
-    folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str, along: "Along | None" = None
-) -> None:
-    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too; ``along`` is what the
-    items lie along, such as their times."""
+def write_restoration(folder: Path, restoration: Restoration, task: Mapping[str, Any], kind: str) -> None:
+    """Write the arrays and pictures to ``folder``, and the samples in the format ``kind`` too."""
     x, seeds, scaling, grid = restoration.x, restoration.seeds, restoration.scaling, restoration.grid
     stored = restoration.stored(grid.dtype)
-    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored, 2), "seeds": seeds})
+    along = {} if restoration.along is None else {"along": restoration.along[1]}
+    replace_npz(folder / "samples.npz", {"arr_0": _channels_last(stored, 2), "seeds": seeds, **along})
     mean = restoration.mean
     arrays = (mean, restoration.spread, restoration.observed.to(mean.dtype))
     for name, values in zip(ARRAYS, arrays, strict=True):
         with replacing(folder / f"{name}.npy") as file:
             np.lib.format.write_array(file, _channels_last(values, 1), allow_pickle=False)
     about = {"source": f"nidiff {__version__}", "task": digest(dict(task))}
-    names = [f"{item:04d}-{seed:06d}" for item, row in enumerate(seeds) for seed in row]
-    items = (ITEM, np.arange(len(x))) if along is None else along
-    samples = Samples(stored.flatten(0, 1).numpy(), seeds.flatten(), grid, about, names, items)
+    samples = restoration.as_samples(grid.dtype, about)
     write_format(samples, folder, kind)
     if grid.kind == "picture":
         write_format(samples, folder, "png")
@@ -343,12 +394,24 @@ def _channels_last(values: Tensor, axis: int) -> "NDArray[Any]":
 def errors_text(measured: Mapping[str, Any]) -> str:
     """The errors of a restoration in words."""
     mean, single = measured["rmse_of_mean"], measured["rmse_of_sample"]
-    errors = f"RMS error {mean:.4g} of the mean, {single:.4g} of a single sample, in units of the {measured['units']}"
+    limit = f" ({measured['rmse_of_limit']:.4g} of that of infinitely many)" if "rmse_of_limit" in measured else ""
+    units = f"in units of the {measured['units']}"
+    errors = f"RMS error {mean:.4g} of the mean{limit}, {single:.4g} of a single sample, {units}"
     if "coverage" not in measured:
         return errors
     score = f", CRPS {measured['crps']:.4g}" if "crps" in measured else ""  # version 0.2 did not have it
     inside = f"the {measured['interval']:.0%} interval contains {measured['coverage']:.1%} of the true values"
     return f"{errors}{score}; {inside}"
+
+
+def baselines_text(measured: Mapping[str, Any]) -> str:
+    """The errors of the baselines in words, the smallest first; nothing where there are none."""
+    known = sorted(measured.get("baselines", {}).items(), key=lambda item: item[1]["rmse_of_mean"])
+    words = [
+        f"{name} {scores['rmse_of_mean']:.4g}" + (f" (CRPS {scores['crps']:.4g})" if "crps" in scores else "")
+        for name, scores in known
+    ]
+    return f"RMS error without a network: {', '.join(words)}" if words else ""
 
 
 def default_folder(model: Model, task: Mapping[str, Any]) -> Path:

@@ -70,7 +70,10 @@ class Observation:
                 parts += mask(observed[index.cpu()]).parts
             else:
                 parts.append(part)
-        return Observation(self.y[index.to(self.y.device)], Operator(*parts), self.noise)
+        noise = self.noise
+        if isinstance(noise, Tensor) and noise.ndim == self.y.ndim and len(noise) > 1:  # one per image
+            noise = noise[index.to(noise.device)].squeeze(0)
+        return Observation(self.y[index.to(self.y.device)], Operator(*parts), noise)
 
     def check_images(self, x: Tensor) -> None:
         """Refuse images of another shape, and an operator that is not what it was declared to be."""

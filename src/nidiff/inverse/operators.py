@@ -17,6 +17,7 @@ from nidiff.covariance.checks import as_numbers
 from nidiff.covariance.modes import Modes
 from nidiff.covariance.waves import Boundary, Waves, check_boundary, frequencies, magnitude, wavenumber
 from nidiff.errors import InputError
+from nidiff.inverse.interpolation import interpolation as interpolate
 from nidiff.precision import widest
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_number, check_whole
@@ -272,6 +273,27 @@ def stack(operators: Sequence[Operator]) -> Operator:
     )
 
 
+def stations(
+    points: Any,
+    coordinates: Sequence[Any],
+    *,
+    periods: Sequence[float | None] = (),
+    interpolation: str = "bilinear",
+    domain: Tensor | None = None,
+) -> Operator:
+    """Values at any ``points`` [P, axes], by bilinear interpolation between those of the image: y [B, C, P].
+
+    Args:
+        coordinates: of the points of the image along each axis; or how many there are, for 0, 1, 2, …
+        periods: the circle of each axis, such as (None, 360.0): longitudes 350 and −10 are one place, between 347.5 and
+            0. None: the axis has ends, half a step beyond its first and last point.
+        interpolation: "bilinear" (linear along each axis, however many there are), or "nearest".
+        domain: [*event], where the image has values; elsewhere its points have no weight.
+    """
+    made = interpolate(points, coordinates, periods=periods, kind=interpolation, domain=domain)
+    return Operator(Part(f"stations({len(made.index)})", made.apply, transpose=made.transpose))
+
+
 def linear(function: Function, transpose: Function | None = None) -> Operator:
     """Any linear function of x [B, C, *event], differentiable by torch or with its ``transpose``, a function of y."""
     return Operator(Part("linear", _with_rows(function), True, transpose, takes_float64=False))
@@ -349,9 +371,13 @@ def check_linear(part: Part, x: Tensor) -> None:
         u = white_noise(x.shape, 0, device="cpu").to(x)
         image = part.apply(u)
         v = white_noise(image.shape, 2, device="cpu").to(image)
-        back = part.transpose(v)
+        back: Any = part.transpose(v)
+        if not isinstance(back, Tensor) or back.shape != u.shape:
+            returned = f"shape {tuple(back.shape)}" if isinstance(back, Tensor) else f"a {type(back).__name__}"
+            problem = f"returns {returned} for y of shape {tuple(image.shape)}"
+            raise InputError("transpose", None, problem, f"return a tensor of the shape of x, {tuple(u.shape)}")
         limit = 1e-4 * (image.norm() * v.norm() + u.norm() * back.norm())
-        sound = sound and back.shape == u.shape and bool(((image * v).sum() - (u * back).sum()).abs() <= limit)
+        sound = sound and bool(((image * v).sum() - (u * back).sum()).abs() <= limit)
     if not sound:
         problem = f"{part.name} is not linear, as random images show, or its `transpose` is that of another one"
         raise InputError("function", None, problem, "use operators.function, or leave out the transpose")

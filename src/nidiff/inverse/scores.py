@@ -32,3 +32,18 @@ def covered(samples: Tensor, truth: Tensor, share: float = 0.9, margin: float = 
     k, _ = interval(len(samples), share)
     rising = samples.sort(0).values
     return (truth >= rising[k - 1] - margin) & (truth <= rising[-k] + margin)
+
+
+def rank_histogram(samples: Tensor, truth: Tensor, margin: float = 0.0) -> Tensor:
+    """How often the truth is above 0, 1, …, S of the S samples, [S + 1]: about equally often if it and they are draws
+    of one law. U-shaped: the samples are too narrow; a hump: too wide; a slope: they are biased.
+
+    Where samples equal it, or differ by at most ``margin``, each of the possible ranks counts in part.
+    """
+    count = len(samples)
+    equal = ((samples - truth).abs() <= margin).sum(0).flatten()
+    below = (samples < truth - margin).sum(0).flatten()
+    share = 1 / (equal + 1).double()
+    edges = torch.zeros(count + 2, dtype=torch.float64, device=truth.device)
+    edges.index_add_(0, below, share).index_add_(0, below + equal + 1, -share)
+    return edges.cumsum(0)[:-1]

@@ -15,6 +15,7 @@ from nidiff.generation.restoration import Restoration
 from nidiff.report.contact import save_sheet
 
 MOST_ITEMS, MOST_SAMPLES, SIDE = 6, 4, 128
+FEW = 0.02  # the share of points that are drawn larger than they are
 
 
 def save_restored(restoration: Restoration, path: Path) -> None:
@@ -34,7 +35,7 @@ def restored_row(restoration: Restoration, item: int, most: int) -> list[tuple[s
     samples, mean, spread = restoration.samples[item], restoration.mean[item], restoration.spread[item]
     several = len(samples) > 1
     like = mean if restoration.truth is None else restoration.truth[item].double()
-    row = [(restoration.label, restoration.observed[item].double())]
+    row = [(restoration.label, _visible(restoration.observed[item].double()))]
     row += [
         (f"sample {seed}", item_sample)
         for seed, item_sample in zip(restoration.seeds[item, :most], samples[:most], strict=True)
@@ -47,6 +48,21 @@ def restored_row(restoration: Restoration, item: int, most: int) -> list[tuple[s
     if restoration.truth is not None:
         pictures.append(("truth", item_picture(like, like, restoration.grid)))
     return pictures
+
+
+def _visible(values: Tensor) -> Tensor:
+    """Values [C, *event] with single points of a field, where they are few, made so large that they can be seen."""
+    if values.ndim != 3 or not 0 < float(values.isfinite().double().mean()) < FEW:
+        return values
+    for axis in (-2, -1):
+        for _ in range(max(1, max(values.shape[1:]) // SIDE)):
+            for step in (1, -1):
+                moved = values.roll(step, axis)
+                moved.narrow(axis, 0 if step == 1 else values.shape[axis] - 1, 1).fill_(
+                    torch.nan
+                )  # not around the edge
+                values = torch.where(values.isnan(), moved, values)
+    return values
 
 
 def item_picture(values: Tensor, like: Tensor, grid: Grid) -> Image.Image:

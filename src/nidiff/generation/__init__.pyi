@@ -1,0 +1,2 @@
+from .reconstruct import restore as restore
+from .restoration import Restoration as Restoration

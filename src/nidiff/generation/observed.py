@@ -1,0 +1,98 @@
+"""What was observed of several items: an observation of each, and how it is shown and interpolated."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nidiff.covariance.covariance import Covariance
+from nidiff.errors import InputError
+from nidiff.generation.loaded_model import Model
+from nidiff.generation.observations import as_change, observed_data, y_scaling
+from nidiff.inverse.observation import Observation
+from nidiff.inverse.operators import Operator, Part
+
+
+class Points(NamedTuple):
+    """Values of an item at points, as differences from the model's zero in the units of the data."""
+
+    places: Tensor
+    """[P, axes], in steps of the grid from its first point."""
+    channels: Tensor
+    """[P], which channel each value is of."""
+    values: Tensor
+    """[P]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What was observed of N items."""
+
+    each: tuple[Observation, ...]
+    """The observation of each, with one row."""
+    shown: Tensor
+    """[N, C, …], in the units of the data, NaN where nothing was observed."""
+    hidden: Tensor | None = None
+    """[N, C, *event], the points that were not observed, where it is points that were; None: errors count
+    everywhere."""
+    points: tuple[Points, ...] = ()
+    """The same as values at points, where it is that; else nothing."""
+    coarse: tuple[Tensor, ...] = ()
+    """The same as means over blocks [C, …] of points, as differences from the model's zero in the units of the data,
+    where it is that; else nothing."""
+
+    @classmethod
+    def of(cls, model: Model, observation: Observation, coarse: bool = False) -> "Observed":
+        """The rows of an observation; ``coarse`` if they are means over blocks, or blurred."""
+        each = rows_of(observation)
+        shown, operator = observed_data(model, observation), observation.operator
+        if not (operator.is_mask or coarse):
+            return cls(each, shown)
+        change = as_change(observation.y, y_scaling(model, observation))
+        if coarse:
+            return cls(each, shown, coarse=tuple(change))
+        seen = operator(torch.ones(observation.y.shape, device=observation.y.device)).cpu() > 0
+        return cls(each, shown, ~seen, tuple(map(_points, change, seen)))
+
+    def __len__(self) -> int:
+        return len(self.each)
+
+    def together(self, other: "Observed") -> "Observed":
+        """Both observations of each item."""
+        pairs = zip(self.each, other.each, strict=True)
+        points = tuple(
+            Points(*(torch.cat([mine, its]) for mine, its in zip(one, two, strict=True)))
+            for one, two in zip(self.points, other.points, strict=False)
+        )
+        return Observed(tuple(joined(pair) for pair in pairs), self.shown, self.hidden, points, self.coarse)
+
+
+def rows_of(observation: Observation) -> tuple[Observation, ...]:
+    """The observation of each image."""
+    return tuple(observation.for_images(torch.tensor([item])) for item in range(len(observation.y)))
+
+
+def _points(values: Tensor, seen: Tensor) -> Points:
+    """Those of an image [C, *event] that were observed."""
+    places = seen.nonzero()
+    return Points(places[:, 1:].double(), places[:, 0], values[seen])
+
+
+def joined(observations: Sequence[Observation]) -> Observation:
+    """Several observations of the same image, each with one row, as one."""
+    if len(observations) == 1:
+        return observations[0]
+    if any(isinstance(each.noise, Covariance) for each in observations):
+        remedy = "give a standard deviation, or one per entry"
+        raise InputError("noise", None, "is a covariance, and there are several observations", remedy)
+    parts = [each.operator for each in observations]
+
+    def apply(x: Tensor) -> Tensor:
+        return torch.cat([operator(x).flatten(1) for operator in parts], 1)
+
+    name = " and ".join(map(repr, parts))
+    operator = Operator(Part(name, apply))
+    noises = [torch.as_tensor(each.noise).expand(each.y.shape).flatten().to(each.y) for each in observations]
+    return Observation(torch.cat([each.y.flatten(1) for each in observations], 1), operator, torch.cat(noises))
