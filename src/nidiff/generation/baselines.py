@@ -19,7 +19,7 @@ from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import KRIGING, amplitude, seeded
 from nidiff.generation.observed import Observed, Points
 from nidiff.inverse.observation import Observation
-from nidiff.inverse.posterior import conjugate_gradients
+from nidiff.inverse.systems import System
 from nidiff.randomness import white_noise
 
 if TYPE_CHECKING:
@@ -176,16 +176,11 @@ def gaussian_alone(model: Model, observed: Observed, samples: int, seed: int) ->
         source = seeded(seed, item, KRIGING)
         x = gaussian.sample((samples, *model.shape), source).to(observation.y)
         x = torch.cat([gaussian.mean.to(x).expand(1, *model.shape), x])
-        near = observation.operator.linearise(x)
-        misfit = observation.rows(near.value) - near.value
+        system = System(observation, x)
+        misfit = system.misfit
         misfit[1:] += _noise(observation, misfit[1:], source)
-        variance = observation.variance(near.value)
-
-        def matrix(v: Tensor, near: Any = near, variance: Any = variance) -> Tensor:
-            return near.forward(gaussian.covariance.matmul(near.transpose(v))) + variance(v)
-
-        weights = conjugate_gradients(matrix, misfit, TOLERANCE, ITERATIONS)
-        found = (x + gaussian.covariance.matmul(near.transpose(weights)).to(x)).float().cpu()
+        update = system.solve(misfit, gaussian.covariance, TOLERANCE, ITERATIONS).update
+        found = (x + update.to(x)).float().cpu()
         means.append(found[0])
         draws.append(found[1:])
     return Baseline(torch.stack(means), torch.stack(draws))
