@@ -45,14 +45,14 @@ def _draw_errors(axes: Axes, measured: Mapping[str, Any]) -> None:
             axes.plot(
                 rows[name]["rmse_of_limit"], place, marker="|", color=style.ink(), markersize=14, linestyle="none"
             )
-            axes.plot([], [], marker="|", color=style.ink(), linestyle="none", label="infinitely many")
+            axes.plot([], [], marker="|", color=style.ink(), linestyle="none", label="∞ samples")
     axes.plot([], [], marker="D", color=style.ORANGE, linestyle="none", label="CRPS")
     axes.set_yticks(range(len(order)), order)
     axes.set_xlabel(f"units of the {measured['units']}")
     axes.set_title("RMS error of the mean")
     if any("crps" in row for row in rows.values()):
-        axes.set_xlim(0, 1.4 * axes.get_xlim()[1])  # room for the legend
-        axes.legend(fontsize=style.SMALL, loc="upper right")
+        axes.set_ylim(-0.6, len(order) + 0.8)  # room for the legend
+        axes.legend(fontsize=style.SMALL, loc="upper right", ncols=2)
 
 
 def _draw_ranks(axes: Axes, measured: Mapping[str, Any]) -> None:
