@@ -25,7 +25,7 @@ from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.step import Chain, run_chain
 from nidiff.testing.problems import uniform_in_logsnr
 
-SIDE, WIDTH, NOISE, DRAWN = 40, 1.5, 0.1, 200
+SIDE, WIDTH, NOISE, DRAWN = 34, 1.5, 0.1, 200
 STEPS = (10, 30, 100)
 BLUR = op.blur(WIDTH, "periodic")
 METHODS = {  # settings, and samplers
