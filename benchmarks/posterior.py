@@ -19,8 +19,8 @@ from nidiff.testing.problems import normal, output_law, uniform_in_logsnr
 SIDE = 6
 METHODS = (
     ("gaussian", {"tolerance": 1e-10}),
-    ("jacobian", {}),
-    ("jacobian", {"iterations": 60, "tolerance": 1e-10}),
+    ("mmps", {}),
+    ("mmps", {"iterations": 60, "tolerance": 1e-10}),
     ("gradient", {"tolerance": 1e-10}),
     ("gradient", {"r": 0.0}),
     ("replacement", {}),

@@ -25,7 +25,7 @@ from nidiff.sampling.sampler import as_sampler
 from nidiff.sampling.step import Chain, run_chain
 from nidiff.testing.problems import uniform_in_logsnr
 
-SIDE, WIDTH, NOISE, DRAWN = 40, 1.5, 0.1, 200
+SIDE, WIDTH, NOISE, DRAWN = 34, 1.5, 0.1, 200
 STEPS = (10, 30, 100)
 BLUR = op.blur(WIDTH, "periodic")
 METHODS = {  # settings, and samplers
@@ -124,7 +124,9 @@ def distance(noise: str, method: str, sampler: str, steps: int, drawn: int = 0) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=STEPS)
-    steps = parser.parse_args().steps
+    parser.add_argument("--table", action="store_true", help="print what is measured, and measure nothing")
+    arguments = parser.parse_args()
+    steps = arguments.steps
     torch.set_num_threads(1)
     results, rows = Results("posterior_gaussian"), []
     for noise in NOISES:
@@ -134,6 +136,8 @@ def main() -> None:
 
                 def found(setting: str, count: int, noise=noise, sampler=sampler, drawn=drawn) -> dict[str, float]:
                     key = f"{noise}, {setting}, {sampler}, {count}"
+                    if arguments.table and key not in results.values:
+                        return {"W2": math.nan}
                     return results.measured(key, lambda: distance(noise, setting, sampler, count, drawn))
 
                 best = min(settings, key=lambda setting: found(setting, 30)["W2"]) if len(settings) > 1 else settings[0]

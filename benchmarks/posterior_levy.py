@@ -19,7 +19,7 @@ import warnings
 from functools import cache
 
 import torch
-from stories.results import Results, markdown
+from stories.results import Results, markdown, mean_and_spread
 from torch import Tensor
 
 import nidiff
@@ -174,7 +174,7 @@ class Tables(torch.nn.Module):
 class Network(torch.nn.Module):
     """Convolutions along the signal, as wide as it is."""
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self, width: int = 32) -> None:
         super().__init__()
         self.time = torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.SiLU(), torch.nn.Linear(width, 6 * width))
         self.first = torch.nn.Conv1d(2, width, 5, padding=2)
@@ -235,11 +235,12 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=TASKS, choices=TASKS)
     parser.add_argument("--train", action="store_true", help="measure networks, of both kinds of noise")
     parser.add_argument("--steps", type=int, default=1500, help="of training")
+    parser.add_argument("--table", action="store_true", help="print what is measured, and measure nothing")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = Results("posterior_levy")
     for law in arguments.laws:
-        for task in arguments.tasks:
+        for task in () if arguments.table else arguments.tasks:
             compare(results, law, task, arguments.steps if arguments.train else None)
     print(table(results))
 
@@ -290,8 +291,12 @@ def exact(law: str) -> nidiff.Denoiser:
 
 
 def table(results: Results) -> str:
-    """The gap in dB and the coverage of every method at the setting of least error."""
+    """The gap in dB and the coverage in per cent, of every method at the setting of least error."""
     rows = []
+    for law in LAWS:
+        gold = [results.values.get(f"{law}, {task}, gold") for task in TASKS]
+        cells = [f"0 / {100 * each['coverage']:.1f}" if each else "–" for each in gold]
+        rows.append(["Gibbs sampling", law, *cells])
     for method, settings in SETTINGS.items():
         for law in LAWS:
             cells = []
@@ -303,6 +308,17 @@ def table(results: Results) -> str:
                 else:
                     cells.append("–")
             rows.append([method, law, *cells])
+    for noise in ("white", "matched"):
+        for law in LAWS:
+            cells = []
+            for task in TASKS:
+                found = [results.values.get(f"{law}, {task}, {noise} {seed}, gaussian") for seed in range(3)]
+                each = [one for one in found if one is not None]
+                gap = mean_and_spread([one["gap in dB"] for one in each], 2) if each else "–"
+                share = mean_and_spread([100 * one["coverage"] for one in each], 1) if each else ""
+                cells.append(f"{gap} / {share}" if each else "–")
+            if set(cells) != {"–"}:
+                rows.append([f"gaussian, trained, {noise} noise", law, *cells])
     return markdown(["method", "increments", *TASKS], rows)
 
 

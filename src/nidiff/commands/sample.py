@@ -26,7 +26,7 @@ class Sample:
     sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
     """ancestral, ddim, euler, heun, dpmpp_2m, ipndm, euler_maruyama, pc, als or cas, with options: ddim:spacing=karras;
     dpmpp_2m:eta=0.5, with fresh noise, 1 being the SDE; churn, with noise of another amount or colour
-    (churn:amount=0.5,colour=gff,gamma=1); repaint; angle, angle_2m or gaussian_2m, for few steps, if the model
+    (churn:amount=0.5,colour=gff,gamma=1); repaint; diffpir; angle, angle_2m or gaussian_2m, for few steps, if the model
     knows its data's Gaussian, as nidiff train fits it. Keys of each are spacing (uniform, trailing, logsnr, karras;
     with the Gaussian also angle) and start=gaussian or start=mixture, which begin at a lower level with that model of
     the data, where it loses at most max_loss nats per dimension, or at the row level:

@@ -109,7 +109,8 @@ class Denoiser(torch.nn.Module):
         return self._corrected(x, level)
 
     def pulled(self, x: Tensor, level: Level) -> tuple[Tensor, Tensor | None]:
-        """x̂0, and what is added to the x that a step from here leads to: None but for an observation by "dps"."""
+        """x̂0, and what is added to the x that a step from here leads to: None but for an observation by methods like
+        "dps"."""
         pull = getattr(self._corrected, "pull", None)
         return (self(x, level), None) if pull is None else pull(x, level)
 
@@ -216,7 +217,8 @@ class Denoiser(torch.nn.Module):
     def corrected(self, correction: Correction) -> "Denoiser":
         """The same with ``correction`` of its x̂0: that of `guided`, of `nidiff.posterior`, or one of your own."""
         if getattr(self._corrected, "pull", None) is not None:
-            raise InputError("denoiser", None, "has an observation by method 'dps'", "correct it before `posterior`")
+            problem = "has an observation by a method that moves x, such as 'dps'"
+            raise InputError("denoiser", None, problem, "correct it before `posterior`")
         return self._with(corrections=(*self.corrections, correction))
 
     def for_images(self, index: Tensor) -> "Denoiser":

@@ -1,9 +1,9 @@
 """Reconstructions that cost nothing, which samples of a model have to beat: interpolation, and the data's Gaussian."""
 
 import importlib.util
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +11,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from nidiff.covariance.covariance import Covariance
 from nidiff.data.dataset import WHOLE
 from nidiff.data.match import turn_of
 from nidiff.extras import require
 from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import KRIGING, amplitude, seeded
 from nidiff.generation.observed import Observed, Points
-from nidiff.inverse.observation import Observation
 from nidiff.inverse.systems import System
 from nidiff.randomness import white_noise
 
@@ -169,7 +167,7 @@ def gaussian_alone(model: Model, observed: Observed, samples: int, seed: int) ->
     """The posterior of N(μ, C), the data's Gaussian, in closed form: kriging, with draws by Matheron's rule."""
     gaussian = model.denoiser.gaussian
     is_linear = all(part.is_linear for each in observed.each for part in each.operator.parts)
-    if gaussian is None or not is_linear or any(isinstance(each.noise, Covariance) for each in observed.each):
+    if gaussian is None or not is_linear:
         return None
     means, draws = [], []
     for item, observation in enumerate(observed.each):
@@ -178,20 +176,12 @@ def gaussian_alone(model: Model, observed: Observed, samples: int, seed: int) ->
         x = torch.cat([gaussian.mean.to(x).expand(1, *model.shape), x])
         system = System(observation, x)
         misfit = system.misfit
-        misfit[1:] += _noise(observation, misfit[1:], source)
+        misfit[1:] += observation.draw_noise(misfit[1:], partial(white_noise, generator=source))
         update = system.solve(misfit, gaussian.covariance, TOLERANCE, ITERATIONS).update
         found = (x + update.to(x)).float().cpu()
         means.append(found[0])
         draws.append(found[1:])
     return Baseline(torch.stack(means), torch.stack(draws))
-
-
-def _noise(observation: Observation, like: Tensor, source: torch.Generator) -> Tensor:
-    """Draws of N(0, R), where R is diagonal."""
-    white = white_noise((1, math.prod(like.shape)), [source], device="cpu").reshape(like.shape).to(like)
-    drawn = torch.as_tensor(observation.noise).to(like) * white
-    seen = observation.operator.observed
-    return drawn if seen is None else torch.where(seen.to(like.device), drawn, 0.0)
 
 
 BASELINES: dict[str, Reconstruction] = {

@@ -1,18 +1,14 @@
 """What was observed of several items: an observation of each, and how it is shown and interpolated."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nidiff.covariance.covariance import Covariance
-from nidiff.errors import InputError
 from nidiff.generation.loaded_model import Model
 from nidiff.generation.observations import as_change, observed_data, y_scaling
-from nidiff.inverse.observation import Observation
-from nidiff.inverse.operators import Operator, Part
+from nidiff.inverse.observation import Observation, joint
 
 
 class Points(NamedTuple):
@@ -66,7 +62,7 @@ class Observed:
             Points(*(torch.cat([mine, its]) for mine, its in zip(one, two, strict=True)))
             for one, two in zip(self.points, other.points, strict=False)
         )
-        return Observed(tuple(joined(pair) for pair in pairs), self.shown, self.hidden, points, self.coarse)
+        return Observed(tuple(map(joint, pairs)), self.shown, self.hidden, points, self.coarse)
 
 
 def rows_of(observation: Observation) -> tuple[Observation, ...]:
@@ -78,21 +74,3 @@ def _points(values: Tensor, seen: Tensor) -> Points:
     """Those of an image [C, *event] that were observed."""
     places = seen.nonzero()
     return Points(places[:, 1:].double(), places[:, 0], values[seen])
-
-
-def joined(observations: Sequence[Observation]) -> Observation:
-    """Several observations of the same image, each with one row, as one."""
-    if len(observations) == 1:
-        return observations[0]
-    if any(isinstance(each.noise, Covariance) for each in observations):
-        remedy = "give a standard deviation, or one per entry"
-        raise InputError("noise", None, "is a covariance, and there are several observations", remedy)
-    parts = [each.operator for each in observations]
-
-    def apply(x: Tensor) -> Tensor:
-        return torch.cat([operator(x).flatten(1) for operator in parts], 1)
-
-    name = " and ".join(map(repr, parts))
-    operator = Operator(Part(name, apply))
-    noises = [torch.as_tensor(each.noise).expand(each.y.shape).flatten().to(each.y) for each in observations]
-    return Observation(torch.cat([each.y.flatten(1) for each in observations], 1), operator, torch.cat(noises))

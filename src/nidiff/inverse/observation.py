@@ -172,7 +172,9 @@ def joint(observations: Sequence[Observation]) -> Observation:
     if any(isinstance(each.noise, Covariance | Blocks) for each in every):
         noise = Blocks(every)
     else:
-        noise = torch.cat([torch.as_tensor(each.noise).to(y).expand(each.y.shape[1:]).flatten() for each in every])
+        spread = [torch.as_tensor(each.noise).to(y).expand(each.y.shape).flatten(1) for each in every]
+        same = not any(isinstance(each.noise, Tensor) and each.noise.ndim == each.y.ndim for each in every)
+        noise = torch.cat([each[0] for each in spread] if same else [each.expand(rows, -1) for each in spread], -1)
     whole = Observation(y, operator, noise)
     whole.parts = tuple(every)
     return whole

@@ -136,7 +136,7 @@ def sample_particles(
         logs = logs - log_likelihood(between, variance * jump / total)
         x, x0 = ahead, denoiser(ahead, there)
         logs = logs + log_likelihood(x0, denoiser.variance(there, kappa))
-    found = Particles(x.reshape(rows, count, *gaussian.shape), shares, torch.stack(effective, 1))
+    found = Particles(x.reshape(rows, count, *gaussian.shape), shares.to(x), torch.stack(effective, 1))
     if (least := found.effective.min().item()) < FEWEST:
         problem = f"the effective sample size of {count} particles fell to {least:.1f}"
         remedy = "use more particles or steps, or a larger `noise`; the weight is that of single ones"
