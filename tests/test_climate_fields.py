@@ -21,7 +21,7 @@ from nidiff.evaluation.distributions import structure_function
 from nidiff.evaluation.samples import SampleSet
 from nidiff.generation.conditioning import plan_conditions
 from nidiff.generation.loaded_model import open_model, process_state
-from nidiff.generation.observations import observe, observed_data, pooling, seen_scaling
+from nidiff.generation.observations import bicubic, observe, observed_data, pooling, seen_scaling
 from nidiff.model.folder import save_model
 from nidiff.testing.problems import normal
 
@@ -354,6 +354,11 @@ def test_means_over_blocks_in_kelvin_are_observed_as_they_are(anomalous):
     torch.testing.assert_close(degraded.y, observation.y, atol=1e-4, rtol=0)
     scaling, _ = seen_scaling(model, pooling(model, 2))
     assert math.isclose(observation.noise * scaling.scale[0], 0.5, rel_tol=1e-6)
+    # The means of the months are known at every point, so that where there is no anomaly, interpolation has no error.
+    normals = model.scaling.to_data(torch.zeros(2, *SHAPE, dtype=torch.float64))
+    seen = observe(model, pooling(model, 3)(normals), pooling(model, 3), 0.0)
+    torch.testing.assert_close(bicubic(model, seen, 3), normals, atol=1e-3, rtol=0)
+    assert (bicubic(model, degraded, 2) - normals).abs().amax() > 1
     # The control: the plain operator is another one.
     assert (pooling(model, 2)(data.batch(rows)) - observation.y).abs().amax() > 0.05
 

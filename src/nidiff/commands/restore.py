@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -201,7 +201,8 @@ class Restore:
     """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), or the
     ones of an array or the white of a picture; not-center is all but the center, and so on."""
     scale: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
-    """FILE has means over blocks of so many points along each axis."""
+    """FILE has means over blocks of so many points along each axis; the last block has those that are left. With
+    --degrade, the error of bicubic interpolation is printed too."""
     blur: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """FILE is blurred by a Gaussian of this standard deviation in pixels."""
     missing: bool = False
@@ -218,7 +219,7 @@ class Restore:
     quiet: QuietFlag = False
 
     def run(self) -> None:
-        from nidiff.generation.observations import observe
+        from nidiff.generation.observations import bicubic, observe
         from nidiff.generation.restoration import Restoration, restore
         from nidiff.sealed import shaped, tensors_sha256
 
@@ -235,7 +236,10 @@ class Restore:
         truth = items.double() if self.degrade else None
 
         def make() -> Restoration:
-            return restore(model, job, observation, method=self.method, truth=truth, **flags.drawing)
+            restored = restore(model, job, observation, method=self.method, truth=truth, **flags.drawing)
+            if self.scale is None or truth is None:
+                return restored
+            return replace(restored, bicubic=bicubic(model, observation, self.scale))
 
         arguments = {kind: getattr(self, kind), "noise": self.noise, "method": self.method, "degrade": self.degrade}
         if operator.observed is not None:

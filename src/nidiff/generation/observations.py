@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
 from nidiff.covariance.checks import as_numbers
 from nidiff.data.arrays import read_array
@@ -101,12 +102,27 @@ def _from_file(text: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def pooling(model: Model, factor: int) -> Operator:
-    """Means over blocks of ``factor`` points along each axis."""
+    """Means over blocks of ``factor`` points along each axis; the last block has those that are left."""
     _require_linear("scale", model)
-    factor, event = check_whole("scale", factor, 2), model.shape[1:]
-    if any(size % factor for size in event):
-        raise InputError("scale", factor, f"does not divide the model's {tuple(event)}", "give a number that does")
-    return operators.pool(factor)
+    return operators.pool(check_whole("scale", factor, 2, min(model.shape[1:])))
+
+
+def bicubic(model: Model, observation: Observation, factor: int) -> Tensor:
+    """Items [N, C, *event] in the units of the data by cubic interpolation of means over blocks along each axis. Of a
+    model with a mean at every point, what is interpolated are the differences from its means."""
+    fine = observation.y.double().cpu()
+    for axis, (size, edge) in enumerate(zip(model.shape[1:], model.boundary, strict=True), start=2):
+        coarse = fine.movedim(axis, -1)
+        around = torch.arange(-2, coarse.shape[-1] + 2)
+        around = around % coarse.shape[-1] if edge == "periodic" else around.clamp(0, coarse.shape[-1] - 1)
+        rows = coarse[..., around].reshape(-1, 1, 1, len(around))
+        # antialias has no effect on finer grids, but for the cubic: that of Pillow, and the better one
+        rows = interpolate(rows, (1, len(around) * factor), mode="bicubic", antialias=True)[..., 2 * factor :]
+        fine = rows[..., :size].reshape(*coarse.shape[:-1], size).movedim(-1, axis)
+    seen, _ = seen_scaling(model, operators.pool(factor))
+    zero = torch.zeros_like(fine)
+    scale = torch.as_tensor(seen.scale, dtype=torch.float64).reshape(-1, *[1] * (fine.ndim - 2))
+    return model.scaling.to_data(zero) + scale * fine
 
 
 def blurring(model: Model, width: float) -> Operator:

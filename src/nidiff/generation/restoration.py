@@ -74,6 +74,8 @@ class Restoration:
     """Where errors are measured, of the shape of the truth; None, or nowhere: everywhere."""
     label: str = "observed"
     """The name of ``observed`` in a figure."""
+    bicubic: Tensor | None = None
+    """What interpolation makes of means over blocks, of the shape of the truth: the error to beat."""
 
     @classmethod
     def of(
@@ -111,10 +113,10 @@ class Restoration:
         return self.x.shape[1] > 1 and bool((self.x == self.x[:, :1]).all())
 
     def errors(self) -> dict[str, Any]:
-        """Root mean square errors of the mean and of a sample, where nothing was observed, the continuous ranked
-        probability score, and the share of the true values that lie in the `interval` of the samples nearest to 90 %.
-        Channels with units of their own are measured in those of the model. Whole numbers may be half a step beyond the
-        ends of the interval.
+        """Root mean square errors of the mean, of a sample and of `bicubic`, where nothing was observed, the continuous
+        ranked probability score, and the share of the true values that lie in the `interval` of the samples nearest to
+        90 %. Channels with units of their own are measured in those of the model. Whole numbers may be half a step
+        beyond the ends of the interval.
         """
         if self.truth is None:
             return {}
@@ -129,6 +131,9 @@ class Restoration:
             samples, truth, units = self.x.double(), self.scaling.to_model(truth), "model"
         of_mean, of_samples = samples.mean(1) - truth, (samples - truth[:, None]).movedim(1, 0)[:, where]
         errors = {"rmse_of_mean": of_mean[where], "rmse_of_sample": of_samples}
+        if self.bicubic is not None:
+            simple = self.bicubic if units == "data" or self.scaling is None else self.scaling.to_model(self.bicubic)
+            errors["rmse_of_bicubic"] = (simple - truth)[where]
         measured = {"units": units, **{name: error.square().mean().sqrt().item() for name, error in errors.items()}}
         if count > 1:
             ensemble, margin = samples.movedim(1, 0), 0.5 if self.grid.dtype in WHOLE else 0.0
@@ -343,7 +348,10 @@ def _channels_last(values: Tensor, axis: int) -> "NDArray[Any]":
 def errors_text(measured: Mapping[str, Any]) -> str:
     """The errors of a restoration in words."""
     mean, single = measured["rmse_of_mean"], measured["rmse_of_sample"]
-    errors = f"RMS error {mean:.4g} of the mean, {single:.4g} of a single sample, in units of the {measured['units']}"
+    errors = f"RMS error {mean:.4g} of the mean, {single:.4g} of a single sample"
+    if "rmse_of_bicubic" in measured:
+        errors += f", {measured['rmse_of_bicubic']:.4g} of bicubic interpolation"
+    errors += f", in units of the {measured['units']}"
     if "coverage" not in measured:
         return errors
     score = f", CRPS {measured['crps']:.4g}" if "crps" in measured else ""  # version 0.2 did not have it
