@@ -40,9 +40,10 @@ SHARES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
 PLACES = {"Niño 3.4": (-5, 5, 190, 240), "Iceland": (60, 70, 320, 350)}  # degrees north and east
 ZONES = {"0–20°": (0, 20), "20–60°": (20, 60), "60–90°": (60, 90)}
 BANDS = (1, 2, 3, 5, 9, 17, 33, 73)  # waves round a circle of latitude
+SAMPLERS = {"maps": "angle_2m", "from the mixture": "angle_2m:start=mixture,max_loss=0.01"}
 TASKS = {
-    "stations": ("--mask", "random:0.01", "--noise", str(NOISE), "--num-steps", "20"),
-    "coarse": ("--scale", str(FACTOR), "--num-steps", "10"),
+    "stations": ("--mask", "random:0.01", "--noise", str(NOISE)),
+    "coarse": ("--scale", str(FACTOR)),
 }
 
 
@@ -212,7 +213,7 @@ def write_months(path: str, out: Path) -> None:
 
 def restored(run: Path, months: Path, task: str, seed: int) -> tuple[Array, Array]:
     """Samples [S, N, latitude, longitude] and what was observed, in degrees."""
-    out, method = run / task, ("--method", "gaussian:tolerance=1e-3")
+    out, method = run / task, ("--num-steps", "10", "--method", "gaussian:tolerance=1e-3")
     words = (*TASKS[task], *method, "--degrade", "--samples", str(COUNT), "--seed", str(seed), "--out", str(out))
     assert main(["restore", str(run), str(months), *words, "--quiet"]) == 0
     with np.load(out / "samples.npz") as file:
@@ -220,22 +221,11 @@ def restored(run: Path, months: Path, task: str, seed: int) -> tuple[Array, Arra
     return samples.swapaxes(0, 1), np.load(out / "observed.npy")[..., 0].astype(np.float64)
 
 
-def sampled(run: Path) -> Array:
+def sampled(run: Path, way: str) -> Array:
     """Maps [MAPS, latitude, longitude] of the held-out months, in degrees."""
-    out = run / "maps"
-    words = (
-        "--times",
-        "2016-01:2025-12",
-        "--sampler",
-        "angle_2m",
-        "--num-steps",
-        "10",
-        "--seeds",
-        f"0-{MAPS - 1}",
-        "--out",
-        str(out),
-    )
-    assert main(["sample", str(run), *words, "--quiet"]) == 0
+    out = run / way.replace(" ", "-")
+    words = ("--times", "2016-01:2025-12", "--sampler", SAMPLERS[way], "--num-steps", "10", "--seeds", f"0-{MAPS - 1}")
+    assert main(["sample", str(run), *words, "--out", str(out), "--quiet"]) == 0
     with np.load(out / "samples.npz") as file:
         return file["arr_0"][..., 0].astype(np.float64)
 
@@ -306,7 +296,9 @@ class Story:
     def measure(self) -> None:
         for run in self.runs:
             name, seed = run.name, int(run.name.rpartition("-")[2])
-            self.results.measured(f"{name}/maps", lambda run=run: self.maps(sampled(run)))
+            for way in SAMPLERS:
+                key = f"{name}/maps" if way == "maps" else f"{run.name.rpartition('-')[0]} {way}-{seed}/maps"
+                self.results.measured(key, lambda run=run, way=way: self.maps(sampled(run, way)))
             for task in TASKS:
                 self.task(run, name, task, seed)
         real = climate(self.record, self.record.scale * self.record.future)
@@ -369,11 +361,12 @@ class Story:
             "spread": samples.std(0, ddof=1)[0],
         }
         save(folder / "climate_stations.npz", where | month)
-        drawn = sampled(run) - record.normals[:MONTHS][np.arange(MAPS) % MONTHS]
+        normals = record.normals[:MONTHS][np.arange(MAPS) % MONTHS]
         sets = {
             "held-out years": record.scale * record.future,
             "training years": record.scale * record.past,
-            "network": drawn,
+            "network": sampled(run, "maps") - normals,
+            "network from the mixture": sampled(run, "from the mixture") - normals,
             "stationary Gaussian": Gaussian(record.past, self.covariance, 1.0).draw(MAPS, 0),
             "whole covariance": Gaussian(record.past, self.covariance, 0.1).draw(MAPS, 0),
         }

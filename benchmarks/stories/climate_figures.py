@@ -48,14 +48,13 @@ def stations(numbers: Numbers, out: Path) -> None:
 @style.drawn
 def teleconnections(numbers: Numbers, out: Path) -> None:
     """Correlations of every point with two places, in the record and in samples."""
-    names = ("held-out years", "training years", "network", "stationary Gaussian", "whole covariance")
+    names = ("held-out years", "training years", "stationary Gaussian", "network", "network from the mixture")
     figure = Figure((style.WIDTH, 2.3), layout="constrained")
     grid = figure.subplots(2, len(names))
     for row, place in zip(grid, numbers["places"], strict=True):
         for axes, name in zip(row, names, strict=True):
-            title = name if row is grid[0] or place == numbers["places"][0] else ""
-            values = numbers[f"{place}/{name}"]
-            mesh = panel(axes, numbers, values, title, cmap=style.DIVERGING, vmin=-1, vmax=1)
+            title = name if place == numbers["places"][0] else ""
+            mesh = panel(axes, numbers, numbers[f"{place}/{name}"], title, cmap=style.DIVERGING, vmin=-1, vmax=1)
         row[0].set_ylabel(place, fontsize=style.SMALL)
     figure.colorbar(mesh, ax=grid, label="correlation", shrink=0.8)
     figure.savefig(out)
