@@ -283,6 +283,21 @@ class Story:
 
         yield "kriging", lambda: gaussian(1.0)
         yield "optimal interpolation", lambda: gaussian(self.share(rows, noise))
+        if is_mask:
+            yield "the run's mixture", lambda: self.by_mixture(seen)[None]
+
+    def by_mixture(self, seen: Array) -> Array:
+        """The mean given the stations, by the one Gaussian with a whole covariance that a run fits and stores."""
+        model, noise = nidiff.load_model(self.runs[0]), torch.from_numpy(NOISE / self.record.scale).float()[None]
+        assert model.mixture is not None
+        whole, levels = model.mixture.denoiser(model.process), model.process.schedule
+        observed = torch.from_numpy(seen / self.record.scale).float()[:, None]
+        means = []
+        for y in observed.split(1):
+            given = nidiff.posterior(whole, nidiff.Observation.missing(y, noise), "jacobian", iterations=30)
+            with torch.no_grad():  # at the noisiest level x says nothing
+                means.append(given(torch.zeros_like(y), levels.level(len(levels) - 1)))
+        return self.record.scale * torch.cat(means)[:, 0].double().numpy()
 
     def bicubic(self, seen: Array) -> Array:
         from nidiff.generation.loaded_model import open_model, process_state
@@ -321,8 +336,8 @@ class Story:
 
     def task(self, run: Path, name: str, task: str, seed: int) -> None:
         """Restored months of a run and, once for each seed, what the rivals make of the same observations."""
-        keys = [f"{rival}-{seed}/{task}" for rival in ("climatology", "kriging", "optimal interpolation")]
-        if {f"{name}/{task}", *keys} <= self.results.values.keys():
+        last = "the run's mixture" if task == "stations" else "optimal interpolation"
+        if {f"{name}/{task}", f"{last}-{seed}/{task}"} <= self.results.values.keys():
             return
         samples, observed = restored(run, self.months, task, seed)
         anomalies = samples - self.record.normals[:MONTHS:EVERY]

@@ -26,7 +26,7 @@ def panel(axes: Axes, numbers: Numbers, values: NDArray[Any], title: str, **look
 @style.drawn
 def stations(numbers: Numbers, out: Path) -> None:
     """One month: what it was and where it was seen, three means, a sample and the spread."""
-    figure = Figure((style.WIDTH, 3.6), layout="constrained")
+    figure = Figure((style.WIDTH, 3.1), layout="constrained")
     grid, look = figure.subplots(2, 3), {"cmap": style.DIVERGING, "vmin": -MOST, "vmax": MOST}
     names = {
         "truth": "January 2016 and 105 stations",
@@ -49,7 +49,7 @@ def stations(numbers: Numbers, out: Path) -> None:
 def teleconnections(numbers: Numbers, out: Path) -> None:
     """Correlations of every point with two places, in the record and in samples."""
     names = ("held-out years", "training years", "stationary Gaussian", "network", "network from the mixture")
-    figure = Figure((style.WIDTH, 2.3), layout="constrained")
+    figure = Figure((style.WIDTH, 1.9), layout="constrained")
     grid = figure.subplots(2, len(names))
     for row, place in zip(grid, numbers["places"], strict=True):
         for axes, name in zip(row, names, strict=True):
