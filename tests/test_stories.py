@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray
 from PIL import Image
 
@@ -248,6 +249,12 @@ def test_a_climate_record(climate_story, monkeypatch, capsys):
     found = Path(output(printed, "restore runs/ncep-white-0 months.nc --mask").strip())
     with xarray.open_dataset(found / "samples.nc") as samples:
         assert samples.air.dims == ("time", "sample", "lat", "lon")
+    (program,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "climate_real.md").read_text(), re.S)
+    names: dict = {}
+    exec(program.replace("< 0.01", "< 0.2"), names)  # of few points
+    normals, truth = names["scaling"].to_data(torch.zeros_like(names["x"])), names["months"].air.values[:, None]
+    errors = [np.square(guess.numpy() - truth).mean() for guess in (names["mean"], normals)]
+    assert errors[0] < 0.7 * errors[1]
     # What the page measures, in the same folder, and once more from what is stored.
     for name, value in {"EVERY": 40, "COUNT": 9, "MAPS": 16, "BANDS": (1, 2, 3, 7)}.items():
         monkeypatch.setattr(climate_story, name, value)
