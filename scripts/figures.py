@@ -37,7 +37,7 @@ from nidiff.report.quality import quality_figure
 
 ROOT = Path(__file__).parent.parent
 IMAGES, NUMBERS, RESULTS = ROOT / "docs/images", ROOT / "docs/figures", ROOT / "benchmarks/results"
-sys.path += [str(ROOT / folder) for folder in ("scripts", "examples", "benchmarks")]
+sys.path += [str(ROOT / folder) for folder in ("scripts", "examples", "benchmarks", "benchmarks/stories")]
 
 
 class Drawing(NamedTuple):
@@ -215,6 +215,13 @@ def resolution_fields(out: Path) -> None:
     figure.savefig(out)
 
 
+def record(name: str, out: Path) -> None:
+    """Maps of the NCEP/NCAR Reanalysis."""
+    import climate_figures
+
+    getattr(climate_figures, name)(numbers(f"climate_{name}"), out)
+
+
 SHIRT = 40
 CLOTHES = "Fashion-MNIST, which is downloaded if it is not there"
 HEARTBEATS = Grid(("time",), channels=("amplitude",), units=("1 = full scale",), rate=256)
@@ -242,6 +249,14 @@ FIGURES = {
     "table.png": Drawing(table, "models/cifar10-*/metrics.json (the commands of docs/table1.md, hours)"),
     "climate.png": Drawing(
         partial(story, "climate"), "docs/figures/climate.npz (the commands of docs/climate.md, 4 min)"
+    ),
+    "climate_stations.png": Drawing(
+        partial(record, "stations"),
+        "docs/figures/climate_stations.npz (benchmarks/stories/climate.py --figures, NOAA PSL, an hour)",
+    ),
+    "climate_teleconnections.png": Drawing(
+        partial(record, "teleconnections"),
+        "docs/figures/climate_teleconnections.npz (benchmarks/stories/climate.py --figures, NOAA PSL, an hour)",
     ),
     "volumes.png": Drawing(
         partial(story, "volumes"), "docs/figures/volumes.npz (the commands of docs/volumes.md, 4 min)"

@@ -19,9 +19,11 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import InputError
 from nidiff.evaluation.distributions import structure_function
 from nidiff.evaluation.samples import SampleSet
-from nidiff.generation.conditioning import plan_conditions
+from nidiff.generation.baselines import BASELINES
+from nidiff.generation.conditioning import plan_conditions, rows_digest
 from nidiff.generation.loaded_model import open_model, process_state
 from nidiff.generation.observations import observe, observed_data, pooling, seen_scaling
+from nidiff.generation.observed import Observed
 from nidiff.model.folder import save_model
 from nidiff.testing.problems import normal
 
@@ -354,6 +356,12 @@ def test_means_over_blocks_in_kelvin_are_observed_as_they_are(anomalous):
     torch.testing.assert_close(degraded.y, observation.y, atol=1e-4, rtol=0)
     scaling, _ = seen_scaling(model, pooling(model, 2))
     assert math.isclose(observation.noise * scaling.scale[0], 0.5, rel_tol=1e-6)
+    # The means of the months are known at every point, so that where there is no anomaly, interpolation has no error.
+    normals = model.scaling.to_data(torch.zeros(2, *SHAPE, dtype=torch.float64))
+    seen = observe(model, pooling(model, 3)(normals), pooling(model, 3), 0.0)
+    for observed, block, same in ((seen, 3, True), (degraded, 2, False)):
+        found = BASELINES["bicubic"](model, Observed.of(model, observed, block), 1, 0)
+        assert (found.mean.abs().amax() < 1e-3) == same
     # The control: the plain operator is another one.
     assert (pooling(model, 2)(data.batch(rows)) - observation.y).abs().amax() > 0.05
 
@@ -573,3 +581,32 @@ def test_a_restored_item_is_given_its_own_month(run, file, tmp_path):
             samples[name] = stored["arr_0"]
     assert np.abs(samples["winter"] - samples["summer"]).max() > 1e-2
     assert np.abs(samples["winter"] - samples["never"]).max() > 1e-2
+
+
+def test_evaluated_samples_are_given_the_months_of_the_real_items(run, file, tmp_path):
+    held_out, flags = "time=1998-03:", ("--remove", "climatology", "--condition", "latitude,month", "--target", "v")
+    train = (
+        "--widths",
+        8,
+        "--attention",
+        "--steps",
+        1,
+        "--warmup",
+        0,
+        "--cooldown",
+        0,
+        "--num-samples",
+        1,
+        "--no-report",
+        "--condition-dropout",
+        0,
+    )
+    code, _, said = run("train", "--data", file, "--held-out", held_out, *flags, *train, "--out", tmp_path / "run")
+    assert code == 0, said
+    code, _, said = run("evaluate", tmp_path / "run", "--num-steps", 2, "--seeds", "0-7", "--bootstrap", 2)
+    assert code == 0, said
+    (job,) = (tmp_path / "run" / "generated").glob("*/job.json")
+    options = {"condition": "latitude,month", "remove": "climatology", "held_out": held_out}
+    for split in ("test", "train"):
+        months = nidiff.load_dataset(file, split=split, **options).conditions
+        assert (rows_digest({"fields": months}) in job.read_text()) == (split == "test")

@@ -38,6 +38,7 @@ OPERATORS = {
     "mask": op.mask(SEEN),
     "subsample": op.subsample((2, 3)),
     "pool": op.pool(2),
+    "pool, uneven": op.pool(4),
     "blur": op.blur(0.7),
     "waves": op.waves(1.5, "reflecting"),
     "some waves": op.waves(SEEN),
@@ -365,6 +366,10 @@ def test_operators_do_what_they_say():
     assert torch.equal(op.subsample(2)(x), x[..., ::2, ::2])
     assert torch.equal(op.subsample((2, 3))(x), x[..., ::2, ::3])
     assert torch.allclose(op.pool((3, 2))(x)[..., 0, 1], x[..., :3, 2:].mean((-2, -1)))
+    uneven = op.pool(4)(x)  # 6 × 4: the last block of an axis has what is left
+    assert torch.allclose(
+        uneven, torch.stack([x[..., :4, :].mean((-2, -1)), x[..., 4:, :].mean((-2, -1))], -1)[..., None]
+    )
     assert torch.equal(op.channels([2, 0])(x), x[:, [2, 0]])
     assert torch.equal((op.pool(2) @ op.mask(SEEN))(x), op.pool(2)(op.mask(SEEN)(x)))
     assert torch.allclose(op.blur(0.0)(x), x)
@@ -444,7 +449,7 @@ BAD = [  # the argument that is blamed, and an observation with the options of i
     ("noise", lambda: (nidiff.Observation(Y, op.pool(2), -1), {})),
     ("noise", lambda: (nidiff.Observation(Y, op.pool(2), torch.ones(5)), {})),
     ("noise", lambda: (nidiff.Observation(Y, op.pool(2), nidiff.Identity((5,))), {})),
-    ("factor", lambda: (nidiff.Observation(Y, op.pool(3)), {})),
+    ("factor", lambda: (nidiff.Observation(Y, op.pool(5)), {})),
     ("width", lambda: (op.blur(-1.0), {})),
     ("indices", lambda: (nidiff.Observation(torch.zeros(1, 1, 6, 4), op.channels([0, 1])), {})),
     ("keep", lambda: (nidiff.Observation(torch.zeros(1, 1, 3), op.waves(torch.ones(5, 5) > 0)), {})),

@@ -16,7 +16,10 @@ import nidiff
 from nidiff.data.grid import Grid
 from nidiff.data.load import load_items
 from nidiff.diffusion.scaling import PIXELS, Scaling
-from nidiff.generation.observations import as_mask
+from nidiff.generation.baselines import BASELINES
+from nidiff.generation.loaded_model import Model, open_model, process_state
+from nidiff.generation.observations import as_mask, observe, pooling
+from nidiff.generation.observed import Observed
 from nidiff.generation.restoration import Restoration, begin_restoration, read_facts
 from nidiff.locks import claimed
 from nidiff.model.folder import save_model
@@ -211,6 +214,48 @@ def test_coarse_and_blurred_data_are_met_by_the_samples(run, fields, tmp_path):
         np.save(tmp_path / "seen.npy", found["observed"])
         assert run("restore", fields, tmp_path / "seen.npy", *flags, "--out", tmp_path / f"{words[0]}-again")[0] == 0
         assert np.abs(read(tmp_path / f"{words[0]}-again")["mean"] - found["mean"]).max() < 0.02
+
+
+def bicubic(model, observation, block):
+    """What cubic interpolation makes of means over blocks, in the units of the data."""
+    found = BASELINES["bicubic"](model, Observed.of(model, observation, block), 1, 0).mean
+    return model.scaling.to_data(found.double())
+
+
+def test_the_error_of_bicubic_interpolation_stands_beside_that_of_the_samples(run, fields, tmp_path):
+    """4 × 6 points, in blocks of 3 and of 1, where the axes go round."""
+    truth = np.random.default_rng(0).normal(size=(2, 4, 6, 2)) * [10, 0.5] + [280, 1]
+    np.save(tmp_path / "truth.npy", truth.astype(np.float32))
+    words = ("restore", fields, tmp_path / "truth.npy", *FEW, "--degrade", "--json")
+    code, printed, said = run(*words, "--scale", 3, "--out", tmp_path / "coarse")
+    assert code == 0
+    error_of_bicubic = json.loads(printed)["baselines"]["bicubic"]["rmse_of_mean"]
+    assert f"{error_of_bicubic:.4g}" in said
+    seen = read(tmp_path / "coarse")["observed"]
+    assert seen.shape == (2, 2, 2, 2)
+    np.testing.assert_allclose(seen[:, 1, 0], truth[:, 3, :3].mean(1), rtol=1e-5)
+    model = open_model(fields, process_state())
+    coarse = pooling(model, 3)
+    guess = bicubic(model, observe(model, torch.from_numpy(truth).movedim(-1, 1), coarse, 0.0, degrade=True), 3)
+    error = (guess.movedim(1, -1).numpy() - truth) / [10, 0.5]  # channels of two units, in those of the model
+    assert error_of_bicubic == pytest.approx(np.sqrt(np.square(error).mean()), rel=1e-4)
+    assert run(*words, "--scale", 5, "--out", tmp_path / "far")[0] == 2  # blocks larger than the field
+
+
+@pytest.mark.parametrize("boundary", ["reflecting", "periodic"])
+def test_means_are_interpolated_as_by_pillow_but_across_an_edge_that_goes_round(boundary):
+    shape, rng = (8, 12), np.random.default_rng(0)
+    process = nidiff.Process("ddpm_cosine", nidiff.gaussian_free_field(shape, boundary=boundary))
+    denoiser = nidiff.Denoiser(lambda x, t: 0 * x, process, "v", scaling=Scaling(10.0, 280.0))
+    model = Model(Path("none"), denoiser, (1, *shape), "", Grid.usual((1, *shape)))
+    means = torch.from_numpy(rng.normal(280, 10, (1, 1, 4, 6)))
+    mine = bicubic(model, observe(model, means, nidiff.operators.pool(2), 0.0), 2)[0, 0]
+    image = Image.fromarray(means[0, 0].float().numpy())
+    theirs = np.asarray(image.resize((12, 8), Image.Resampling.BICUBIC))
+    np.testing.assert_allclose(mine[3:-3, 3:-3], theirs[3:-3, 3:-3], atol=1e-3)
+    rolled = observe(model, means.roll((1, 2), (-2, -1)), nidiff.operators.pool(2), 0.0)
+    same = np.allclose(bicubic(model, rolled, 2)[0, 0], mine.roll((2, 4), (-2, -1)), atol=1e-3)
+    assert same == (boundary == "periodic")
 
 
 def test_missing_values_are_unobserved_and_the_channels_have_units_of_their_own(run, fields, tmp_path):
@@ -423,7 +468,7 @@ REFUSED = {
     ("denoise", "--noise", "50", "--guidance", "2"): "--guidance",
     ("restore",): "--mask",
     ("restore", "--mask", "left", "--scale", "2"): "--scale",
-    ("restore", "--scale", "3"): "--scale=3",
+    ("restore", "--scale", "9"): "--scale=9",
     ("restore", "--blur", "0"): "--blur=0",
     ("restore", "--missing", "--degrade"): "--degrade",
     ("restore", "--mask", "left", "--method", "magic"): "--method='magic'",

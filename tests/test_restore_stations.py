@@ -235,7 +235,7 @@ def test_interpolation_between_blocks_is_exact_where_it_must_be(model):
     turning = torch.cos(2 * np.pi * (torch.arange(12.0) + 0.5) / 12).expand(SHAPE[1:])[None, None].clone()
     for field, inside in ((rising, slice(3, 5)), (turning, slice(0, 8))):
         observation = observe(opened, pooling(opened, 2)(field), pooling(opened, 2), 0.1)
-        found = baselines(opened, Observed.of(opened, observation, coarse=True), 2)
+        found = baselines(opened, Observed.of(opened, observation, 2), 2)
         errors = {
             name: (10 * found[name].mean + 5 - field)[..., inside, :].abs().max().item()
             for name in ("nearest", "bilinear", "bicubic")

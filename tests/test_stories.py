@@ -1,5 +1,6 @@
 """The commands of the stories in docs/ run, on small data and for a few steps, and what the stories rest on holds."""
 
+import importlib.util
 import json
 import re
 import runpy
@@ -9,9 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import xarray
 from PIL import Image
 
+import nidiff
 from nidiff.cli import main
 
 pytestmark = pytest.mark.slow
@@ -191,3 +194,96 @@ def test_frames_of_turbulence_follow_the_flow(tmp_path):
         errors[sign] = np.abs(np.fft.irfft2(moved) - video[:, 1:]).mean()
     still = np.abs(np.diff(video, axis=1)).mean()
     assert errors[1] < 0.6 * still < still < errors[-1]
+
+
+def record(path: str, times: np.ndarray) -> None:
+    """A file as that of NOAA PSL: the first row is the north pole, and temperatures have seasons and a Pacific."""
+    latitude, longitude = np.linspace(90, -90, 7), np.arange(0, 360, 30.0)
+    rng, count = np.random.default_rng(0), len(times)
+    month = (times.astype("datetime64[M]").astype(int) % 12)[:, None, None]
+    season = 15 * np.cos(2 * np.pi * month / 12) * np.sin(np.radians(latitude))[:, None]
+    warm = rng.normal(size=(count, 1, 1)) * np.exp(-(((longitude - 210) / 60) ** 2) - (latitude[:, None] / 30) ** 2)
+    values = 20 - np.abs(latitude)[:, None] / 2 - season + 3 * warm + 0.3 * rng.normal(size=(count, 7, 12))
+    coordinates = {
+        "time": times.astype("datetime64[ns]"),
+        "lat": ("lat", latitude.astype("f4"), {"units": "degrees_north"}),
+        "lon": ("lon", longitude.astype("f4"), {"units": "degrees_east"}),
+    }
+    air = (("time", "lat", "lon"), values.astype("f4"), {"units": "degC", "long_name": "Monthly Mean Air Temperature"})
+    xarray.Dataset({"air": air}, coordinates).to_netcdf(path, engine="h5netcdf")
+
+
+RECORD = {
+    "train": SHORT | {"--batch-size": "4", "--widths": "8 8", "--attention": "1"},
+    "sample": {"--seeds": "0-3", "--num-steps": "2"},
+    "evaluate": {"--seeds": "0-7", "--num-steps": "2", "--bootstrap": "2"},
+    "restore": {"--samples": "2", "--num-steps": "2"},
+}
+
+
+@pytest.fixture
+def climate_story(tmp_path, monkeypatch):
+    """The script that measures the story, for small data in the folder of the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "stories"))
+    times = np.arange("1948-01", "2026-01", dtype="datetime64[M]")
+    record("air.mon.mean.nc", times)
+    script = ROOT / "benchmarks" / "stories" / "climate.py"
+    story = importlib.util.module_from_spec(importlib.util.spec_from_file_location("climate_story", script))
+    story.__spec__.loader.exec_module(story)
+    return story
+
+
+def test_a_climate_record(climate_story, monkeypatch, capsys):
+    lines = commands("climate_real.md")
+    (cut,) = (words for program, *words in lines if program == "python" and words[0] == "-c")
+    exec(cut[1])
+    with xarray.open_dataset("months.nc") as months:
+        assert len(months.time) == 18
+        assert len({*months.time.dt.month.values}) == 12
+    printed = run(lines, RECORD, capsys)
+    folder = Path(output(printed, "sample").strip())
+    with xarray.open_dataset(folder / "samples.nc") as samples, xarray.open_dataset("air.mon.mean.nc") as data:
+        np.testing.assert_array_equal(samples.lat, data.lat)
+        assert samples.air.units == "degC"
+    found = Path(output(printed, "restore runs/ncep-white-0 months.nc --mask").strip())
+    with xarray.open_dataset(found / "samples.nc") as samples:
+        assert samples.air.dims == ("time", "sample", "lat", "lon")
+    (program,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs" / "climate_real.md").read_text(), re.S)
+    names: dict = {}
+    exec(program.replace("< 0.01", "< 0.2"), names)  # of few points
+    normals, truth = names["scaling"].to_data(torch.zeros_like(names["x"])), names["months"].air.values[:, None]
+    errors = [np.square(guess.numpy() - truth).mean() for guess in (names["mean"], normals)]
+    assert errors[0] < 0.7 * errors[1]
+    # What the page measures, in the same folder, and once more from what is stored.
+    for name, value in {"EVERY": 40, "COUNT": 9, "MAPS": 16, "BANDS": (1, 2, 3, 7)}.items():
+        monkeypatch.setattr(climate_story, name, value)
+    tasks = {"stations": ("--mask", "random:0.2", "--noise", "0.5"), "coarse": ("--scale", "4")}
+    monkeypatch.setattr(climate_story, "TASKS", tasks)
+    Path("months.nc").unlink()
+    results = climate_story.Results("climate", Path("out"))
+    for _ in range(2):
+        story = climate_story.Story("air.mon.mean.nc", [Path("runs/ncep-white-0")], results, Path("."))
+        story.measure()
+    values = results.values
+    assert values["climatology-0/stations"]["rmse"] > values["optimal interpolation-0/stations"]["rmse"]
+    assert values["held-out years/maps"]["spectrum"] == 0 < values["training years/maps"]["spectrum"]
+    assert "kriging" in climate_story.tables(values)
+
+
+def test_optimal_interpolation_is_the_posterior_of_its_gaussian(climate_story):
+    """Draws have the mean and the covariance of Kalman's formulas with the dense matrix."""
+    rng, shape = np.random.default_rng(0), (3, 4)
+    fields, cov = rng.normal(size=(9, *shape)), nidiff.matern(shape, length_scale=1.0)
+    law = climate_story.Gaussian(fields, cov, 0.3)
+    dense = 0.7 * np.cov(fields.reshape(9, 12).T, bias=True) + 0.7 * np.outer(*2 * [fields.reshape(9, 12).mean(0)])
+    dense = dense + 0.3 * cov.dense().numpy()
+    rows = climate_story.rows_of(np.where(rng.uniform(size=shape) < 0.3, 1.0, np.nan), np.full(shape, 2.0))
+    matrix = rows.reshape(len(rows), 12)
+    y = rng.normal(size=(1, len(rows)))
+    seen = matrix @ dense @ matrix.T + 0.25 * np.eye(len(rows))
+    gain = np.linalg.solve(seen, matrix @ dense).T
+    draws = law.posterior(y, rows, 0.5, 20_000)[:, 0].reshape(-1, 12)
+    np.testing.assert_allclose(draws.mean(0), gain @ y[0], atol=0.04)
+    np.testing.assert_allclose(np.cov(draws.T), dense - gain @ matrix @ dense, atol=0.05)
+    assert np.abs(np.cov(draws.T) - dense).max() > 0.2  # the control: the prior is another law

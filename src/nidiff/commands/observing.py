@@ -131,7 +131,7 @@ def _of_file(
         seen = None if operator.observed is None else operator.observed.expand(len(items), *event)
         noise = check_noise(noise, seen, name, text)
         observation = observe(model, items, operator, noise, units=flags.units, **degrading)
-        observed = Observed.of(model, observation, coarse=kind in ("scale", "blur"))
+        observed = Observed.of(model, observation, block={"scale": command.scale or 0, "blur": 1}.get(kind or "", 0))
     arguments["noise"] = tensors_digest(noise) if isinstance(noise, torch.Tensor) else noise
     return observed, arguments
 

@@ -218,7 +218,7 @@ class Restore:
     """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), the
     ones of an array or the white of a picture, or a variable of FILE; not-center is all but the center, and so on."""
     scale: Annotated[int | None, arg(metavar="INT", help_behavior_hint="")] = None
-    """FILE has means over blocks of so many points along each axis."""
+    """FILE has means over blocks of so many points along each axis; the last block has those that are left."""
     blur: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """FILE is blurred by a Gaussian of this standard deviation in pixels."""
     missing: bool = False

@@ -85,11 +85,11 @@ class Grid:
         return f"{name} ({unit})" if unit else name
 
     def coarse(self, factor: int) -> "Grid":
-        """The grid of means over blocks of ``factor`` points along each axis, which divides their number."""
+        """The grid of means over blocks of ``factor`` points along each axis; the last has those that are left."""
         coordinates = {}
         for axis, values in self.coordinates.items():
             blocks = [values[first : first + factor] for first in range(0, len(values), factor)]
-            coordinates[axis] = tuple(sum(block) / factor for block in blocks)
+            coordinates[axis] = tuple(sum(block) / len(block) for block in blocks)
         rate = self.rate // factor if self.rate is not None and self.rate % factor == 0 else None
         return replace(self, coordinates=coordinates, rate=rate)
 

@@ -1,5 +1,6 @@
 """From a `DataSpec` to a `Dataset`, by name, path or from the Hugging Face Hub; and from a file to a few items."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -153,7 +154,7 @@ def open_items(
     item or several, with the channels first, last or, if there is one, left out. Items of a model are on its ``grid``,
     and of its type; with a ``scale``, they are means over blocks of so many points along each axis of ``shape``.
     """
-    path, shape = as_path(argument, path), (shape[0], *(size // scale for size in shape[1:]))
+    path, shape = as_path(argument, path), (shape[0], *(math.ceil(size / scale) for size in shape[1:]))
     grid = grid if grid is None or scale == 1 else grid.coarse(scale)
     if not path.exists():
         raise FileError(argument, str(path), "does not exist", "give a picture, an array or a folder of pictures")

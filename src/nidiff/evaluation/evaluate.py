@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nidiff.data.coordinates import needs_times
 from nidiff.data.dataset import Dataset
 from nidiff.errors import InputError
 from nidiff.evaluation.evaluator import Evaluator, open_evaluator, spread_items
@@ -52,11 +53,15 @@ def evaluate_cell(
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
         sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture. ``clip``,
             ``batch``, ``tile``, ``precision``, ``guidance`` and ``condition`` are those of ``nidiff sample``.
+            Conditions that are times, such as the month, are those of the real items in turn.
         classes: those of the seeds in turn; by default all that the model was trained with. They are compared with
             real items of these classes, where the data have labels, and pictures of each class are measured too.
     """
     state, seeds = process_state(), sorted({*map(int, seeds)})
     model = model if isinstance(model, Model) else open_model(as_path("model", model), state)
+    if model.grid.condition is not None and needs_times(model.grid.condition):  # seeds have those of the real items
+        data = data if isinstance(data, Evaluator) else open_evaluator(model.path, data, model=model, **settings)
+        model = model._replace(times=data.data.times)
     conditions: dict[str, Any] = {"guidance": guidance, "guidance_interval": guidance_interval, "condition": condition}
     job = plan_job(model, sampler, num_steps, clip=clip, tile=tile, precision=precision, classes=classes, **conditions)
     evaluator = data if isinstance(data, Evaluator) else open_evaluator(model.path, data, model=model, **settings)

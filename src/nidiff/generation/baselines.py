@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MOST_POINTS = 30_000  # that are joined by triangles
+PADDED = 2  # blocks beyond each end of an axis
 TOLERANCE, ITERATIONS = 1e-6, 500  # those of the method gaussian
 MODES = {
     "nearest": dict.fromkeys((1, 2, 3), "nearest"),
@@ -69,7 +70,7 @@ def interpolated(kind: str) -> Reconstruction:
     interpolated is what the model sees, in the units of the data: differences from the climatology where it has one."""
 
     def make(model: Model, observed: Observed, samples: int, seed: int) -> Baseline | None:
-        fields = [_between_blocks(values, model, kind) for values in observed.coarse]
+        fields = [_between_blocks(values, model, kind, observed.block) for values in observed.coarse]
         if not fields and importlib.util.find_spec("scipy") is not None:
             fields = [_between_points(points, model, kind) for points in observed.points]
         found = [field for field in fields if field is not None]
@@ -80,27 +81,24 @@ def interpolated(kind: str) -> Reconstruction:
     return make
 
 
-def _between_blocks(values: Tensor, model: Model, kind: str) -> Tensor | None:
-    """Means over blocks [C, …] on the grid of the points [C, *event]; a periodic axis goes on beyond its ends."""
-    event, blocks = model.shape[1:], values.shape[1:]
+def _between_blocks(values: Tensor, model: Model, kind: str, block: int) -> Tensor | None:
+    """Means over blocks [C, …] on the grid of the points [C, *event]; a periodic axis goes on beyond its ends, and any
+    other has its last values there."""
+    event = model.shape[1:]
     mode = MODES[kind].get(len(event))
-    if mode is None or (event == blocks and kind != "nearest"):  # a blurred picture is its only guess
+    if mode is None or (block == 1 and kind != "nearest"):  # a blurred picture is its only guess
         return None
-    factors = [size // count for size, count in zip(event, blocks, strict=True)]
-    x, pad = values[None].double(), 2 if kind != "nearest" else 0
+    x = values[None].double()
     for axis, is_round in enumerate(circles(model), start=2):
-        if pad and is_round:
-            rows = torch.arange(-pad, x.shape[axis] + pad) % x.shape[axis]
-            x = x.index_select(axis, rows)
+        rows, last = torch.arange(-PADDED, x.shape[axis] + PADDED), x.shape[axis] - 1
+        x = x.index_select(axis, rows % (last + 1) if is_round else rows.clamp(0, last))
     smooth: Any = {} if kind == "nearest" else {"align_corners": False}
     if kind == "bicubic":
-        smooth["antialias"] = True  # then torch has Keys' kernel, which is exact for linear fields
-    size = [count * factor for count, factor in zip(x.shape[2:], factors, strict=True)]
-    fine = functional.interpolate(x, size=size, mode=mode, **smooth)
-    for axis, (is_round, factor, n) in enumerate(zip(circles(model), factors, event, strict=True), start=2):
-        if pad and is_round:
-            fine = fine.narrow(axis, pad * factor, n)
-    return fine[0]
+        smooth["antialias"] = True  # then torch has Keys' kernel, as Pillow, which is exact for linear fields
+    fine = functional.interpolate(x, size=[n * block for n in x.shape[2:]], mode=mode, **smooth)[0]
+    for axis, n in enumerate(event, start=1):
+        fine = fine.narrow(axis, PADDED * block, n)
+    return fine
 
 
 def _between_points(points: Points, model: Model, kind: str) -> Tensor | None:

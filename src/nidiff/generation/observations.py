@@ -102,12 +102,9 @@ def _from_file(text: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def pooling(model: Model, factor: int) -> Operator:
-    """Means over blocks of ``factor`` points along each axis."""
+    """Means over blocks of ``factor`` points along each axis; the last block has those that are left."""
     _require_linear("scale", model)
-    factor, event = check_whole("scale", factor, 2), model.shape[1:]
-    if any(size % factor for size in event):
-        raise InputError("scale", factor, f"does not divide the model's {tuple(event)}", "give a number that does")
-    return operators.pool(factor)
+    return operators.pool(check_whole("scale", factor, 2, min(model.shape[1:])))
 
 
 def blurring(model: Model, width: float) -> Operator:

@@ -38,17 +38,19 @@ class Observed:
     coarse: tuple[Tensor, ...] = ()
     """The same as means over blocks [C, …] of points, as differences from the model's zero in the units of the data,
     where it is that; else nothing."""
+    block: int = 1
+    """How many points a block has along each axis; the last one may have fewer."""
 
     @classmethod
-    def of(cls, model: Model, observation: Observation, coarse: bool = False) -> "Observed":
-        """The rows of an observation; ``coarse`` if they are means over blocks, or blurred."""
+    def of(cls, model: Model, observation: Observation, block: int = 0) -> "Observed":
+        """The rows of an observation, which may be means over blocks of ``block`` points, or blurred: 1."""
         each = rows_of(observation)
         shown, operator = observed_data(model, observation), observation.operator
-        if not (operator.is_mask or coarse):
+        if not (operator.is_mask or block):
             return cls(each, shown)
         change = as_change(observation.y, y_scaling(model, observation))
-        if coarse:
-            return cls(each, shown, coarse=tuple(change))
+        if block:
+            return cls(each, shown, coarse=tuple(change), block=block)
         seen = operator(torch.ones(observation.y.shape, device=observation.y.device)).cpu() > 0
         return cls(each, shown, ~seen, tuple(map(_points, change, seen)))
 
@@ -62,7 +64,7 @@ class Observed:
             Points(*(torch.cat([mine, its]) for mine, its in zip(one, two, strict=True)))
             for one, two in zip(self.points, other.points, strict=False)
         )
-        return Observed(tuple(map(joint, pairs)), self.shown, self.hidden, points, self.coarse)
+        return Observed(tuple(map(joint, pairs)), self.shown, self.hidden, points, self.coarse, self.block)
 
 
 def rows_of(observation: Observation) -> tuple[Observation, ...]:

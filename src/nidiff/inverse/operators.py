@@ -146,17 +146,24 @@ def subsample(step: int | Sequence[int]) -> Operator:
 
 
 def pool(factor: int | Sequence[int]) -> Operator:
-    """Means over blocks of ``factor`` pixels along all axes of the event, or of one factor per axis."""
+    """Means over blocks of ``factor`` pixels along all axes of the event, or of one factor per axis. The last block of
+    an axis that it does not divide has the pixels that are left."""
     factors = [check_whole("factor", number) for number in _as_list(factor)]
 
     def apply(x: Tensor) -> Tensor:
         sizes = _per_axis(x, factors, "factor")
         axes = len(sizes)
         event = x.shape[-axes:]
-        if any(n % size for n, size in zip(event, sizes, strict=True)):
-            raise InputError("factor", factor, f"does not divide the event {tuple(event)}", "give one that does")
-        blocks = [count for n, size in zip(event, sizes, strict=True) for count in (n // size, size)]
-        return x.reshape(*x.shape[:-axes], *blocks).mean(tuple(range(-2 * axes + 1, 0, 2)))
+        if any(size > n for n, size in zip(event, sizes, strict=True)):
+            raise InputError("factor", factor, f"is larger than the event {tuple(event)}", "give a smaller one")
+        blocks = [count for n, size in zip(event, sizes, strict=True) for count in (math.ceil(n / size), size)]
+        ends = [count for n, size in zip(event, sizes, strict=True) for count in (-n % size, 0)]
+
+        def sums(v: Tensor) -> Tensor:
+            v = torch.nn.functional.pad(v, ends[::-1])
+            return v.reshape(*v.shape[:-axes], *blocks).sum(tuple(range(-2 * axes + 1, 0, 2)))
+
+        return sums(x) / sums(x.new_ones(event))
 
     return Operator(Part(f"pool({factor})", apply))
 
