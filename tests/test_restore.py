@@ -462,7 +462,7 @@ REFUSED = {
     ("denoise", "--noise", "50", "--guidance", "2"): "--guidance",
     ("restore",): "--mask",
     ("restore", "--mask", "left", "--scale", "2"): "--scale",
-    ("restore", "--scale", "3"): "--scale=3",
+    ("restore", "--scale", "9"): "--scale=9",
     ("restore", "--blur", "0"): "--blur=0",
     ("restore", "--missing", "--degrade"): "--degrade",
     ("restore", "--mask", "left", "--method", "magic"): "--method='magic'",
