@@ -25,7 +25,7 @@ KINDS = {
     "noise": ("noise-gff-gamma", "change", {"noise-gff-gamma": lambda: round(random.uniform(0, 2), 2)}),
     "forward": ("forward-level", "change", {"forward-level": lambda: round(random.random(), 2)}),
     "sample": ("sample-draw", "click", {
-        "sample-first": lambda: "digits", "sample-second": lambda: "digits-ddpm", "sample-seeds": lambda: "0-3",
+        "sample-model": lambda: "digits", "sample-steps": lambda: 12, "sample-seeds": lambda: "0-3",
     }),
 }  # fmt: skip
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nidiff.app.layout import Tab
 from nidiff.app.sample import (
-    SEEDS,
     Order,
     Shown,
     default_model,
@@ -22,6 +21,7 @@ from nidiff.app.sample import (
     read_order,
 )
 from nidiff.app.shelf import Shelf
+from nidiff.app.work import check_work
 from nidiff.data.sources import spread_rows
 from nidiff.errors import InputError
 from nidiff.evaluation.evaluator import Evaluator, are_pictures, open_evaluator
@@ -33,7 +33,12 @@ from nidiff.generation.loaded_model import Model
 from nidiff.report.page import table
 from nidiff.training.experiment import read_experiment
 
-MOST_SEEDS, MOST_NUMBERS, RESAMPLES = 144, 2**22, 10  # of a drawing; of the real items, together; for errors
+SEEDS, MOST_SEEDS, MOST_NUMBERS, RESAMPLES = (
+    "0-35",
+    144,
+    2**22,
+    10,
+)  # of a drawing; of the real items, together; for errors
 FEATURES = "pixels"  # of pictures: the page needs no other network
 
 
@@ -80,9 +85,7 @@ def scores(shelf: Shelf, orders: Sequence[Order], samples: Sequence[Tensor]) -> 
     resamples = 0 if evaluator.is_picture else RESAMPLES
     columns = [measure(real, each, bootstrap=resamples, keys=SHOWN[evaluator.is_picture]) for each in sets.values()]
     rows = [[escape(name), *(number(column[name], HTML) for column in columns)] for name in columns[0]]
-    words = (
-        f"Distances of {len(samples[0])} items from {len(real)} real ones, 0 is best. The fewer, the larger they are."
-    )
+    words = f"Distances of {len(samples[0])} items from {len(real)} real ones: 0 is best, real items show the least."
     return table(["", *map(escape, sets)], rows) + f'<p class="caption">{words}</p>'
 
 
@@ -95,6 +98,8 @@ def compare(shelf: Shelf, is_dark: Any, seeds: Any, *sides: Any) -> Iterator[Sho
     """The progress, the pictures and scores, the files, and the commands, until all is drawn and measured."""
     read_pair(shelf, sides[0], sides[3])
     orders = [read_order(shelf, *side, seeds, MOST_SEEDS) for side in (sides[:3], sides[3:])]
+    steps = sum(order.job.num_steps for order in orders)
+    check_work("seeds", len(orders[0].seeds), steps, orders[0].model.shape)
     if orders[0].label == orders[1].label:
         raise InputError("second", None, "is the same as the first", "choose another model, sampler or number of steps")
     yield from drawn_orders(orders, is_dark, partial(scores, shelf, orders))

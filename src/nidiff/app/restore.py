@@ -196,7 +196,7 @@ def restore_tab(tab: Tab) -> None:
         tab.first(*about, now=False)
     else:
         tab.first(partial(restored, shelf, False), [samples, steps, *request], [tab.status, view])
-        tab.status.value = f"An example is restored. {tab.status.value}"
+        tab.status.value = tab.status.value.replace("Done", "An example")
     menu = tab.on(name.input, partial(ways_menu, shelf), [name, way], [way])
     changes = [kind.input, way.input, seed.change, file.change, hidden.change, width.release, noise.release]
     for event in (menu.then, changes):
