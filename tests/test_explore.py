@@ -59,6 +59,7 @@ def visitor(url):
 
 
 def tab(page, name):
+    page.get_by_role("tab", name="Forward", exact=True).wait_for()
     if not page.get_by_role("tab", name=name, exact=True).is_visible():  # on a phone there is a menu of the last ones
         page.locator(".overflow-menu > button").click()
         page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()

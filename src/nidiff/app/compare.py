@@ -38,7 +38,7 @@ SEEDS, MOST_SEEDS, MOST_NUMBERS, RESAMPLES = (
     144,
     2**22,
     10,
-)  # of a drawing; of the real items, together; for errors
+)  # of real items, together; for errors
 FEATURES = "pixels"  # of pictures: the page needs no other network
 
 
