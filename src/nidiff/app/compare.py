@@ -109,13 +109,14 @@ def compare_tab(tab: Tab) -> None:
     shelf, usual = tab.shelf, default_model(tab.shelf)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            first = model_menus(tab, "first-", "First model", usual)
-            second = model_menus(tab, "second-", "Second model", usual, place=1)
+            first, changed = model_menus(tab, "first-", "First model", usual)
+            second, other_changed = model_menus(tab, "second-", "Second model", usual, place=1)
             seeds = gr.Textbox(SEEDS, label="Seeds of both", info=f"at most {MOST_SEEDS}", elem_id="compare-seeds")
             both = tab.buttons("Compare")
         with gr.Column(scale=3, min_width=320):
             shown = drawing_parts(tab)
     about = partial(preview, shelf), [first[0], second[0], seeds], shown[:2]
     tab.first(*about, now=usual not in shelf.user_models())
-    tab.on([first[0].input, second[0].input, seeds.submit], *about)
+    for event in (changed, other_changed, seeds.submit):
+        tab.on(event, *about)
     tab.on_buttons(both, partial(compare, shelf), [tab.dark, seeds, *first, *second], shown)

@@ -289,23 +289,24 @@ def drawn_orders(
     yield "Done.", view, files, command
 
 
-def model_menus(tab: Tab, key: str, label: str, name: str, place: int = 0) -> list[Any]:
-    """The menus of a model and its samplers, and the steps, for a sampler that is usual at first, or not."""
+def model_menus(tab: Tab, key: str, label: str, name: str, place: int = 0) -> tuple[list[Any], Any]:
+    """The menus of a model and its samplers, with the usual one at first, or not, and the steps; and the event that
+    comes when another model was chosen and its samplers are there."""
     shelf, of = tab.shelf, f"{tab.name}-{key}"
     model = tab.models(label, name, f"{key}model")
     sampler = gr.Dropdown([], label="Sampler", elem_id=f"{of}sampler")
     steps = gr.Slider(1, MOST_STEPS, STEPS, step=1, label="Steps", elem_id=f"{of}steps")
     is_shipped = name not in shelf.user_models()
     tab.first(partial(sampler_menu, shelf, place=place), [model], [sampler, steps], now=is_shipped)
-    tab.on(model.input, partial(sampler_menu, shelf), [model], [sampler, steps])
-    return [model, sampler, steps]
+    changed = tab.on(model.input, partial(sampler_menu, shelf), [model], [sampler, steps])
+    return [model, sampler, steps], changed.then
 
 
 def sample_tab(tab: Tab) -> None:
     shelf, usual = tab.shelf, default_model(tab.shelf)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            chosen = model_menus(tab, "", "Model", usual)
+            chosen, changed = model_menus(tab, "", "Model", usual)
             seeds = gr.Textbox(SEEDS, label="Seeds", info=f"at most {MOST_SEEDS}", elem_id="sample-seeds")
             spacing = gr.Dropdown(ALL_SPACINGS, value=DEFAULT, label="Spacing of the steps", elem_id="sample-spacing")
             label = gr.Dropdown([ALL], value=ALL, label="Class", visible=False, elem_id="sample-class")
@@ -317,7 +318,8 @@ def sample_tab(tab: Tab) -> None:
             shown = drawing_parts(tab)
     about = partial(preview, shelf), [chosen[0], seeds], [*shown[:2], label, guidance]
     tab.first(*about, now=usual not in shelf.user_models())
-    tab.on([chosen[0].input, seeds.submit], *about)
+    for event in (changed, seeds.submit):
+        tab.on(event, *about)
     tab.on_buttons(both, partial(draw, shelf), [tab.dark, *chosen, seeds, spacing, label, guidance], shown)
 
 
