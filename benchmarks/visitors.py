@@ -2,8 +2,8 @@
 
     python benchmarks/visitors.py
 
-Each opens the page, then again and again moves a slider of the noise, the level of the forward process, or compares four
-samples of two models of digits, and looks at the answer for a second or so. They talk to 127.0.0.1 only.
+Each opens the page, then again and again moves a slider of the noise, the level of the forward process, or compares
+four samples of two models of digits, and looks at the answer for a second or so. They talk to 127.0.0.1 only.
 """
 
 import argparse

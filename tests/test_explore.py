@@ -155,6 +155,7 @@ def test_samples_are_drawn_before_ones_eyes_and_can_be_downloaded(browser, url):
         page.locator("#sample-draw").click()
         page.wait_for_function("document.getElementById('sample-status').innerText.includes('Done')")
         pictures(page, "sample-view", noise)
+        page.locator("button:visible", has_text="Files, and the same on the command line").click()
         link = page.locator("#sample-files a[download$='.npy']").first  # a click is lost if the list is drawn anew
         content = page.request.get(link.get_attribute("href")).body()
         assert np.load(io.BytesIO(content)).shape[1:] == (8, 8, 1)
