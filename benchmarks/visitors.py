@@ -2,8 +2,8 @@
 
     python benchmarks/visitors.py
 
-Each opens the page, then again and again moves a slider of the noise, the level of the forward process, or draws four
-samples of the digits, and looks at the answer for a second or so. They talk to 127.0.0.1 only.
+Each opens the page, then again and again moves a slider of the noise, the level of the forward process, or compares
+four samples of two models of digits, and looks at the answer for a second or so. They talk to 127.0.0.1 only.
 """
 
 import argparse
@@ -24,8 +24,10 @@ LOOKING = (0.5, 2.0)  # seconds between an answer and the next request
 KINDS = {
     "noise": ("noise-gff-gamma", "change", {"noise-gff-gamma": lambda: round(random.uniform(0, 2), 2)}),
     "forward": ("forward-level", "change", {"forward-level": lambda: round(random.random(), 2)}),
-    "sample": ("sample-draw", "click", {
-        "sample-first": lambda: "digits", "sample-second": lambda: "digits-ddpm", "sample-seeds": lambda: "0-3",
+    "compare": ("compare-compare", "click", {
+        "compare-first-model": lambda: "digits", "compare-second-model": lambda: "digits-ddpm",
+        "compare-first-sampler": lambda: "ancestral", "compare-second-sampler": lambda: "ancestral",
+        "compare-first-steps": lambda: 12, "compare-second-steps": lambda: 12, "compare-seeds": lambda: "0-3",
     }),
 }  # fmt: skip
 

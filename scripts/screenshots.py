@@ -47,27 +47,19 @@ def noise(page: Any) -> None:
 
 
 def forward(page: Any) -> None:
-    """A field of turbulence in place of the digit."""
-    places = ["forward-pictures", "forward-maps", "forward-spectra"]
-    look(page, *places)
-    shown = "ids => ids.map(id => document.querySelector(`#${id} img`)?.src)"
-    before = page.evaluate(shown, places)
-    page.locator("#forward-source").get_by_text("Turbulence").click()
-    other = f"([ids, before]) => ({shown})(ids).every((one, place) => one && one !== before[place])"
-    page.wait_for_function(other, arg=[places, before], timeout=PATIENCE)
+    look(page, "forward-pictures", "forward-maps", "forward-spectra")
 
 
-def sample(page: Any) -> None:
-    look(page, "sample-view")
-    page.locator("#sample-draw").click()
-    says(page, "sample-status", "Done")
+def pressed(button: str) -> Callable[[Any], None]:
+    """Press a button that begins work, and wait until it is done."""
 
+    def act(page: Any) -> None:
+        tab = button.partition("-")[0]
+        look(page, f"{tab}-view")
+        page.locator(f"#{button}").click()
+        says(page, f"{tab}-status", "Done")
 
-def restore(page: Any) -> None:
-    """The centre of the item is hidden at first."""
-    look(page, "restore-view")
-    page.locator("#restore-restore").click()
-    says(page, "restore-status", "Done")
+    return act
 
 
 def says(page: Any, place: str, word: str) -> None:
@@ -77,10 +69,11 @@ def says(page: Any, place: str, word: str) -> None:
 
 
 SHOTS = {
-    "explore_noise.png": Shot("Noise", noise),
     "explore_forward.png": Shot("Forward", forward),
-    "explore_sample.png": Shot("Sample", sample),
-    "explore_restore.png": Shot("Restore", restore),
+    "explore_noise.png": Shot("Noise", noise),
+    "explore_sample.png": Shot("Sample", pressed("sample-draw")),
+    "explore_compare.png": Shot("Compare", pressed("compare-compare")),
+    "explore_restore.png": Shot("Restore", pressed("restore-restore")),
     "explore_dark.png": Shot("Noise", noise, dark=True),
     "explore_phone.png": Shot("Forward", forward, width=390),
 }

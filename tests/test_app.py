@@ -1,5 +1,6 @@
 """What `nidiff explore` promises: it reads what it was given and nothing else, works within bounds, and ends clean."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -20,12 +21,14 @@ from starlette.testclient import TestClient
 from visitor import Visitor
 
 from nidiff.app import gate, work
+from nidiff.app.forward import TURBULENCE
+from nidiff.app.page import TABS, build
 from nidiff.app.runs import details, losses, newest
 from nidiff.app.server import free_port
 from nidiff.app.shelf import Shelf
 from nidiff.cli import main
 from nidiff.errors import InputError
-from nidiff.model.zoo import zoo_models
+from nidiff.model.zoo import read_card, zoo_models
 
 NONE = "'none'"
 HTML = "<img src=x onerror=alert(1)>"
@@ -242,14 +245,74 @@ def test_errors_reach_the_visitor_as_a_sentence_without_html(capsys):
             yield 1
             raise error
 
-        for function in (fail, lambda: list(work.with_user_errors(fail_later)())):
-            with pytest.raises(gr.Error) as caught:
-                work.with_user_errors(function)()
-            assert caught.value.message.endswith(".")
-            assert "<" not in caught.value.message
-            assert caught.value.message.count("\n") == 0
+        for answer in (work.with_messages(fail, 3, False)(), [*work.with_messages(fail_later, 3, True)()][-1]):
+            message, *others = answer
+            assert others == [gr.skip()] * 2  # whatever was shown stays
+            sentence = message.removeprefix('<p class="error" role="alert">').removesuffix("</p>")
+            assert sentence.endswith(".")
+            assert "<" not in sentence
+            assert sentence.count("\n") == 0
         # A bug is shown to who serves the page.
         assert (HTML in capsys.readouterr().err) == isinstance(error, RuntimeError)
+
+
+def test_what_went_well_takes_the_message_away():
+    assert work.with_messages(lambda: ("a", "b"), 3, False)() == ("", "a", "b")
+    assert work.with_messages(lambda: "a", 2, False)() == ("", "a")
+    assert work.with_messages(lambda: ("Done.", "a"), 2, True)() == ("Done.", "a")
+
+
+# The first answer of the server -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def config():
+    """What the server sends before it is asked for anything."""
+
+    async def built():  # with a loop of ours, for gradio would leave one open
+        return build(Shelf()).get_config_file()
+
+    return asyncio.run(built())
+
+
+def names_of(config, ids):
+    known = {part["id"]: part["props"].get("elem_id") for part in config["components"]}
+    return [known[number] for number in ids]
+
+
+def test_every_tab_comes_with_a_picture_and_the_first_one_is_turbulence(config):
+    values = {part["props"].get("elem_id"): part["props"].get("value") for part in config["components"]}
+    tabs = [part["props"]["label"] for part in config["components"] if part["type"] == "tabitem"]
+    assert tabs == [*TABS]
+    assert tabs[0] == "Forward"
+    places = {"forward-pictures": 3, "noise-draws": 2, "sample-view": 1, "compare-view": 1, "restore-view": 10}
+    for place, count in places.items():
+        assert values[place].count("data:image") >= count, place
+    assert values["forward-source"] == TURBULENCE
+    assert {values[f"{tab}-model"] for tab in ("sample", "compare-first", "compare-second", "restore")} == {
+        "turbulence"
+    }
+    for place in ("forward-maps", "noise-draws"):  # figures, which follow the page
+        day, night = values[place].split('<div class="by-night">')
+        assert day.startswith('<div class="by-day">')
+        assert day.partition("data:image")[2][:9999] != night.partition("data:image")[2][:9999]
+    assert values["noise-command"].startswith("nidiff noise gff")  # text is as it is
+    assert values["sample-sampler"] == read_card(zoo_models()["turbulence"]).picture.sampler
+    assert values["compare-second-sampler"] != values["compare-first-sampler"]
+
+
+def test_every_event_says_on_its_own_tab_that_it_works_and_what_went_wrong(config):
+    seen = set()
+    for event in config["dependencies"]:
+        outputs = names_of(config, event["outputs"])
+        if event["show_progress"] == "hidden" or not event["backend_fn"] or not outputs:
+            assert all(name is None or name.endswith("model") for name in outputs)  # a menu, or what the browser knows
+            continue
+        status = outputs[-1].partition("-")[0] + "-status"
+        assert outputs[0] == status
+        assert names_of(config, event["show_progress_on"]) == [status]
+        seen.add(status)
+    assert seen == {f"{name.lower()}-status" for name in TABS}
 
 
 # The gate -----------------------------------------------------------------------------------------------------------

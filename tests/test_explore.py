@@ -23,6 +23,7 @@ TABS = {  # and what is drawn there without a click
     "Noise": "#noise-draws img",
     "Forward": "#forward-maps img",
     "Sample": "#sample-view img",
+    "Compare": "#compare-view img",
     "Restore": "#restore-view img",
     "Runs": "#runs-losses img",
 }
@@ -58,7 +59,12 @@ def visitor(url):
 
 
 def tab(page, name):
-    page.get_by_role("tab", name=name, exact=True).click()
+    page.get_by_role("tab", name="Forward", exact=True).wait_for()
+    if not page.get_by_role("tab", name=name, exact=True).is_visible():  # on a phone there is a menu of the last ones
+        page.locator(".overflow-menu > button").click()
+        page.locator(".overflow-dropdown").get_by_text(name, exact=True).click()
+    else:
+        page.get_by_role("tab", name=name, exact=True).click()
     return page.locator(f"[id^={name.lower()}-]:visible").first.wait_for()
 
 
@@ -84,13 +90,44 @@ def test_every_tab_fits_the_screen_and_follows_light_and_dark(browser, url, dark
             page.set_viewport_size({"width": width, "height": 900})
             for name, drawn in TABS.items():
                 tab(page, name)
-                page.locator(drawn).first.wait_for()
+                page.locator(drawn).locator("visible=true").first.wait_for()
                 over = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
                 assert over == 0, f"{name} is wider than a screen of {width}"
         paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
         levels = [int(level) for level in re.findall(r"\d+", paper)[:3]]
         assert (max(levels) < 64) == dark
         assert (min(levels) > 192) == (not dark)
+
+
+def test_pictures_are_there_before_any_answer_and_who_waits_sees_that(browser, url):
+    with open_page(browser, url) as page:
+        page.route("**/queue/join**", lambda route: None)  # the server answers nothing from now on
+        page.reload()
+        for name, drawn in TABS.items():
+            if name in ("Forward", "Noise"):  # the others show models of the user, which are opened by an event
+                tab(page, name)
+                page.locator(drawn).locator("visible=true").first.wait_for()
+        for name, button in (("Noise", "noise-again"), ("Sample", "sample-draw"), ("Compare", "compare-compare")):
+            tab(page, name)
+            page.locator(f"#{button}").click()
+            page.locator(f"#{name.lower()}-status .progress-text").locator("visible=true").wait_for()
+
+
+def test_a_message_is_on_its_own_tab_and_goes_with_the_next_answer(browser, url):
+    with open_page(browser, url) as page:
+        tab(page, "Compare")
+        pictures(page, "compare-view")
+        page.locator("#compare-second-model input").click()
+        page.get_by_role("option", name="turbulence", exact=True).click()
+        error = page.locator("#compare-status .error")
+        error.get_by_text("choose two models of the same data").wait_for()
+        assert page.locator(".error, .toast-body").count() == 1
+        page.locator("#compare-second-model input").click()
+        page.get_by_role("option", name="digits-ddpm", exact=True).click()
+        error.wait_for(state="detached")
+        page.locator("#compare-compare").click()
+        page.locator("#compare-status").get_by_text("Done").wait_for()
+        assert page.locator("#compare-view table").get_by_text("FD-pixels").count() == 1
 
 
 def test_a_slider_of_the_noise_changes_its_pictures_numbers_and_command(browser, url):
@@ -118,6 +155,7 @@ def test_samples_are_drawn_before_ones_eyes_and_can_be_downloaded(browser, url):
         page.locator("#sample-draw").click()
         page.wait_for_function("document.getElementById('sample-status').innerText.includes('Done')")
         pictures(page, "sample-view", noise)
+        page.locator("button:visible", has_text="Files, and the same on the command line").click()
         link = page.locator("#sample-files a[download$='.npy']").first  # a click is lost if the list is drawn anew
         content = page.request.get(link.get_attribute("href")).body()
         assert np.load(io.BytesIO(content)).shape[1:] == (8, 8, 1)
@@ -163,14 +201,13 @@ def test_a_hostile_file_gets_a_sentence(browser, url, tmp_path):
         page.locator("#restore-file").wait_for()
         for file in tmp_path.iterdir():
             page.locator("#restore-file input[type=file]").set_input_files(file)
-            error = page.locator(".toast-body.error").first
+            error = page.locator("#restore-status .error")
             error.wait_for()
             assert "went wrong" not in error.inner_text(), file
             assert error.inner_text().strip().endswith("."), file
             assert page.locator("img[src=x]").count() == 0, file
-            page.evaluate("document.querySelectorAll('.toast-close').forEach(button => button.click())")
-            error.wait_for(state="detached")
             page.locator("#restore-file button[aria-label=Clear]").last.click()
+            error.wait_for(state="detached")
 
 
 def test_a_visitor_who_leaves_does_not_keep_others_waiting(browser, url, runs):
@@ -180,7 +217,7 @@ def test_a_visitor_who_leaves_does_not_keep_others_waiting(browser, url, runs):
         long = visitor.usual(event)
         place = visitor.names(event).index
         long[place("sample-steps")], long[place("sample-seeds")] = 100, "0-35"
-        long[place("sample-first")] = "fashion-mnist"
+        long[place("sample-model")] = "fashion-mnist"
         visitor.leave(event, long)
     with Visitor(url) as other:
         answer = other.ask(event, other.usual(event))
@@ -325,6 +362,7 @@ def test_whatever_a_browser_sends_gets_an_answer_or_a_sentence(visitor):
     """One hostile value for each input of each event, in turn; with NIDIFF_HOSTILE each of them."""
     values, many = cycle(HOSTILE), len(HOSTILE) if "NIDIFF_HOSTILE" in os.environ else 1
     short = {"sample-steps": 1, "sample-seeds": "0", "restore-steps": 1, "restore-samples": 2}
+    short |= {"compare-first-steps": 1, "compare-second-steps": 2, "compare-seeds": "0-1"}
     for event in visitor.events:
         named = zip(visitor.names(event), visitor.usual(event), strict=True)
         usual = [short.get(name, value) for name, value in named]

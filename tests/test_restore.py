@@ -85,6 +85,20 @@ def test_denoising_writes_samples_their_mean_and_their_spread(run, model, digits
             assert np.array_equal(np.asarray(picture), found["arr_0"][item, seed - 7 - 3 * item, :, :, 0])
 
 
+def test_a_data_set_is_named_where_a_file_is_given(run, model, digits, tmp_path):
+    for file in (digits, "digits:1-3", "digits"):
+        assert run("denoise", model, file, "--noise", 40, *FEW, "--out", tmp_path / Path(file).name[-3:])[0] == 0
+    mine, named, first = (read(tmp_path / name) for name in ("npy", "1-3", "its"))
+    assert np.array_equal(mine["arr_0"], named["arr_0"])
+    held_out = nidiff.load_dataset("digits", split="test").stored(torch.tensor([0]))
+    assert np.array_equal(first["observed"][..., 0], held_out[:, 0].numpy())
+    for wrong in ("digits:299", "digits:x", "digits:", "digit:0", "turbulence-9"):
+        code, _, said = run("denoise", model, wrong, "--noise", 40, *FEW, "--out", tmp_path / "wrong")
+        assert code == 2
+        assert said.count("\n") == 1
+        assert wrong.partition(":")[0] in said
+
+
 def test_the_samples_are_those_of_the_library(run, model, digits, tmp_path):
     """x0 + noise in the units of the data is the level noise / 127.5 of the model."""
     assert run("denoise", model, digits, "--noise", 51, *FEW, "--out", tmp_path / "out")[0] == 0

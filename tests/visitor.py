@@ -100,8 +100,9 @@ class Visitor:
                 if message.get("msg") in ("process_generating", "process_completed") and output.get("data"):
                     shown = output["data"]
                 if message.get("msg") == "process_completed":
-                    error = str(output.get("error") or "")
-                    return Answer(message["success"], shown, error, time.monotonic() - begun)
+                    said = str(shown[:1])  # of its tab
+                    error = str(output.get("error") or (said if 'role="alert"' in said else ""))
+                    return Answer(message["success"] and not error, shown, error, time.monotonic() - begun)
                 if message.get("msg") == "unexpected_error":
                     break
         return Answer(False, [], "the server gave up", time.monotonic() - begun)

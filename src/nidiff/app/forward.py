@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 from torch import Tensor
 
-from nidiff.app.layout import LARGEST_SEED, Page, on, seed_number
+from nidiff.app.layout import LARGEST_SEED, Tab
 from nidiff.app.uploads import LIMITS, SUFFIXES, read_picture
 from nidiff.covariance.config import as_covariance
 from nidiff.data.figures import drawable, thumbnail
@@ -34,7 +34,7 @@ from nidiff.report.spectrum import draw_logsnr
 from nidiff.sampling.sampler import sample
 from nidiff.style import BLUE, ORANGE, dark_page, drawn, ink
 
-DIGIT, TURBULENCE, UPLOAD = "A digit", "Turbulence", "Your picture"
+SOURCES = TURBULENCE, DIGIT, UPLOAD = "Turbulence", "A digit", "Your picture"
 SIDE = 64  # pixels of a visitor's picture, after it was cropped and resized
 WHITE = "white"
 NOISES = (
@@ -68,11 +68,10 @@ class Subject:
     is_picture: bool = True
 
 
-def read_upload(path: Any) -> Subject | None:
+@lru_cache(CACHED)
+def read_upload(path: str) -> Subject:
     """The picture in a file, cropped to its middle and resized."""
-    if path is None:
-        return None
-    x0 = read_picture("picture", Path(str(path)), (SIDE, SIDE)).float() / 127.5 - 1
+    x0 = read_picture("picture", Path(path), (SIDE, SIDE)).float() / 127.5 - 1
     # With its negative the mean is 0, so that the power of the picture is that of the data. One picture says too little
     # of each mode.
     return Subject(x0, torch.stack([x0, -x0]), "Your picture; its spectrum is that of this picture alone.", "radial")
@@ -133,19 +132,20 @@ def noisy(scene: Scene, row: int, seed: int) -> dict[str, Tensor]:
 
 
 def render(
-    source: Any, digit: Any, upload: Subject | None, noise: Any, schedule: Any, level: Any, seed: Any, is_dark: Any
+    source: Any, digit: Any, file: Any, noise: Any, schedule: Any, level: Any, seed: Any, is_dark: Any
 ) -> tuple[str, str, str]:
     """The three pictures, the maps of the effective log-SNR with the level marked, and the spectra, as HTML."""
     share, seed = check_number("level", level, 0, 1), check_whole("seed", seed, 0, LARGEST_SEED)
     noise, schedule = one_of("covariance", noise, NOISES), one_of("schedule", schedule, SCHEDULES)
-    source = one_of("source", source, (DIGIT, TURBULENCE, UPLOAD))
-    if source == DIGIT:
-        upload = digit_subject(check_whole("digit", digit, 0, 9))
-    elif source == TURBULENCE:
-        upload = turbulence_subject()
-    if upload is None:
+    if one_of("source", source, SOURCES) == UPLOAD and file is None:
         return f"<p>Choose a picture: {LIMITS}.</p>", "", ""
-    shown = scene(upload, noise, schedule)
+    if source == TURBULENCE:
+        subject = turbulence_subject()
+    elif source == DIGIT:
+        subject = digit_subject(check_whole("digit", digit, 0, 9))
+    else:
+        subject = read_upload(str(file))
+    shown = scene(subject, noise, schedule)
     charts = _charts(shown, is_dark is True)
     return _pictures(shown, share, seed), charts.marked(share), charts.spectra
 
@@ -233,26 +233,27 @@ def controls_of(source: Any) -> tuple[Any, Any]:
     return gr.update(visible=source == DIGIT), gr.update(visible=source == UPLOAD)
 
 
-def forward_tab(page: Page) -> None:
+def forward_tab(tab: Tab) -> None:
     with gr.Row():
         with gr.Column(scale=1, min_width=260):
-            source = gr.Radio([DIGIT, TURBULENCE, UPLOAD], value=DIGIT, label="Image x0", elem_id="forward-source")
-            digit = gr.Dropdown(list(range(10)), value=3, label="Digit", elem_id="forward-digit")
+            source = gr.Radio(SOURCES, value=TURBULENCE, label="Image x0", elem_id="forward-source")
+            digit = gr.Dropdown(list(range(10)), value=3, label="Digit", visible=False, elem_id="forward-digit")
             file = gr.File(label="Picture", file_types=SUFFIXES, height=120, visible=False, elem_id="forward-file")
             noise = gr.Dropdown(NOISES, value=NOISES[0], label="Noise Σ", elem_id="forward-noise")
             schedule = gr.Dropdown(SCHEDULES, value=SCHEDULES[0], label="Schedule", elem_id="forward-schedule")
             level = gr.Slider(0, 1, 0.3, step=0.01, label="Level", info="0: data, 1: noise", elem_id="forward-level")
-            seed, upload = seed_number("forward"), gr.State(None)
+            seed = tab.seed()
         with gr.Column(scale=3, min_width=320):
+            tab.status.render()
             pictures = gr.HTML(elem_id="forward-pictures")
             with gr.Row():
                 with gr.Column(scale=4, min_width=320):
                     maps = gr.HTML(elem_id="forward-maps")
                 with gr.Column(scale=3, min_width=280):
                     spectra = gr.HTML(elem_id="forward-spectra")
-    inputs = [source, digit, upload, noise, schedule, level, seed, page.dark]
-    chosen = on(source.change, controls_of, source, [digit, file])
-    read = on(file.change, read_upload, file, upload)
-    changes = [control.change for control in (digit, noise, schedule, level, seed)]
-    for event in (page.ready.then, chosen.then, read.then, changes):
-        on(event, render, inputs, [pictures, maps, spectra])
+    inputs, outputs = [source, digit, file, noise, schedule, level, seed, tab.dark], [pictures, maps, spectra]
+    tab.first(render, inputs, outputs)
+    chosen = tab.on(source.change, controls_of, [source], [digit, file])
+    changes = [control.change for control in (digit, file, noise, schedule, level, seed)]
+    for event in (chosen.then, changes):
+        tab.on(event, render, inputs, outputs)

@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterable
+from inspect import isgenerator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
 
 from nidiff.app.shelf import Shelf
-from nidiff.app.work import with_user_errors
+from nidiff.app.work import with_messages
 from nidiff.style import DARK, LIGHT
 
 PAUSE = 0.3  # seconds
@@ -18,24 +19,73 @@ LARGEST_SEED = 2**31 - 1
 
 # Two workers on two cores: a long one never keeps the sliders waiting. Visitors beyond that wait in the queue.
 QUICK: dict[str, Any] = {"concurrency_id": "quick", "concurrency_limit": 1, "api_visibility": "private"}
+HIDDEN: dict[str, Any] = {"show_progress": "hidden"}
 LONG = QUICK | {"concurrency_id": "long"}
 
 
-class Page(NamedTuple):
-    """What every tab is given."""
+class Tab:
+    """A tab. What it waits for, and what went wrong, is said in its own `status`, not on top of another tab."""
 
-    shelf: Shelf
-    dark: Any
-    """A hidden component: whether the browser shows the page dark. It is an input of whatever draws a figure."""
-    ready: Any
-    """The event after which ``dark`` is known: a tab draws its first picture with ``on(page.ready.then, …)``."""
+    def __init__(self, name: str, shelf: Shelf, dark: Any, ready: Any) -> None:
+        """``dark`` is a hidden component, an input of whatever draws a figure: whether the browser shows the page dark.
+        It is known after the event ``ready``."""
+        self.name, self.shelf, self.dark, self.ready = name, shelf, dark, ready
+        self.status = gr.HTML(elem_id=f"{name}-status", elem_classes="status", padding=False, render=False)
 
+    def on(self, trigger: Any, function: Callable[..., Any], inputs: Any, outputs: list[Any], **options: Any) -> Any:
+        """Call ``function`` at an event, or at any of a list; of requests that come while it works, the last counts.
 
-def on(trigger: Any, function: Callable[..., Any], inputs: Any, outputs: Any, **options: Any) -> Any:
-    """Call ``function`` at an event, or at any of a list; of requests that come while it works, the last counts."""
-    options = {"show_progress": "hidden", "trigger_mode": "always_last"} | QUICK | options
-    event = {"fn": with_user_errors(function), "inputs": inputs, "outputs": outputs} | options
-    return gr.on(trigger, **event) if isinstance(trigger, list) else trigger(**event)
+        It says something itself if the first of ``outputs`` is the status, which is else cleared.
+        """
+        speaks = outputs[0] is self.status
+        outputs = outputs if speaks else [self.status, *outputs]
+        event = {"fn": with_messages(function, len(outputs), speaks), "inputs": inputs, "outputs": outputs, **QUICK}
+        event |= {"show_progress": "minimal", "show_progress_on": self.status, "trigger_mode": "always_last"}
+        return gr.on(trigger, **event | options) if isinstance(trigger, list) else trigger(**event | options)
+
+    def first(self, function: Callable[..., Any], inputs: list[Any], outputs: list[Any], now: bool = True) -> None:
+        """What the tab begins with: the page is sent with the answer to its first values, drawn light and dark. Unless
+        it is asked for ``now``, which keeps the page from being served, it comes when a browser shows the page."""
+        if not now:
+            self.on(self.ready.then, function, inputs, outputs)
+            return
+        looks = []
+        for is_dark in (False, True) if self.dark in inputs else (False,):
+            answer = function(*(is_dark if one is self.dark else one.value for one in inputs))
+            answer = [*answer][-1] if isgenerator(answer) else answer
+            looks.append(answer if isinstance(answer, tuple) else (answer,))
+        for output, light, dark in zip(outputs, looks[0], looks[-1], strict=True):
+            both = light if light == dark else f'<div class="by-day">{light}</div><div class="by-night">{dark}</div>'
+            changes = light if isinstance(light, dict) else {"value": both}
+            for key in changes.keys() - {"__type__"}:
+                setattr(output, key, changes[key])
+
+    def models(self, label: str, value: str, key: str = "model") -> Any:
+        """The menu of models, to which others may have come since the page was made."""
+        menu = gr.Dropdown(labelled(self.shelf.models()), value=value, label=label, elem_id=f"{self.name}-{key}")
+        self.ready.then(lambda: gr.update(choices=labelled(self.shelf.models())), None, menu, **QUICK, **HIDDEN)
+        return menu
+
+    def buttons(self, name: str) -> tuple[Any, Any]:
+        """One that begins long work, and one that stops it."""
+        with gr.Row():
+            go = gr.Button(name, variant="primary", min_width=100, elem_id=f"{self.name}-{name.lower()}")
+            return go, gr.Button("Stop", min_width=100, elem_id=f"{self.name}-stop")
+
+    def on_buttons(self, both: tuple[Any, Any], work: Callable[..., Any], inputs: Any, outputs: list[Any]) -> None:
+        """The first of `buttons` begins ``work``, whose first output is the status. A press of the other ends it; then,
+        when no picture of it is on its way any more, the status says so."""
+
+        def stopped() -> str:
+            time.sleep(PAUSE)
+            return "Stopped."
+
+        go, stop = both
+        working = self.on(go.click, work, inputs, outputs, trigger_mode="once", **LONG)
+        self.on(stop.click(None, None, None, cancels=[working]).then, stopped, None, [self.status])
+
+    def seed(self) -> Any:
+        return gr.Number(0, label="Seed", precision=0, minimum=0, maximum=LARGEST_SEED, elem_id=f"{self.name}-seed")
 
 
 def labelled(names: Iterable[str]) -> list[tuple[str, str]]:
@@ -46,30 +96,6 @@ def labelled(names: Iterable[str]) -> list[tuple[str, str]]:
 def code(label: str, elem_id: str, language: str = "shell") -> Any:
     """A line of code to copy."""
     return gr.Code(label=label, language=language, interactive=False, wrap_lines=True, elem_id=elem_id)
-
-
-def seed_number(tab: str) -> Any:
-    return gr.Number(0, label="Seed", precision=0, minimum=0, maximum=LARGEST_SEED, elem_id=f"{tab}-seed")
-
-
-def buttons(tab: str, name: str) -> tuple[Any, Any]:
-    """One that begins long work, and one that stops it."""
-    with gr.Row():
-        go = gr.Button(name, variant="primary", min_width=100, elem_id=f"{tab}-{name.lower()}")
-        return go, gr.Button("Stop", min_width=100, elem_id=f"{tab}-stop")
-
-
-def on_buttons(both: tuple[Any, Any], work: Callable[..., Any], inputs: Any, outputs: list[Any]) -> None:
-    """The first of `buttons` begins ``work``, whose first output is its status. A press of the other ends it; then,
-    when no picture of it is on its way any more, the status says so."""
-
-    def stopped() -> str:
-        time.sleep(PAUSE)
-        return "Stopped."
-
-    go, stop = both
-    working = on(go.click, work, inputs, outputs, trigger_mode="once", **LONG)
-    on(stop.click(None, None, None, cancels=[working]).then, stopped, None, outputs[0])
 
 
 def theme() -> gr.themes.Base:

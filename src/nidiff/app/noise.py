@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import gradio as gr
 from matplotlib.figure import Figure
 
-from nidiff.app.layout import LARGEST_SEED, Page, code, on, seed_number
+from nidiff.app.layout import LARGEST_SEED, Tab, code
 from nidiff.covariance.config import as_covariance
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.families import Identity
@@ -134,7 +134,7 @@ def controls_of(field: Any) -> list[Any]:
     return [gr.update(visible=has_boundary(field)), *(gr.update(visible=name == field) for name, _ in KNOBS)]
 
 
-def noise_tab(page: Page) -> None:
+def noise_tab(tab: Tab) -> None:
     first = "gff"
     with gr.Row():
         with gr.Column(scale=1, min_width=260):
@@ -149,9 +149,10 @@ def noise_tab(page: Page) -> None:
             ]  # fmt: skip
             shape = gr.Dropdown(list(SHAPES), value="64 × 64", label="Shape", elem_id="noise-shape")
             boundary = gr.Radio(BOUNDARIES, value=BOUNDARIES[0], label="Boundary", elem_id="noise-boundary")
-            seed = seed_number("noise")
+            seed = tab.seed()
             again = gr.Button("New draws", elem_id="noise-again")
         with gr.Column(scale=3, min_width=320):
+            tab.status.render()
             draws = gr.HTML(elem_id="noise-draws")
             with gr.Row():
                 with gr.Column(min_width=300):
@@ -159,9 +160,10 @@ def noise_tab(page: Page) -> None:
                 with gr.Column(min_width=300):
                     numbers = gr.HTML(elem_id="noise-numbers")
             python, command = code("Python", "noise-python", "python"), code("Command", "noise-command")
-    controls = on(field.change, controls_of, field, [boundary, *sliders])
+    controls = tab.on(field.change, controls_of, [field], [boundary, *sliders])
     changes = [control.change for control in (shape, boundary, seed, *sliders)]
-    inputs = [field, shape, boundary, seed, page.dark, *sliders]
-    for event in (page.ready.then, controls.then, changes):
-        on(event, render, inputs, [draws, correlation, numbers, python, command])
-    on(again.click, next_seed, seed, seed)
+    inputs, outputs = [field, shape, boundary, seed, tab.dark, *sliders], [draws, correlation, numbers, python, command]
+    tab.first(render, inputs, outputs)
+    for event in (controls.then, changes):
+        tab.on(event, render, inputs, outputs)
+    tab.on(again.click, next_seed, [seed], [seed])

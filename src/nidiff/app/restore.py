@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from nidiff.app.layout import Page, buttons, labelled, on, on_buttons
-from nidiff.app.sample import LIMIT, SIDE
+from nidiff.app.layout import Tab
+from nidiff.app.sample import LIMIT, SIDE, default_model
 from nidiff.app.shelf import Shelf
 from nidiff.app.uploads import SUFFIXES, read_picture
 from nidiff.app.work import Show, check_time, check_work, watched
@@ -31,13 +31,12 @@ from nidiff.report.restored import item_picture, restored_row
 from nidiff.sampling.step import Visit
 from nidiff.style import dark_page
 
-MODEL = "fashion-mnist"
 SAMPLE, FILE = "a sample of the model", "my own file"
 MASKS = {
+    "90 % of the points": "random:0.1",
     "the centre": "not-center",
     "the left half": "not-left",
     "the lower half": "not-bottom",
-    "90 % of the points": "random:0.1",
 }
 OWN, BLUR = "what is black in my mask", "fine detail (blur)"
 SCALES = {f"fine detail (averages over blocks of {factor})": factor for factor in (2, 4)}
@@ -170,13 +169,11 @@ def restored(
     yield f"Done: {errors_text(restoration.errors())}.", view
 
 
-def restore_tab(page: Page) -> None:
-    shelf = page.shelf
-    known = shelf.models()
-    model = next(iter([*shelf.user_models(), *(name for name in known if name == MODEL), *known]))
+def restore_tab(tab: Tab) -> None:
+    shelf, model = tab.shelf, default_model(tab.shelf)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            name = gr.Dropdown(labelled(known), value=model, label="Model", elem_id="restore-model")
+            name = tab.models("Model", model)
             kind = gr.Radio([SAMPLE, FILE], value=SAMPLE, label="Item", elem_id="restore-item")
             seed = gr.Number(1, label="Seed of the item", precision=0, elem_id="restore-seed")
             file = gr.File(label="File", file_types=[*SUFFIXES, ".npy"], visible=False, elem_id="restore-file")
@@ -189,14 +186,19 @@ def restore_tab(page: Page) -> None:
             noise = gr.Slider(0, MOST_NOISE, 0, step=0.05, label="Noise (units of the model)", elem_id="restore-noise")
             samples = gr.Slider(2, MOST_SAMPLES, 6, step=1, label="Samples", elem_id="restore-samples")
             steps = gr.Slider(1, MOST_STEPS, 20, step=1, label="Steps", elem_id="restore-steps")
-            both = buttons("restore", "Restore")
+            both = tab.buttons("Restore")
         with gr.Column(scale=3, min_width=320):
-            status = gr.HTML("Press Restore.", elem_id="restore-status", padding=False)
+            tab.status.render()
             view = gr.HTML(elem_id="restore-view", padding=False)
     request = [name, kind, seed, file, way, hidden, width, noise]
-    on(page.ready.then, lambda: gr.update(choices=labelled(shelf.models())), None, name)
-    menus = [on(event, partial(ways_menu, shelf), [name, way], way) for event in (page.ready.then, name.input)]
+    about = partial(preview, shelf), [tab.dark, *request], [tab.status, view, seed, file, hidden, width]
+    if model in shelf.user_models():  # which may be large: what is seen of an item, and only when somebody looks
+        tab.first(*about, now=False)
+    else:
+        tab.first(partial(restored, shelf, False), [samples, steps, *request], [tab.status, view])
+        tab.status.value = tab.status.value.replace("Done", "An example")
+    menu = tab.on(name.input, partial(ways_menu, shelf), [name, way], [way])
     changes = [kind.input, way.input, seed.change, file.change, hidden.change, width.release, noise.release]
-    for event in (*(menu.then for menu in menus), changes):
-        on(event, partial(preview, shelf), [page.dark, *request], [status, view, seed, file, hidden, width])
-    on_buttons(both, partial(restored, shelf), [page.dark, samples, steps, *request], [status, view])
+    for event in (menu.then, changes):
+        tab.on(event, *about)
+    tab.on_buttons(both, partial(restored, shelf), [tab.dark, samples, steps, *request], [tab.status, view])

@@ -5,7 +5,7 @@ from typing import Any
 
 import gradio as gr
 
-from nidiff.app.layout import Page, labelled, on
+from nidiff.app.layout import Tab, labelled
 from nidiff.app.shelf import Shelf
 from nidiff.report.html import run_log, run_section
 from nidiff.report.loss import losses_figure
@@ -41,14 +41,15 @@ def newest(shelf: Shelf) -> list[str]:
     return sorted(runs, key=lambda name: -(runs[name] / "experiment.json").stat().st_mtime)
 
 
-def runs_tab(page: Page) -> None:
-    shelf = page.shelf
+def runs_tab(tab: Tab) -> None:
+    shelf = tab.shelf
     names = newest(shelf)
     compared = gr.Dropdown(
         labelled(names), value=names[:FIRST], multiselect=True, max_choices=MOST, label="Runs to compare",
         elem_id="runs-chosen",
     )  # fmt: skip
-    curves = gr.HTML(elem_id="runs-losses", padding=False)
+    tab.status.render()
+    curves = gr.HTML(NO_RUNS if not names else "", elem_id="runs-losses", padding=False)
     detailed = gr.Dropdown(labelled(names), value=next(iter(names), None), label="One run", elem_id="runs-one")
     refresh = gr.Button("Refresh", size="sm", elem_id="runs-refresh")
     detail = gr.HTML(elem_id="runs-detail", padding=False)
@@ -60,7 +61,7 @@ def runs_tab(page: Page) -> None:
         menus = [gr.update(choices=labelled(known), value=value) for value in (names, name)]
         return [*menus, losses(shelf, names, dark), details(shelf, name, dark)]
 
-    for event in (page.ready.then, refresh.click):
-        on(event, render, [compared, detailed, page.dark], [compared, detailed, curves, detail])
-    on(compared.input, partial(losses, shelf), [compared, page.dark], curves)
-    on(detailed.input, partial(details, shelf), [detailed, page.dark], detail)
+    for event in (tab.ready.then, refresh.click):
+        tab.on(event, render, [compared, detailed, tab.dark], [compared, detailed, curves, detail])
+    tab.on(compared.input, partial(losses, shelf), [compared, tab.dark], [curves])
+    tab.on(detailed.input, partial(details, shelf), [detailed, tab.dark], [detail])

@@ -1,12 +1,12 @@
-"""The tab *Sample*: watch a model draw, or two of them the same seeds, and compare their spectra with the data's."""
+"""The tab *Sample*: watch a model draw, and compare the spectrum of its samples with that of the data."""
 
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import gradio as gr
 import numpy as np
@@ -15,7 +15,7 @@ from gradio.utils import get_upload_folder
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from nidiff.app.layout import Page, buttons, code, labelled, on, on_buttons
+from nidiff.app.layout import Tab, code, labelled
 from nidiff.app.shelf import Shelf
 from nidiff.app.work import Show, check_work, watched
 from nidiff.data.dataset import as_stored
@@ -27,9 +27,9 @@ from nidiff.diffusion.spacing import ANGLE, SPACINGS
 from nidiff.errors import one_of
 from nidiff.evaluation.spectrum import Shells
 from nidiff.generation.export import Samples, write_npy
-from nidiff.generation.job import Job, draw_seeds, plan_job
+from nidiff.generation.job import Job, default_sampler, draw_seeds, plan_job
 from nidiff.generation.loaded_model import Model
-from nidiff.notation import parse_seeds, seeds_text
+from nidiff.notation import parse_call, parse_seeds, seeds_text
 from nidiff.randomness import generators_from_seeds
 from nidiff.recipe import check_number, check_whole
 from nidiff.report.page import figure, picture, plot
@@ -42,16 +42,18 @@ from nidiff.report.spectrum import (
     mean_spectrum,
     wavenumber_label,
 )
+from nidiff.sampling.sampler import DEFAULT as USUAL
 from nidiff.sampling.sampler import SAMPLERS, rehearse
 from nidiff.sampling.step import Visit
 from nidiff.style import dark_page, drawn, ink, looks
 
-MOST_SEEDS, MOST_STEPS, MOST_GUIDANCE = 36, 100, 10.0
+MOST_SEEDS, MOST_SHOWN, MOST_STEPS, MOST_GUIDANCE = 36, 36, 100, 10.0
 SIDE, LIMIT = 1024, 2**18  # pixels of a picture, letters of one without loss
-PAIR = ("digits-ddpm", "digits")  # of one data set, with white noise and with Σ
-SEEDS, SAMPLER, STEPS = "0-15", "ancestral", 12  # the pair draws them in a few seconds
+MODEL, SEEDS, STEPS = "turbulence", "0-15", 20
 NONE, DEFAULT, ALL = "none", "the sampler's own", "all in turn"
 ALL_SPACINGS = [DEFAULT, *SPACINGS, ANGLE]
+
+Shown: TypeAlias = tuple[str, Any, Any, str]  # what is said, the pictures, the files, the commands
 
 
 class Order(NamedTuple):
@@ -64,6 +66,10 @@ class Order(NamedTuple):
     sampler: str
 
     @property
+    def label(self) -> str:
+        return f"{self.name}, {self.sampler}, {self.job.num_steps} steps"
+
+    @property
     def command(self) -> str:
         """The command that draws the same samples."""
         words = ["nidiff", "sample", self.name, "--seeds", seeds_text(self.seeds), "--sampler", self.sampler]
@@ -74,19 +80,18 @@ class Order(NamedTuple):
             words += ["--guidance", f"{guidance.scale:g}"]
         return shlex.join(words)
 
-    def draw(self, show: Show[tuple["Order", Visit]]) -> Tensor:
+    def draw(self, show: Show[Visit]) -> Tensor:
         """The samples [N, C, *event] in the units of the model, the same bits as those of the command."""
         model = self.model
-        return draw_seeds(model.denoiser, self.job, self.seeds, model.shape, lambda visit: show((self, visit)))
+        return draw_seeds(model.denoiser, self.job, self.seeds, model.shape, show)
 
 
 # The request ---------------------------------------------------------------------------------------------------------
 
 
-def default_models(shelf: Shelf) -> tuple[str, str]:
-    """The first two of the user, or a pair that ships."""
-    first, second, *_ = [*shelf.user_models(), NONE] if shelf.user_models() else PAIR
-    return first, second
+def default_model(shelf: Shelf) -> str:
+    """The first of the user's models, or one that ships."""
+    return next(iter([*shelf.user_models(), MODEL]))
 
 
 def classes_of(model: Model) -> int:
@@ -95,26 +100,35 @@ def classes_of(model: Model) -> int:
     return 0 if condition is None else condition.classes or 0
 
 
-def read_models(shelf: Shelf, first: Any, second: Any) -> dict[str, Model]:
-    """The models that are chosen, one or two, by name."""
-    return {name: shelf.open(name) for name in ([first] if second in (NONE, None) else [first, second])}
+def samplers_of(model: Model) -> dict[str, tuple[str, int]]:
+    """The samplers of a model, each with a label and a number of steps. The first is its usual one: that which nidiff
+    tune chose for most evaluations, or that of its picture, or ours."""
+    choices = sorted(model.denoiser.choices, key=lambda choice: choice.evaluations, reverse=True)
+    tuned = {each.sampler: (f"{each.sampler} (tuned for {each.evaluations})", each.num_steps) for each in choices[::-1]}
+    own, steps = default_sampler(model)
+    first = [choices[0].sampler, own] if choices else [own]
+    samplers = {name: (name, STEPS) for name in (*first, *tuned, USUAL, *SAMPLERS)}
+    samplers |= {own: (own, steps or STEPS)} | tuned
+    return {name: (label, min(steps, MOST_STEPS)) for name, (label, steps) in samplers.items()}
 
 
-def read_orders(
-    shelf: Shelf, first: Any, second: Any, seeds: Any, sampler: Any, steps: Any, spacing: Any, label: Any, guidance: Any
-) -> list[Order]:
-    """What each model is to draw. A request that cannot be drawn is refused before anything is."""
-    numbers, count = parse_seeds(str(seeds), most=MOST_SEEDS), check_whole("steps", steps, 1, MOST_STEPS)
-    spec = one_of("sampler", sampler, SAMPLERS)
+def read_order(
+    shelf: Shelf, name: Any, sampler: Any, steps: Any, seeds: Any, most: int = MOST_SEEDS, *options: Any
+) -> Order:
+    """What a model is to draw; ``options`` are a spacing, a class and a guidance. A request that cannot be drawn is
+    refused before anything is."""
+    numbers, count = parse_seeds(str(seeds), most=most), check_whole("steps", steps, 1, MOST_STEPS)
+    model = shelf.open(name)
+    spec = one_of("sampler", sampler, samplers_of(model))
+    spacing, label, guidance = options or (DEFAULT, ALL, 1.0)
     if one_of("spacing", spacing, ALL_SPACINGS) != DEFAULT:
-        spec = f"{spec}:spacing={spacing}"
-    orders = []
-    for name, model in read_models(shelf, first, second).items():
-        check_work("seeds", len(numbers), count, model.shape)
-        job = plan_job(model, spec, count, **_read_classes(classes_of(model), label, guidance))
-        rehearse(model.denoiser.clipped(job.clip), model.shape, **job.arguments)
-        orders.append(Order(name, model, job, numbers, spec))
-    return orders
+        word, values = parse_call("sampler", spec)
+        values = {**values, "spacing": spacing}
+        spec = f"{word}:{','.join(f'{key}={value}' for key, value in values.items())}"
+    check_work("seeds", len(numbers), count, model.shape)
+    job = plan_job(model, spec, count, **_read_classes(classes_of(model), label, guidance))
+    rehearse(model.denoiser.clipped(job.clip), model.shape, **job.arguments)
+    return Order(name, model, job, numbers, spec)
 
 
 def _read_classes(classes: int, label: Any, guidance: Any) -> dict[str, Any]:
@@ -142,18 +156,28 @@ def state_figure(x: Tensor, name: str, model: Model, caption: str) -> str:
     return figure(picture(grid_image(tiles), SIDE, LIMIT), f"{name}: {caption}", f"{name}: {caption}", "small")
 
 
+def noise_view(models: Sequence[tuple[str, Model]], seeds: Any, most: int = MOST_SEEDS) -> str:
+    """The noise that the seeds begin with, for each model."""
+    numbers, figures = parse_seeds(str(seeds), most=most), []
+    for name, model in models:
+        check_work("seeds", len(numbers), 1, model.shape)
+        figures.append(noise_figure(name, model, numbers))
+    return side_by_side(figures)
+
+
 def noise_figure(name: str, model: Model, seeds: Sequence[int]) -> str:
-    """The noise that the seeds begin with."""
-    x = model.denoiser.process.prior((len(seeds), *model.shape), generators_from_seeds(seeds), device="cpu")
-    return state_figure(x, name, model, f"the noise of seeds {seeds_text(seeds)}")
+    few = seeds[:MOST_SHOWN]
+    x = model.denoiser.process.prior((len(few), *model.shape), generators_from_seeds(few), device="cpu")
+    return state_figure(x, name, model, f"the noise of seeds {seeds_text(few)}")
 
 
-def samples_view(x: Tensor, order: Order) -> str:
-    """The samples of an order: pictures as they are, anything else with axes and a colour bar."""
-    if order.model.grid.kind == "picture":
-        return state_figure(x, order.name, order.model, f"samples of seeds {seeds_text(order.seeds)}")
+def samples_view(x: Tensor, order: Order, alone: bool) -> str:
+    """The first samples of an order; if it is alone, fields have axes and a colour bar."""
+    x, seeds = x[:MOST_SHOWN], seeds_text(order.seeds[:MOST_SHOWN])
+    if order.model.grid.kind == "picture" or not alone:
+        return state_figure(x, order.label, order.model, f"samples of seeds {seeds}")
     data = as_stored(x, order.model.denoiser.scaling, order.model.grid.dtype)
-    return plot(samples_figure(data, order.model.grid), f"Samples of {order.name}", f"{order.name}: samples")
+    return plot(samples_figure(data, order.model.grid), f"Samples of {order.label}", f"{order.label}: samples")
 
 
 def side_by_side(figures: Sequence[str]) -> str:
@@ -191,7 +215,7 @@ def spectra_view(orders: Sequence[Order], samples: Sequence[Tensor]) -> str:
     known, view = {}, ""
     for order, x in zip(orders, samples, strict=True):
         if (gaussian := order.model.denoiser.gaussian) is not None:
-            known[order.name] = gaussian, x
+            known[order.label] = gaussian, x
         else:
             view += f"<p>{escape(order.name)} stores no spectrum of its data, so there is none to compare with.</p>"
     if known:
@@ -213,69 +237,96 @@ def save_files(order: Order, x: Tensor) -> list[str]:
 # Events --------------------------------------------------------------------------------------------------------------
 
 
-def preview(shelf: Shelf, first: Any, second: Any, seeds: Any) -> tuple[str, Any, Any]:
-    """The noise of the seeds for the chosen models, and the controls of classes and guidance."""
-    numbers, models = parse_seeds(str(seeds), most=MOST_SEEDS), read_models(shelf, first, second)
-    for model in models.values():
-        check_work("seeds", len(numbers), 1, model.shape)
-    view = side_by_side([noise_figure(name, model, numbers) for name, model in models.items()])
-    most = max(map(classes_of, models.values()))
-    classes = gr.update(choices=[ALL, NONE, *map(str, range(most))], value=ALL, visible=most > 0)
-    return view, classes, gr.update(visible=most > 0)
+def preview(shelf: Shelf, name: Any, seeds: Any) -> tuple[str, str, Any, Any]:
+    """The noise of the seeds for a model, and the controls of classes and guidance."""
+    model = shelf.open(name)
+    most = classes_of(model)
+    classes = gr.update(choices=labelled([ALL, NONE, *map(str, range(most))]), value=ALL, visible=most > 0)
+    return "Press Draw.", noise_view([(name, model)], seeds), classes, gr.update(visible=most > 0)
 
 
-def draw(shelf: Shelf, is_dark: Any, *values: Any) -> Iterator[tuple[str, Any, Any, str]]:
+def sampler_menu(shelf: Shelf, name: Any, place: int = 0) -> tuple[Any, Any]:
+    """The samplers of a model, of which the usual one is chosen, or another ``place``, and its steps."""
+    samplers = samplers_of(shelf.open(name))
+    value = [*samplers][place]
+    choices = [(label, spec) for spec, (label, _) in samplers.items()]
+    return gr.update(choices=choices, value=value), gr.update(value=samplers[value][1])
+
+
+def draw(shelf: Shelf, is_dark: Any, name: Any, sampler: Any, steps: Any, seeds: Any, *options: Any) -> Iterator[Shown]:
     """The progress, the pictures, the files, and the command, again and again until all is drawn."""
-    orders = read_orders(shelf, *values)
+    yield from drawn_orders([read_order(shelf, name, sampler, steps, seeds, MOST_SEEDS, *options)], is_dark)
+
+
+def drawn_orders(
+    orders: Sequence[Order], is_dark: Any, judge: Callable[[Sequence[Tensor]], str] | None = None
+) -> Iterator[Shown]:
+    """What is shown while models draw, and in the end, with what ``judge`` says about the samples."""
     command = "\n".join(order.command for order in orders)
-    figures = {order.name: noise_figure(order.name, order.model, order.seeds) for order in orders}
+    figures = [noise_figure(order.label, order.model, order.seeds) for order in orders]
 
-    def work(show: Show[tuple[Order, Visit]]) -> list[Tensor]:
-        return [order.draw(show) for order in orders]
+    def work(show: Show[tuple[int, Visit]]) -> list[Tensor]:
+        return [
+            order.draw(lambda visit, place=place: show((place, visit)))  # type: ignore[misc]
+            for place, order in enumerate(orders)
+        ]
 
-    def render(frame: tuple[Order, Visit]) -> tuple[str, Any, Any, str]:
-        order, visit = frame
-        step = f"step {visit.step} of {visit.num_steps}"
-        figures[order.name] = state_figure(visit.x, order.name, order.model, step)
-        return f"{escape(order.name)}: {step}", side_by_side([*figures.values()]), None, command
+    def render(frame: tuple[int, Visit]) -> Shown:
+        place, visit = frame
+        order, step = orders[place], f"step {visit.step} of {visit.num_steps}"
+        figures[place] = state_figure(visit.x[:MOST_SHOWN], order.label, order.model, step)
+        return f"{escape(order.label)}: {step}", side_by_side(figures), None, command
 
     samples = yield from watched(work, render)
-    pairs = [*zip(orders, samples, strict=True)]
+    alone = len(orders) == 1
     with dark_page(is_dark):
-        view = side_by_side([samples_view(x, order) for order, x in pairs]) + spectra_view(orders, samples)
-    yield "Done.", view, [file for order, x in pairs for file in save_files(order, x)], command
+        view = side_by_side([samples_view(x, order, alone) for order, x in zip(orders, samples, strict=True)])
+        view += spectra_view(orders, samples)
+    files = [file for order, x in zip(orders, samples, strict=True) for file in save_files(order, x)]
+    if judge is not None:
+        yield "Measuring the samples…", view, files, command
+        view += yield from watched(lambda show: judge(samples))
+    yield "Done.", view, files, command
 
 
-def sample_tab(page: Page) -> None:
-    shelf = page.shelf
-    names, defaults = [*shelf.models()], default_models(shelf)
+def model_menus(tab: Tab, key: str, label: str, name: str, place: int = 0) -> tuple[list[Any], Any]:
+    """The menus of a model and its samplers, with the usual one at first, or not, and the steps; and the event that
+    comes when another model was chosen and its samplers are there."""
+    shelf, of = tab.shelf, f"{tab.name}-{key}"
+    model = tab.models(label, name, f"{key}model")
+    sampler = gr.Dropdown([], label="Sampler", elem_id=f"{of}sampler")
+    steps = gr.Slider(1, MOST_STEPS, STEPS, step=1, label="Steps", elem_id=f"{of}steps")
+    is_shipped = name not in shelf.user_models()
+    tab.first(partial(sampler_menu, shelf, place=place), [model], [sampler, steps], now=is_shipped)
+    changed = tab.on(model.input, partial(sampler_menu, shelf), [model], [sampler, steps])
+    return [model, sampler, steps], changed.then
+
+
+def sample_tab(tab: Tab) -> None:
+    shelf, usual = tab.shelf, default_model(tab.shelf)
     with gr.Row():
         with gr.Column(scale=1, min_width=280):
-            first = gr.Dropdown(labelled(names), value=defaults[0], label="Model", elem_id="sample-first")
-            second = gr.Dropdown(
-                labelled([NONE, *names]), value=defaults[1], label="Compare with", elem_id="sample-second"
-            )
+            chosen, changed = model_menus(tab, "", "Model", usual)
             seeds = gr.Textbox(SEEDS, label="Seeds", info=f"at most {MOST_SEEDS}", elem_id="sample-seeds")
-            sampler = gr.Dropdown([*SAMPLERS], value=SAMPLER, label="Sampler", elem_id="sample-sampler")
-            steps = gr.Slider(1, MOST_STEPS, STEPS, step=1, label="Steps", elem_id="sample-steps")
             spacing = gr.Dropdown(ALL_SPACINGS, value=DEFAULT, label="Spacing of the steps", elem_id="sample-spacing")
             label = gr.Dropdown([ALL], value=ALL, label="Class", visible=False, elem_id="sample-class")
             guidance = gr.Slider(
                 0, MOST_GUIDANCE, 1, step=0.1, label="Guidance", visible=False, elem_id="sample-guidance"
             )
-            both = buttons("sample", "Draw")
+            both = tab.buttons("Draw")
         with gr.Column(scale=3, min_width=320):
-            status = gr.HTML("Press Draw.", elem_id="sample-status", padding=False)
-            view = gr.HTML(elem_id="sample-view", padding=False)
-            files = gr.File(label="Samples", file_count="multiple", interactive=False, elem_id="sample-files")
-            command = code("The same on the command line", "sample-command")
+            shown = drawing_parts(tab)
+    about = partial(preview, shelf), [chosen[0], seeds], [*shown[:2], label, guidance]
+    tab.first(*about, now=usual not in shelf.user_models())
+    for event in (changed, seeds.submit):
+        tab.on(event, *about)
+    tab.on_buttons(both, partial(draw, shelf), [tab.dark, *chosen, seeds, spacing, label, guidance], shown)
 
-    def menus() -> tuple[Any, Any]:
-        known = [*shelf.models()]  # a training may have ended since the page was made
-        return gr.update(choices=labelled(known)), gr.update(choices=labelled([NONE, *known]))
 
-    on(page.ready.then, menus, None, [first, second])
-    for event in (page.ready.then, [first.input, second.input, seeds.submit]):
-        on(event, partial(preview, shelf), [first, second, seeds], [view, label, guidance])
-    inputs = [page.dark, first, second, seeds, sampler, steps, spacing, label, guidance]
-    on_buttons(both, partial(draw, shelf), inputs, [status, view, files, command])
+def drawing_parts(tab: Tab) -> list[Any]:
+    """Where `drawn_orders` shows the progress, the pictures, the files and the commands."""
+    tab.status.render()
+    view = gr.HTML(elem_id=f"{tab.name}-view", padding=False)
+    with gr.Accordion("Files, and the same on the command line", open=False):
+        files = gr.File(label="Samples", file_count="multiple", interactive=False, elem_id=f"{tab.name}-files")
+        return [tab.status, view, files, code("Command", f"{tab.name}-command")]

@@ -70,26 +70,31 @@ def watched(work: Callable[[Show[T]], R], render: Callable[[T], Any] = lambda fr
     return result.result()
 
 
-def with_user_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An event of the page whose errors reach the visitor as one sentence of plain text."""
-    if not isgeneratorfunction(function):
-        return _user_errors()(function)
+def with_messages(function: Callable[..., Any], count: int, speaks: bool) -> Callable[..., Any]:
+    """An event of the page that has ``count`` outputs, of which the first is a message. Unless it ``speaks`` itself,
+    that is empty; an error becomes one sentence there, and whatever else was shown stays."""
+
+    def failed(error: Exception) -> tuple[Any, ...]:
+        sentence = escape(" ".join(_sentence(error).split())[:600])
+        return f'<p class="error" role="alert">{sentence}</p>', *[gr.skip()] * (count - 1)
 
     @functools.wraps(function)
-    def steps(*values: Any) -> Iterator[Any]:
-        with _user_errors():
+    def answer(*values: Any) -> Any:
+        try:
+            result = function(*values)
+        except Exception as error:
+            return failed(error)
+        others = result if isinstance(result, tuple | list) else [result]
+        return result if speaks else ("", *others)
+
+    @functools.wraps(function)
+    def answers(*values: Any) -> Iterator[Any]:
+        try:
             yield from function(*values)
+        except Exception as error:
+            yield failed(error)
 
-    return steps
-
-
-@contextlib.contextmanager
-def _user_errors() -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        sentence = " ".join(_sentence(error).split())[:600]
-        raise gr.Error(escape(sentence), duration=20, title="nidiff", print_exception=False) from None
+    return answers if isgeneratorfunction(function) else answer
 
 
 def _sentence(error: Exception) -> str:

@@ -16,7 +16,7 @@ USUAL = Path("runs")
 
 @dataclass(frozen=True)
 class Explore:
-    """Serve an interactive page on this computer: noise, the forward process, samples, restoration and runs."""
+    """Serve a page on this computer: noise, the forward process, samples, comparisons, restoration and runs."""
 
     models: Annotated[
         Positional[tuple[Path, ...]],

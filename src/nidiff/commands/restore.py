@@ -303,7 +303,8 @@ class Denoise:
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     file: Annotated[Positional[Path], arg(metavar="FILE")]
     """The data, in their own units: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of pictures or
-    sounds. Units and axes that a file names are matched with the model's."""
+    sounds, whose units and axes, if they name them, are matched with the model's; or held-out items of a data set that
+    has a name: digits:0-3, or digits for the first one."""
     restoring: Annotated[RestoringFlags, arg(name="")]
     noise: Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")] = None
     """The standard deviation of the noise that FILE has, in the units of the data (see --units)."""

@@ -38,6 +38,7 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.errors import FileError, InputError, known_names, one_of, renamed
 from nidiff.extras import require
 from nidiff.files import as_path, blaming
+from nidiff.notation import parse_numbers
 
 HUB = "hf:"
 UNNAMED = "value"  # the variable that an array of xarray without a name is
@@ -150,14 +151,17 @@ def open_items(
     """Items [N, C, *event] = [N, *shape] in the units of the data and the type of the file, and what they lie along;
     NaN stay NaN.
 
-    ``path`` is a picture, or anything with a path that `nidiff.load_dataset` reads. An array needs no layout: it is one
+    ``path`` is a picture, or anything with a path that `nidiff.load_dataset` reads, or digits:0-3, the first items that
+    are held out of a data set with a name, of which digits is the first. An array needs no layout: it is one
     item or several, with the channels first, last or, if there is one, left out. Items of a model are on its ``grid``,
     and of its type; with a ``scale``, they are means over blocks of so many points along each axis of ``shape``.
     """
     path, shape = as_path(argument, path), (shape[0], *(math.ceil(size / scale) for size in shape[1:]))
     grid = grid if grid is None or scale == 1 else grid.coarse(scale)
-    if not path.exists():
-        raise FileError(argument, str(path), "does not exist", "give a picture, an array or a folder of pictures")
+    named = None if path.exists() else _held_out_items(str(path), argument)
+    if named is None and not path.exists():
+        remedy = f"give a picture, an array, a folder of pictures, or one of {', '.join(DATASETS)}"
+        raise FileError(argument, str(path), "does not exist", remedy)
     spec = DataSpec(str(path), layout=layout, variables=tuple(variables), sample_axis=sample_axis)
     suffix = path.suffix.lower()
     if len(shape) == 3 and (suffix in KINDS["images"] or path.is_dir()) and kind_of(path) != "tables":
@@ -165,7 +169,9 @@ def open_items(
     values: Values
     along = None
     with renamed("data", argument):
-        if suffix in KINDS["arrays"] and path.is_file() and layout is None:
+        if named is not None:
+            values = named
+        elif suffix in KINDS["arrays"] and path.is_file() and layout is None:
             stored = stored_array(path, "data", spec.variables)
             values = _arranged(torch.from_numpy(as_stored_numbers(stored, stored_type(str(path), stored.dtype))), shape)
         else:
@@ -207,6 +213,18 @@ def load_variables(
             columns.append(torch.from_numpy(column))
         values = torch.stack(columns, 1)
     return values
+
+
+def _held_out_items(text: str, argument: str) -> Tensor | None:
+    """The items of a data set with a name, such as digits or digits:0-3; None if there is none of that name."""
+    name, colon, rows = text.partition(":")
+    if name not in DATASETS:
+        return None
+    values, _ = DATASETS[name]("test", None, True)
+    numbers = parse_numbers(rows if colon else "0", argument, f"{name}:0-3", len(values))
+    if max(numbers) >= len(values):
+        raise InputError(argument, text, f"goes beyond its {len(values)} items", "give smaller numbers")
+    return values[numbers]
 
 
 def _arranged(array: Tensor, shape: tuple[int, ...]) -> Tensor:
