@@ -29,6 +29,9 @@ from results import Results, markdown, mean_and_spread
 import nidiff
 from nidiff.cli import main
 from nidiff.data.weights import point_weights
+from nidiff.generation.baselines import BASELINES
+from nidiff.generation.loaded_model import open_model, process_state
+from nidiff.generation.observed import Observed
 from nidiff.inverse.scores import covered, crps
 
 Array = NDArray[Any]
@@ -41,6 +44,7 @@ PLACES = {"Niño 3.4": (-5, 5, 190, 240), "Iceland": (60, 70, 320, 350)}  # degr
 ZONES = {"0–20°": (0, 20), "20–60°": (20, 60), "60–90°": (60, 90)}
 BANDS = (1, 2, 3, 5, 9, 17, 33, 73)  # waves round a circle of latitude
 SAMPLERS = {"maps": "angle_2m", "from the mixture": "angle_2m:start=mixture,max_loss=0.01"}
+METHODS = {"": "gaussian:tolerance=1e-3", " by its mixture": "mixture"}
 TASKS = {
     "stations": ("--mask", "random:0.01", "--noise", str(NOISE)),
     "coarse": ("--scale", str(FACTOR)),
@@ -211,9 +215,9 @@ def write_months(path: str, out: Path) -> None:
             table.sel(time=slice("2016", "2025")).isel(time=slice(None, None, EVERY)).to_netcdf(out)
 
 
-def restored(run: Path, months: Path, task: str, seed: int) -> tuple[Array, Array]:
+def restored(run: Path, months: Path, task: str, seed: int, way: str = "") -> tuple[Array, Array]:
     """Samples [S, N, latitude, longitude] and what was observed, in degrees."""
-    out, method = run / task, ("--num-steps", "10", "--method", "gaussian:tolerance=1e-3")
+    out, method = run / (task + way.replace(" ", "-")), ("--num-steps", "10", "--method", METHODS[way])
     words = (*TASKS[task], *method, "--degrade", "--samples", str(COUNT), "--seed", str(seed), "--out", str(out))
     assert main(["restore", str(run), str(months), *words, "--quiet"]) == 0
     with np.load(out / "samples.npz") as file:
@@ -294,19 +298,18 @@ class Story:
         observed = torch.from_numpy(seen / self.record.scale).float()[:, None]
         means = []
         for y in observed.split(1):
-            given = nidiff.posterior(whole, nidiff.Observation.missing(y, noise), "jacobian", iterations=30)
+            given = nidiff.posterior(whole, nidiff.Observation.missing(y, noise), "mmps", iterations=30)
             with torch.no_grad():  # at the noisiest level x says nothing
                 means.append(given(torch.zeros_like(y), levels.level(len(levels) - 1)))
         return self.record.scale * torch.cat(means)[:, 0].double().numpy()
 
     def bicubic(self, seen: Array) -> Array:
-        from nidiff.generation.loaded_model import open_model, process_state
-        from nidiff.generation.observations import bicubic
-
         model = open_model(self.runs[0], process_state())._replace(times=None)
         y = torch.from_numpy(seen[:, None]) / float(np.sqrt((self.record.scale**2).mean()))
-        observation = nidiff.Observation(y, nidiff.operators.pool(FACTOR))
-        return bicubic(model, observation, FACTOR)[:, 0].numpy()
+        observed = Observed.of(model, nidiff.Observation(y, nidiff.operators.pool(FACTOR)), FACTOR)
+        found = BASELINES["bicubic"](model, observed, 1, 0)
+        assert found is not None
+        return self.record.scale * found.mean[:, 0].double().numpy()
 
     def measure(self) -> None:
         for run in self.runs:
@@ -336,14 +339,19 @@ class Story:
 
     def task(self, run: Path, name: str, task: str, seed: int) -> None:
         """Restored months of a run and, once for each seed, what the rivals make of the same observations."""
-        last = "the run's mixture" if task == "stations" else "optimal interpolation"
-        if {f"{name}/{task}", f"{last}-{seed}/{task}"} <= self.results.values.keys():
+        kind, last = name.rpartition("-")[0], "the run's mixture" if task == "stations" else "optimal interpolation"
+        names = {way: f"{kind}{way}-{seed}/{task}" for way in METHODS}
+        if {*names.values(), f"{last}-{seed}/{task}"} <= self.results.values.keys():
             return
-        samples, observed = restored(run, self.months, task, seed)
-        anomalies = samples - self.record.normals[:MONTHS:EVERY]
-        self.results.measured(f"{name}/{task}", lambda: self.scored(anomalies, task))
+        for way, key in names.items():
+            self.results.measured(key, lambda way=way: self.by_network(run, task, seed, way))
+        _, observed = restored(run, self.months, task, seed)
         for rival, answer in self.rivals(observed, seed):
             self.results.measured(f"{rival}-{seed}/{task}", lambda answer=answer: self.scored(answer(), task))
+
+    def by_network(self, run: Path, task: str, seed: int, way: str) -> dict[str, float]:
+        samples, _ = restored(run, self.months, task, seed, way)
+        return self.scored(samples - self.record.normals[:MONTHS:EVERY], task)
 
     def scored(self, samples: Array, task: str) -> dict[str, float]:
         found = scores(self.record, samples, self.truth)
