@@ -197,10 +197,12 @@ class Network(torch.nn.Module):
 # Measurements -------------------------------------------------------------------------------------------------------
 
 
-def scores(draws: Tensor, mean: Tensor, x0: Tensor, best: Tensor) -> dict[str, float]:
-    """Of draws [S, B, SIZE]: how far their mean is from the gold standard's, and how often 90 % intervals cover."""
-    gap = 10 * math.log10((mean - x0).square().mean() / (best - x0).square().mean())
-    missed = ((mean - best).square().mean() / (best - x0).square().mean()).item()
+def scores(draws: Tensor, mean: Tensor, x0: Tensor, best: Tensor, count: float = math.inf) -> dict[str, float]:
+    """Of draws [S, B, SIZE]: how far their mean is from the gold standard's, and how often 90 % intervals cover. What
+    chance makes of a mean of ``count`` draws is subtracted."""
+    least, chance = (best - x0).square().mean(), draws.var(0).mean() / count
+    gap = 10 * math.log10(((mean - x0).square().mean() - chance).clamp(min=1e-30) / least)
+    missed = (((mean - best).square().mean() - chance) / least).item()
     return {"gap in dB": gap, "excess": missed, "coverage": covered(draws, x0).double().mean().item()}
 
 
@@ -214,6 +216,7 @@ def measure(denoiser: nidiff.Denoiser, setting: str, law: str, task: str, best: 
             draws = found.resampled(1).transpose(0, 1)[:SAMPLES, :, 0]
             mean = torch.einsum("bp,bpcn->bn", found.weights, found.x)
             effective = {"effective": found.effective.mean().item() / 128}
+            count = (1 / found.weights.square().sum(1)).mean().item()
         else:
             rows = torch.arange(SIGNALS).repeat(SAMPLES)
             given = nidiff.posterior(denoiser, observation.for_images(rows), setting)
@@ -225,8 +228,8 @@ def measure(denoiser: nidiff.Denoiser, setting: str, law: str, task: str, best: 
             except nidiff.InputError:  # it diverged
                 return {"gap in dB": math.inf, "excess": math.inf, "coverage": 0.0}
             draws, effective = draws.reshape(SAMPLES, SIGNALS, SIZE), {}
-            mean = draws.mean(0)
-    return {**scores(draws, mean, x0[:, 0], best), **effective}
+            mean, count = draws.mean(0), SAMPLES
+    return {**scores(draws, mean, x0[:, 0], best, count), **effective}
 
 
 def main() -> None:
@@ -303,7 +306,7 @@ def table(results: Results) -> str:
             for task in TASKS:
                 found = [results.values.get(f"{law}, {task}, exact, {setting}") for setting in settings]
                 if all(each is not None for each in found):
-                    best = min(found, key=lambda each: each["excess"])  # type: ignore[index, return-value]
+                    best = min(found, key=lambda each: abs(each["excess"]))  # type: ignore[index, return-value]
                     cells.append(f"{best['gap in dB']:.2f} / {100 * best['coverage']:.1f}")  # type: ignore[index]
                 else:
                     cells.append("–")

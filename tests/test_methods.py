@@ -1,8 +1,10 @@
 """The methods of `posterior` against closed forms: mixtures, fresh noise, particles, preconditioners, constraints, and
 several observations at once."""
 
+import gc
 import math
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -348,6 +350,18 @@ def test_samples_by_the_mixture_have_the_law_of_the_posterior_where_those_by_one
     }
     assert found["mixture"] < 0.05
     assert found["gaussian"] > 3 * found["mixture"]
+
+
+def test_what_is_remembered_of_an_observation_goes_with_it():
+    """The matrices of its levels, and the components given the last x."""
+    observation = nidiff.Observation(ONE.y, ONE.operator, 0.6)
+    for method in ("mixture", "gaussian"):
+        given = nidiff.posterior(pair(5), observation, method)
+        nidiff.sample(given, (2, 1, 1), sampler="ancestral:variance=gaussian", num_steps=2, generator=0)
+    gone = weakref.ref(observation)
+    del observation, given
+    gc.collect()
+    assert gone() is None
 
 
 # Particles ----------------------------------------------------------------------------------------------------------

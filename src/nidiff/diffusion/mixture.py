@@ -254,7 +254,7 @@ class Marginal:
         return self._mixture.rank
 
     def components(self, x: Tensor, classes: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """log p(k | x) [B, K], and E[x0 | x, k] [K, B, *item], in the widest dtype of the device of x."""
+        """log p(k | x), of shape [B, K], and E[x0 | x, k], of shape [K, B, *item], in the widest dtype there is."""
         coefficients, wide = self._coefficients(x), widest(x.device)
         means = torch.stack([self._mean(coefficients, k) for k in range(len(self._turned))])
         means = self._basis.synthesise(means.reshape(-1, *x.shape))

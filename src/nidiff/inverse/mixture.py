@@ -33,7 +33,6 @@ class _Given(NamedTuple):
     """The components given x and y."""
 
     marginal: Marginal
-    system: System
     factors: Tensor  # Cholesky factors of A V_k Aᵀ + R [K, m, m]
     seen: Tensor  # [m], of the entries of a row of y
     shares: Tensor  # weights of the components [B, K]
@@ -79,12 +78,13 @@ class MixtureMoments:
         chance = torch.special.ndtr(white((len(x), 1)).double()).to(given.shares)
         component = (chance > given.shares.cumsum(1)).sum(1).clamp(max=given.shares.shape[1] - 1)
         numbers = white(tuple(x.shape)), white((len(x), given.marginal.rank))
-        noise = observation.draw_noise(given.system.near.value, white)
+        near = System(observation, x0).near
+        noise = observation.draw_noise(near.value, white)
         result = given.means[component, torch.arange(len(x), device=component.device)]
         for k in component.unique().tolist():
             draw = given.marginal.vary(k, *numbers).to(result)
-            right = given.system.near.forward(draw) + noise
-            update = given.marginal.covariance(k, given.system.near.transpose(_solve(given, k, right)))
+            right = near.forward(draw) + noise
+            update = given.marginal.covariance(k, near.transpose(_solve(given, k, right)))
             result = torch.where((component == k).reshape(-1, *[1] * (x.ndim - 1)), result + draw - update, result)
         return (result - torch.einsum("bk,kb...->b...", given.shares, given.means)).to(x)
 
@@ -126,7 +126,7 @@ class MixtureMoments:
         shift = x0.to(means) - torch.einsum("bk,kb...->b...", logs.exp(), means)
         means = means + shift
         system = System(observation, x0)
-        given = _Given(marginal, system, factors, index, logs, means)
+        given = _Given(marginal, factors, index, logs, means)
         values = observation.rows(system.near.value)
         found = []
         for k in range(len(mixture)):
