@@ -23,7 +23,7 @@ from PIL import Image
 ROOT = Path(__file__).parent.parent
 sys.path.append(str(ROOT / "tests"))
 FIELD = "field=matern&length_scale=5&smoothness=1.5&boundary=periodic&size=128"
-PATIENCE = 60_000  # ms
+PATIENCE = 120_000  # ms
 MARGIN = 24  # pixels
 
 

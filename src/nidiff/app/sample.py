@@ -278,6 +278,7 @@ def drawn_orders(
         return f"{escape(order.label)}: {step}", side_by_side(figures), None, command
 
     samples = yield from watched(work, render)
+    yield "Drawing the figures…", side_by_side(figures), None, command
     alone = len(orders) == 1
     with dark_page(is_dark):
         view = side_by_side([samples_view(x, order, alone) for order, x in zip(orders, samples, strict=True)])
