@@ -136,7 +136,7 @@ HOSTILE = [
     ("name", "model", (None, "", "../digits", "/etc", 7, ["digits"], "<script>")),
     ("seeds", "seeds", (None, math.nan, "", "-1", "0-36", "0-999999999999", "a" * 10**6)),
     ("steps", "steps", (None, 0, 101, math.nan, math.inf, "5", [1])),
-    ("sampler", "sampler", (None, "", "ddim:eta=1", {})),
+    ("sampler", "sampler", ("", "ddim:eta=1", {})),
     ("spacing", "spacing", (None, "x", math.nan)),
 ]
 

@@ -119,7 +119,8 @@ def read_order(
     refused before anything is."""
     numbers, count = parse_seeds(str(seeds), most=most), check_whole("steps", steps, 1, MOST_STEPS)
     model = shelf.open(name)
-    spec = one_of("sampler", sampler, samplers_of(model))
+    samplers = samplers_of(model)
+    spec = next(iter(samplers)) if sampler is None else one_of("sampler", sampler, samplers)
     spacing, label, guidance = options or (DEFAULT, ALL, 1.0)
     if one_of("spacing", spacing, ALL_SPACINGS) != DEFAULT:
         word, values = parse_call("sampler", spec)
