@@ -5,7 +5,6 @@ figure in docs/figures, where computing them takes long. `--list` says which, an
 """
 
 import argparse
-import csv
 import fnmatch
 import io
 import json
@@ -30,7 +29,7 @@ from nidiff.cli import main as nidiff_command
 from nidiff.data.figures import save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import grid_pixels
-from nidiff.evaluation.results import Measured, Result, read_results
+from nidiff.evaluation.results import read_results
 from nidiff.report.contact import save_panels
 from nidiff.report.noise import save_figure
 from nidiff.report.quality import quality_figure
@@ -163,25 +162,6 @@ def samples(name: str, grid: Grid, out: Path) -> None:
     save_samples_figure(torch.from_numpy(numbers(name)["items"]).float(), grid, out)
 
 
-def signals_steps(out: Path) -> None:
-    """The columns of the file: run, sampler, steps, then each metric and its error."""
-    with (NUMBERS / "signals_steps.csv").open() as file:
-        results = [
-            Result(
-                row["run"],
-                row["sampler"],
-                int(row["num_steps"]),
-                metrics={
-                    name: Measured(float(row[name]), float(row[f"{name} (error)"]))
-                    for name in row
-                    if f"{name} (error)" in row
-                },
-            )
-            for row in csv.DictReader(file)
-        ]
-    save_figure(quality_figure(results), out)
-
-
 @style.drawn
 def resolution_fields(out: Path) -> None:
     """Two of the data, and one of each run: above in pixels, below on its own grid."""
@@ -252,9 +232,6 @@ FIGURES = {
     "signals_samples.png": Drawing(
         partial(samples, "signals_samples", HEARTBEATS),
         "docs/figures/signals_samples.npz (nidiff train and sample, as docs/signals.md has it, 3 min)",
-    ),
-    "signals_steps.png": Drawing(
-        signals_steps, "docs/figures/signals_steps.csv (nidiff train and table, as docs/signals.md has it, 6 min)"
     ),
     "video_samples.png": Drawing(
         partial(samples, "video_samples", TURBULENCE),
