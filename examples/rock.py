@@ -1,10 +1,11 @@
 """Blocks of a segmented rock for docs/rock.md, from a micro-CT image of two values.
 
 wget https://github.com/LukasMosser/PorousMediaGan/raw/master/data/berea/original/raw/berea.zip && unzip berea.zip
-python examples/rock.py berea.tif berea.nc
+python examples/rock.py berea.tif berea.nc        of Ketton limestone: … ketton.tif ketton.nc 0
 """
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import xarray
@@ -13,7 +14,7 @@ from PIL import Image, ImageSequence
 
 def main(image: str, out: str, size: int = 32, pores: int = 255) -> None:
     """Means over 2 x 2 x 2 voxels, cut into blocks: overlapping ones from the upper 72 %, to train on, and some from
-    the rest. `start` is the plane where a block begins."""
+    the rest. `start` is the plane where a block begins. block.npy is the first of the rest, slab.npy a mask for it."""
     with Image.open(image) as stack:
         rock = np.stack([np.array(plane) == pores for plane in ImageSequence.Iterator(stack)])
     half = tuple(n // 2 for n in rock.shape)
@@ -30,7 +31,11 @@ def main(image: str, out: str, size: int = 32, pores: int = 255) -> None:
     table = {"pore": (("start", "z", "y", "x"), pore, about), "porosity": ("start", pore.mean((1, 2, 3)), about)}
     data = xarray.Dataset(table, {"start": np.array(starts)})
     data.to_netcdf(out, engine="h5netcdf", encoding={"pore": {"compression": "gzip", "compression_opts": 4}})
+    slab = np.ones((size,) * 3, bool)
+    slab[3 * size // 8 : 5 * size // 8] = False
+    np.save(Path(out).with_name("block.npy"), pore[starts.index(border)])
+    np.save(Path(out).with_name("slab.npy"), slab)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    main(*sys.argv[1:3], pores=int(sys.argv[3]) if len(sys.argv) > 3 else 255)

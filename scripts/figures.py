@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -163,6 +164,50 @@ def samples(name: str, grid: Grid, out: Path) -> None:
 
 
 @style.drawn
+def speech(out: Path) -> None:
+    """Spectrograms, in decibels below the loudest of each: four words by row, and the babble below."""
+    found = numbers("speech")
+    figure = Figure((style.WIDTH, 5.4), layout="constrained")
+    grid = figure.subplots(4, 4, sharex=True, sharey=True)
+    window = torch.hann_window(256)
+    for panel, clip in zip(grid.flat, found["clips"].reshape(16, -1), strict=True):
+        power = torch.stft(torch.from_numpy(clip).float(), 256, 64, window=window, return_complex=True).abs().square()
+        levels = 10 * torch.log10(power / power.max() + 1e-6)
+        panel.imshow(levels, origin="lower", aspect="auto", vmin=-50, vmax=0, extent=(0, clip.shape[-1] / 8000, 0, 4))
+    for panel, word in zip(grid[0], found["words"], strict=True):
+        digit, speaker = str(word).split("_")
+        panel.set_title(f"{digit}, {speaker}", fontsize=style.SMALL)
+    for panel, title in zip(grid[3], ("in babble", "short-time Wiener", "network", "clean"), strict=True):
+        panel.set_title(title, fontsize=style.SMALL)
+        panel.set_xlabel("seconds")
+    for panel, title in zip(grid[:, 0], ("recordings", "fitted noise", "white noise", "babble"), strict=True):
+        panel.set_ylabel(f"{title}\nkHz")
+    figure.savefig(out)
+
+
+@style.drawn
+def rock(out: Path) -> None:
+    """Slices of blocks of 32 x 32 x 32 voxels, pores dark, and one of a larger block."""
+    found = numbers("rock")
+    figure = Figure((style.WIDTH, 3.1), layout="constrained")
+    small, large = figure.subfigures(1, 2, width_ratios=(2.1, 1))
+    grid = small.subplots(len(found["slices"][0]), len(found["ways"]))
+    for column, title, pores in zip(grid.T, found["ways"], found["slices"], strict=True):
+        column[0].set_title(str(title).replace(" ", "\n", 1), fontsize=style.SMALL)
+        for panel, plane in zip(column, pores, strict=True):
+            draw_pores(panel, plane)
+    panel = large.subplots()
+    draw_pores(panel, found["larger"])
+    panel.set_title("64³ voxels, periodic", fontsize=style.SMALL)
+    figure.savefig(out)
+
+
+def draw_pores(panel: Axes, plane: Any) -> None:
+    panel.imshow(plane, cmap="Greys", vmin=0, vmax=1.2, interpolation="nearest")
+    panel.set(xticks=[], yticks=[])
+
+
+@style.drawn
 def resolution_fields(out: Path) -> None:
     """Two of the data, and one of each run: above in pixels, below on its own grid."""
     from resolution import NAMES, WAYS
@@ -233,6 +278,8 @@ FIGURES = {
         partial(samples, "signals_samples", HEARTBEATS),
         "docs/figures/signals_samples.npz (nidiff train and sample, as docs/signals.md has it, 3 min)",
     ),
+    "speech.png": Drawing(speech, "docs/figures/speech.npz (benchmarks/stories/speech.py)"),
+    "rock.png": Drawing(rock, "docs/figures/rock.npz (benchmarks/stories/rock.py)"),
     "video_samples.png": Drawing(
         partial(samples, "video_samples", TURBULENCE),
         "docs/figures/video_samples.npz (nidiff train and sample, as docs/video.md has it, 4 min)",

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ import nidiff
 
 NOISES, SEEDS, SIZE, BORDER = ("matern", "white"), range(3), 32, 144
 SAMPLERS = ("dpmpp_2m:spacing=logsnr", "angle_2m:spacing=trailing", "ancestral:variance=gaussian")
-STEPS, LAGS = (10, 30), 16
+STEPS, LAGS = (20,), 16
 SLAB = slice(12, 20)  # the planes that are missing
 COLUMNS = ("porosity", "two-point", "surface", "chord", "connected")
 
@@ -183,7 +184,7 @@ class Rock:
             parts.append(nidiff.sample(bound, shape, sampler=sampler, num_steps=steps, generator=rows.tolist()))
         return self.scaling.to_data(torch.cat(parts))[:, 0]
 
-    def filled(self, blocks: Tensor, known: Tensor, network: bool, steps: int = 12) -> dict[str, float]:
+    def filled(self, blocks: Tensor, known: Tensor, network: bool, steps: int = 10) -> dict[str, float]:
         """Of one sample of each of the blocks [N, 1, z, y, x], of which the planes of `SLAB` are missing; without the
         network by the data's Gaussian alone."""
         y = self.scaling.to_model(blocks)
@@ -201,7 +202,7 @@ class Rock:
         means = x.double().mean((1, 2, 3)).view(-1, count).mean(1).tolist()
         return {f"{p:g}": mean for p, mean in zip(porosities, means, strict=True)}
 
-    def larger(self, size: int, porosity: float, count: int, steps: int = 30) -> Tensor:
+    def larger(self, size: int, porosity: float, count: int, steps: int = 20) -> Tensor:
         """Periodic blocks of size³ voxels, with the same noise of neighbours on more points."""
         old = self.denoiser
         net = nidiff.FieldUNet(**{**old.net.config, "sample_size": (size,) * 3, "boundary": "periodic"})
@@ -254,14 +255,30 @@ def measure(path: Path, runs: Path, results: Results) -> None:
     }
     for name, make in baselines.items():
         results.measured(name, lambda make=make: describe(make()))
-    results.measured("slab of the rock", lambda: seams(real[::12], real[::12]))
-    shuffled = real[::12].clone()
-    shuffled[:, SLAB] = real[::12].roll(1, 0)[:, SLAB]
-    results.measured("slab of another block", lambda: seams(shuffled, real[::12]))
+    results.measured("slab of the rock", lambda: seams(real[::16], real[::16]))
+    shuffled = real[::16].clone()
+    shuffled[:, SLAB] = real[::16].roll(1, 0)[:, SLAB]
+    results.measured("slab of another block", lambda: seams(shuffled, real[::16]))
     for seed in SEEDS:
         for noise in NOISES:
             if (runs / f"{noise}-{seed}" / "model").exists():
                 measure_run(path, runs, noise, seed, test, results)
+
+
+def shown(path: Path, runs: Path, train: Tensor, test: Tensor, results: Results) -> dict[str, Any]:
+    """Slices for the figure: of the rock, the models and the baselines, and of a larger block."""
+    rows, s2 = torch.arange(10, 82, 24), two_point(train[:, 0] > 0.5, SIZE - 1)
+    real, porosities = test[rows, 0] > 0.5, test[rows].mean((1, 2, 3, 4))
+    known, generator = real.double().mean((1, 2, 3)), torch.Generator().manual_seed(0)
+    ways = {"the rock": real}
+    for noise in NOISES:
+        rock = Rock(path, runs / f"{noise}-0")
+        ways[f"network, {noise}"] = rock.blocks(porosities, best(results, noise, STEPS[0]), STEPS[0]) > 0.5
+    ways["truncated Gaussian"] = truncated_gaussian(s2, known, generator)
+    ways["overlapping spheres"] = overlapping_spheres(radius_of(s2), known, generator)
+    larger = Rock(path, runs / f"{NOISES[0]}-0").larger(2 * SIZE, float(test.mean()), 1)[0, SIZE] > 0.5
+    slices = np.stack([pores[:, SIZE // 2].numpy() for pores in ways.values()])
+    return {"ways": list(ways), "slices": slices, "larger": larger.numpy()}
 
 
 def measure_run(path: Path, runs: Path, noise: str, seed: int, test: Tensor, results: Results) -> None:
@@ -276,9 +293,9 @@ def measure_run(path: Path, runs: Path, noise: str, seed: int, test: Tensor, res
     for steps in STEPS:
         for sampler in SAMPLERS if seed == 0 else [best(results, noise, steps)]:
             measured(f"{sampler} {steps}", partial(samples, sampler, steps))
-    known = test[::12, 0] > 0.5
+    known = test[::16, 0] > 0.5
     for name, network in (("slab", True), ("slab by the Gaussian", False))[: 2 if seed == 0 else 1]:
-        measured(name, partial(rock.filled, test[::12], known, network))
+        measured(name, partial(rock.filled, test[::16], known, network))
     measured("larger", lambda: describe(rock.larger(64, float(porosities.mean()), 3) > 0.5))
     measured("asked", lambda: rock.asked((0.1, 0.15, 0.2, 0.25, 0.3), best(results, noise, STEPS[0]), STEPS[0]))
 
@@ -323,4 +340,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     stored = Results("rock")
     measure(Path(sys.argv[1]), Path(sys.argv[2]), stored)
+    if all((Path(sys.argv[2]) / f"{noise}-0" / "model").exists() for noise in NOISES):
+        numbers = shown(Path(sys.argv[1]), Path(sys.argv[2]), *load(Path(sys.argv[1])), stored)
+        np.savez_compressed(Path(__file__).parents[2] / "docs/figures/rock.npz", **numbers)
     print(tables(stored))

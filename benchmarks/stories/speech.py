@@ -8,7 +8,9 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from results import Results, markdown, mean_and_spread
 from torch import Tensor, nn
@@ -17,20 +19,22 @@ import nidiff
 from nidiff.data.dataset import Dataset
 from nidiff.metrics import compare_fields
 
-LENGTH, TAKES, NOISES, SEEDS = 4096, 3, ("fit", "white"), range(3)
+LENGTH, TAKES, NOISES, SEEDS = 4096, 2, ("fit", "white"), range(3)
 SAMPLERS = ("dpmpp_2m:spacing=logsnr", "angle_2m:spacing=trailing", "ancestral:variance=gaussian")
-STEPS, NOISE = (10, 30), 0.07  # the standard deviation of the noise to remove, as examples/speech.py adds it
+STEPS, NOISE = (20,), 0.07  # the standard deviation of the noise to remove, as examples/speech.py adds it
+FIGURES = Path(__file__).parents[2] / "docs/figures"
 METRICS = ("spectrum", "values", "increments")
+WORDS = ("7_jackson", "3_theo", "6_nicolas", "9_george")
 NOBODY = -1  # the class of a clip of whose word nothing is known
 
 
-def load(folder: Path) -> tuple[Dataset, Dataset]:
-    """The clips to train on and those to test with."""
+def load(folder: Path) -> tuple[Dataset, Dataset, Tensor]:
+    """The clips to train on, those to test with, and the first take of every word in babble."""
     train, test = (
         nidiff.load_dataset(folder / part, size=LENGTH, labels="data", scaling="standard") for part in ("train", "test")
     )
     assert train.class_names == test.class_names
-    return train, test
+    return train, test, nidiff.load_dataset(folder / "noisy", scaling="none").all()
 
 
 # Which digit, and whose voice ---------------------------------------------------------------------------------------
@@ -197,7 +201,7 @@ def denoised(run: Path, train: Dataset, test: Dataset, noisy: Tensor | None) -> 
         denoiser.given(class_labels=nobody.repeat_interleave(4)),
         (4 * len(rows), 1, LENGTH),
         sampler="ancestral:variance=gaussian",
-        num_steps=20,
+        num_steps=10,
         start=y.repeat_interleave(4, 0),
         level=level,
         generator=range(4 * len(rows)),
@@ -206,12 +210,31 @@ def denoised(run: Path, train: Dataset, test: Dataset, noisy: Tensor | None) -> 
     return {name: si_sdr(estimate, x0).mean().item() for name, estimate in found.items()}
 
 
+@torch.no_grad()
+def shown(runs: Path, train: Dataset, test: Dataset, noisy: Tensor, results: Results) -> dict[str, Any]:
+    """The clips of the figure as 16-bit numbers: recordings and samples of four words, and one clip in babble."""
+    labels = torch.tensor([test.class_names.index(word) for word in WORDS])
+    takes = torch.tensor([int(torch.nonzero(test.labels == label)[1]) for label in labels])
+    rows = [test.stored(takes)]
+    for noise in NOISES:
+        denoiser, sampler = nidiff.load_model(runs / f"{noise}-0"), best(results, noise, STEPS[0])
+        rows.append(drawn(denoiser, train, labels, sampler, STEPS[0], 2))
+    denoiser, size, word = nidiff.load_model(runs / "fit-0"), NOISE / train.scaling.scale[0], int(labels[0])
+    level = denoiser.process.schedule.level_with_noise(size)
+    y = train.scaling.to_model(noisy[word : word + 1])
+    clean = test.stored(torch.nonzero(test.labels == word)[:1, 0])
+    network = denoiser.given(class_labels=NOBODY)(level.signal * y, level)
+    power = window_power(denoiser.process.covariance.sample((500, 1, LENGTH), torch.Generator().manual_seed(1)))
+    filtered = [train.scaling.to_data(x) for x in (short_time_wiener(y, size**2 * power), network)]
+    rows.append(torch.cat([noisy[word : word + 1], *filtered, clean]))
+    clips = (torch.stack(rows)[:, :, 0].clamp(-1, 1) * 32767).round().to(torch.int16)
+    return {"clips": clips.numpy(), "words": WORDS}
+
+
 # All of it ----------------------------------------------------------------------------------------------------------
 
 
-def measure(folder: Path, runs: Path, results: Results) -> None:
-    train, test = load(folder)
-    noisy = nidiff.load_dataset(folder / "noisy", scaling="none").all()
+def measure(runs: Path, train: Dataset, test: Dataset, noisy: Tensor, results: Results) -> None:
     file = runs / "listener.pt"
     if not file.exists():
         torch.save(listener(train).state_dict(), file)
@@ -262,7 +285,7 @@ def tables(results: Results) -> str:
     keys = ("digit", "speaker", *METRICS)
     rows = [["real clips", *(f"{results.values['real'][key]:.3f}" for key in keys)]]
     for noise in NOISES:
-        for steps, guidance in ((STEPS[0], 1), (STEPS[1], 1), (STEPS[1], 2)):
+        for steps, guidance in ((STEPS[0], 1), (STEPS[0], 2)):
             sampler = best(results, noise, steps)
             names = [f"{noise}-{seed} {sampler} {steps} guidance {guidance}" for seed in SEEDS]
             found = [results.values[name] for name in names if name in results.values]
@@ -282,5 +305,8 @@ def tables(results: Results) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     stored = Results("speech")
-    measure(Path(sys.argv[1]), Path(sys.argv[2]), stored)
+    data = load(Path(sys.argv[1]))
+    measure(Path(sys.argv[2]), *data, stored)
+    if all((Path(sys.argv[2]) / f"{noise}-0" / "model").exists() for noise in NOISES):
+        np.savez_compressed(FIGURES / "speech.npz", **shown(Path(sys.argv[2]), *data, stored))
     print(tables(stored))
