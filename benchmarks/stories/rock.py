@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import xarray
-from results import Results, markdown, mean_and_spread
+from results import Results, ended, markdown, mean_and_spread
 from scipy.ndimage import label
 from scipy.special import ndtri
 from torch import Tensor
@@ -261,7 +261,7 @@ def measure(path: Path, runs: Path, results: Results) -> None:
     results.measured("slab of another block", lambda: seams(shuffled, real[::16]))
     for seed in SEEDS:
         for noise in NOISES:
-            if (runs / f"{noise}-{seed}" / "model").exists():
+            if ended(runs / f"{noise}-{seed}"):
                 measure_run(path, runs, noise, seed, test, results)
 
 
@@ -273,30 +273,31 @@ def shown(path: Path, runs: Path, train: Tensor, test: Tensor, results: Results)
     ways = {"the rock": real}
     for noise in NOISES:
         rock = Rock(path, runs / f"{noise}-0")
-        ways[f"network, {noise}"] = rock.blocks(porosities, best(results, noise, STEPS[0]), STEPS[0]) > 0.5
+        ways[f"network, {noise}"] = cut_at(rock.blocks(porosities, best(results, noise, STEPS[0]), STEPS[0]), known)
     ways["truncated Gaussian"] = truncated_gaussian(s2, known, generator)
     ways["overlapping spheres"] = overlapping_spheres(radius_of(s2), known, generator)
-    larger = Rock(path, runs / f"{NOISES[0]}-0").larger(2 * SIZE, float(test.mean()), 1)[0, SIZE] > 0.5
+    larger = Rock(path, runs / f"{NOISES[0]}-0").larger(2 * SIZE, float(test.mean()), 1)
     slices = np.stack([pores[:, SIZE // 2].numpy() for pores in ways.values()])
-    return {"ways": list(ways), "slices": slices, "larger": larger.numpy()}
+    return {"ways": list(ways), "slices": slices, "larger": cut_at(larger, known.mean().view(1))[0, SIZE].numpy()}
 
 
 def measure_run(path: Path, runs: Path, noise: str, seed: int, test: Tensor, results: Results) -> None:
     rock, porosities = Rock(path, runs / f"{noise}-{seed}"), test.mean((1, 2, 3, 4))
+    known = (test[:, 0] > 0.5).double().mean((1, 2, 3))
 
     def measured(name: str, measure: Callable[[], dict]) -> None:
         results.measured(f"{noise}-{seed} {name}", measure)
 
     def samples(sampler: str, steps: int) -> dict:
-        return describe(rock.blocks(porosities, sampler, steps) > 0.5)
+        return describe(cut_at(rock.blocks(porosities, sampler, steps), known))
 
     for steps in STEPS:
         for sampler in SAMPLERS if seed == 0 else [best(results, noise, steps)]:
             measured(f"{sampler} {steps}", partial(samples, sampler, steps))
-    known = test[::16, 0] > 0.5
+    borders = test[::16, 0] > 0.5
     for name, network in (("slab", True), ("slab by the Gaussian", False))[: 2 if seed == 0 else 1]:
-        measured(name, partial(rock.filled, test[::16], known, network))
-    measured("larger", lambda: describe(rock.larger(64, float(porosities.mean()), 3) > 0.5))
+        measured(name, partial(rock.filled, test[::16], borders, network))
+    measured("larger", lambda: describe(cut_at(rock.larger(64, float(porosities.mean()), 3), known.mean().repeat(3))))
     measured("asked", lambda: rock.asked((0.1, 0.15, 0.2, 0.25, 0.3), best(results, noise, STEPS[0]), STEPS[0]))
 
 
@@ -340,7 +341,7 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     stored = Results("rock")
     measure(Path(sys.argv[1]), Path(sys.argv[2]), stored)
-    if all((Path(sys.argv[2]) / f"{noise}-0" / "model").exists() for noise in NOISES):
+    if all(ended(Path(sys.argv[2]) / f"{noise}-0") for noise in NOISES):
         numbers = shown(Path(sys.argv[1]), Path(sys.argv[2]), *load(Path(sys.argv[1])), stored)
         np.savez_compressed(Path(__file__).parents[2] / "docs/figures/rock.npz", **numbers)
     print(tables(stored))

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from results import Results, markdown, mean_and_spread
+from results import Results, ended, markdown, mean_and_spread
 from torch import Tensor, nn
 
 import nidiff
+from nidiff.covariance.waves import Waves
 from nidiff.data.dataset import Dataset
 from nidiff.metrics import compare_fields
 
@@ -160,15 +161,22 @@ def window_power(noise: Tensor) -> Tensor:
     return waves.abs().square().mean((0, 2))
 
 
-def word_filters(train: Dataset, labels: Tensor, covariance: nidiff.Covariance, size: float) -> Tensor:
-    """Wiener's gains [N, 1, L] where the spectrum of the word, as this speaker says it, is known."""
-    basis, gains = covariance.basis, {}
+def word_wiener(train: Dataset, labels: Tensor, y: Tensor, noise: Tensor) -> Tensor:
+    """Wiener's filter where the spectrum of the word, as this speaker says it, is known, and that of the noise."""
+    basis = nidiff.power_law((LENGTH,), exponent=1.0, boundary="reflecting").basis
+    noise_power, gains = smooth_power(basis, noise), {}
     for label in labels.unique().tolist():
-        clips = train.batch(torch.nonzero(train.labels == label)[:, 0])
-        power = basis.power(clips.double()).mean((0, 1))
-        power = nn.functional.avg_pool1d(power[None], 33, 1, 16, count_include_pad=False)[0]  # of 45 takes
-        gains[label] = power / (power + size**2 * covariance.values)
-    return torch.stack([gains[label] for label in labels.tolist()])[:, None]
+        power = smooth_power(basis, train.batch(torch.nonzero(train.labels == label)[:, 0]))
+        gains[label] = power / (power + noise_power)
+    return basis.synthesise(
+        torch.stack([gains[label] for label in labels.tolist()])[:, None] * basis.analyse(y)
+    ).float()
+
+
+def smooth_power(basis: Waves, clips: Tensor) -> Tensor:
+    """The mean power of the modes [L] of clips, and over 33 neighbours, 32 Hz."""
+    power = basis.power(clips.double()).mean((0, 1))
+    return nn.functional.avg_pool1d(power[None], 33, 1, 16, count_include_pad=False)[0]
 
 
 @torch.no_grad()
@@ -189,9 +197,7 @@ def denoised(run: Path, train: Dataset, test: Dataset, noisy: Tensor | None) -> 
     found = {
         "noisy": y,
         "wiener": gaussian.denoiser(denoiser.process)(x, level),
-        "wiener of the word": covariance.basis.synthesise(
-            word_filters(train, labels, covariance, size) * covariance.basis.analyse(y.double())
-        ).float(),
+        "wiener of the word": word_wiener(train, labels, y.double(), size * gaussian_noise),
         "short-time wiener": short_time_wiener(y, size**2 * window_power(gaussian_noise)),
     }
     nobody = torch.full_like(labels, NOBODY)
@@ -244,7 +250,7 @@ def measure(runs: Path, train: Dataset, test: Dataset, noisy: Tensor, results: R
     results.measured("real", lambda: real_quality(net, train, test))
     for seed in SEEDS:
         for noise in NOISES:
-            if (runs / f"{noise}-{seed}" / "model").exists():
+            if ended(runs / f"{noise}-{seed}"):
                 measure_run(runs, noise, seed, net, train, test, noisy, results)
 
 
@@ -307,6 +313,6 @@ if __name__ == "__main__":
     stored = Results("speech")
     data = load(Path(sys.argv[1]))
     measure(Path(sys.argv[2]), *data, stored)
-    if all((Path(sys.argv[2]) / f"{noise}-0" / "model").exists() for noise in NOISES):
+    if all(ended(Path(sys.argv[2]) / f"{noise}-0") for noise in NOISES):
         np.savez_compressed(FIGURES / "speech.npz", **shown(Path(sys.argv[2]), *data, stored))
     print(tables(stored))
