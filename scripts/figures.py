@@ -205,6 +205,7 @@ def rock(out: Path) -> None:
 def draw_pores(panel: Axes, plane: Any) -> None:
     panel.imshow(plane, cmap="Greys", vmin=0, vmax=1.2, interpolation="nearest")
     panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(True)
 
 
 @style.drawn
