@@ -5,7 +5,6 @@ figure in docs/figures, where computing them takes long. `--list` says which, an
 """
 
 import argparse
-import csv
 import fnmatch
 import io
 import json
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -30,7 +30,7 @@ from nidiff.cli import main as nidiff_command
 from nidiff.data.figures import save_samples_figure
 from nidiff.data.grid import Grid
 from nidiff.data.pictures import grid_pixels
-from nidiff.evaluation.results import Measured, Result, read_results
+from nidiff.evaluation.results import read_results
 from nidiff.report.contact import save_panels
 from nidiff.report.noise import save_figure
 from nidiff.report.quality import quality_figure
@@ -176,23 +176,49 @@ def samples(name: str, grid: Grid, out: Path) -> None:
     save_samples_figure(torch.from_numpy(numbers(name)["items"]).float(), grid, out)
 
 
-def signals_steps(out: Path) -> None:
-    """The columns of the file: run, sampler, steps, then each metric and its error."""
-    with (NUMBERS / "signals_steps.csv").open() as file:
-        results = [
-            Result(
-                row["run"],
-                row["sampler"],
-                int(row["num_steps"]),
-                metrics={
-                    name: Measured(float(row[name]), float(row[f"{name} (error)"]))
-                    for name in row
-                    if f"{name} (error)" in row
-                },
-            )
-            for row in csv.DictReader(file)
-        ]
-    save_figure(quality_figure(results), out)
+@style.drawn
+def speech(out: Path) -> None:
+    """Spectrograms, in decibels below the loudest of each: four words by row, and the babble below."""
+    found = numbers("speech")
+    figure = Figure((style.WIDTH, 5.4), layout="constrained")
+    grid = figure.subplots(4, 4, sharex=True, sharey=True)
+    window = torch.hann_window(256)
+    for panel, clip in zip(grid.flat, found["clips"].reshape(16, -1), strict=True):
+        power = torch.stft(torch.from_numpy(clip).float(), 256, 64, window=window, return_complex=True).abs().square()
+        levels = 10 * torch.log10(power / power.max() + 1e-6)
+        panel.imshow(levels, origin="lower", aspect="auto", vmin=-50, vmax=0, extent=(0, clip.shape[-1] / 8000, 0, 4))
+    for panel, word in zip(grid[0], found["words"], strict=True):
+        digit, speaker = str(word).split("_")
+        panel.set_title(f"{digit}, {speaker}", fontsize=style.SMALL)
+    for panel, title in zip(grid[3], ("in babble", "short-time Wiener", "network", "clean"), strict=True):
+        panel.set_title(title, fontsize=style.SMALL)
+        panel.set_xlabel("seconds")
+    for panel, title in zip(grid[:, 0], ("recordings", "fitted noise", "white noise", "babble"), strict=True):
+        panel.set_ylabel(f"{title}\nkHz")
+    figure.savefig(out)
+
+
+@style.drawn
+def rock(out: Path) -> None:
+    """Slices of blocks of 32 x 32 x 32 voxels, pores dark, and one of a larger block."""
+    found = numbers("rock")
+    figure = Figure((style.WIDTH, 3.1), layout="constrained")
+    small, large = figure.subfigures(1, 2, width_ratios=(2.1, 1))
+    grid = small.subplots(len(found["slices"][0]), len(found["ways"]))
+    for column, title, pores in zip(grid.T, found["ways"], found["slices"], strict=True):
+        column[0].set_title(str(title).replace(" ", "\n", 1), fontsize=style.SMALL)
+        for panel, plane in zip(column, pores, strict=True):
+            draw_pores(panel, plane)
+    panel = large.subplots()
+    draw_pores(panel, found["larger"])
+    panel.set_title("64³ voxels, periodic", fontsize=style.SMALL)
+    figure.savefig(out)
+
+
+def draw_pores(panel: Axes, plane: Any) -> None:
+    panel.imshow(plane, cmap="Greys", vmin=0, vmax=1.2, interpolation="nearest")
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(True)
 
 
 @style.drawn
@@ -283,9 +309,8 @@ FIGURES = {
         partial(samples, "signals_samples", HEARTBEATS),
         "docs/figures/signals_samples.npz (nidiff train and sample, as docs/signals.md has it, 3 min)",
     ),
-    "signals_steps.png": Drawing(
-        signals_steps, "docs/figures/signals_steps.csv (nidiff train and table, as docs/signals.md has it, 6 min)"
-    ),
+    "speech.png": Drawing(speech, "docs/figures/speech.npz (benchmarks/stories/speech.py)"),
+    "rock.png": Drawing(rock, "docs/figures/rock.npz (benchmarks/stories/rock.py)"),
     "video_samples.png": Drawing(
         partial(samples, "video_samples", TURBULENCE),
         "docs/figures/video_samples.npz (nidiff train and sample, as docs/video.md has it, 4 min)",

@@ -10,8 +10,11 @@ from diffusers.models.embeddings import get_timestep_embedding
 from problems import refused
 
 import nidiff
+from nidiff.data.spec import DataSpec
 from nidiff.model.network import BUILDERS, build_network
 from nidiff.model.unet import FieldUNet, continued, level_waves, to_channels, to_neighbours
+from nidiff.training.build import build
+from nidiff.training.experiment import Experiment
 
 SMALL = {"widths": (8, 16), "layers": 1}
 SIZES = {1: (16,), 2: (8, 12), 3: (4, 8, 8)}
@@ -88,6 +91,28 @@ def test_patches_are_exact(size, patch):
     assert torch.equal(to_neighbours(inside, patch), x)
     if len(size) == 2:  # each channel is one place in the patch
         assert torch.equal(inside[:, 1], x[:, 0, ::2, 1::3])
+
+
+def test_outputs_have_at_most_the_first_width_of_numbers_for_each_patch():
+    """So white noise has a part that no weights can repeat; where training may meet it, it is said."""
+
+    def rank(patch: int) -> int:
+        net = network((8, 8), 1, patch=patch)
+        with torch.no_grad():
+            outputs = net(field((8, 8), 1, batch=200), 10).flatten(1).double()
+        return int(torch.linalg.matrix_rank(outputs - outputs.mean(0), rtol=1e-5))
+
+    assert rank(4) == 8 * 4  # 8 channels for each of 4 patches
+    assert rank(2) == 64  # the control: all numbers
+
+    def said(**settings) -> list[str]:
+        given = {"covariance": "white", "target": "v", "network": "unet:patch=4", "widths": (8,), "attention": ()}
+        trainer = build(Experiment(data=DataSpec("digits"), **given | settings))
+        return [note for note in trainer.notes if "patch" in note]
+
+    assert len(said()) == 1
+    for other in ({"network": "unet:patch=2"}, {"target": "x0"}, {"covariance": "gff"}, {"widths": (16,)}):
+        assert said(**other) == []
 
 
 def test_a_factorised_network_halves_space_and_mixes_frames_one_apart():

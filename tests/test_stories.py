@@ -6,10 +6,12 @@ import re
 import runpy
 import shlex
 import wave
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 import xarray
 from PIL import Image
@@ -124,6 +126,109 @@ def test_volumes(tmp_path, monkeypatch, capsys):
         assert 0.5 < np.log(samples.density).std() / np.log(data.density).std() < 1.5
     story["draw"]("volumes.nc", ["runs/matern", "runs/own"])
     assert Path("volumes.png").stat().st_size > 30_000
+
+
+def benchmark(name: str, monkeypatch) -> dict:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "stories"))
+    return runpy.run_path(str(ROOT / "benchmarks" / "stories" / f"{name}.py"))
+
+
+def test_rock(tmp_path, monkeypatch, capsys):
+    """Blocks of a small rock, held out below those to train on, and what is observed without a slab."""
+    monkeypatch.chdir(tmp_path)
+    field = nidiff.matern((64, 64, 64), length_scale=4.0).sample((64, 64, 64), torch.Generator().manual_seed(0))
+    planes = [Image.fromarray(np.where(plane > 0.8, 255, 0).astype(np.uint8)) for plane in field.numpy()]
+    planes[0].save("berea.tif", save_all=True, append_images=planes[1:])
+    example("rock")["main"]("berea.tif", "berea.nc", size=8)
+    small = {
+        "train": SHORT | {"--batch-size": "8", "--widths": "8", "--held-out": "start=23:", "--no-report": ""},
+        "sample": {"--seeds": "0-3"},
+        "restore": {"--num-steps": "2"},
+    }
+    printed = run(commands("rock.md"), small, capsys)
+    (file,) = tmp_path.glob("runs/matern-0/generated/*/samples.nc")
+    with xarray.open_dataset("berea.nc") as data, xarray.open_dataset(file) as samples:
+        assert samples.pore.shape == (4, 8, 8, 8)
+        np.testing.assert_allclose(data.porosity, data.pore.mean(("z", "y", "x")), rtol=1e-5)
+        first, held_out = data.start.values, data.start.values >= 23
+        assert first[~held_out].max() + 8 <= 23  # no block to train on reaches into those that are held out
+        np.testing.assert_array_equal(np.load("block.npy"), data.pore[held_out][0])
+    folder = Path(output(printed, "restore").strip())
+    observed, known = np.load(folder / "observed.npy")[0, ..., 0], np.load("slab.npy")
+    np.testing.assert_array_equal(np.isnan(observed), ~known)
+    assert np.abs(observed - np.load("block.npy"))[known].max() < 0.1  # the noise
+
+
+def test_measures_of_pores_and_rocks_by_formula(monkeypatch):
+    """Chords and faces of a box, and the porosity, surface and two-point function of the baselines."""
+    rock, generator = benchmark("rock", monkeypatch), torch.Generator().manual_seed(0)
+    box = torch.zeros(1, 8, 8, 8, dtype=torch.bool)
+    box[0, 2:5, 3:5, 1:7] = True  # 3 x 2 x 6 voxels
+    shares = np.zeros(9)
+    shares[[3, 2, 6]] = np.array([12, 18, 6]) / 36
+    np.testing.assert_allclose(rock["chords"](box), shares)
+    assert rock["surface"](box) == pytest.approx(2 * (6 + 12 + 18) / (7 * 8 * 8))
+    assert rock["connected"](box) == 1
+    box[0, 0, 0, 0] = True
+    assert rock["connected"](box) == 36 / 37
+
+    asked = torch.full((12,), 0.2, dtype=torch.float64)
+    wanted = 0.04 + 0.16 * torch.exp(-torch.arange(32) / 3.0)
+    gaussian = rock["truncated_gaussian"](wanted, asked, generator)
+    assert gaussian.double().mean((1, 2, 3)).sub(0.2).abs().max() < 1e-3
+    assert (rock["two_point"](gaussian)[1:6] - wanted[1:6]).abs().max() < 0.01
+    spheres = rock["overlapping_spheres"](4.0, asked, generator)
+    assert spheres.double().mean().item() == pytest.approx(0.2, abs=0.03)
+    measured = rock["two_point"](spheres)
+    assert rock["radius_of"](measured) == pytest.approx(4.0, abs=0.5)
+
+
+@pytest.mark.filterwarnings("ignore:.*continued with silence")
+def test_speech(tmp_path, monkeypatch, capsys):
+    """From WAV files named as those of the data set to sounds of the same kind; the noise is other speakers'."""
+    monkeypatch.chdir(tmp_path)
+    rng, recordings = np.random.default_rng(0), Path("free-spoken-digit-dataset/recordings")
+    recordings.mkdir(parents=True)
+    for digit, (speaker, pitch), take in product((0, 1), (("george", 200), ("lucas", 900)), range(10)):
+        wave = np.sin(2 * np.pi * pitch * (1 + digit / 4) / 8000 * np.arange(rng.integers(2000, 6000)))
+        soundfile.write(recordings / f"{digit}_{speaker}_{take}.wav", 0.3 * rng.random() * wave, 8000)
+    example("speech")["main"](recordings, Path("out/fsdd"))
+    small = {
+        "train": SHORT | {"--batch-size": "4", "--widths": "16 16", "--attention": "1", "--no-report": ""},
+        "sample": {"--seeds": "0-3", "--num-steps": "2"},
+        "evaluate": {"--seeds": "0-3", "--num-steps": "2", "--bootstrap": "0"},
+        "denoise": {"--num-steps": "2"},
+    }
+    printed = run(commands("speech.md"), small, capsys)
+    assert re.search(r"^(spectrum|values|increments) ", output(printed, "evaluate"), re.M)
+    folder = Path(output(printed, "sample").strip())
+    assert np.load(folder / "samples.npz")["classes"].tolist() == [0, 1, 2, 3]
+    for path in (folder / "wav").glob("*.wav"):
+        sound, rate = soundfile.read(path)
+        assert (len(sound), rate) == (4096, 8000)
+
+    # Of the noise of a clip nothing is at the pitches of its own speaker.
+    for name, own, other in (("0_george", (200, 250), (900, 1125)), ("1_lucas", (900, 1125), (200, 250))):
+        clean = example("speech")["middle"](soundfile.read(f"out/fsdd/test/{name}/0.wav")[0])
+        noise = soundfile.read(f"out/fsdd/noisy/{name}.wav")[0] - clean
+        power = np.abs(np.fft.rfft(noise * np.hanning(4096))) ** 2
+        at_own, at_other = (sum(power[round(f * 4096 / 8000)] for f in pitches) for pitches in (own, other))
+        assert at_own < 0.1 * at_other
+        assert noise.std() == pytest.approx(0.07, rel=0.02)
+
+
+def test_measures_of_speech_by_formula(monkeypatch):
+    """No loudness improves the ratio, and the filter in short windows does, of a tone that begins in the middle."""
+    speech, generator = benchmark("speech", monkeypatch), torch.Generator().manual_seed(0)
+    tone = torch.sin(0.3 * torch.arange(4096)).view(1, 1, -1) * (torch.arange(4096) > 2000)
+    noise = torch.randn(50, 1, 4096, generator=generator)
+    ratio = speech["si_sdr"](tone + 0.5 * noise[:1], tone)
+    expected = 10 * torch.log10(tone.square().mean() / 0.25)
+    assert ratio.item() == pytest.approx(expected.item(), abs=0.3)
+    torch.testing.assert_close(speech["si_sdr"](7 * (tone + 0.5 * noise[:1]), tone), ratio)
+    power = 0.25 * speech["window_power"](noise)
+    filtered = speech["short_time_wiener"](tone + 0.5 * noise[:1], power)
+    assert speech["si_sdr"](filtered, tone) > ratio + 6
 
 
 def test_sounds_come_out_as_they_went_in(tmp_path, monkeypatch, capsys):

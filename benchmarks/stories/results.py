@@ -3,9 +3,12 @@
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import nidiff
+from nidiff.errors import InputError
 from nidiff.files import replace_json
 
 FOLDER = Path(__file__).parent.parent / "results"
@@ -25,6 +28,14 @@ class Results:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             replace_json(self.path, self.values)
         return self.values[name]
+
+
+def ended(run: Path) -> bool:
+    """Whether this training is there and has come to its end."""
+    with suppress(InputError):
+        nidiff.load_model(run)
+        return True
+    return False
 
 
 def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:

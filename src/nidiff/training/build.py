@@ -35,6 +35,7 @@ from nidiff.memory import require_memory
 from nidiff.model import network
 from nidiff.model.config import scheduler_config
 from nidiff.model.folder import open_stored
+from nidiff.model.unet import FieldUNet
 from nidiff.model.zoo import find_model
 from nidiff.notation import call, parse_call
 from nidiff.precision import has_bf16
@@ -57,6 +58,7 @@ MOST_FITTED = 10_000  # items that Σ and the Gaussian are fitted to
 MOST_MIXED = 60_000  # items that the mixture is fitted to
 MOST_STORED = 2**21  # numbers of the mixture by default: 8 MB
 MOST_CLUSTERS, ITEMS_PER_CLUSTER, LEAST_RANK = 20, 200, 50  # in every class, by default
+HAS_NOISE = ("eps", "noise", "v", "velocity", "score")  # the targets of which noise is a part
 MIXTURES = ("auto", "classes", "clusters", "none")
 
 
@@ -161,6 +163,7 @@ def build(
     else:
         covariance, gaussian, schedule = stored.process.covariance, stored.gaussian, stored.process.schedule
     net = build_network(experiment, data).train()
+    notes += _patch_notes(experiment, net, covariance)
     if experiment.initial is not None and (resumed is None or not list_checkpoints(resumed.checkpoints)):
         notes += set_weights(net, experiment, experiment.initial)
     ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
@@ -322,6 +325,19 @@ def _edge_notes(experiment: Experiment, data: Dataset, covariance: Covariance) -
     if not axes:
         return []
     return [f"the noise is periodic along {', '.join(axes)}, and crops are not: give `boundary` reflecting there"]
+
+
+def _patch_notes(experiment: Experiment, net: torch.nn.Module, covariance: Covariance) -> list[str]:
+    """That the network cannot repeat white noise, which is part of what it is to predict: the output of each patch is
+    a linear function of as many numbers as the first width."""
+    if not isinstance(net, FieldUNet):
+        return []
+    values, width = covariance.values, net.config["widths"][0]
+    numbers = math.prod(net.patch) * net.config["out_channels"]
+    if width >= numbers or experiment.target not in HAS_NOISE or bool((values != values.flatten()[0]).any()):
+        return []
+    problem = f"white noise has {numbers} numbers in each patch, and the network {width} channels for them"
+    return [f"{problem}: give a smaller patch, a first of `widths` that is larger, or `target` x0"]
 
 
 @dataclass
