@@ -243,10 +243,10 @@ class Restore:
     compared with FILE."""
     truth: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """What the data were, to compare the samples with."""
-    method: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: gaussian or jacobian)")] = None
-    """gaussian (with the Gaussian of the data that the model knows), jacobian (with that of the network: slower, for
-    any model), gradient (guidance by a gradient), dps (as published, with its step size: dps:scale=1), or replacement
-    (for masks without noise)."""
+    method: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: gaussian or mmps)")] = None
+    """gaussian (with the Gaussian of the data that the model knows), mixture (with its mixture, for up to 2048 values),
+    mmps (with the network's own moments: slower, for any model), tmpd, pigdm, gradient, dps, diffpir, or replacement
+    (for masks without noise); with settings, as in dps:scale=1."""
     quiet: QuietFlag = False
 
     def run(self) -> None:
