@@ -16,7 +16,7 @@ from nidiff import operators as op
 from nidiff.diffusion.mixture import MixtureModel
 from nidiff.inverse.mixture import MixtureMoments
 from nidiff.inverse.moments import GaussianMoments, NotLinear, with_jacobian
-from nidiff.inverse.systems import System
+from nidiff.inverse.systems import System, kept
 from nidiff.sampling.particles import FewParticles, Particles, sample_particles
 from nidiff.testing.problems import normal, smooth_net, uniform_in_logsnr
 
@@ -527,3 +527,14 @@ def test_what_a_method_cannot_do_is_refused():
 
 
 SMALL = nidiff.Identity((3, 2))
+
+
+def test_what_is_kept_of_all_observations_together_is_bounded(monkeypatch):
+    monkeypatch.setattr("nidiff.inverse.systems.MOST_NUMBERS", 30)
+    first, second = (nidiff.Observation(torch.zeros(1, 1, 4), nidiff.operators.subsample(1), 0.1) for _ in range(2))
+    made = []
+    for observation, key in [(first, 0), (first, 1), (first, 0), (second, 0), (second, 1), (second, 0), (first, 1)]:
+        kept(observation, key, 10, lambda key=key: made.append(key))
+    assert made == [0, 1, 0, 1]  # all but the last of the first one, which was dropped for the second
+    kept(first, 0, 10, lambda: made.append("again"))
+    assert made[-1] == "again"

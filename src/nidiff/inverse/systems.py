@@ -28,11 +28,11 @@ from nidiff.inverse.operators import Function
 from nidiff.randomness import white_noise
 
 MOST_DENSE = 1024  # entries of a row of y for which the matrix is made
-MOST_NUMBERS = 2**25  # of all the matrices that are kept for an observation
+MOST_NUMBERS = 2**26  # of all the matrices that are kept, 512 MB
 ROUGH = 1e-4  # a tolerance for which float32 is enough
 PROBES = 8  # random vectors that a diagonal is estimated from
 T = TypeVar("T")
-_TABLES: WeakKeyDictionary[Observation, dict[Hashable, Any]] = WeakKeyDictionary()
+_TABLES: WeakKeyDictionary[Observation, dict[Hashable, tuple[Any, int]]] = WeakKeyDictionary()
 
 
 class Solved(NamedTuple):
@@ -173,14 +173,17 @@ class System:
 
 
 def kept(observation: Observation, key: Hashable, size: int, make: Callable[[], T]) -> T:
-    """What ``make``, about ``size`` numbers, returned for the observation and ``key``; those made last are kept."""
-    tables = _TABLES.setdefault(observation, {})
-    if key not in tables:
+    """What ``make``, about ``size`` numbers, returned for the observation and ``key``. Those made last are kept, of all
+    observations together up to `MOST_NUMBERS`, and the last two of this one in any case."""
+    mine = _TABLES.setdefault(observation, {})
+    if key not in mine:
         with torch.inference_mode(False), torch.no_grad():
-            tables[key] = make()
-        while len(tables) > max(2, MOST_NUMBERS // size):
-            tables.pop(next(iter(tables)))
-    return cast(T, tables[key])
+            mine[key] = make(), size
+        spare = sum(size for tables in _TABLES.values() for _, size in tables.values()) - MOST_NUMBERS
+        for tables in [*(tables for tables in _TABLES.values() if tables is not mine), mine]:
+            while spare > 0 and len(tables) > (2 if tables is mine else 0):
+                spare -= tables.pop(next(iter(tables)))[1]
+    return cast(T, mine[key][0])
 
 
 def seen(observation: Observation) -> Tensor:

@@ -332,7 +332,7 @@ def _patch_notes(experiment: Experiment, net: torch.nn.Module, covariance: Covar
     a linear function of as many numbers as the first width."""
     if not isinstance(net, FieldUNet):
         return []
-    values, width = covariance.values, net.config["widths"][0]
+    values, width = covariance.values, net.norm.num_channels
     numbers = math.prod(net.patch) * net.config["out_channels"]
     if width >= numbers or experiment.target not in HAS_NOISE or bool((values != values.flatten()[0]).any()):
         return []
