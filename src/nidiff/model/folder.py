@@ -149,8 +149,8 @@ def _open_whole(
         missing = missing_modules(read_object(place / CONFIG))
         if not missing:
             raise
-        problem = f"was saved with parts of {' and '.join(missing)}, which was not imported"
-        raise FileError("folder", place, problem, f"import it first: nidiff --import {missing[0]}") from error
+        remedy = f"import {' and '.join(missing)} first (nidiff --import {missing[0]}), or {error.remedy}"
+        raise type(error)(error.argument, error.value, error.problem, remedy) from error
 
 
 def _has_weights(place: Path, weights: Mapping[str, torch.Tensor]) -> bool:
