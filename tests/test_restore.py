@@ -97,6 +97,11 @@ def test_a_data_set_is_named_where_a_file_is_given(run, model, digits, tmp_path)
         assert code == 2
         assert said.count("\n") == 1
         assert wrong.partition(":")[0] in said
+    restoring = ("restore", model, "digits:2,5", "--mask", "left", "--degrade", *FEW)
+    assert run(*restoring, "--out", tmp_path / "restored")[0] == 0
+    truth = nidiff.load_dataset("digits", split="test").values[[2, 5], 0]
+    seen = read(tmp_path / "restored")["observed"][..., 0]
+    np.testing.assert_allclose(seen[..., :4], truth[..., :4], atol=1e-3)
 
 
 def test_the_samples_are_those_of_the_library(run, model, digits, tmp_path):

@@ -212,8 +212,9 @@ class Restore:
     """A run directory of nidiff train, its model folder, or the name of a model that ships (see nidiff models)."""
     restoring: Annotated[RestoringFlags, arg(name="")]
     file: Annotated[Positional[Path | None], arg(metavar="FILE", help_behavior_hint="")] = None
-    """What was observed, in the units of the data: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, or a folder of
-    pictures or sounds. Units and axes that a file names are matched with the model's. With --stations alone, none."""
+    """What was observed, in the units of the data: a picture, a sound, .npy, .npz, NetCDF, HDF5, Zarr, a folder of
+    pictures or sounds, or, with --degrade, held-out items of a data set with a name, such as turbulence:0-3. Units and
+    axes that a file names are matched with the model's. With --stations alone, none."""
     mask: Annotated[str | None, arg(metavar="FILE_OR_WORD", help_behavior_hint="")] = None
     """What is observed: the left, right, top or bottom half, the center, random:0.03 (that share of the points), the
     ones of an array or the white of a picture, or a variable of FILE; not-center is all but the center, and so on."""
