@@ -77,7 +77,7 @@ def renamed(before: str, argument: str) -> Iterator[None]:
         raise type(error)(argument, error.value, error.problem, error.remedy) from error
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What an error of another library says, in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:150]
 

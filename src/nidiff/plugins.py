@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import ModuleType
 
 from nidiff.errors import InputError, first_line
 
@@ -44,15 +45,24 @@ def import_plugins(modules: Iterable[str] = ()) -> None:
             plugin.load()
         except Exception as error:  # whatever somebody else's module raises
             warnings.warn(f"the plugin {plugin.value} was left out ({first_line(error)}).", stacklevel=2)
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
     for module in modules:
         try:
-            importlib.import_module(module)
-        except Exception as error:
+            import_here(module)
+        except (Exception, SystemExit) as error:  # it is a program
             problem = f"cannot be imported ({type(error).__name__}: {first_line(error)})"
             raise InputError(FLAG, module, problem, "correct it, install it, or run this where its file is") from error
         IMPORTED.append(module)
+
+
+def import_here(module: str) -> ModuleType:
+    """A module that the user names, of the current folder or an installed one. The folder is searched for this module
+    alone, so that other files in it are not taken for packages that are missing."""
+    before = [*sys.path]
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.path[:] = before
 
 
 def import_words() -> list[str]:

@@ -1,7 +1,5 @@
 """A linear operator of the user's own, and the errors of an observation, as the command line is given them."""
 
-import importlib
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +19,7 @@ from nidiff.generation.observations import NOISE, amplitude, seeded
 from nidiff.inverse import operators
 from nidiff.inverse.observation import Observation
 from nidiff.inverse.operators import Operator
+from nidiff.plugins import import_here
 from nidiff.randomness import white_noise
 from nidiff.recipe import check_number
 
@@ -34,14 +33,10 @@ def load_operator(text: str) -> Operator:
     module, _, name = text.partition(":")
     if not module or not name:
         raise InputError("operator", text, "is not a name", NAMED)
-    before = [*sys.path]
     try:
-        sys.path.insert(0, str(Path.cwd()))
-        found: Any = getattr(importlib.import_module(module), name)
+        found: Any = getattr(import_here(module), name)
     except (Exception, SystemExit) as error:  # it is a program
-        raise InputError("operator", text, f"cannot be imported ({first_line(error)})", NAMED) from error  # type: ignore[arg-type]
-    finally:
-        sys.path[:] = before
+        raise InputError("operator", text, f"cannot be imported ({first_line(error)})", NAMED) from error
     if isinstance(found, Operator):
         return found
     if not callable(found):

@@ -64,6 +64,15 @@ class GaussianMoments:
         return system.fluctuation(draw, noise, variance, 10 * self.tolerance, self.iterations)
 
 
+def gaussian_vary(
+    denoiser: Denoiser, observation: Observation, x: Tensor, x0: Tensor, level: Level, white: White
+) -> Tensor | None:
+    """A draw of N(0, Cov[x0 | x, y]) by the data's Gaussian; None without one."""
+    if denoiser.gaussian is None:
+        return None
+    return GaussianMoments().vary(denoiser, observation, x, x0, level, white)
+
+
 @dataclass(frozen=True)
 class MMPS:
     """Moment matching with V = (sigma²/signal) Σ Jᵀ of the network itself (moment matching posterior sampling, Rozet et
@@ -79,11 +88,7 @@ class MMPS:
         x0, variance = with_jacobian(denoiser, x, level)
         return kalman(observation, x0, level, variance, None, self.tolerance, self.iterations)
 
-    def vary(
-        self, denoiser: Denoiser, observation: Observation, x: Tensor, x0: Tensor, level: Level, white: White
-    ) -> Tensor | None:
-        """What x0 varies by as the data's Gaussian knows it."""
-        return gaussian_vary(denoiser, observation, x, x0, level, white)
+    vary = staticmethod(gaussian_vary)
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,7 @@ class TMPD:
         weights = torch.where(rows > 0, system.misfit / rows.clamp(min=torch.finfo(rows.dtype).tiny), 0.0)
         return x0 + variance(system.near.transpose(weights)).to(x0)
 
-    def vary(
-        self, denoiser: Denoiser, observation: Observation, x: Tensor, x0: Tensor, level: Level, white: White
-    ) -> Tensor | None:
-        """What x0 varies by as the data's Gaussian knows it."""
-        return gaussian_vary(denoiser, observation, x, x0, level, white)
+    vary = staticmethod(gaussian_vary)
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,7 @@ class Gradient:
             self.iterations,
         )
 
-    def vary(
-        self, denoiser: Denoiser, observation: Observation, x: Tensor, x0: Tensor, level: Level, white: White
-    ) -> Tensor | None:
-        """What x0 varies by as the data's Gaussian knows it."""
-        return gaussian_vary(denoiser, observation, x, x0, level, white)
+    vary = staticmethod(gaussian_vary)
 
 
 def isotropic_variance(denoiser: Denoiser, level: Level) -> float:
@@ -159,15 +156,6 @@ def isotropic_variance(denoiser: Denoiser, level: Level) -> float:
     data = 1.0 if denoiser.gaussian is None else denoiser.gaussian.covariance.eigenvalues.mean().item()
     signal, sigma = (each.values.square().mean().item() for each in (level.signal, level.sigma))
     return data * sigma / (data * signal + sigma)
-
-
-def gaussian_vary(
-    denoiser: Denoiser, observation: Observation, x: Tensor, x0: Tensor, level: Level, white: White
-) -> Tensor | None:
-    """A draw of N(0, Cov[x0 | x, y]) by the data's Gaussian; None without one."""
-    if denoiser.gaussian is None:
-        return None
-    return GaussianMoments().vary(denoiser, observation, x, x0, level, white)
 
 
 def kalman(

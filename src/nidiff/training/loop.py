@@ -43,8 +43,8 @@ Batch = tuple[Tensor, dict[str, Tensor], list[torch.Generator]]
 
 
 def train(trainer: Trainer, run: RunDirectory, trackers: Sequence[Tracker] = ()) -> None:
-    """Train from ``trainer.step`` to the end, and save the model in the run directory. ``trackers`` are told what the
-    log is.
+    """Train from ``trainer.step`` to the end, and save the model in the run directory. ``trackers`` get the numbers of
+    the log.
 
     Raises `Interrupted` after SIGINT or SIGTERM, with a checkpoint of the step it stopped at.
     """

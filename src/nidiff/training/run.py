@@ -45,12 +45,8 @@ if TYPE_CHECKING:
 
 FILES = (EXPERIMENT, "log.jsonl", "metrics.json", "report.html", "trackers.json")
 FOLDERS = ("checkpoints", "model", "tensorboard", "wandb", "samples", "generated", "steps")
-IN_PLACE = (
-    "log.jsonl",
-    "samples",
-    "tensorboard",
-    "wandb",
-)  # written where they are: a link could lead to anybody's files
+# What is written where it is: a link could lead to anybody's files.
+IN_PLACE = ("log.jsonl", "samples", "tensorboard", "wandb")
 RESTORE = "restore what it was, or begin a new run in another directory"
 
 

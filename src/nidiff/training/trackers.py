@@ -43,12 +43,11 @@ def started_trackers(names: Sequence[str], run: RunDirectory, experiment: Experi
                 continue
             tracker = _start(name, run, known.get(name))
             stack.callback(tracker.finish)
-            known[name] = tracker.tracker.id if name == "wandb" else tracker.tracker.info.run_id
-            if known[name] not in known.get("described", []):  # MLflow refuses a setting that has changed
+            if name not in known:  # of a run that is resumed, MLflow refuses a setting that has changed
                 tracker.store_init_configuration(settings)
-                known["described"] = [*known.get("described", []), known[name]]
-            with run.writing():
-                replace_json(run.trackers_file, known)
+                known[name] = tracker.tracker.id if name == "wandb" else tracker.tracker.info.run_id
+                with run.writing():
+                    replace_json(run.trackers_file, known)
             trackers.append(tracker)
         yield trackers
 
