@@ -133,6 +133,28 @@ def test_a_blur_takes_tens_of_iterations():
         assert relative(found, exact) < 0.01
 
 
+@pytest.mark.parametrize("per_image", [False, True])
+def test_a_mask_of_half_of_all_points_takes_tens_of_iterations(per_image, monkeypatch):
+    """At the noisiest level, with little noise of y; without the preconditioner hundreds."""
+    event, calls, apply = (64, 64), [], System.matrix
+    model = nidiff.GaussianModel(torch.zeros(1, *event), nidiff.matern(event, 6.0))
+    level, denoiser = SCHEDULE.level(19), model.denoiser(nidiff.Process(SCHEDULE, model.power(0.5)))
+    variance, x0 = denoiser.variance(level), denoiser(normal(2, 1, *event).float(), level)
+    count = 2 if per_image else 1
+    seen = op.mask(torch.rand(count, 1, *event, generator=torch.Generator().manual_seed(3)) < 0.5)
+    y = seen(model.sample((count, 1, *event), 0) + 0.02 * normal(count, 1, *event, seed=1))
+    monkeypatch.setattr(System, "matrix", lambda *arguments: calls.append(1) or apply(*arguments))
+    system = System(nidiff.Observation(y, seen, 0.02), x0)
+    numbers, found = [], []
+    for each, tolerance in ((variance, 1e-3), (variance.apply, 1e-3), (variance, 1e-10)):
+        calls.clear()
+        found.append(system.solve(system.misfit, each, tolerance, 3000).update)
+        numbers.append(len(calls))
+    assert numbers[0] <= 45
+    assert numbers[1] > 100
+    assert relative(found[0], found[2]) < 1e-3
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_the_three_ways_to_solve_agree(noise, monkeypatch):
     """By a matrix, in modes and in the space of y: the same weights and update."""

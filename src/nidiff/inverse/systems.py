@@ -6,8 +6,8 @@ Where V is diagonal in a basis and A is linear, it is solved in the cheapest of 
 - every entry has noise, and A is not just a mask (a blur): by conjugate gradients on δ = V^½ u with
   (I + V^½ Aᵀ R⁻¹ A V^½) u = V^½ Aᵀ R⁻¹ (y − A x̂0). In the basis of V the matrix is nearly diagonal, and its diagonal is
   the preconditioner. An edge that A and V treat differently costs iterations, but the range of V/R does not;
-- else (large masks, hard constraints) by conjugate gradients on w; the preconditioner is that of the same share of
-  pixels, seen everywhere, for a mask, and else the diagonal in a basis over y.
+- else (large masks, hard constraints) by conjugate gradients on w. The preconditioner of a mask has the strongest modes
+  of V as they are, and the mean of the others; else it is the diagonal in a basis over y.
 
 For any other V, such as that of a network's Jacobian, by conjugate gradients on w without a preconditioner.
 """
@@ -31,6 +31,7 @@ MOST_DENSE = 1024  # entries of a row of y for which the matrix is made
 MOST_NUMBERS = 2**26  # of all the matrices that are kept, 512 MB
 ROUGH = 1e-4  # a tolerance for which float32 is enough
 PROBES = 8  # random vectors that a diagonal is estimated from
+STRONGEST = 512  # modes that the preconditioner of a mask has as they are
 T = TypeVar("T")
 _TABLES: WeakKeyDictionary[Observation, dict[Hashable, tuple[Any, int]]] = WeakKeyDictionary()
 
@@ -68,9 +69,12 @@ class System:
             weights[:, index] = torch.cholesky_solve(right.flatten(1)[:, index].T, matrix.to(right)).T
             weights = weights.reshape(right.shape)
             return Solved(weights, variance.apply(self.near.transpose(weights)))
-        if not self.observation.operator.is_mask and (precision := self.observation.precision(right)) is not None:
-            return self._in_modes(right, variance, precision, tolerance, iterations)
-        return self._plain(right, variance.apply, self._preconditioner(variance), tolerance, iterations)
+        has_noise = self.observation.precision(right) is not None
+        if has_noise and tolerance >= ROUGH and self.x0.dtype is torch.float32 is not right.dtype:
+            rough = System(self.observation, self.x0, torch.float32)  # twice as fast, and good enough
+            found = rough._iterated(right.float(), variance, tolerance, iterations)
+            return Solved(found.weights.to(right), found.update.to(right))
+        return self._iterated(right, variance, tolerance, iterations)
 
     def fluctuation(self, draw: Tensor, noise: Tensor, variance: Modes, tolerance: float, iterations: int) -> Tensor:
         """A draw of N(0, V − V Aᵀ (A V Aᵀ + R)⁻¹ A V) from ``draw`` ~ N(0, V) and ``noise`` ~ N(0, R): what is left of
@@ -107,14 +111,15 @@ class System:
 
         return self._kept(("factor", like.dtype, *_key(variance)), count**2, make)
 
+    def _iterated(self, right: Tensor, variance: Modes, tolerance: float, iterations: int) -> Solved:
+        precision = self.observation.precision(right)
+        if self.observation.operator.is_mask or precision is None:
+            return self._plain(right, variance.apply, self._preconditioner(variance), tolerance, iterations)
+        return self._in_modes(right, variance, precision, tolerance, iterations)
+
     def _in_modes(
         self, right: Tensor, variance: Modes, precision: Function, tolerance: float, iterations: int
     ) -> Solved:
-        if tolerance >= ROUGH and self.x0.dtype is torch.float32 is not right.dtype:  # twice as fast, and good enough
-            rough = System(self.observation, self.x0, torch.float32)
-            rough_right = right.float()
-            found = rough._in_modes(rough_right, variance, precision, tolerance, iterations)
-            return Solved(found.weights.to(right), found.update.to(right))
         basis, near = cast(Basis, variance.basis), self.near
         root = variance.values.sqrt().to(right)
 
@@ -147,11 +152,7 @@ class System:
         if basis is None:
             return None
         if observation.operator.is_mask:
-            seen = observation.operator(torch.ones_like(self.x0)).to(like)
-            axes = tuple(range(1, seen.ndim))
-            noise = self.noise(seen).sum(axes, keepdim=True) / seen.sum(axes, keepdim=True)
-            diagonal = seen.mean(axes, keepdim=True) * variance.values.to(like) + noise.clamp(min=0.0)
-            return lambda r: seen * basis.synthesise(basis.analyse(r) / diagonal)
+            return self._of_mask(variance)
 
         def make() -> Tensor:
             probed = System(observation, self._probes())
@@ -162,6 +163,44 @@ class System:
 
         diagonal = self._kept(("matrix", like.dtype, *_key(variance)), like[0].numel(), make)
         return lambda r: basis.synthesise(basis.analyse(r) / diagonal)
+
+    def _of_mask(self, variance: Modes) -> Function:
+        """About (A V Aᵀ + R)⁻¹ for a mask: with B the strongest modes of V at the observed places, v their variances,
+        and d the mean of R and of what the other modes add, (B v Bᵀ + d)⁻¹ = (1 − B (d/v + BᵀB)⁻¹ Bᵀ)/d (Woodbury)."""
+        like, basis = self.near.value, cast(Basis, variance.basis)
+        seen = self.observation.operator(torch.ones_like(self.x0)).to(like)
+        axes = tuple(range(1, seen.ndim))
+        masks = seen if self.observation.is_per_image else seen[:1]
+        values = variance.values.to(like).expand(self.x0.shape[1:]).flatten()
+        count = min(len(values) // 4, int(STRONGEST / len(masks) ** 0.5))
+        strongest, modes = values.topk(count)
+        noise = self.noise(seen).sum(axes) / seen.sum(axes).clamp(min=1.0)
+        rest = noise.clamp(min=0.0) + (values.sum() - strongest.sum()).clamp(min=0.0) / len(values)
+        rest = rest.clamp(min=1e-9 * values.max().item())[: len(masks)]
+
+        def products() -> Tensor:
+            """BᵀB of each mask, by the modes in turn."""
+            units = torch.zeros(count, len(values)).to(like)
+            units[torch.arange(count, device=like.device), modes] = 1.0
+            images = basis.synthesise(units.reshape(count, *self.x0.shape[1:]))
+            return torch.stack([basis.analyse(mask * images).flatten(1)[:, modes] for mask in masks])
+
+        def inverse() -> Tensor:
+            size = len(masks) * count**2
+            gram = self._kept(("modes", like.dtype, basis, modes.cpu().numpy().tobytes()), size, products)
+            ratio = rest[:, None] / strongest.clamp(min=torch.finfo(like.dtype).tiny)
+            return torch.linalg.inv(torch.diag_embed(ratio.double()) + gram).to(like)
+
+        inner = self._kept(("mask", like.dtype, *_key(variance)), len(masks) * count**2, inverse)
+        divisor = rest.reshape(-1, *[1] * len(axes))
+
+        def preconditioner(r: Tensor) -> Tensor:
+            known = basis.analyse(r).flatten(1)[:, modes]
+            spread = torch.zeros_like(r).flatten(1)
+            spread[:, modes] = known @ inner[0] if len(inner) == 1 else (known[:, None] @ inner)[:, 0]
+            return (r - seen * basis.synthesise(spread.reshape(r.shape))) / divisor
+
+        return preconditioner
 
     def _probes(self) -> Tensor:
         count = len(self.x0) if self.observation.is_per_image else PROBES
