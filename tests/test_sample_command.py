@@ -24,6 +24,7 @@ from nidiff.generation.loaded_model import SingleProcess, open_model
 from nidiff.model.folder import save_model
 from nidiff.notation import parse_seeds, seeds_text
 from nidiff.sampling.tile import Tiled, tile_size
+from nidiff.training.experiment import Experiment
 
 FLAGS = ("--seeds", "0-19", "--num-steps", "4", "--tile", "8")
 
@@ -53,6 +54,26 @@ def straight(model, tmp_path_factory) -> Path:
 def stored(folder: Path) -> dict[str, np.ndarray]:
     with np.load(folder / "samples.npz", allow_pickle=False) as content:
         return dict(content)
+
+
+# The sampler ------------------------------------------------------------------------------------------------------
+
+
+def test_the_sampler_of_a_run_is_the_one_it_was_trained_with(model, tmp_path):
+    """Its pictures are what a user has seen. Negative controls: a model without a run, and a sampler that is named."""
+    experiment = Experiment(sampler="heun:spacing=logsnr", num_steps=7)
+    (tmp_path / "experiment.json").write_text(json.dumps(experiment.to_json()))
+    alone = open_model(model, SingleProcess(torch.device("cpu")))
+    of_run = alone._replace(path=tmp_path)
+
+    def used(*asked) -> tuple[str, int, str]:
+        job = plan_job(*asked)
+        return job.sampler, job.num_steps, job.spacing
+
+    assert used(of_run) == ("heun", 7, "logsnr")
+    assert used(of_run, None, 3) == ("heun", 3, "logsnr")
+    assert used(of_run, "ddim") == ("ddim", 20, "trailing")
+    assert used(alone) == ("dpmpp_2m", 20, "trailing")
 
 
 # What is written -------------------------------------------------------------------------------------------------

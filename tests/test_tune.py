@@ -239,7 +239,7 @@ def test_a_choice_is_not_used_for_another_model(trained, tmp_path, run):
     code, _, err = run("sample", folder, "--seeds", "0", "--num-steps", 2, "--out", tmp_path / "a")
     assert code == 0
     assert "is of another model" in err
-    assert json.loads((tmp_path / "a" / "job.json").read_text())["job"]["sampler"] == "dpmpp_2m"
+    assert json.loads((tmp_path / "a" / "job.json").read_text())["job"]["sampler"] == "angle_2m"  # that of the run
 
 
 def test_the_choice_of_a_model_that_ships_lies_in_out(tmp_path, run, monkeypatch):

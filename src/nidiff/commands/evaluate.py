@@ -36,7 +36,9 @@ class Evaluate:
     comparing: Annotated[Comparing, arg(name="")]
     checkpoint: CheckpointFlag = None
     precision: PrecisionFlag = "fp32"
-    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or as in training)")] = (
+        None
+    )
     """Same as in nidiff sample."""
     num_steps: Annotated[int | None, arg(metavar="INT", help_behavior_hint="(default: the sampler's own)")] = None
     """Sampling steps."""

@@ -23,7 +23,9 @@ class Sample:
     conditioning: Annotated[ConditioningFlags, arg(name="")]
     checkpoint: CheckpointFlag = None
     precision: PrecisionFlag = "fp32"
-    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or dpmpp_2m)")] = None
+    sampler: Annotated[str | None, arg(metavar="STR", help_behavior_hint="(default: as tuned, or as in training)")] = (
+        None
+    )
     """ancestral, ddim, euler, heun, dpmpp_2m, ipndm, euler_maruyama, pc, als or cas, with options: ddim:spacing=karras;
     dpmpp_2m:eta=0.5, with fresh noise, 1 being the SDE; churn, with noise of another amount or colour
     (churn:amount=0.5,colour=gff,gamma=1); repaint; diffpir; angle, angle_2m or gaussian_2m, for few steps, if the model

@@ -51,8 +51,9 @@ def evaluate_cell(
         model: a run directory, a model folder, or the name of a model that ships, whose results go to out/NAME.
         data: the real data: an `Evaluator`, or what `open_evaluator` takes, whose other arguments go in ``settings``
             (``features``, ``num_real``, ``k``, …). Default: what the run was trained on.
-        sampler: NAME:key=value,…; by default dpmpp_2m or, of a model that ships, that of its picture. ``clip``,
-            ``batch``, ``tile``, ``precision``, ``guidance`` and ``condition`` are those of ``nidiff sample``.
+        sampler: NAME:key=value,…; by default that which the run was trained with or, of a model that ships, that of
+            its picture. ``clip``, ``batch``, ``tile``, ``precision``, ``guidance`` and ``condition`` are those of
+            ``nidiff sample``.
             Conditions that are times, such as the month, are those of the real items in turn.
         classes: those of the seeds in turn; by default all that the model was trained with. They are compared with
             real items of these classes, where the data have labels, and pictures of each class are measured too.

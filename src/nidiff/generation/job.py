@@ -25,6 +25,7 @@ from nidiff.sampling.sampler import DEFAULT, SAMPLERS, as_sampler, default_steps
 from nidiff.sampling.step import Visit
 from nidiff.sampling.tile import tile_size
 from nidiff.sealed import digest
+from nidiff.training.experiment import experiment_file, read_experiment
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -111,10 +112,9 @@ def plan_job(
 ) -> Job:
     """The job of ``model`` and a sampler as NAME:key=value,…; ``spacing`` is a key of every sampler.
 
-    The default sampler is the one that was tuned for ``num_steps`` evaluations, where one was (`choice_for`); else
-    dpmpp_2m or, of a shipped model, that of its picture, with as many steps. ``clip`` is None for that of the model, or
-    0 for no clipping. ``times``, as 2020-01:2020-12, are those of the seeds in turn; their climatology is put back.
-    ``conditions`` are the arguments of `plan_conditions`.
+    The default sampler is the one that was tuned for ``num_steps`` evaluations, where one was (`choice_for`); else that
+    of `default_sampler`. ``clip`` is None for that of the model, or 0 for no clipping. ``times``, as 2020-01:2020-12,
+    are those of the seeds in turn; their climatology is put back. ``conditions`` are those of `plan_conditions`.
     """
     is_usual = sampler is None and conditions.get("guidance") in (None, 1)
     choice = model.denoiser.choice_for(num_steps) if is_usual else None
@@ -125,6 +125,8 @@ def plan_job(
     elif sampler is None:
         sampler, usual = default_sampler(model)
         num_steps = usual if num_steps is None else num_steps
+        if model.card is None and sampler != DEFAULT:
+            print(f"using {sampler}, the sampler of the run", file=sys.stderr)
     if clip is not None and not 0 <= clip < math.inf:
         raise InputError("clip", clip, "is not a range", "give a positive number, or 0 for no clipping")
     chosen, options = as_sampler(sampler)
@@ -174,8 +176,14 @@ def check_precision(precision: str, device: str) -> str:
 
 
 def default_sampler(model: Model) -> tuple[str, int | None]:
-    """The sampler of a model where none is asked for, and its number of steps, if that is not the sampler's own."""
-    return (DEFAULT, None) if model.card is None else (model.card.picture.sampler, model.card.picture.num_steps)
+    """The sampler of a model where none is asked for, and its number of steps, if that is not the sampler's own: those
+    of the pictures of its training, of a shipped model those of its picture."""
+    if model.card is not None:
+        return model.card.picture.sampler, model.card.picture.num_steps
+    if not experiment_file(model.path).is_file():
+        return DEFAULT, None
+    drawing = read_experiment(model.path).sampling(model.denoiser.process.schedule)
+    return drawing["sampler"], drawing["num_steps"]
 
 
 def draw_seeds(

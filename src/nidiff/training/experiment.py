@@ -119,7 +119,7 @@ class Experiment:
     keep: int = field(default=2, metadata=FREE)
     """Checkpoints kept; 0: all."""
     sampler: str = field(default="dpmpp_2m", metadata=FREE)
-    """The sampler of the grids as NAME:key=value,…, the same as in nidiff sample."""
+    """The sampler of the grids as NAME:key=value,…, and of nidiff sample and evaluate where none is named there."""
     num_steps: int | None = field(default=None, metadata=FREE)
     """Its sampling steps, if not the sampler's own number."""
     num_samples: int = field(default=36, metadata=FREE)
