@@ -495,3 +495,13 @@ def test_tables_that_make_no_sense_are_refused_in_one_sentence_and_nothing_is_wr
         code, printed, said = run("restore", model, truth, *words)
         assert (code, printed, file in said) == (2, "", True), said
     assert run("restore", model, "--stations", good, *FEW, "--out", tmp_path / "out")[0] == 0  # the control
+
+
+def test_a_point_of_a_picture_has_one_number(run, tmp_path):
+    """Noise that is periodic does not make it a circle: only the gap between the last point and the first counts."""
+    for height, code in ((-9.0, 2), (8.5, 2), (-0.6, 0), (7.6, 0)):
+        table = {"height": [3.0, height], "width": [2.0, 3.0], "value": [10, 200], "error": [5, 5]}
+        file = written(table, tmp_path / "s.csv")
+        found, _, said = run("restore", "digits", "--stations", file, *FEW, "--out", tmp_path / f"{height}")
+        assert found == code, said
+        assert ("1 of 2 stations outside" in said) == (code == 2)

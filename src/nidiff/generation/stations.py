@@ -19,6 +19,8 @@ from nidiff.inverse.observation import Observation
 from nidiff.inverse.operators import Operator, Part
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from nidiff.diffusion.climatology import Times
 
 EVEN = 1e-3  # of a step between the points of an axis: steps that differ by less are the same
@@ -33,6 +35,7 @@ def interpolate(model: Model, stations: Stations, kind: str = "bilinear") -> Int
     along = [grid.coordinates.get(axis) or size for axis, size in zip(grid.axes, model.shape[1:], strict=True)]
     inside = None if domain is None else domain.all(0)
     try:
+        _check_turns(model, stations.places)
         return interpolation(stations.places, along, periods=periods_of(model), kind=kind, domain=inside)
     except OutsideError as error:
         first = int(np.flatnonzero(~error.inside)[0])
@@ -43,6 +46,19 @@ def interpolate(model: Model, stations: Stations, kind: str = "bilinear") -> Int
             f"the first in row {stations.rows[first]} at {where}"
         )
         raise FileError(ARGUMENT, stations.name, problem, "leave them out") from error
+
+
+def _check_turns(model: Model, places: "NDArray[Any]") -> None:
+    """Refuse places more than a step beyond the grid along a periodic axis that is no angle: of angles 370° is 10°, but
+    nobody means a point of a picture by the number of another one."""
+    inside = np.ones(len(places), dtype=bool)
+    for axis, (size, turn) in enumerate(zip(model.shape[1:], periods_of(model), strict=True)):
+        if turn is not None and turn_of(model.grid, axis) is None:
+            known = np.array(model.grid.coordinates.get(model.grid.axes[axis]) or range(size), dtype=float)
+            step = turn / size
+            inside &= (known.min() - step <= places[:, axis]) & (places[:, axis] <= known.max() + step)
+    if not inside.all():
+        raise OutsideError("points", "has places outside of the grid", inside)
 
 
 def periods_of(model: Model) -> list[float | None]:
