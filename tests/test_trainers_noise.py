@@ -7,10 +7,12 @@ from collections import Counter
 
 import pytest
 import torch
+from diffusers import DDPMScheduler
 from torch import Tensor
 
 import nidiff
 from nidiff.covariance.config import as_covariance
+from nidiff.interop import NonIsotropicScheduler
 
 
 def recipe(shape, levels, ratio, overwrite=False):
@@ -48,6 +50,28 @@ def test_offset_noise_of_kohya_and_onetrainer():
     both = more * nidiff.offset((4, 5), strength / more**0.5, normalize=False)
     assert torch.allclose(both.dense(), onetrainer @ onetrainer.T, atol=1e-12)
     assert not torch.allclose(offset.dense(), onetrainer @ onetrainer.T, atol=1e-2)
+
+
+@pytest.mark.parametrize("prediction", ["noise", "v_prediction"])
+def test_a_network_of_a_trainer_is_decoded_by_the_scheduler_as_it_was_trained(prediction):
+    """Its target is the coloured noise that was added, or v of it: x̂0 is x0. As "epsilon", which is white, it is not.
+    And a start from N(0, Σ) has the brightness of what the trainer showed at the noisiest level."""
+    offset, table = nidiff.offset((8, 8), 0.8, normalize=False), DDPMScheduler()
+    generator = torch.Generator().manual_seed(0)
+    x0 = torch.randn(500, 4, 8, 8, generator=generator)
+    noise = torch.randn(x0.shape, generator=generator) + 0.8 * torch.randn(500, 4, 1, 1, generator=generator)
+    t = torch.tensor([999])
+    noisy = table.add_noise(x0, noise, t)
+    output = noise if prediction == "noise" else table.get_velocity(x0, noise, t)
+    options = {"covariance": offset, "clip_sample": False}
+    ours = NonIsotropicScheduler.from_config(table.config, prediction_type=prediction, **options)
+    assert torch.allclose(ours.step(output, 999, noisy).pred_original_sample, x0, atol=2e-2)
+    white = NonIsotropicScheduler.from_config(table.config, prediction_type="epsilon", **options)
+    assert not torch.allclose(white.step(output, 999, noisy).pred_original_sample, x0, atol=1.0)
+    start = ours.init_noise(x0.shape, generator)
+    shown, drawn, plain = (each.mean((2, 3)).std().item() for each in (noisy, start, torch.randn(x0.shape)))
+    assert drawn == pytest.approx(shown, rel=0.1)
+    assert plain < 0.3 * shown
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (8, 6), (7, 12)])
