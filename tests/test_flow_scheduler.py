@@ -215,6 +215,9 @@ def test_the_loop_of_sd3_makes_the_latents_of_sample():
     many = torch.randn(40, 4, 8, 8, generator=seeded())
     with pytest.warns(UserWarning, match="init_noise"):
         ours.step(many, ours.timesteps[0], many)
+    again = from_theirs("SD3", OFFSET)[1]
+    again.set_timesteps(sigmas=[0.6, 0.3])  # from an image: not from the prior, and no warning, which is an error here
+    again.step(many, again.timesteps[0], many)
 
 
 @torch.no_grad()

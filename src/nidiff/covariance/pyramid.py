@@ -12,6 +12,7 @@ from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.families import Dense
 from nidiff.covariance.waves import ROWS, Waves
 from nidiff.errors import InputError, one_of
+from nidiff.memory import require_memory
 from nidiff.recipe import check_number, check_whole, remembered
 
 LARGEST_DENSE = 5000  # entries of a field given by a matrix: the eigenvectors are 200 MB
@@ -58,8 +59,8 @@ def pyramid(
     for weight, coarse in weights:
         factor = torch.ones(1, 1, dtype=torch.float64, device="cpu")
         for n, m in zip(shape, coarse, strict=True):
-            up = _linear_upsampling(m, n)
-            factor = torch.kron(factor, up @ up.T)
+            down = _downsampled(torch.eye(n, dtype=torch.float64, device="cpu"), m)
+            factor = torch.kron(factor, down.T @ down)
         matrix += weight * factor
     return Dense(matrix, shape, normalize=normalize)
 
@@ -99,20 +100,25 @@ def _sizes(shape: Shape, level: int, low: float, high: float) -> Iterator[tuple[
 
 def _variances(shape: Shape, weights: Sequence[tuple[float, Shape]]) -> Tensor:
     """The variance of every cosine: white noise's 1, and those of the upsampled grids."""
-    total = torch.ones(shape, dtype=torch.float64, device="cpu")
-    along: list[dict[int, Tensor]] = [{} for _ in shape]
-    cosines = [ROWS["reflecting"](n) for n in shape]
-    for weight, coarse in weights:
-        factor = torch.ones((), dtype=torch.float64, device="cpu")
-        for axis, (n, m) in enumerate(zip(shape, coarse, strict=True)):
-            if m not in along[axis]:
-                along[axis][m] = (cosines[axis] @ _linear_upsampling(m, n)).square().sum(1)
-            factor = factor.unsqueeze(-1) * along[axis][m]
-        total += weight * factor
-    return total
+    require_memory("shape", shape, 32.0 * max(shape) ** 2, "use a shorter axis")
+    tables = []
+    for axis, n in enumerate(shape):
+        cosines, along = ROWS["reflecting"](n).T.contiguous(), [coarse[axis] for _, coarse in weights]
+        energy = {m: _downsampled(cosines, m).square().sum(0) for m in set(along)}
+        tables.append(torch.stack([energy[m] for m in along]))
+    *others, last = tables
+    product = torch.tensor([[weight] for weight, _ in weights], dtype=torch.float64, device="cpu")
+    for table in others:
+        product = (product.unsqueeze(-1) * table.unsqueeze(1)).flatten(1)
+    return 1 + (product.T @ last).reshape(shape)
 
 
-def _linear_upsampling(coarse: int, fine: int) -> Tensor:
-    """The fine × coarse matrix of linear interpolation as torch does it (half-pixel centres, edges held)."""
-    unit = torch.eye(coarse, dtype=torch.float64, device="cpu").unsqueeze(0)
-    return torch.nn.functional.interpolate(unit, size=fine, mode="linear", align_corners=False)[0].T
+def _downsampled(x: Tensor, coarse: int) -> Tensor:
+    """Uᵀ x of x [n, …], with the n × coarse matrix U of linear interpolation as torch does it (half-pixel centres,
+    edges held): two numbers per pixel."""
+    place = ((torch.arange(len(x), dtype=torch.float64, device="cpu") + 0.5) * coarse / len(x) - 0.5).clamp(min=0)
+    left = place.long()
+    share = (place - left).reshape(-1, *[1] * (x.ndim - 1))
+    result = torch.zeros(coarse, *x.shape[1:], dtype=torch.float64, device="cpu")
+    result.index_add_(0, left, (1 - share) * x)
+    return result.index_add_(0, (left + 1).clamp(max=coarse - 1), share * x)

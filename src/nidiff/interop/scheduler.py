@@ -267,6 +267,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
                 remedy = "give `sigmas`, which are timesteps / 1000 before they are shifted"
                 raise InputError("timesteps", None, "are shifted by diffusers, and their names are not", remedy)
             rows = visited_rows(self._flow, self.process.schedule, num_inference_steps, sigmas, mu)
+            from_prior = rows[0] == len(self) - 1
         elif sigmas is not None or mu is not None:
             argument = "mu" if sigmas is None else "sigmas"
             problem, remedy = "is for flow matching, and this schedule has rows", "leave it out, or give `timesteps`"
@@ -283,8 +284,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     ) -> None:
         """Set the levels, which `timesteps` name: by their rows, or as the network is called at them."""
         self._rows, self.num_inference_steps = [*rows], len(rows)
-        self.timesteps = (torch.tensor(self._rows) if timesteps is None else timesteps).to(device)
-        self._names = self.timesteps.tolist()
+        timesteps = torch.tensor(self._rows) if timesteps is None else timesteps
+        self.timesteps, self._names = timesteps.to(device), timesteps.tolist()
         self._from_prior, self.begin_index = from_prior, None
         if self._flow is not None:
             self.sigmas = self._flow.sigmas
