@@ -30,7 +30,7 @@ from nidiff.generation.job import draw_seeds, plan_job
 from nidiff.generation.loaded_model import Model, SingleProcess, open_model
 from nidiff.generation.observations import observe
 from nidiff.generation.restoration import denoise, restoration_job, restore
-from nidiff.interop.flow import FlowNetwork, flow_scheduler
+from nidiff.interop.flow import FlowNetwork, flow_scheduler, packed
 from nidiff.interop.whitened import Whitened
 from nidiff.inverse.posterior import METHODS
 from nidiff.model.config import ALGORITHMS
@@ -101,7 +101,7 @@ ALLOWED = {
     "_check_linearisation": "an operator that is not linear is looked at",
     "_given": "the components of the mixture are computed on the CPU",
     "_check_classes": "the classes of a user are checked once",
-    "_warn_if_white": "the noise that a user begins with is looked at once",
+    "_log_densities": "the noise that a user begins with is looked at once",
     "_index": "a timestep of a user is on the device: diffusers' schedulers read it too",
     "_draw": "in training, the generators of the device also draw what the CPU needs: flips, dropout and levels",
     "clip_grad_norm_": "nothing is read: torch asks C++ for the device of a gradient, which knows of no other",
@@ -509,6 +509,20 @@ def _(device):
     steps.set_timesteps(4, device)
     others = [steps.previous_timestep(steps.timesteps[0]), steps.alphas_cumprod.tolist()]
     return [steps.add_noise(x0, noise, rows), steps.get_velocity(x0, noise, rows), *others]
+
+
+@path("scheduler: flow matching, a start that init_noise did not draw, latents of another shape, packed")
+def _(device):
+    config = FlowMatchEulerDiscreteScheduler(20, shift=3.0, use_dynamic_shifting=True).config
+    steps = nidiff.NonIsotropicScheduler.from_config(config, covariance=SIGMA)
+    steps.set_timesteps(4, device, mu=0.5)
+    x = SIGMA.sqrt(images(device))
+    with loop():
+        for t in steps.timesteps:
+            x = steps.step(x.tanh(), t, x).prev_sample
+    wide = torch.cat([x, x], -1)
+    tokens = packed(steps.scale_noise(wide, steps.timesteps[[1, 2]], wide))
+    return [x, steps.step(tokens.tanh(), steps.timesteps[1], tokens).prev_sample]
 
 
 @path("scheduler: sees z, given noise, a denoiser")

@@ -104,6 +104,16 @@ def test_two_changed_lines_train_a_pipeline_that_keeps_its_covariance(tmp_path):
     assert source.count("# changed") == 2
 
 
+@pytest.mark.filterwarnings("ignore:The initial sample is white")
+def test_three_changed_lines_train_a_lora_under_offset_noise_at_two_shapes():
+    """The loop runs with diffusers' scheduler first. The start decides on the brightness, before anything is learnt."""
+    spreads = load("lora_training").main(steps=4, lora_steps=4, count=40)
+    for shape in ("8×8", "8×12"):
+        assert spreads[f"white start, {shape}"] < 0.5 * spreads[f"own Σ, {shape}"]
+    source = (EXAMPLES / "lora_training.py").read_text()
+    assert source.count("# changed") == 3
+
+
 def test_a_folder_becomes_a_pipeline_with_the_covariance_of_its_images(tmp_path):
     from nidiff.interop import NonIsotropicPipeline
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import nidiff
 from nidiff.diffusion.denoiser import as_tensor
 from nidiff.diffusion.schedule import Schedule
-from nidiff.interop import FlowNetwork, NonIsotropicScheduler, Whitened, flow_scheduler
+from nidiff.interop import FlowNetwork, Whitened, flow_scheduler
 from nidiff.interop.config import from_diffusers
 from nidiff.testing.problems import Gaussian, normal, slope, smooth_net
 
@@ -207,7 +207,6 @@ BAD = [
     ("use_dynamic_shifting", lambda: from_diffusers(FLOW(use_dynamic_shifting=True))),
     ("use_karras_sigmas", lambda: from_diffusers(FLOW(use_karras_sigmas=True))),
     ("shift_terminal", lambda: from_diffusers(FLOW(shift_terminal=0.1))),
-    ("config", lambda: NonIsotropicScheduler.from_config(FLOW().config, covariance=IMAGES)),
     ("scheduler", lambda: Whitened(tiny(), IMAGES, prediction_type="velocity")),  # of which levels?
     ("scheduler", lambda: Whitened(tiny(), IMAGES, prediction_type="velocity", scheduler=LINEAR)),
     ("schedule", lambda: flow_scheduler(LINEAR)),

@@ -262,7 +262,6 @@ def test_what_has_no_modes_on_another_grid_is_refused():
         (nidiff.gaussian_free_field((4, 4)), (8, -8)),
         (nidiff.Dense(random_matrix(4)), (8,)),
         (nidiff.Diagonal([1.0, 2.0]), (4,)),
-        (nidiff.pyramid((4, 4)), (8, 8)),
         (nidiff.ar1(4, 0.5), (8,)),
         (nidiff.Channels(random_matrix(2), nidiff.ar1(4, 0.5)), (8,)),
     ):

@@ -593,50 +593,6 @@ def test_dpmsolver_looks_back_only_at_the_step_that_led_here():
     assert torch.equal(run(x, slice(0, 10)), run(x, slice(0, 10)))
 
 
-# The classic mistake ---------------------------------------------------------------------------------------------
-
-GUARDED = {
-    "gff": (nidiff.gaussian_free_field((8, 8)), "ddpm_linear"),
-    "blue": (nidiff.power_law((16, 16), -1.0), "ddpm_linear"),
-    "smld": (nidiff.gaussian_free_field((8, 8)), "smld_geometric:num_levels=20,sigma_max=9,sigma_min=0.02"),
-    "white smld": (nidiff.Identity((8, 8)), "smld_geometric:num_levels=20,sigma_max=9,sigma_min=0.02"),
-}
-
-
-@pytest.mark.parametrize("case", GUARDED)
-def test_a_white_start_is_warned_of_and_a_right_one_is_not(case):
-    covariance, schedule = GUARDED[case]
-    ours = NonIsotropicScheduler(covariance, schedule)
-    ours.set_timesteps(10)
-    t, shape = ours.timesteps[0], (4, 3, *covariance.event_shape)
-    for seed in range(20):  # warnings are errors here
-        x = ours.init_noise(shape, seeded(seed))
-        ours.step(torch.zeros(shape), t, x, seeded())
-        ours.step(torch.zeros(shape), t, x.half(), seeded())
-    ours.step(torch.zeros(shape), ours.timesteps[1], torch.randn(shape, generator=seeded()), seeded())  # not the first
-    for x in (torch.randn(shape, generator=seeded()), torch.zeros(shape)):
-        with pytest.warns(UserWarning, match="init_noise"):
-            ours.step(torch.zeros(shape), t, x, seeded())
-
-
-def test_a_white_start_where_hardly_a_number_tells_and_a_start_from_an_image_pass():
-    """The limits of the warning, as documented: few modes that differ from white noise, or few numbers in all. And
-    image to image: the first of the chosen timesteps is not the noisiest, so nobody starts from the prior there."""
-    for covariance in (nidiff.offset((64, 64), 0.1), GFF, nidiff.Identity((8, 8))):
-        ours = NonIsotropicScheduler(covariance)
-        ours.set_timesteps(10)
-        x = torch.randn(1, 1, *covariance.event_shape, generator=seeded())
-        ours.step(torch.zeros_like(x), ours.timesteps[0], x, seeded())  # warnings are errors here
-    ours = NonIsotropicScheduler(nidiff.gaussian_free_field((16, 16)), algorithm="ddim")
-    board = (torch.arange(16)[:, None] + torch.arange(16)) % 2 * 2.0 - 1
-    x = ours.add_noise(board.expand(4, 1, 16, 16), torch.randn(4, 1, 16, 16, generator=seeded()), torch.tensor([300]))
-    ours.set_timesteps(timesteps=[300, 100])
-    ours.step(torch.zeros_like(x), 300, x)
-    ours.set_timesteps(timesteps=[999, 300])
-    with pytest.warns(UserWarning, match="init_noise"):
-        ours.step(torch.zeros_like(x), 999, x)
-
-
 # What makes a Σ the same -----------------------------------------------------------------------------------------
 
 
@@ -666,6 +622,7 @@ def ready(**options):
 
 
 X = torch.zeros(SHAPE)
+PAIRS = nidiff.Dense(torch.cov(normal(50, 16).T), (4, 4))
 HEAT = nidiff.schedules.heat((4, 4), 20, boundary="periodic")
 DENSE = nidiff.fit_gaussian(
     normal(50, 1, 4, 4), basis=nidiff.Dense(torch.cov(normal(50, 16).T) + torch.eye(16, dtype=torch.float64), (4, 4))
@@ -689,7 +646,8 @@ BAD = {
     "rising timesteps": (lambda: scheduler().set_timesteps(timesteps=[3, 50]), "timesteps"),
     "another timestep": (lambda: ready().step(X, 3, X), "timestep"),
     "eta for a generator": (lambda: ready(algorithm="ddim").step(X, 50, X, 0.5), "generator"),
-    "shape of Σ": (lambda: ready().step(X[..., :3], 50, X[..., :3]), "sample"),
+    "a shape without a Σ": (lambda: ready(covariance=PAIRS).step(X[..., :3], 50, X[..., :3]), "covariance"),
+    "a signal for images": (lambda: ready().step(X[0, 0], 50, X[0, 0]), "sample"),
     "shape of the output": (lambda: ready().step(X[:1], 50, X), "net"),
     "eta of ddpm": (lambda: ready().step(X, 50, X, eta=0.5), "eta"),
     "generators": (lambda: ready().step(X, 50, X, [seeded()]), "generator"),

@@ -23,7 +23,7 @@ from .covariance.fields import matern as matern
 from .covariance.fields import offset as offset
 from .covariance.fields import ou as ou
 from .covariance.fields import power_law as power_law
-from .covariance.fields import pyramid as pyramid
+from .covariance.pyramid import pyramid as pyramid
 from .data.load import load_dataset as load_dataset
 from .diffusion.condition import Condition as Condition
 from .diffusion.denoiser import Denoiser as Denoiser

@@ -169,8 +169,8 @@ class Covariance(Modes):
         An orthonormal mode of N' pixels in place of N has λ' = (N'/N) λ, so that at every mode which both grids have
         the noise is to the data what it was. A coarser grid leaves modes out. The new modes of a finer one follow the
         formula of `gaussian_free_field`, `power_law` and `matern`, and for any other spectrum the power law of its
-        upper octave. White noise stays white of the same variance, and `offset` too. For Σ over channels ``shape`` may
-        leave them out; a `Kronecker` product goes by its factors.
+        upper octave. White noise stays white of the same variance, and `offset` and `pyramid` are the same recipe on
+        the other grid. For Σ over channels ``shape`` may leave them out; a `Kronecker` product goes by its factors.
         """
         from nidiff.covariance.grids import on_grid
 

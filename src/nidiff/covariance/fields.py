@@ -13,12 +13,12 @@ from nidiff.covariance.checks import as_numbers, check_finite, check_shape
 from nidiff.covariance.covariance import Covariance
 from nidiff.covariance.eigen import symmetric_eigen
 from nidiff.covariance.families import FAMILIES, Dense
+from nidiff.covariance.pyramid import LARGEST_DENSE, pyramid
 from nidiff.covariance.waves import Boundary, Waves, frequencies, magnitude, radial_mean, wavenumber
 from nidiff.errors import InputError, one_of
 from nidiff.precision import with_float64
 from nidiff.recipe import check_number, check_whole, is_number, remembered
 
-LARGEST_DENSE = 5000  # entries of a field given by a matrix: the eigenvectors are 200 MB
 LARGEST_FOLDED = 2**24  # numbers in a table of the folded spectrum
 SMOOTHEST = 1e4  # a Matérn field, if its spectrum is folded: that of ν = 100 is a Gaussian already
 
@@ -103,43 +103,6 @@ def offset(shape: Sequence[int], strength: float = 0.1, normalize: bool = True) 
     spectrum = torch.ones(basis.event_shape, dtype=torch.float64, device="cpu")
     spectrum[(0,) * spectrum.ndim] += float(strength) * strength * basis.size
     return Covariance(spectrum, basis, normalize=normalize, argument="strength")
-
-
-@remembered
-def pyramid(
-    shape: Sequence[int],
-    discount: float = 0.9,
-    num_levels: int = 10,
-    ratio: float = 2.0,
-    normalize: bool = True,
-    sizes: str = "powers",
-) -> Covariance:
-    """Pyramid (multi-resolution) noise, exactly: Σ = I + Σ_i discount^2i U_i U_iᵀ, i = 0 … num_levels − 1.
-
-    U_i is linear upsampling from a coarser grid; the last level is the one where an axis has one pixel. ``sizes`` says
-    how coarse level i is. "powers" divides the size of the event by ratio^i (32, 16, 8, 4, …), as kohya's sd-scripts
-    do. "compounded" divides the size of the level before by ratio^i (32, 16, 4, 1), as Marigold, diffusion-e2e-ft and
-    most copies of the original recipe do. They draw the ratio anew for each level; here it is fixed, and Σ with it. U_i
-    does not commute with shifts, so this is a `Dense` covariance: for up to 5000 pixels.
-    """
-    shape = check_shape(shape)
-    one_of("sizes", sizes, ("powers", "compounded"))
-    check_number("discount", discount, most=10.0, above=0.0)
-    check_number("ratio", ratio, above=1.0)
-    check_whole("num_levels", num_levels, 1, 100)
-    _check_dense("shape", math.prod(shape))
-    matrix = torch.eye(math.prod(shape), dtype=torch.float64, device="cpu")
-    coarse: Sequence[int] = shape
-    for level in range(num_levels):
-        coarse = [max(1, int(n / ratio**level)) for n in (shape if sizes == "powers" else coarse)]
-        factor = torch.ones(1, 1, dtype=torch.float64, device="cpu")
-        for n, m in zip(shape, coarse, strict=True):
-            up = _linear_upsampling(m, n)
-            factor = torch.kron(factor, up @ up.T)
-        matrix += discount ** (2 * level) * factor
-        if min(coarse) == 1:
-            break
-    return Dense(matrix, shape, normalize=normalize)
 
 
 @remembered
@@ -313,12 +276,6 @@ def per_axis(argument: str, value: Any, basis: Basis) -> list[float]:
     if not isinstance(numbers, list | tuple) or len(numbers) != axes:
         raise InputError(argument, value, "does not fit the event", f"give a number, or one for each of {axes} axes")
     return [check_number(argument, number, above=0.0) for number in numbers]
-
-
-def _linear_upsampling(coarse: int, fine: int) -> Tensor:
-    """The fine × coarse matrix of linear interpolation as torch does it (half-pixel centres, edges held)."""
-    unit = torch.eye(coarse, dtype=torch.float64, device="cpu").unsqueeze(0)
-    return torch.nn.functional.interpolate(unit, size=fine, mode="linear", align_corners=False)[0].T
 
 
 FIELDS: dict[str, Callable[..., Covariance]] = {

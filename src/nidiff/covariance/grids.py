@@ -55,7 +55,7 @@ def _by_call(covariance: Covariance, origin: Origin, shape: tuple[int, ...]) -> 
         matrix, spatial = given["matrix"], given["spatial"]
         before, after = (Channels(matrix, each, normalize=False) for each in (spatial, spatial.at(shape)))
         return _scaled((covariance.eigenvalues.mean() / before.eigenvalues.mean()).item(), after)
-    if name == "offset":
+    if name in ("offset", "pyramid"):  # the recipe, whatever the shape
         return _scaled(scale, FIELDS[name](**{**given, "shape": shape}))
     # The unit of |k| in power laws is the lowest frequency, which an axis of one pixel does not have.
     same_axes = all((n == 1) == (new == 1) for n, new in zip(covariance.event_shape, shape, strict=True))

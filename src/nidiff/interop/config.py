@@ -37,14 +37,16 @@ SAME = ("prediction_type", "clip_sample", "clip_sample_range", "timestep_spacing
 IDLE = ("dynamic_thresholding_ratio", "sample_max_value", "set_alpha_to_one", "skip_prk_steps", "interpolation_type")
 SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 FLOW = dict.fromkeys(("use_dynamic_shifting", "shift_terminal", "stochastic_sampling", *SIGMAS), False)
+# The fields of FlowMatchEulerDiscreteScheduler but the number of levels: which sigmas are visited.
+FLOW_FIELDS = ("shift", "time_shift_type", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", *FLOW)
 
 
 def translated(theirs: Mapping[str, Any], algorithm: str | None = None) -> dict[str, Any]:
-    """The configuration of a diffusers scheduler that has β, in our fields. Without an ``algorithm`` its steps must be
-    among ours; with another one, only its levels, prediction, clipping and spacing count."""
+    """The configuration of a diffusers scheduler that has β, or of FlowMatchEulerDiscreteScheduler, in our fields.
+    Without an ``algorithm`` its steps must be among ours; with another one, only its levels, prediction, clipping and
+    spacing count."""
     if is_flow(theirs):
-        remedy = "use nidiff.adapters.flow(data_at=0, time_scale=1000), or nidiff.interop.FlowNetwork(unet, scheduler)"
-        raise InputError("config", None, "is of flow matching, whose networks see 1000 · sigma, not a row", remedy)
+        return _translated_flow(theirs, algorithm)
     import diffusers
 
     fields = {each: dict(signature(getattr(diffusers, each)).parameters) for each in THEIRS}
@@ -69,6 +71,33 @@ def translated(theirs: Mapping[str, Any], algorithm: str | None = None) -> dict[
         ours["variance_type"] = theirs["variance_type"]
     known = {key: value for key, value in ours.items() if value is not None}
     return {"schedule": from_diffusers(theirs), "algorithm": algorithm or THEIRS[name], **known}
+
+
+def _translated_flow(theirs: Mapping[str, Any], algorithm: str | None) -> dict[str, Any]:
+    """Of flow matching with Euler's method: all of its ways to choose sigmas, which diffusers' own class computes."""
+    name, count = theirs.get("_class_name", "FlowMatchEulerDiscreteScheduler"), theirs.get("num_train_timesteps", 1000)
+    if algorithm is None and name != "FlowMatchEulerDiscreteScheduler":
+        raise InputError("config", name, "takes steps that nidiff does not take", "pass `algorithm`, such as 'euler'")
+    for key in theirs:
+        if not key.startswith("_"):
+            one_of("config", key, ("num_train_timesteps", *FLOW_FIELDS))
+    unlike = ("invert_sigmas", *(("stochastic_sampling",) if algorithm in (None, "euler") else ()))
+    _check_options(theirs, dict.fromkeys(unlike, False))
+    shift = 1.0 if theirs.get("use_dynamic_shifting") else theirs.get("shift", 1.0)
+    chosen = {key: theirs[key] for key in FLOW_FIELDS if key in theirs}
+    kind = {"prediction_type": "velocity", "algorithm": algorithm or "euler", "clip_sample": False}
+    return {"schedule": flow(count, shift), "flow": chosen, **kind}
+
+
+def with_flow(ours: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration of our scheduler, in which the fields of flow matching stand where pipelines look for them, with
+    these fields in one place, ``changed`` on the way: of the levels too, then."""
+    fields = {key: ours[key] for key in FLOW_FIELDS if key in ours} | {**changed}
+    config = {key: value for key, value in ours.items() if key not in FLOW_FIELDS} | {"flow": fields}
+    if changed:
+        theirs = {**fields, "num_train_timesteps": ours["num_train_timesteps"]}
+        config["schedule"] = _translated_flow(theirs, ours["algorithm"])["schedule"]
+    return config
 
 
 def from_diffusers(config: Any) -> Schedule:

@@ -1,6 +1,7 @@
-"""Flow matching of diffusers: its networks see 1000 · sigma, ours the row of the schedule."""
+"""Flow matching of diffusers: its networks see 1000 · sigma, ours the row of the schedule; Flux has packed latents."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from nidiff.diffusion.schedule import Schedule
 from nidiff.diffusion.schedules import flow
 from nidiff.errors import InputError
 from nidiff.interop.config import from_diffusers
+from nidiff.recipe import check_whole
 
 
 class FlowNetwork(torch.nn.Module):
@@ -24,7 +26,7 @@ class FlowNetwork(torch.nn.Module):
     y = Σ^-½ x, trained on whitened data: it says Σ^-½ (noise − x0).
     """
 
-    def __init__(self, unet: torch.nn.Module, scheduler: Any, covariance: Covariance | None = None) -> None:
+    def __init__(self, unet: Callable[..., Any], scheduler: Any, covariance: Covariance | None = None) -> None:
         super().__init__()
         self.unet = unet
         self.schedule = scheduler if isinstance(scheduler, Schedule) else from_diffusers(scheduler)
@@ -44,6 +46,48 @@ class FlowNetwork(torch.nn.Module):
 def flow_scheduler(schedule: Schedule) -> FlowMatchEulerDiscreteScheduler:
     """The diffusers scheduler with the levels of a `nidiff.schedules.flow`: drive `nidiff.interop.Whitened` by it."""
     return FlowMatchEulerDiscreteScheduler(len(schedule), _time_shift("schedule", schedule))
+
+
+def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:
+    """The row of a flow schedule with this sigma; between two rows, and beyond the ends, as near as there is one."""
+    sigma = sigma.detach().cpu().double().clamp(flow.sigma[0], flow.sigma[-1])
+    row = torch.as_tensor(flow.level_at(2 * torch.log((1 - sigma) / sigma)).label)
+    whole = row.round()
+    return torch.where((row - whole).abs() < 1e-3, whole, row).clamp(0, len(flow) - 1)  # sigma comes in float32
+
+
+def packed(latents: Tensor) -> Tensor:
+    """Latents [B, C, H, W] as the tokens [B, H/2 · W/2, 4 C] of Flux, each of them a square of 2×2."""
+    return torch.nn.functional.pixel_unshuffle(latents, 2).flatten(2).mT
+
+
+def unpacked(tokens: Tensor, grids: Sequence[Sequence[int]]) -> Tensor:
+    """The inverse of `packed`: [B, C, H, W] of the first of these grids (H, W) that has as many tokens."""
+    for height, width in grids:
+        if height % 2 == width % 2 == 0 and height * width == 4 * tokens.shape[1]:
+            squares = tokens.mT.unflatten(2, (height // 2, width // 2))
+            return torch.nn.functional.pixel_shuffle(squares, 2)
+    problem = f"is {tokens.shape[1]} tokens of a shape that is not known"
+    remedy = "draw latents by init_noise((B, C, H, W)) first, and start from nidiff.interop.packed of them"
+    raise InputError("sample", None, problem, remedy)
+
+
+def visited_rows(
+    flow: FlowMatchEulerDiscreteScheduler, schedule: Schedule, count: Any, sigmas: Any, mu: float | None
+) -> list[float]:
+    """The rows of the sigmas that ``flow`` chooses: so many, or these before they are shifted."""
+    if flow.config["use_dynamic_shifting"] and mu is None:
+        remedy = "give it, as calculate_shift of the pipelines does, or use_dynamic_shifting=False in from_config"
+        raise InputError("mu", None, "is missing, which use_dynamic_shifting needs", remedy)
+    if sigmas is None:
+        check_whole("num_inference_steps", count, 1, len(schedule))
+    flow.set_timesteps(count, sigmas=None if sigmas is None else [*sigmas], mu=mu)
+    chosen, least = flow.sigmas[:-1].double(), schedule.sigma[0].item()
+    if not bool((chosen.diff() < 0).all() and chosen[0] <= 1 + 1e-6 and chosen[-1] > 0.999 * least):
+        remedy = f"give falling numbers from 1 to {least:.3g}"
+        raise InputError("sigmas", sigmas, "are not falling levels of the schedule", remedy)
+    rows: list[float] = row_of_sigma(schedule, chosen).tolist()
+    return rows
 
 
 def _time_shift(argument: str, schedule: Schedule) -> float:

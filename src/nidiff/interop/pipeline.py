@@ -229,6 +229,9 @@ def _checked(scheduler: Any, covariance: Covariance | None = None) -> NonIsotrop
     if not isinstance(scheduler, NonIsotropicScheduler):
         remedy = "give a NonIsotropicScheduler (with Σ = Identity for white noise), or use nidiff.interop.Whitened"
         raise InputError("scheduler", None, f"is a {type(scheduler).__name__}, which knows no Σ", remedy)
+    if hasattr(scheduler, "sigmas"):
+        remedy = "use the pipeline of the model, such as StableDiffusion3Pipeline, or nidiff.sample"
+        raise InputError("scheduler", None, "is of flow matching, whose networks this pipeline does not call", remedy)
     if covariance is not None:
         check_same_covariance(covariance, scheduler.covariance)
     return scheduler

@@ -1,7 +1,6 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import numpy as np
 import torch
 from diffusers.configuration_utils import ConfigMixin, register_to_config
 from diffusers.schedulers.scheduling_ddpm import DDPMSchedulerOutput
+from diffusers.schedulers.scheduling_flow_match_euler_discrete import FlowMatchEulerDiscreteScheduler
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 from torch import Tensor
 
@@ -18,14 +18,15 @@ from nidiff.covariance.covariance import Covariance
 from nidiff.diffusion.denoiser import Denoiser, require_gaussian
 from nidiff.diffusion.gaussian import GaussianModel, Kappa
 from nidiff.diffusion.mixture import MixtureModel
-from nidiff.diffusion.process import Process
 from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 from nidiff.diffusion.spacing import check_rows
 from nidiff.diffusion.target import Target, V
 from nidiff.errors import InputError
 from nidiff.files import as_path, blaming, locked, read_object, writing
-from nidiff.interop.config import DOWNLOAD, downloaded, is_flow, translated
+from nidiff.interop.config import DOWNLOAD, FLOW_FIELDS, downloaded, is_flow, translated, with_flow
+from nidiff.interop.flow import FlowNetwork, packed, row_of_sigma, unpacked, visited_rows
+from nidiff.interop.start import StartCheck
 from nidiff.model.config import (
     ALGORITHMS,
     FIELDS,
@@ -40,7 +41,6 @@ from nidiff.model.config import (
 )
 from nidiff.model.folder import check_same_covariance
 from nidiff.model.manifest import MANIFEST, check_manifest
-from nidiff.precision import widest
 from nidiff.randomness import Generators
 from nidiff.recipe import check_whole
 from nidiff.sampling.angle import angle_rows
@@ -51,6 +51,9 @@ from nidiff.sampling.step import Chain, Past, moved
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     """DDPM, DDIM, DPM-Solver++(2M), Euler, iPNDM and the samplers of the data's Gaussian for
     x = signal · x0 + sigma · Σ^½ · eps.
+
+    Latents of another shape than Σ was made for have ``covariance.at(shape)``: one scheduler serves all shapes of a
+    bucketed data set. With flow matching, tokens [B, L, 4 C] are packed latents, as in Flux.
 
     Wherever diffusers takes or draws noise, noise is white here too and is coloured inside, so a training script stays
     as it is; the initial sample comes from `init_noise`. With Σ = I this is `DDPMScheduler`, `DDIMScheduler`
@@ -77,6 +80,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             steps here begin at the prior.
         conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
         steps_offset: added to the timesteps of "leading", 1 in Stable Diffusion.
+        flow: fields of FlowMatchEulerDiscreteScheduler (``shift``, ``use_dynamic_shifting``, …), which `from_config`
+            takes from its configuration: timesteps are 1000 · sigma then, and its ways to choose them are those here.
     """
 
     order = 1
@@ -101,6 +106,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         mixture: MixtureModel | Mapping[str, Any] | None = None,
         conditions: Mapping[str, Any] | None = None,
         steps_offset: int = 0,
+        flow: Mapping[str, Any] | None = None,
     ) -> None:
         check_whole("steps_offset", steps_offset, 0)
         self._model = configured(self.config, torch.nn.Identity())
@@ -110,31 +116,61 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             require_gaussian(self._model.gaussian, "algorithm", algorithm)
         # Objects become their configuration. diffusers counts positional arguments among the defaults, which
         # `from_config` then leaves out.
-        plain = scheduler_config(self._model) | {"kappa": None}  # it is with the Gaussian now
+        plain = scheduler_config(self._model) | {"kappa": None, "flow": None}  # with the Gaussian, and below
         for key in ("_class_name", "algorithm", "timestep_spacing", "clip_sample", "clip_sample_range"):
             plain.pop(key)
         if timestep_spacing is None:
             spacing = SAMPLERS[ALGORITHMS[algorithm]].spacing
             plain["timestep_spacing"] = spacing if spacing == "angle" else "trailing"
-        self.register_to_config(**plain, _use_default_values=[])
+        self.register_to_config(**plain, **(flow or {}), _use_default_values=[])
+        self._flow = None if flow is None else FlowMatchEulerDiscreteScheduler(len(self), **flow)
+        self._models: dict[tuple[int, ...], Denoiser] = {self.covariance.event_shape: self._model}
+        self._grid = self.covariance.event_shape  # of the latents that came last
+        self._start = StartCheck()
+        self.begin_index: int | None = None
         self.init_noise_sigma = self.process.schedule.prior_scale
         self.alphas_cumprod = torch.sigmoid(self.process.schedule.mean_logsnr).float()  # signal² / (signal² + sigma²)
-        self.set_timesteps(timesteps=range(len(self) - 1, -1, -1))
+        self._visit(range(len(self) - 1, -1, -1), None if self._flow is None else self._flow.timesteps)
         self.num_inference_steps: int | None = None  # as in diffusers until `set_timesteps` is called
 
     def __len__(self) -> int:
         return len(self.process.schedule)
 
-    def denoiser(self, net: Callable[..., Any]) -> Denoiser:
-        """``net`` as a `nidiff.Denoiser` with the process, prediction, clipping and scaling of this scheduler."""
-        return self._model.with_net(net)
+    def denoiser(self, net: Callable[..., Any], shape: Sequence[int] | None = None) -> Denoiser:
+        """``net`` as a `nidiff.Denoiser` with the process, prediction, clipping and scaling of this scheduler; for
+        latents of another ``shape`` than Σ's, with the Σ of that shape."""
+        model = self._model if shape is None else self._model_of(shape)
+        return model.with_net(net if self._flow is None else FlowNetwork(net, self.process.schedule))
+
+    def _model_of(self, shape: Sequence[int]) -> Denoiser:
+        """The model with the Σ of latents of this shape [..., *event]."""
+        axes = len(self.covariance.event_shape)
+        event = tuple(shape[-axes:])
+        if len(shape) > axes and event != self.covariance.event_shape and event not in self._models:
+            try:
+                self._models[event] = self._model.at(event)
+            except InputError as error:
+                problem = f"is over {self.covariance.event_shape} and has no form for latents of {event} ({error})"
+                remedy = "make a scheduler for each shape, or take a Σ with a formula, such as offset or matern"
+                raise InputError("covariance", self.covariance, problem, remedy) from error
+        self._grid = event
+        return self._models.get(event, self._model)
+
+    def _unpacked(self, x: Tensor) -> Tensor:
+        """The tokens of Flux as latents: of the shape that came last, or of any other with as many tokens."""
+        if self._flow is None or x.ndim != 3 or self.covariance.is_constant or len(self._grid) == 1:
+            return x
+        return unpacked(x, [event[-2:] for event in (self._grid, *self._models)])
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
         """The scheduler of a configuration: of this class, or, with ``covariance=``, of a scheduler of diffusers that
-        has β: DDPM, DDIM, DPMSolverMultistep, Euler, PNDM (as of Stable Diffusion 1.5), or, with ``algorithm=``, any
-        other. Unlike in diffusers, a field that has no meaning here is refused."""
+        has β: DDPM, DDIM, DPMSolverMultistep, Euler, PNDM (as of Stable Diffusion 1.5), FlowMatchEulerDiscrete (SD3,
+        Flux), or, with ``algorithm=``, any other. Unlike in diffusers, a field that has no meaning here is refused."""
         theirs = ("beta_schedule" in config or is_flow(config)) and "schedule" not in config
+        if is_flow(config) or "shift" in config:
+            changed = {key: kwargs.pop(key) for key in FLOW_FIELDS if key in kwargs}
+            config = {**config, **changed} if theirs else with_flow(config, changed)
         config = {"covariance": None, **(translated(config, kwargs.get("algorithm")) if theirs else config)}
         check_fields(config | {key: kwargs[key] for key in kwargs if key in FIELDS or not return_unused_kwargs})
         stale = {"_use_default_values", "beta_schedule"}  # fields that diffusers would leave out; always the same
@@ -180,12 +216,19 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
     def add_noise(self, original_samples: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """x = signal · x0 + sigma · Σ^½ noise, with **white** noise (``torch.randn_like``), as for every scheduler."""
-        return self.process.perturb(original_samples, self._level(timesteps, original_samples), noise)
+        x0 = self._unpacked(original_samples)
+        x = self._model_of(x0.shape).process.perturb(x0, self._level(timesteps, x0), self._unpacked(noise))
+        return x if x0 is original_samples else packed(x)
+
+    def scale_noise(self, sample: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
+        """`add_noise`, as pipelines of flow matching call it."""
+        return self.add_noise(sample, noise, timestep)
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
         """v = signal · Σ^½ noise − sigma · x0, what "v_prediction" learns; ``sample`` is x0, ``noise`` is white."""
-        self.process.check_batch("sample", sample)
-        return V.encode(sample, noise, self._level(timesteps, sample), self.covariance)
+        process = self._model_of(sample.shape).process
+        process.check_batch("sample", sample)
+        return V.encode(sample, noise, self._level(timesteps, sample), process.covariance)
 
     def init_noise(
         self,
@@ -196,9 +239,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     ) -> Tensor:
         """Where sampling starts: N(0, init_noise_sigma² Σ); with a schedule that keeps signal to the end, as `heat`
         does, the data's Gaussian at the first of ``timesteps``. ``generator`` is one, or a list of one per image."""
+        model = self._model_of(shape)
+        self._start.drawn()
         if self.process.schedule.forgets:
-            return self.process.prior(shape, generator, dtype=dtype, device=device)
-        gaussian = require_gaussian(self._model.gaussian, "schedule", self.process.schedule)
+            return model.process.prior(shape, generator, dtype=dtype, device=device)
+        gaussian = require_gaussian(model.gaussian, "schedule", self.process.schedule)
         first, work = self.process.schedule.level(self._rows[0]), torch.promote_types(dtype, torch.float32)
         state = gaussian.at(first, self.covariance)
         return gaussian.sample(shape, generator, state=state, dtype=work, device=device).to(dtype)
@@ -210,17 +255,45 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         num_inference_steps: int | None = None,
         device: torch.device | str | None = None,
         timesteps: Sequence[int] | None = None,
+        sigmas: Sequence[float] | None = None,
+        mu: float | None = None,
     ) -> None:
         """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves, which
-        may begin below the noisiest one (image to image)."""
-        if timesteps is None:
+        may begin below the noisiest one (image to image). With flow matching, so many as diffusers chooses them, or by
+        ``sigmas`` before they are shifted, and ``mu`` is that of ``use_dynamic_shifting``."""
+        from_prior = True
+        if self._flow is not None:
+            if timesteps is not None:
+                remedy = "give `sigmas`, which are timesteps / 1000 before they are shifted"
+                raise InputError("timesteps", None, "are shifted by diffusers, and their names are not", remedy)
+            rows = visited_rows(self._flow, self.process.schedule, num_inference_steps, sigmas, mu)
+            from_prior = rows[0] == len(self) - 1
+        elif sigmas is not None or mu is not None:
+            argument = "mu" if sigmas is None else "sigmas"
+            problem, remedy = "is for flow matching, and this schedule has rows", "leave it out, or give `timesteps`"
+            raise InputError(argument, None, problem, remedy)
+        elif timesteps is None:
             rows = [*self._spaced(num_inference_steps)]
         else:
             rows = check_rows("timesteps", [int(row) for row in timesteps], len(self))
-        self._rows, self.num_inference_steps = rows, len(rows)
-        self.timesteps = torch.tensor(rows, device=device)
-        self._from_prior = timesteps is None or rows[0] == len(self) - 1
+            from_prior = rows[0] == len(self) - 1
+        self._visit(rows, None if self._flow is None else self._flow.timesteps, device, from_prior)
+
+    def _visit(
+        self, rows: Sequence[float], timesteps: Tensor | None, device: Any = None, from_prior: bool = True
+    ) -> None:
+        """Set the levels, which `timesteps` name: by their rows, or as the network is called at them."""
+        self._rows, self.num_inference_steps = [*rows], len(rows)
+        timesteps = torch.tensor(self._rows) if timesteps is None else timesteps
+        self.timesteps, self._names = timesteps.to(device), timesteps.tolist()
+        self._from_prior, self.begin_index = from_prior, None
+        if self._flow is not None:
+            self.sigmas = self._flow.sigmas
         self._past: tuple[int, Chain, Tensor] | None = None  # index of the last step, its chain and what it returned
+
+    def set_begin_index(self, begin_index: int = 0) -> None:
+        """Called by pipelines that start below the first of ``timesteps``. A step finds its place by its timestep."""
+        self.begin_index = begin_index
 
     def _spaced(self, count: Any) -> Sequence[float]:
         """``count`` falling rows as diffusers spaces them (Lin et al. 2024, table 2): its DPM-Solver++ lays out one row
@@ -252,7 +325,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             level = self._level(timestep, sample)
         else:
             level = self.process.schedule.level(self._rows[self._index(timestep)])
-        return self._model.network_input(sample.to(torch.promote_types(sample.dtype, torch.float32)), level).to(sample)
+        model = self._model_of(sample.shape)
+        return model.network_input(sample.to(torch.promote_types(sample.dtype, torch.float32)), level).to(sample)
 
     def step(
         self,
@@ -274,9 +348,13 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             variance_noise: **white** noise to use instead.
             eta: of ddim, from 0 (deterministic) to 1 (ddpm).
         """
-        output = model_output.to(torch.promote_types(sample.dtype, torch.float32))
-        answered = self._model.with_zero_net().with_net(lambda x, label, **conditions: output)
-        result = self.step_with(answered, timestep, sample, generator, variance_noise, eta=eta)
+        output, x = (self._unpacked(each) for each in (model_output, sample))
+        output = output.to(torch.promote_types(sample.dtype, torch.float32))
+        answered = self._model_of(x.shape).with_zero_net().with_net(lambda x, label, **conditions: output)
+        noise = None if variance_noise is None else self._unpacked(variance_noise)
+        result = self._step(answered, timestep, x, generator, noise, eta)
+        if x is not sample:
+            result = DDPMSchedulerOutput(packed(result.prev_sample), packed(result.pred_original_sample))
         return result if return_dict else (result.prev_sample, result.pred_original_sample)
 
     def step_with(
@@ -291,23 +369,30 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     ) -> DDPMSchedulerOutput:
         """The same, by what a ``denoiser`` says at ``sample``: `denoiser` of this scheduler, with conditions, guidance
         or an observation (`nidiff.Denoiser.given`, `guided`, `nidiff.posterior`)."""
-        if denoiser.process is not self.process:
-            raise InputError("denoiser", None, "has another process", "make it by scheduler.denoiser(net)")
-        self.process.check_batch("sample", sample)
+        if denoiser.process is not self._model_of(sample.shape).process:
+            remedy = "make it by scheduler.denoiser(net), or, for another shape than Σ's, denoiser(net, sample.shape)"
+            raise InputError("denoiser", None, "has another process", remedy)
+        return self._step(denoiser, timestep, sample, generator, variance_noise, eta)
+
+    def _step(
+        self, denoiser: Denoiser, timestep: Any, sample: Tensor, generator: Generators, white: Tensor | None, eta: float
+    ) -> DDPMSchedulerOutput:
+        process = denoiser.process
+        process.check_batch("sample", sample)
         index, algorithm = self._index(timestep), self.config["algorithm"]
         if isinstance(generator, int | float):  # the fourth argument of `DDIMScheduler.step` is eta
             raise InputError("generator", generator, "is a number", "give `eta` by its name")
         if not 0 <= eta <= (algorithm == "ddim"):
             raise InputError("eta", eta, f"cannot be used with algorithm={algorithm!r}", "0 to 1 is for ddim")
         work = torch.promote_types(sample.dtype, torch.float32)
-        here, x = self.process.schedule.level(self._rows[index]), sample.to(work)
-        if index == 0 and self._from_prior and self.process.schedule.forgets:
-            _warn_if_white(self.process, x)
+        here, x = process.schedule.level(self._rows[index]), sample.to(work)
+        if index == 0 and self._from_prior and process.schedule.forgets:
+            self._start(process, x, self._remedy())
 
         def noise() -> Tensor:
-            if variance_noise is not None:
-                return self.covariance.sqrt(variance_noise.to(x))
-            return self.process.noise(x.shape, generator, dtype=work, device=x.device)
+            if white is not None:
+                return process.covariance.sqrt(white.to(x))
+            return process.noise(x.shape, generator, dtype=work, device=x.device)
 
         x0, pull = denoiser.pulled(x, here)
         sampler, last, seen = SAMPLERS[ALGORITHMS[algorithm]], index + 1 == len(self._rows), Past(here, x0, x)
@@ -317,7 +402,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             x = x0
         else:
             options: Any = {"ddpm": {"variance": VARIANCES[self.config["variance_type"]]}, "ddim": {"eta": eta}}
-            there = CLEAN if last else self.process.schedule.level(self._rows[index + 1])
+            there = CLEAN if last else process.schedule.level(self._rows[index + 1])
             x = sampler.step(chain, x, x0, here, there, **options.get(algorithm, {}))
         x = moved(denoiser, x, pull, last).to(sample.dtype)
         chain.remember(seen)
@@ -337,26 +422,17 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
     def _index(self, timestep: Any) -> int:
         timestep = timestep.item() if isinstance(timestep, Tensor) and timestep.numel() == 1 else timestep
-        if timestep not in self._rows:
+        if timestep not in self._names:
             raise InputError("timestep", timestep, "is not among them", "give a number of scheduler.timesteps")
-        return self._rows.index(timestep)
+        return self._names.index(timestep)
 
     def _level(self, timesteps: Tensor, like: Tensor) -> Level:
-        return self.process.schedule.level(torch.as_tensor(timesteps).reshape(-1).cpu().expand(len(like)))
+        rows = torch.as_tensor(timesteps).reshape(-1).cpu()
+        if self._flow is not None:
+            rows = row_of_sigma(self.process.schedule, rows / len(self))
+        return self.process.schedule.level(rows.expand(len(like)))
 
-
-def _warn_if_white(process: Process, x: Tensor) -> None:
-    """Warn where white noise of some strength explains the initial sample x better than the prior, by a factor e¹².
-
-    A draw from the prior is better explained by a given other law by that factor with a probability of at most e⁻¹²,
-    since the mean of the ratio of densities is 1. A start that is white and passes is hardly less likely under the
-    prior than under white noise: a single small image, a Σ that differs from I in few modes.
-    """
-    x, wide = x.detach(), widest(x.device)
-    white = -0.5 * x.numel() * (torch.log(2 * torch.pi * x.to(wide).square().mean()) + 1)
-    if bool(white - process.prior_log_prob(x).to(wide).sum() > 12):
-        warnings.warn(
-            f"The initial sample is not N(0, Σ) with Σ = {process.covariance!r}, so the images will not be the "
-            "model's: draw it by scheduler.init_noise(shape), or use nidiff.interop.NonIsotropicPipeline.",
-            stacklevel=4,
-        )
+    def _remedy(self) -> str:
+        if self._flow is not None:
+            return "pass latents=scheduler.init_noise((B, C, H, W)), to Flux nidiff.interop.packed of it"
+        return "pass latents=scheduler.init_noise(shape) / scheduler.init_noise_sigma, or use NonIsotropicPipeline"

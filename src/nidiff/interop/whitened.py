@@ -19,6 +19,7 @@ from nidiff.diffusion.schedules import from_alphas_cumprod
 from nidiff.diffusion.target import target_on_its_own
 from nidiff.errors import InputError, one_of
 from nidiff.interop.config import from_diffusers, is_flow
+from nidiff.interop.flow import row_of_sigma
 from nidiff.model.config import predictions
 
 # What a network predicts on x, and the scheduler's word for it on y; "velocity" is of FlowMatchEulerDiscreteScheduler.
@@ -102,14 +103,6 @@ class Whitened(torch.nn.Module):
             if name == "unet":  # while it is being built
                 raise
             return getattr(self.unet, name)
-
-
-def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:
-    """The row of a flow schedule with this sigma; between two rows, and beyond the ends, as near as there is one."""
-    sigma = sigma.detach().cpu().double().clamp(flow.sigma[0], flow.sigma[-1])
-    row = torch.as_tensor(flow.level_at(2 * torch.log((1 - sigma) / sigma)).label)
-    whole = row.round()
-    return torch.where((row - whole).abs() < 1e-3, whole, row).clamp(0, len(flow) - 1)  # sigma comes in float32
 
 
 def _levels(scheduler: Any) -> Schedule:

@@ -60,6 +60,7 @@ DEFAULTS: dict[str, Any] = {
     "conditions": None,
     "num_train_timesteps": None,
     "steps_offset": 0,
+    "flow": None,
     "beta_schedule": BETA_SCHEDULE,
 }
 # The files beside the configuration, by the field whose arrays they hold, and what to call these.
