@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all hostile format figures docs wheel bench clean
+.PHONY: demo test test-all hostile format figures docs wheel lowest bench clean
 
 demo: .venv/installed
 	$(BIN)/nidiff demo --out out/demo
@@ -46,6 +46,14 @@ wheel: .venv/installed
 	cd out/wheel && bin/python ../../scripts/light_install.py
 	out/wheel/bin/pip install -q -c constraints.txt "$$(echo dist/*.whl)[all]"
 	cd out/wheel && bin/nidiff demo --steps 20 --num-samples 20 --out demo
+
+# The lowest versions that are stated, in an environment of their own; what other packages deprecate since is not an error.
+lowest:
+	$(PYTHON) -m venv out/lowest
+	out/lowest/bin/pip install -q -c constraints-lowest.txt torch
+	out/lowest/bin/pip install -q -c constraints-lowest.txt ".[all]" "pytest>=8.4" hypothesis
+	out/lowest/bin/pytest -o filterwarnings= -m "not slow" $(addprefix tests/test_,$(addsuffix .py,covariance formats many_files \
+		pipeline readers report sampling scheduler training))
 
 bench: .venv/installed
 	$(BIN)/pip install -q -c constraints.txt -e ".[bench]"

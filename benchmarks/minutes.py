@@ -315,7 +315,7 @@ def evaluate(experiment: Experiment, options: argparse.Namespace) -> None:
                 begin = time.process_time()
                 denoiser = trainer.denoiser.with_net(trainer.net)
                 if minutes not in kappas:
-                    measured = with_kappa(trainer)
+                    measured = with_kappa(trainer, trainer.net)
                     kappas[minutes] = (measured.kappa, time.process_time() - begin)
                 kappa, extra["kappa_seconds"] = kappas[minutes]
                 denoiser = denoiser.with_kappa(kappa)

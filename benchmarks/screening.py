@@ -133,8 +133,8 @@ def run(name: str, options: argparse.Namespace, features: FeatureNetwork, refere
         loss = train_step(trainer, batches)
     found: dict[str, Any] = {"steps": steps, "seconds": round(time.process_time() - begin, 1), "loss": loss.item()}
     found["parameters"] = sum(p.numel() for p in trainer.net.parameters())
-    with averaged_weights(trainer):
-        denoiser = with_kappa(trainer)
+    with averaged_weights(trainer) as net:
+        denoiser = with_kappa(trainer, net)
         for sampler, num_steps in CELLS:
             count = options.samples
             shape = (count, *trainer.data.shape)

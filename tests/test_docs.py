@@ -20,13 +20,18 @@ from nidiff.cli import COMMANDS, main
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+NAMESPACES = (
+    *("covariance", "schedules", "design", "inverse", "sampling", "metrics", "interop"),
+    *("data", "generation", "testing"),
+)
 
 
 def public_names() -> set[str]:
     """The names at the top, and those of the public namespaces, without modules and registries."""
-    spaces = [nidiff, nidiff.schedules, nidiff.metrics, nidiff.design, nidiff.testing]
+    spaces = [nidiff, *(importlib.import_module(f"nidiff.{name}") for name in NAMESPACES)]
     public = {name: getattr(space, name) for space in spaces for name in getattr(space, "__all__", dir(space))}
-    return {name for name, value in public.items() if callable(value) and not name.startswith("_")}
+    ours = {name: value for name, value in public.items() if str(getattr(value, "__module__", "")).startswith("nidiff")}
+    return {name for name, value in ours.items() if callable(value) and not name.startswith("_")}
 
 
 def documented_names() -> dict[str, str]:

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -129,6 +132,34 @@ def test_the_commands_are_exactly_what_the_sweep_runs(tmp_path, capsys):
     assert {run.train.experiment.widths for run in runs} == {(8, 16), (8,)}
     assert all(run.train.experiment.flip for run in runs)
     assert not out.exists()
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_documentation_run_the_commands(tmp_path, monkeypatch, capsys):
+    """What SLURM gives the shell of a task, and GNU parallel where it is installed: as printed, they leave nothing."""
+    page = (Path(__file__).parent.parent / "docs" / "sweep.md").read_text()
+    (task,) = re.findall(r"sbatch .* --wrap '(.*)'$", page, re.M)
+    (parallel,) = re.findall(r"^    (parallel .*)$", page, re.M)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+    def left() -> int:
+        assert main(words("--seed", "0-2", "--no-report", "--out", "my runs", *TABLE, "--commands")) == 0
+        lines = capsys.readouterr().out
+        Path("commands.txt").write_text(lines)
+        return lines.count("\n")
+
+    def run(line: str) -> None:
+        subprocess.run(["sh", "-c", line], check=True, capture_output=True)
+
+    assert left() == 3
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    run(task)
+    assert left() == 2
+    if shutil.which("parallel") is None:
+        pytest.skip("GNU parallel is not installed")
+    run(parallel)
+    assert left() == 0
 
 
 @pytest.fixture(scope="module")

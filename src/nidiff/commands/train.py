@@ -21,8 +21,6 @@ from nidiff.model.zoo import find_model
 from nidiff.training.experiment import EXPERIMENT, PRESETS, Experiment, experiment_file, read_experiment
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from nidiff.training.build import Trainer
     from nidiff.training.run import RunDirectory
 
@@ -95,8 +93,8 @@ class Train:
     def train(self) -> Path | None:
         """Train to the end; returns the run directory, on the main process."""
         import torch
-        from accelerate import PartialState
 
+        from nidiff.generation.loaded_model import process_state
         from nidiff.report.html import write_report
         from nidiff.training.build import build
         from nidiff.training.loop import train
@@ -106,12 +104,12 @@ class Train:
         run, asked = self.directory(), {"resume": self.resume, "overwrite": self.overwrite}
         experiment = self._resumed(run) if self.finish else self.experiment
         run.check(experiment, **asked)
-        processes = PartialState(cpu=not torch.cuda.is_available())
+        processes = process_state()
         processes.wait_for_everyone()  # nothing is written before all have looked
         with run.claim(experiment, **asked) if processes.is_main_process else nullcontext():
             processes.wait_for_everyone()
             trainer = build(experiment, resumed=run if self.resume else None)
-            _say(trainer, _place(trainer.accelerator))
+            _say(trainer, _place(trainer))
             for note in trainer.notes:
                 _say(trainer, note)
             if skipped := trainer.data.skipped:
@@ -200,11 +198,15 @@ def _resume(trainer: "Trainer", run: "RunDirectory", cooldown: int | None) -> "T
     return trainer
 
 
-def _place(accelerator: "Accelerator") -> str:
+def _place(trainer: "Trainer") -> str:
     """Where a run trains: whoever asked for two processes sees whether there are two."""
+    from nidiff.training.sharding import is_sharded
+
+    accelerator = trainer.accelerator
     count, kind = accelerator.num_processes, accelerator.device.type
+    parts = ", each with a part of the network" if is_sharded(trainer.net) else ""
     precision = "fp32" if accelerator.mixed_precision == "no" else accelerator.mixed_precision
-    return f"training on {count} process{'es' if count > 1 else ''}, {kind}, {precision}"
+    return f"training on {count} process{'es' if count > 1 else ''}{parts}, {kind}, {precision}"
 
 
 def _say(trainer: "Trainer", text: str) -> None:

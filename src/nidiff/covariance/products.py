@@ -24,7 +24,7 @@ def row_product(x: Tensor, matrix: Tensor, width: int | None = None) -> Tensor:
     rows = x.reshape(-1, size)
     count = len(rows)
     tile = min(max(WORK // matrix.numel(), FEWEST), MOST)
-    if (missing := -count % tile) or length != size:
+    if (missing := -count % tile if count else tile) or length != size:  # older versions of torch cannot pad nothing
         rows = pad(rows, (0, length - size, 0, missing))
     product = torch.cat([part @ matrix for part in rows.split(tile)])
     width = size if width is None else width

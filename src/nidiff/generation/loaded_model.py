@@ -1,6 +1,7 @@
 """A model loaded for sampling, on its grid or on another, and the processes that sample it."""
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 STEPS = "steps"  # in a run: what was drawn and measured of its checkpoints
 PATIENCE = timedelta(days=7)  # how long a process waits for the others
 LAUNCHED = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # set by torchrun and by MPI
+ASKED = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"}  # set by accelerate launch if it is asked for several processes
 
 
 class Model(NamedTuple):
@@ -130,6 +132,11 @@ class SingleProcess:
 def process_state() -> "PartialState | SingleProcess":
     """This process among those that torchrun or accelerate launch started, or the only one."""
     if not any(name in os.environ for name in LAUNCHED):  # accelerate, which is slow to import, is not needed
+        if os.environ.keys() >= ASKED:
+            problem = (
+                "accelerate launch was asked for several processes and started one, as it does without as many GPUs"
+            )
+            warnings.warn(f"{problem}: torchrun --nproc_per_node 2 -m nidiff … starts two", stacklevel=2)
         return SingleProcess(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     from accelerate import PartialState
 

@@ -46,6 +46,7 @@ from nidiff.training.checkpoint import list_checkpoints
 from nidiff.training.draws import spread
 from nidiff.training.experiment import PRECISIONS, Experiment
 from nidiff.training.identity import data_digest, network_digest, process_digest, settings_digest
+from nidiff.training.sharding import check_sharding, is_sharded, prepared, shard_on_cpus
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -108,6 +109,10 @@ class Trainer:
             facts |= {"precision": "fp32"}  # bf16 was asked for, and would be emulated
         return facts | {"parameters": sum(parameter.numel() for parameter in self.net.parameters())}
 
+    def bare_net(self) -> torch.nn.Module:
+        """The bare network; where it is sharded, one that is built alike and whole, with weights of its own."""
+        return build_network(self.experiment, self.data) if is_sharded(self.net) else self.net
+
     @cached_property
     def identity(self) -> dict[str, str]:
         """What must be the same when the run is resumed."""
@@ -115,7 +120,7 @@ class Trainer:
             "settings": settings_digest(self.experiment),
             "process": self.process or process_digest(scheduler_config(self.denoiser)),
             "data": data_digest(self.data),
-            "network": network_digest(self.net),
+            "network": network_digest(self.bare_net()),
         }
 
 
@@ -138,7 +143,9 @@ def build(
     stored, process = (None, None) if resumed is None else (resumed.stored(), resumed.process())
     # All accelerators of a process share one state, which refuses a second precision. The processes stay as they are.
     AcceleratorState._reset_state()
+    check_sharding()
     accelerator = Accelerator(mixed_precision=PRECISIONS[precision], cpu=not torch.cuda.is_available())
+    shard_on_cpus(accelerator)
     per_pass = accelerator.num_processes * experiment.accumulation
     if experiment.batch_size % per_pass:
         problem = f"is not a multiple of processes × accumulation = {per_pass}"
@@ -166,8 +173,6 @@ def build(
     notes += _patch_notes(experiment, net, covariance)
     if experiment.initial is not None and (resumed is None or not list_checkpoints(resumed.checkpoints)):
         notes += set_weights(net, experiment, experiment.initial)
-    ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)
-    ema.to(accelerator.device)
     optimizer = torch.optim.AdamW(net.parameters(), weight_decay=experiment.weight_decay, fused=True)
     denoiser = Denoiser(
         net,
@@ -181,7 +186,9 @@ def build(
     )
     # What sampling or the process would refuse is refused before training.
     notes += rehearse(denoiser, data.shape, **experiment.sampling(denoiser.process.schedule))
-    model, optimizer = accelerator.prepare(torch.compile(net) if experiment.compile else net, optimizer)
+    model, optimizer = prepared(accelerator, torch.compile(net) if experiment.compile else net, optimizer)
+    ema = EMAModel(net.parameters(), decay=experiment.ema_decay, foreach=True)  # of parts, where it is sharded
+    ema.to(accelerator.device)
     trained = denoiser.with_net(model), net, optimizer, ema
     trainer = Trainer(experiment, accelerator, data, *trained, process=process, notes=notes, classes=classes)
     _ = trainer.weights  # which may be refused

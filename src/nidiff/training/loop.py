@@ -34,6 +34,7 @@ from nidiff.training.checkpoint import Checkpoint, list_checkpoints, save_checkp
 from nidiff.training.draws import crop_places, image_generators, image_indices, spread
 from nidiff.training.experiment import Experiment
 from nidiff.training.run import RunDirectory
+from nidiff.training.sharding import is_sharded, part_of, parts_of_optimizer, whole
 from nidiff.training.trackers import Tracker
 
 KAPPA_ROWS = 17
@@ -76,41 +77,46 @@ def train(trainer: Trainer, run: RunDirectory, trackers: Sequence[Tracker] = ())
                         tracker.log(values, step=step)
                 losses, since = [], time.perf_counter()
             pictures = bool(experiment.sample_every and step % experiment.sample_every == 0)
-            if main and due:
+            if due:
                 save(trainer, run)
-            if main and pictures:
-                with averaged_weights(trainer):
-                    draw(trainer, run, trainer.denoiser)
+            if pictures:
+                with averaged_weights(trainer) as net:
+                    if main:
+                        draw(trainer, run, trainer.denoiser.with_net(net))
             if due or pictures:
                 accelerator.wait_for_everyone()
             if stop and not last:
                 next_ = f"continue {run.folder} with --resume, end it with --resume --finish, or sample it with"
                 raise Interrupted(f"stopped after step {step}, with a checkpoint: {next_} --checkpoint latest.")
-    if main:
-        of_gaussian = baseline_text(trainer.baseline)
-        about = experiment.about | ({"Gaussian baseline": of_gaussian} if of_gaussian else {})
-        if trainer.denoiser.conditions:
-            about |= {"conditions": describe_conditions(trainer.denoiser.conditions, trainer.data.class_names)}
-        with averaged_weights(trainer):
-            denoiser = with_kappa(trainer)
-            of_mixture = baseline(denoiser.mixture, trainer.data, trainer.held_out)
-            if of_mixture:
-                about |= {"mixture baseline": str(baseline_text(of_mixture, "mixture"))}
-                run.describe(trainer, mixture=of_mixture)
-            if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
-                draw(trainer, run, denoiser)
-            save_model(denoiser, run.model, about, grid=trainer.data.grid, run=trainer.identity)
+    with averaged_weights(trainer) as net:
+        if main:
+            finish(trainer, run, with_kappa(trainer, net))
     accelerator.wait_for_everyone()
 
 
-def with_kappa(trainer: Trainer) -> Denoiser:
-    """The denoiser of the bare network, with the data's mixture, κ and what warm starts lose, where the data's Gaussian
+def finish(trainer: Trainer, run: RunDirectory, denoiser: Denoiser) -> None:
+    """Save the model of a run that has ended, with its last pictures and what the models of its data achieve."""
+    of_gaussian = baseline_text(trainer.baseline)
+    about = trainer.experiment.about | ({"Gaussian baseline": of_gaussian} if of_gaussian else {})
+    if denoiser.conditions:
+        about |= {"conditions": describe_conditions(denoiser.conditions, trainer.data.class_names)}
+    of_mixture = baseline(denoiser.mixture, trainer.data, trainer.held_out)
+    if of_mixture:
+        about |= {"mixture baseline": str(baseline_text(of_mixture, "mixture"))}
+        run.describe(trainer, mixture=of_mixture)
+    if denoiser.kappa is not None or not run.samples_file(trainer.step).exists():
+        draw(trainer, run, denoiser)
+    save_model(denoiser, run.model, about, grid=trainer.data.grid, run=trainer.identity)
+
+
+def with_kappa(trainer: Trainer, net: torch.nn.Module) -> Denoiser:
+    """The denoiser of a bare network, with the data's mixture, κ and what warm starts lose, where the data's Gaussian
     is known.
 
     512 images and 17 levels, but no more evaluations of the network than training took. The images are held-out ones,
     or else training items that the mixture is not fitted to; of few data it is fitted to all, and its loss is unknown.
     """
-    denoiser, experiment = trainer.denoiser.with_net(trainer.net), trainer.experiment
+    denoiser, experiment = trainer.denoiser.with_net(net), trainer.experiment
     if denoiser.gaussian is None:
         return denoiser
     data = trainer.held_out
@@ -206,14 +212,18 @@ def draw(trainer: Trainer, run: RunDirectory, denoiser: Denoiser) -> None:
 
 
 def save(trainer: Trainer, run: RunDirectory) -> None:
-    """Save a checkpoint of everything the next step depends on."""
+    """Save a checkpoint of everything the next step depends on. Every process must ask for it; one saves."""
     scaler = trainer.accelerator.scaler
+    tensors = whole({"model": trainer.net.state_dict(), "ema": _buffers(trainer.net) | _average(trainer)})
+    optimizer = whole(trainer.optimizer.state_dict())
+    if not trainer.accelerator.is_main_process:
+        return
     save_checkpoint(
         run.checkpoints,
         trainer.step,
-        tensors={"model": trainer.net.state_dict(), "ema": _buffers(trainer.net) | _average(trainer)},
+        tensors=tensors,
         state={"ema_step": trainer.ema.optimization_step, "scaler": scaler and scaler.state_dict()},
-        optimizer=trainer.optimizer.state_dict(),
+        optimizer=optimizer,
         keep=trainer.experiment.keep,
         run=trainer.identity,
     )
@@ -221,11 +231,14 @@ def save(trainer: Trainer, run: RunDirectory) -> None:
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put the trainer where it was when the checkpoint was saved."""
-    trainer.net.load_state_dict(checkpoint.tensors["model"])
+    state = trainer.net.state_dict()  # in the same order everywhere
+    trainer.net.load_state_dict(
+        {name: part_of(checkpoint.tensors["model"][name], like) for name, like in state.items()}
+    )
     for name, average in _average(trainer).items():
-        average.copy_(checkpoint.tensors["ema"][name])
+        average.copy_(part_of(checkpoint.tensors["ema"][name], average))
     trainer.ema.optimization_step = checkpoint.state["ema_step"]
-    trainer.optimizer.load_state_dict(checkpoint.optimizer)
+    trainer.optimizer.load_state_dict(parts_of_optimizer(checkpoint.optimizer or {}, trainer.optimizer))
     if trainer.accelerator.scaler is not None and checkpoint.state["scaler"] is not None:
         trainer.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
     trainer.step = checkpoint.step
@@ -243,13 +256,20 @@ def _buffers(net: torch.nn.Module) -> dict[str, Tensor]:
 
 
 @contextlib.contextmanager
-def averaged_weights(trainer: Trainer) -> Iterator[None]:
-    """The moving average in place of the weights, and the network in evaluation mode."""
+def averaged_weights(trainer: Trainer) -> Iterator[torch.nn.Module]:
+    """The bare network with the moving average as its weights, in evaluation mode; where the network is sharded, a
+    whole one beside it, on the main process. Every process must ask for it."""
+    if is_sharded(trainer.net):
+        average, net = whole(_buffers(trainer.net) | _average(trainer)), trainer.bare_net()
+        if trainer.accelerator.is_main_process:
+            net.load_state_dict(average, strict=False)  # weights that are tied have one name
+            net.to(trainer.accelerator.device)
+        yield net.eval()
+        return
     trainer.ema.store(trainer.net.parameters())
     trainer.ema.copy_to(trainer.net.parameters())
-    trainer.net.eval()
     try:
-        yield
+        yield trainer.net.eval()
     finally:
         trainer.net.train()
         trainer.ema.restore(trainer.net.parameters())

@@ -191,7 +191,9 @@ class RunDirectory:
         """Begin a run here. Until it is complete on the disk, a run that was here before is untouched."""
         with self.writing(), replacing_folder(self.folder / BEGUN) as aside:
             replace_json(aside / EXPERIMENT, _described(trainer, {"gaussian": trainer.baseline}))
-            save_outline(trainer.denoiser.with_net(trainer.net), aside / "model", trainer.data.grid, trainer.identity)
+            save_outline(
+                trainer.denoiser.with_net(trainer.bare_net()), aside / "model", trainer.data.grid, trainer.identity
+            )
         with self.writing():
             self._settle()
 
@@ -215,7 +217,9 @@ class RunDirectory:
         with self.writing():
             is_outlined = self.has_model or (self.model / MANIFEST).is_file()  # an earlier version did not write it
             if not is_outlined or not (self.model / CONFIG).is_file():
-                save_outline(trainer.denoiser.with_net(trainer.net), self.model, trainer.data.grid, trainer.identity)
+                save_outline(
+                    trainer.denoiser.with_net(trainer.bare_net()), self.model, trainer.data.grid, trainer.identity
+                )
             before, facts = self.identity, dict(self.facts)
             if before != trainer.identity:  # it ends otherwise than it was planned
                 plan = {name: getattr(self.experiment, name) for name in ("steps", "cooldown")}
