@@ -42,7 +42,7 @@ def turbulence(file: Path, samples: int = 128) -> None:
     rows = {
         "data": (real, style.ink(), "-"),
         white: (draw("turbulence-white", "dpmpp_2m", samples, FIELDS_FEW), style.RED, "--"),
-        designed: (draw("turbulence", "angle_2m", samples, FIELDS_FEW), style.BLUE, ":"),
+        designed: (draw("turbulence", "angle_2m:spacing=trailing,rescale=true", samples, FIELDS_FEW), style.BLUE, ":"),
     }
     figure = Figure((style.WIDTH, 3.1), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.75, 1))

@@ -40,6 +40,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--seeds", default="0-15", help="of the picture (default: 0-15)")
     parser.add_argument("--seconds", type=float, help="the time of the training (default: from log.jsonl)")
     parser.add_argument("--processor", help="what it was trained on (default: the processor of this machine)")
+    parser.add_argument("--no-mixture", action="store_true", help="leave out the data's mixture, most of the bytes")
     parser.add_argument("--to", choices=PLACES, default="wheel", help="in the wheel, or beside it in the repository")
     parser.add_argument("--into", type=Path, help="another directory for the entry, instead of --to")
     options = parser.parse_args(words)
@@ -74,6 +75,7 @@ def packed(options: argparse.Namespace, destination: Path) -> None:
         picture=picture_of(run, options),
         scores=headline(known_results(run.folder)),
         about=experiment.about,
+        mixture=not options.no_mixture,
     )
     size = f"{entry_bytes(destination) / 1e6:.2f} MB"
     print(f"{size}, {card.parameters} parameters, picture {destination / PICTURE}", file=sys.stderr)

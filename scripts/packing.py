@@ -63,11 +63,13 @@ def pack(
     picture: Picture,
     scores: Sequence[Mapping[str, Any]] = (),
     about: Mapping[str, str] | None = None,
+    mixture: bool = True,
 ) -> Card:
     """Pack the finished ``run`` into ``destination``, whose name is that of the model, and return its card.
 
     The picture is drawn by the packed model, and colours of fields are chosen for it. Of metrics.json, the results of
-    this model are kept. ``scores`` are for its card; ``about`` is what else README.md says.
+    this model are kept. ``scores`` are for its card; ``about`` is what else README.md says. The ``mixture`` of the data
+    may stay behind, which is most of the bytes.
     """
     run, destination = as_path("run", run), as_path("destination", destination)
     place = whole_model(run)
@@ -90,7 +92,7 @@ def pack(
         replace_json(aside / EXPERIMENT, experiment)
         if results:
             replace_json(aside / METRICS, results)
-        _pack_model(place, aside / "model", identity)
+        _pack_model(place, aside / "model", identity, mixture)
         if choices:
             write_choices(aside / "model" / SAMPLING, choices, model_sha256(aside / "model"))
         denoiser = load_model(aside)
@@ -170,7 +172,7 @@ def training_words(card: Card) -> str:
     return f"{card.images:,} items seen{time} on {card.processor}, {card.parameters:,} parameters"
 
 
-def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
+def _pack_model(place: Path, packed: Path, identity: Mapping[str, str], mixture: bool) -> None:
     """Copy a model with the weights of its network, the factors of its mixture and κ in float16."""
     for file in sorted(place.rglob("*")):
         name = file.relative_to(place)
@@ -185,6 +187,15 @@ def _pack_model(place: Path, packed: Path, identity: Mapping[str, str]) -> None:
             tensors = read_arrays(file, owner)
             large = {array: _halved(array, tensors[array]) for array in LARGE if array in tensors}
             halved[packed / file.relative_to(place)] = tensors | large
+    if not mixture:
+        for config in packed.glob("*/scheduler_config.json"):
+            values = read_object(config)
+            kappa = values["gaussian"].get("kappa") or {}
+            kappa.get("losses", {}).pop("mixture", None)
+            replace_json(config, {key: value for key, value in values.items() if key != "mixture"})
+        for file in packed.glob(f"*/{FILES['mixture'][0]}"):
+            file.unlink()
+            del halved[file]
     for file, tensors in halved.items():
         with replacing(file) as stream:
             stream.write(to_bytes(tensors, metadata={"format": "pt"}))
