@@ -133,10 +133,9 @@ def process_state() -> "PartialState | SingleProcess":
     """This process among those that torchrun or accelerate launch started, or the only one."""
     if not any(name in os.environ for name in LAUNCHED):  # accelerate, which is slow to import, is not needed
         if os.environ.keys() >= ASKED:
-            problem = (
-                "accelerate launch was asked for several processes and started one, as it does without as many GPUs"
-            )
-            warnings.warn(f"{problem}: torchrun --nproc_per_node 2 -m nidiff … starts two", stacklevel=2)
+            problem = "accelerate launch started one process, as it does without as many GPUs as it is asked for"
+            remedy = "if you asked for several, torchrun --nproc_per_node N -m nidiff … starts them"
+            warnings.warn(f"{problem}: {remedy}", stacklevel=2)
         return SingleProcess(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     from accelerate import PartialState
 

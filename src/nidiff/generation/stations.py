@@ -49,8 +49,8 @@ def interpolate(model: Model, stations: Stations, kind: str = "bilinear") -> Int
 
 
 def _check_turns(model: Model, places: "NDArray[Any]") -> None:
-    """Refuse places more than a step beyond the grid along a periodic axis that is no angle: of angles 370° is 10°, but
-    nobody means a point of a picture by the number of another one."""
+    """Refuse places more than a step beyond the grid along a periodic axis that is not an angle: 370° is 10°, but row
+    −9 of a picture is a mistake."""
     inside = np.ones(len(places), dtype=bool)
     for axis, (size, turn) in enumerate(zip(model.shape[1:], periods_of(model), strict=True)):
         if turn is not None and turn_of(model.grid, axis) is None:

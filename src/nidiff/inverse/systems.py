@@ -69,12 +69,9 @@ class System:
             weights[:, index] = torch.cholesky_solve(right.flatten(1)[:, index].T, matrix.to(right)).T
             weights = weights.reshape(right.shape)
             return Solved(weights, variance.apply(self.near.transpose(weights)))
-        has_noise = self.observation.precision(right) is not None
-        if has_noise and tolerance >= ROUGH and self.x0.dtype is torch.float32 is not right.dtype:
-            rough = System(self.observation, self.x0, torch.float32)  # twice as fast, and good enough
-            found = rough._iterated(right.float(), variance, tolerance, iterations)
-            return Solved(found.weights.to(right), found.update.to(right))
-        return self._iterated(right, variance, tolerance, iterations)
+        if not self.observation.operator.is_mask and (precision := self.observation.precision(right)) is not None:
+            return self._in_modes(right, variance, precision, tolerance, iterations)
+        return self._plain(right, variance.apply, self._preconditioner(variance), tolerance, iterations)
 
     def fluctuation(self, draw: Tensor, noise: Tensor, variance: Modes, tolerance: float, iterations: int) -> Tensor:
         """A draw of N(0, V − V Aᵀ (A V Aᵀ + R)⁻¹ A V) from ``draw`` ~ N(0, V) and ``noise`` ~ N(0, R): what is left of
@@ -111,15 +108,14 @@ class System:
 
         return self._kept(("factor", like.dtype, *_key(variance)), count**2, make)
 
-    def _iterated(self, right: Tensor, variance: Modes, tolerance: float, iterations: int) -> Solved:
-        precision = self.observation.precision(right)
-        if self.observation.operator.is_mask or precision is None:
-            return self._plain(right, variance.apply, self._preconditioner(variance), tolerance, iterations)
-        return self._in_modes(right, variance, precision, tolerance, iterations)
-
     def _in_modes(
         self, right: Tensor, variance: Modes, precision: Function, tolerance: float, iterations: int
     ) -> Solved:
+        if tolerance >= ROUGH and self.x0.dtype is torch.float32 is not right.dtype:  # twice as fast, and good enough
+            rough = System(self.observation, self.x0, torch.float32)
+            rough_right = right.float()
+            found = rough._in_modes(rough_right, variance, precision, tolerance, iterations)
+            return Solved(found.weights.to(right), found.update.to(right))
         basis, near = cast(Basis, variance.basis), self.near
         root = variance.values.sqrt().to(right)
 
@@ -166,15 +162,16 @@ class System:
 
     def _of_mask(self, variance: Modes) -> Function:
         """About (A V Aᵀ + R)⁻¹ for a mask: with B the strongest modes of V at the observed places, v their variances,
-        and d the mean of R and of what the other modes add, (B v Bᵀ + d)⁻¹ = (1 − B (d/v + BᵀB)⁻¹ Bᵀ)/d (Woodbury)."""
+        and d the mean of R and of what the other modes add, (B v Bᵀ + d)⁻¹ = (1 − B (d/v + BᵀB)⁻¹ Bᵀ)/d (Woodbury).
+        In float32 the difference would not stay positive where v/d is large."""
         like, basis = self.near.value, cast(Basis, variance.basis)
-        seen = self.observation.operator(torch.ones_like(self.x0)).to(like)
-        axes = tuple(range(1, seen.ndim))
-        masks = seen if self.observation.is_per_image else seen[:1]
+        observed = self.observation.operator(torch.ones_like(self.x0)).to(like)
+        axes = tuple(range(1, observed.ndim))
+        masks = observed if self.observation.is_per_image else observed[:1]
         values = variance.values.to(like).expand(self.x0.shape[1:]).flatten()
         count = min(len(values) // 4, int(STRONGEST / len(masks) ** 0.5))
         strongest, modes = values.topk(count)
-        noise = self.noise(seen).sum(axes) / seen.sum(axes).clamp(min=1.0)
+        noise = self.noise(observed).sum(axes) / observed.sum(axes).clamp(min=1.0)
         rest = noise.clamp(min=0.0) + (values.sum() - strongest.sum()).clamp(min=0.0) / len(values)
         rest = rest.clamp(min=1e-9 * values.max().item())[: len(masks)]
 
@@ -198,7 +195,7 @@ class System:
             known = basis.analyse(r).flatten(1)[:, modes]
             spread = torch.zeros_like(r).flatten(1)
             spread[:, modes] = known @ inner[0] if len(inner) == 1 else (known[:, None] @ inner)[:, 0]
-            return (r - seen * basis.synthesise(spread.reshape(r.shape))) / divisor
+            return (r - observed * basis.synthesise(spread.reshape(r.shape))) / divisor
 
         return preconditioner
 
@@ -286,6 +283,8 @@ def conjugate_gradients(
     size = _dots(residual, direction)
     goal, largest = tolerance**2 * size, torch.zeros_like(size)
     for _ in range(iterations):
+        if preconditioner is not None and bool((size < 0).any()):  # it is not positive, by rounding
+            return conjugate_gradients(matrix, right, tolerance, iterations)
         active = size > goal
         if not bool(active.any()):
             break

@@ -231,10 +231,9 @@ def save(trainer: Trainer, run: RunDirectory) -> None:
 
 def restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     """Put the trainer where it was when the checkpoint was saved."""
-    state = trainer.net.state_dict()  # in the same order everywhere
-    trainer.net.load_state_dict(
-        {name: part_of(checkpoint.tensors["model"][name], like) for name, like in state.items()}
-    )
+    state, stored = trainer.net.state_dict(), checkpoint.tensors["model"]
+    known = [name for name in state if name in stored]  # in the same order everywhere
+    trainer.net.load_state_dict({**stored, **{name: part_of(stored[name], state[name]) for name in known}})
     for name, average in _average(trainer).items():
         average.copy_(part_of(checkpoint.tensors["ema"][name], average))
     trainer.ema.optimization_step = checkpoint.state["ema_step"]
