@@ -147,6 +147,23 @@ def test_a_saved_configuration_has_the_fields_that_pipelines_look_for(tmp_path):
     assert saved["shift"] == 3.0
 
 
+@pytest.mark.parametrize("fields", [{}, {"use_dynamic_shifting": True}, {"use_karras_sigmas": True}])
+def test_flow_matching_is_kept_by_a_copy_and_a_folder_where_the_configuration_leaves_fields_out(fields, tmp_path):
+    config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, **fields}
+    ours = NonIsotropicScheduler.from_config(config, covariance=OFFSET)
+    ours.save_pretrained(tmp_path)
+    short = NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(1000), "velocity", "euler", flow=fields)
+    for first in (ours, short):
+        for each in (first, NonIsotropicScheduler.from_config(first.config)):
+            each.set_timesteps(8, mu=0.7)
+            assert each.timesteps.dtype == torch.float32
+        assert torch.equal(each.timesteps, first.timesteps)
+    again = NonIsotropicScheduler.from_pretrained(tmp_path)
+    for each in (again, peer := FLOW(**fields)):
+        each.set_timesteps(8, mu=0.7)
+    assert torch.equal(again.timesteps, peer.timesteps)
+
+
 # Packed latents --------------------------------------------------------------------------------------------------
 
 

@@ -84,9 +84,16 @@ def _translated_flow(theirs: Mapping[str, Any], algorithm: str | None) -> dict[s
     unlike = ("invert_sigmas", *(("stochastic_sampling",) if algorithm in (None, "euler") else ()))
     _check_options(theirs, dict.fromkeys(unlike, False))
     shift = 1.0 if theirs.get("use_dynamic_shifting") else theirs.get("shift", 1.0)
-    chosen = {key: theirs[key] for key in FLOW_FIELDS if key in theirs}
     kind = {"prediction_type": "velocity", "algorithm": algorithm or "euler", "clip_sample": False}
-    return {"schedule": flow(count, shift), "flow": chosen, **kind}
+    return {"schedule": flow(count, shift), "flow": flow_fields(theirs), **kind}
+
+
+def flow_fields(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """All of `FLOW_FIELDS`: those that are not given have diffusers' default values."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    own = signature(FlowMatchEulerDiscreteScheduler).parameters
+    return {key: theirs.get(key, own[key].default) for key in FLOW_FIELDS}
 
 
 def with_flow(ours: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:

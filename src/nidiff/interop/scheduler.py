@@ -24,7 +24,7 @@ from nidiff.diffusion.spacing import check_rows
 from nidiff.diffusion.target import Target, V
 from nidiff.errors import InputError
 from nidiff.files import as_path, blaming, locked, read_object, writing
-from nidiff.interop.config import DOWNLOAD, FLOW_FIELDS, downloaded, is_flow, translated, with_flow
+from nidiff.interop.config import DOWNLOAD, FLOW_FIELDS, downloaded, flow_fields, is_flow, translated, with_flow
 from nidiff.interop.flow import FlowNetwork, packed, row_of_sigma, unpacked, visited_rows
 from nidiff.interop.start import StartCheck
 from nidiff.model.config import (
@@ -122,6 +122,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         if timestep_spacing is None:
             spacing = SAMPLERS[ALGORITHMS[algorithm]].spacing
             plain["timestep_spacing"] = spacing if spacing == "angle" else "trailing"
+        flow = None if flow is None else flow_fields(flow)
         self.register_to_config(**plain, **(flow or {}), _use_default_values=[])
         self._flow = None if flow is None else FlowMatchEulerDiscreteScheduler(len(self), **flow)
         self._models: dict[tuple[int, ...], Denoiser] = {self.covariance.event_shape: self._model}
