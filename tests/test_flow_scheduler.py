@@ -11,6 +11,7 @@ from problems import refused
 
 import nidiff
 from nidiff.interop import FlowNetwork, NonIsotropicScheduler, packed
+from nidiff.interop.flow import unpacked
 from nidiff.randomness import generators_from_seeds
 from nidiff.testing.problems import normal, smooth_net
 
@@ -184,6 +185,29 @@ def test_packed_latents_are_noised_and_stepped_as_the_field_that_they_are():
     assert not torch.allclose(as_field, packed(OFFSET.at(shape[-2:]).sqrt(white)), atol=1e-2)
     with refused("sample"):
         ours.step(torch.zeros(2, 7, 16), t, torch.zeros(2, 7, 16))
+
+
+def test_tokens_that_could_be_of_two_shapes_are_of_the_one_in_which_their_start_was_drawn_or_refused():
+    """4×16 and 16×4 have as many. A run keeps its shape until another one is drawn."""
+    ours = from_theirs("Flux", nidiff.gaussian_free_field((8, 8)), algorithm="ddpm")[1]
+    tall, wide = (ours.init_noise((2, 4, *grid), seeded()) for grid in ((16, 4), (4, 16)))
+    white = {"variance_noise": normal(2, 16, 16)}
+    for field in (tall, wide, tall.bfloat16().float()):
+        x, grids = packed(field), [field.shape[2:]]
+        as_field = {"variance_noise": unpacked(white["variance_noise"], grids)}
+        for t in ours.timesteps[:3]:
+            y = ours.step(packed(0.1 * field), t, x, **white).prev_sample
+            assert torch.equal(y, packed(ours.step(0.1 * field, t, unpacked(x, grids), **as_field).prev_sample))
+            x = y
+    with refused("sample"):
+        ours.step(torch.zeros(2, 16, 16), ours.timesteps[0], normal(2, 16, 16))
+    ours.scale_noise(tall, ours.timesteps[3][None], tall)  # image to image
+    again = NonIsotropicScheduler.from_config(ours.config)
+    again.set_timesteps(**EIGHT)
+    again.add_noise(wide, wide, ours.timesteps[3][None])  # a training step is no start
+    again.init_noise(tall.shape)
+    t, x = again.timesteps[2], packed(tall)
+    assert torch.equal(again.step(x, t, x, **white).prev_sample, ours.step(x, t, x, **white).prev_sample)
 
 
 def test_packing_is_that_of_flux():

@@ -1,5 +1,6 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -126,7 +127,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         self.register_to_config(**plain, **(flow or {}), _use_default_values=[])
         self._flow = None if flow is None else FlowMatchEulerDiscreteScheduler(len(self), **flow)
         self._models: dict[tuple[int, ...], Denoiser] = {self.covariance.event_shape: self._model}
-        self._grid = self.covariance.event_shape  # of the latents that came last
+        self._grid = tuple(self.covariance.event_shape[-2:])  # (H, W) of packed latents: see `_unpacked`
+        self._grids = {self._grid}  # all that are known
         self._start = StartCheck()
         self.begin_index: int | None = None
         self.init_noise_sigma = self.process.schedule.prior_scale
@@ -154,14 +156,30 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
                 problem = f"is over {self.covariance.event_shape} and has no form for latents of {event} ({error})"
                 remedy = "make a scheduler for each shape, or take a Σ with a formula, such as offset or matern"
                 raise InputError("covariance", self.covariance, problem, remedy) from error
-        self._grid = event
         return self._models.get(event, self._model)
 
-    def _unpacked(self, x: Tensor) -> Tensor:
-        """The tokens of Flux as latents: of the shape that came last, or of any other with as many tokens."""
+    def _seen(self, shape: Sequence[int]) -> None:
+        """Packed latents that follow are of this shape."""
+        if len(shape) > 3:
+            self._grid = tuple(shape[-2:])
+            self._grids.add(self._grid)
+
+    def _unpacked(self, x: Tensor, starts: bool = False) -> Tensor:
+        """The tokens of Flux as latents: of the shape that came last in `init_noise` or `scale_noise`, or, for the
+        start of a run, of the shape in which it was drawn. If none is known, it is Σ's own."""
         if self._flow is None or x.ndim != 3 or self.covariance.is_constant or len(self._grid) == 1:
             return x
-        return unpacked(x, [event[-2:] for event in (self._grid, *self._models)])
+        fitting = [grid for grid in self._grids if math.prod(grid) == 4 * x.shape[1]]
+        if starts and (shape := self._start.shape_of(x)) is not None and shape[-2:] in fitting:
+            self._grid = tuple(shape[-2:])
+        elif len(fitting) > 1 and (starts or self._grid not in fitting):
+            names = " or ".join(map(str, sorted(fitting)))
+            problem = f"is {x.shape[1]} tokens, of latents of {names}"
+            remedy = "start from nidiff.interop.packed of what init_noise((B, C, H, W)) of this scheduler drew"
+            raise InputError("sample", None, problem, remedy)
+        elif self._grid not in fitting and fitting:
+            self._grid = fitting[0]
+        return unpacked(x, [self._grid])
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -223,6 +241,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
     def scale_noise(self, sample: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
         """`add_noise`, as pipelines of flow matching call it."""
+        self._seen(sample.shape)
         return self.add_noise(sample, noise, timestep)
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
@@ -241,9 +260,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         """Where sampling starts: N(0, init_noise_sigma² Σ); with a schedule that keeps signal to the end, as `heat`
         does, the data's Gaussian at the first of ``timesteps``. ``generator`` is one, or a list of one per image."""
         model = self._model_of(shape)
-        self._start.drawn()
         if self.process.schedule.forgets:
-            return model.process.prior(shape, generator, dtype=dtype, device=device)
+            x = model.process.prior(shape, generator, dtype=dtype, device=device)
+            self._start.drawn(x)
+            self._seen(shape)
+            return x
         gaussian = require_gaussian(model.gaussian, "schedule", self.process.schedule)
         first, work = self.process.schedule.level(self._rows[0]), torch.promote_types(dtype, torch.float32)
         state = gaussian.at(first, self.covariance)
@@ -349,8 +370,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             variance_noise: **white** noise to use instead.
             eta: of ddim, from 0 (deterministic) to 1 (ddpm).
         """
-        output, x = (self._unpacked(each) for each in (model_output, sample))
-        output = output.to(torch.promote_types(sample.dtype, torch.float32))
+        starts = self._from_prior and self._index(timestep) == 0
+        x = self._unpacked(sample, starts)
+        output = self._unpacked(model_output).to(torch.promote_types(sample.dtype, torch.float32))
         answered = self._model_of(x.shape).with_zero_net().with_net(lambda x, label, **conditions: output)
         noise = None if variance_noise is None else self._unpacked(variance_noise)
         result = self._step(answered, timestep, x, generator, noise, eta)
