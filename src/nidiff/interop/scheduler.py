@@ -48,6 +48,8 @@ from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.step import Chain, Past, moved
 
+SHAPES = 32  # for which Σ is kept: a matrix of 5000 pixels has eigenvectors of 200 MB
+
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     """DDPM, DDIM, DPM-Solver++(2M), Euler, iPNDM and the samplers of the data's Gaussian for
@@ -126,7 +128,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         flow = None if flow is None else flow_fields(flow)
         self.register_to_config(**plain, **(flow or {}), _use_default_values=[])
         self._flow = None if flow is None else FlowMatchEulerDiscreteScheduler(len(self), **flow)
-        self._models: dict[tuple[int, ...], Denoiser] = {self.covariance.event_shape: self._model}
+        self._models: dict[tuple[int, ...], Denoiser] = {}  # of other shapes than Σ's, the latest last
         self._grid = tuple(self.covariance.event_shape[-2:])  # (H, W) of packed latents: see `_unpacked`
         self._grids = {self._grid}  # all that are known
         self._start = StartCheck()
@@ -149,14 +151,18 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         """The model with the Σ of latents of this shape [..., *event]."""
         axes = len(self.covariance.event_shape)
         event = tuple(shape[-axes:])
-        if len(shape) > axes and event != self.covariance.event_shape and event not in self._models:
-            try:
-                self._models[event] = self._model.at(event)
-            except InputError as error:
-                problem = f"is over {self.covariance.event_shape} and has no form for latents of {event} ({error})"
-                remedy = "make a scheduler for each shape, or take a Σ with a formula, such as offset or matern"
-                raise InputError("covariance", self.covariance, problem, remedy) from error
-        return self._models.get(event, self._model)
+        if len(shape) <= axes or event == self.covariance.event_shape:
+            return self._model
+        try:
+            model = self._models.pop(event, None) or self._model.at(event)
+        except InputError as error:
+            problem = f"is over {self.covariance.event_shape} and has no form for latents of {event} ({error})"
+            remedy = "make a scheduler for each shape, or take a Σ with a formula, such as offset or matern"
+            raise InputError("covariance", self.covariance, problem, remedy) from error
+        self._models[event] = model
+        if len(self._models) > SHAPES:
+            del self._models[next(iter(self._models))]
+        return model
 
     def _seen(self, shape: Sequence[int]) -> None:
         """Packed latents that follow are of this shape."""
