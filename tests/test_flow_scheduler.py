@@ -130,6 +130,19 @@ def test_before_set_timesteps_the_levels_are_those_that_a_training_script_draws_
     assert noise.mean((1, 2, 3)).var() == pytest.approx(OFFSET.eigenvalues[0, 0].item() / 64, rel=0.1)
 
 
+@pytest.mark.parametrize("shift", [0.5, 0.05])
+def test_a_shift_below_1_takes_the_last_sigma_for_the_least_one_of_the_schedule(shift):
+    fields = {"num_train_timesteps": 1000, "shift": shift}
+    theirs, ours, net = FLOW(**fields), of(**fields), smooth_net(SHAPE[1:])
+    for count in (1000, 8):
+        for each in (theirs, ours):
+            each.set_timesteps(count)
+        assert torch.equal(ours.timesteps, theirs.timesteps)
+    x = ours.init_noise(SHAPE, seeded()).double()
+    expected = loop(theirs, net, x)
+    assert torch.allclose(loop(ours, net, x), expected, atol=1e-3 * expected.abs().max())
+
+
 def test_a_saved_configuration_has_the_fields_that_pipelines_look_for(tmp_path):
     ours = from_theirs("Flux", OFFSET)[1]
     ours.save_pretrained(tmp_path)
@@ -315,6 +328,10 @@ def of(covariance=OFFSET, **fields):
     return NonIsotropicScheduler.from_config(FLOW(**fields).config, covariance=covariance)
 
 
+def changed(**fields):
+    return NonIsotropicScheduler.from_config({**FLOW().config, **fields}, covariance=OFFSET)
+
+
 BAD = {
     "Mochi's": ("invert_sigmas", lambda: of(invert_sigmas=True)),
     "noise anew": ("stochastic_sampling", lambda: of(stochastic_sampling=True)),
@@ -324,6 +341,14 @@ BAD = {
     "timesteps": ("timesteps", lambda: of(**SD3).set_timesteps(timesteps=[1000.0, 500.0])),
     "rising sigmas": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[0.5, 1.0])),
     "sigmas down to 0": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[1.0, 0.5, 0.0])),
+    "sigmas below the levels": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[1.0, 1e-5, 1e-6])),
+    "no sigmas": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[])),
+    "sigmas of letters": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas="abc")),
+    "sigmas that are a number": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=0.5)),
+    "two sigmas for three steps": ("sigmas", lambda: of(**SD3).set_timesteps(3, sigmas=[1.0, 0.5])),
+    "a time shift": ("time_shift_type", lambda: changed(time_shift_type="cubic")),
+    "flow of betas": ("schedule", lambda: NonIsotropicScheduler(OFFSET, "ddpm_linear", flow={"shift": 3.0})),
+    "a field of flow": ("flow", lambda: NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(9), flow={"shfit": 3})),
     "too many": ("num_inference_steps", lambda: of(**SD3).set_timesteps(2000)),
     "mu of betas": ("mu", lambda: NonIsotropicScheduler(OFFSET).set_timesteps(8, mu=0.3)),
     "sigmas of betas": ("sigmas", lambda: NonIsotropicScheduler(OFFSET).set_timesteps(sigmas=[1.0])),

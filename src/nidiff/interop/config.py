@@ -93,7 +93,9 @@ def flow_fields(theirs: Mapping[str, Any]) -> dict[str, Any]:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     own = signature(FlowMatchEulerDiscreteScheduler).parameters
-    return {key: theirs.get(key, own[key].default) for key in FLOW_FIELDS}
+    fields = {key: theirs.get(key, own[key].default) for key in FLOW_FIELDS}
+    one_of("time_shift_type", fields["time_shift_type"], ("exponential", "linear"))
+    return fields
 
 
 def with_flow(ours: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:

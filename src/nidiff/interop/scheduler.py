@@ -23,10 +23,10 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 from nidiff.diffusion.spacing import check_rows
 from nidiff.diffusion.target import Target, V
-from nidiff.errors import InputError
+from nidiff.errors import InputError, one_of
 from nidiff.files import as_path, blaming, locked, read_object, writing
 from nidiff.interop.config import DOWNLOAD, FLOW_FIELDS, downloaded, flow_fields, is_flow, translated, with_flow
-from nidiff.interop.flow import FlowNetwork, packed, row_of_sigma, unpacked, visited_rows
+from nidiff.interop.flow import FlowNetwork, packed, row_of_sigma, time_shift, unpacked, visited_rows
 from nidiff.interop.start import StartCheck
 from nidiff.model.config import (
     ALGORITHMS,
@@ -125,7 +125,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         if timestep_spacing is None:
             spacing = SAMPLERS[ALGORITHMS[algorithm]].spacing
             plain["timestep_spacing"] = spacing if spacing == "angle" else "trailing"
-        flow = None if flow is None else flow_fields(flow)
+        if flow is not None:
+            for key in flow:
+                one_of("flow", key, FLOW_FIELDS)
+            time_shift("schedule", self.process.schedule)
+            flow = flow_fields(flow)
         self.register_to_config(**plain, **(flow or {}), _use_default_values=[])
         self._flow = None if flow is None else FlowMatchEulerDiscreteScheduler(len(self), **flow)
         self._models: dict[tuple[int, ...], Denoiser] = {}  # of other shapes than Σ's, the latest last
