@@ -348,6 +348,7 @@ BAD = {
     "two sigmas for three steps": ("sigmas", lambda: of(**SD3).set_timesteps(3, sigmas=[1.0, 0.5])),
     "a time shift": ("time_shift_type", lambda: changed(time_shift_type="cubic")),
     "flow of betas": ("schedule", lambda: NonIsotropicScheduler(OFFSET, "ddpm_linear", flow={"shift": 3.0})),
+    "flow as a number": ("flow", lambda: NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(9), flow=3)),
     "a field of flow": ("flow", lambda: NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(9), flow={"shfit": 3})),
     "too many": ("num_inference_steps", lambda: of(**SD3).set_timesteps(2000)),
     "mu of betas": ("mu", lambda: NonIsotropicScheduler(OFFSET).set_timesteps(8, mu=0.3)),

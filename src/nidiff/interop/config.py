@@ -37,7 +37,7 @@ SAME = ("prediction_type", "clip_sample", "clip_sample_range", "timestep_spacing
 IDLE = ("dynamic_thresholding_ratio", "sample_max_value", "set_alpha_to_one", "skip_prk_steps", "interpolation_type")
 SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 FLOW = dict.fromkeys(("use_dynamic_shifting", "shift_terminal", "stochastic_sampling", *SIGMAS), False)
-# The fields of FlowMatchEulerDiscreteScheduler but the number of levels: which sigmas are visited.
+# The fields of FlowMatchEulerDiscreteScheduler that decide which sigmas it visits: all but the number of levels.
 FLOW_FIELDS = ("shift", "time_shift_type", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", *FLOW)
 
 
@@ -99,8 +99,8 @@ def flow_fields(theirs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_flow(ours: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of our scheduler, in which the fields of flow matching stand where pipelines look for them, with
-    these fields in one place, ``changed`` on the way: of the levels too, then."""
+    """The configuration ``ours`` as the scheduler is built from it: the fields of flow matching, which pipelines look
+    for at the top of it, are moved into "flow". Fields in ``changed`` replace them, and the levels follow."""
     fields = {key: ours[key] for key in FLOW_FIELDS if key in ours} | {**changed}
     config = {key: value for key, value in ours.items() if key not in FLOW_FIELDS} | {"flow": fields}
     if changed:

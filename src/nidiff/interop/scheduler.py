@@ -83,8 +83,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             steps here begin at the prior.
         conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
         steps_offset: added to the timesteps of "leading", 1 in Stable Diffusion.
-        flow: fields of FlowMatchEulerDiscreteScheduler (``shift``, ``use_dynamic_shifting``, …), which `from_config`
-            takes from its configuration: timesteps are 1000 · sigma then, and its ways to choose them are those here.
+        flow: for flow matching, fields of FlowMatchEulerDiscreteScheduler (``shift``, ``use_dynamic_shifting``, …),
+            which `from_config` takes from its configuration. Timesteps are then 1000 · sigma, and
+            `set_timesteps` chooses them as that scheduler does. It needs the schedule `nidiff.schedules.flow`.
     """
 
     order = 1
@@ -126,6 +127,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             spacing = SAMPLERS[ALGORITHMS[algorithm]].spacing
             plain["timestep_spacing"] = spacing if spacing == "angle" else "trailing"
         if flow is not None:
+            if not isinstance(flow, Mapping):
+                raise InputError("flow", flow, "is not a mapping", 'give fields, such as {"shift": 3.0}')
             for key in flow:
                 one_of("flow", key, FLOW_FIELDS)
             time_shift("schedule", self.process.schedule)
@@ -291,19 +294,18 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         mu: float | None = None,
     ) -> None:
         """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves, which
-        may begin below the noisiest one (image to image). With flow matching, so many as diffusers chooses them, or by
-        ``sigmas`` before they are shifted, and ``mu`` is that of ``use_dynamic_shifting``."""
+        may begin below the noisiest one (image to image). With flow matching diffusers chooses them: give their number
+        or ``sigmas``, which it shifts, and with ``use_dynamic_shifting`` also ``mu``."""
         from_prior = True
         if self._flow is not None:
             if timesteps is not None:
-                remedy = "give `sigmas`, which are timesteps / 1000 before they are shifted"
-                raise InputError("timesteps", None, "are shifted by diffusers, and their names are not", remedy)
+                remedy = "give `sigmas` instead, from 1 downwards, which are then shifted"
+                raise InputError("timesteps", None, "cannot be chosen with flow matching", remedy)
             rows = visited_rows(self._flow, self.process.schedule, num_inference_steps, sigmas, mu)
             from_prior = rows[0] == len(self) - 1
         elif sigmas is not None or mu is not None:
             argument = "mu" if sigmas is None else "sigmas"
-            problem, remedy = "is for flow matching, and this schedule has rows", "leave it out, or give `timesteps`"
-            raise InputError(argument, None, problem, remedy)
+            raise InputError(argument, None, "is for flow matching only", "leave it out, or give `timesteps`")
         elif timesteps is None:
             rows = [*self._spaced(num_inference_steps)]
         else:
@@ -314,7 +316,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     def _visit(
         self, rows: Sequence[float], timesteps: Tensor | None, device: Any = None, from_prior: bool = True
     ) -> None:
-        """Set the levels, which `timesteps` name: by their rows, or as the network is called at them."""
+        """The next steps go through these rows of the schedule. A caller names each of them by an entry of
+        ``timesteps``, or, if that is None, by the row itself; ``from_prior`` if the first is the noisiest."""
         self._rows, self.num_inference_steps = [*rows], len(rows)
         timesteps = torch.tensor(self._rows) if timesteps is None else timesteps
         self.timesteps, self._names = timesteps.to(device), timesteps.tolist()
