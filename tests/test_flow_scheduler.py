@@ -342,6 +342,7 @@ BAD = {
     "rising sigmas": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[0.5, 1.0])),
     "sigmas down to 0": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[1.0, 0.5, 0.0])),
     "sigmas below the levels": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[1.0, 1e-5, 1e-6])),
+    "their sigmas below the levels": ("sigmas", lambda: of(shift=0.5, use_karras_sigmas=True).set_timesteps(28)),
     "no sigmas": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[])),
     "sigmas of letters": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas="abc")),
     "sigmas that are a number": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=0.5)),

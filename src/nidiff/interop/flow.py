@@ -94,6 +94,8 @@ def visited_rows(
     chosen = flow.sigmas[:-1].double()
     rows = row_of_sigma(schedule, chosen)  # with a shift below 1 the last one is below the least noisy level
     if not bool((rows.diff() < 0).all() and chosen[0] <= 1 + 1e-6 and chosen[-1] > 0):
+        if sigmas is None:
+            remedy = f"these are diffusers' choice, and the least level is {schedule.sigma[0]:.2g}; give other `sigmas`"
         raise InputError("sigmas", sigmas, "are not falling levels of the schedule", remedy)
     levels: list[float] = rows.tolist()
     return levels
