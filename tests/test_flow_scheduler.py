@@ -11,6 +11,7 @@ from problems import refused
 
 import nidiff
 from nidiff.interop import FlowNetwork, NonIsotropicScheduler, packed
+from nidiff.interop.flow import unpacked
 from nidiff.randomness import generators_from_seeds
 from nidiff.testing.problems import normal, smooth_net
 
@@ -129,6 +130,19 @@ def test_before_set_timesteps_the_levels_are_those_that_a_training_script_draws_
     assert noise.mean((1, 2, 3)).var() == pytest.approx(OFFSET.eigenvalues[0, 0].item() / 64, rel=0.1)
 
 
+@pytest.mark.parametrize("shift", [0.5, 0.05])
+def test_a_shift_below_1_takes_the_last_sigma_for_the_least_one_of_the_schedule(shift):
+    fields = {"num_train_timesteps": 1000, "shift": shift}
+    theirs, ours, net = FLOW(**fields), of(**fields), smooth_net(SHAPE[1:])
+    for count in (1000, 8):
+        for each in (theirs, ours):
+            each.set_timesteps(count)
+        assert torch.equal(ours.timesteps, theirs.timesteps)
+    x = ours.init_noise(SHAPE, seeded()).double()
+    expected = loop(theirs, net, x)
+    assert torch.allclose(loop(ours, net, x), expected, atol=1e-3 * expected.abs().max())
+
+
 def test_a_saved_configuration_has_the_fields_that_pipelines_look_for(tmp_path):
     ours = from_theirs("Flux", OFFSET)[1]
     ours.save_pretrained(tmp_path)
@@ -145,6 +159,23 @@ def test_a_saved_configuration_has_the_fields_that_pipelines_look_for(tmp_path):
     assert not torch.equal(fixed.sigmas, ours.sigmas)
     saved = json.loads((tmp_path / "scheduler_config.json").read_text())
     assert saved["shift"] == 3.0
+
+
+@pytest.mark.parametrize("fields", [{}, {"use_dynamic_shifting": True}, {"use_karras_sigmas": True}])
+def test_flow_matching_is_kept_by_a_copy_and_a_folder_where_the_configuration_leaves_fields_out(fields, tmp_path):
+    config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, **fields}
+    ours = NonIsotropicScheduler.from_config(config, covariance=OFFSET)
+    ours.save_pretrained(tmp_path)
+    short = NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(1000), "velocity", "euler", flow=fields)
+    for first in (ours, short):
+        for each in (first, NonIsotropicScheduler.from_config(first.config)):
+            each.set_timesteps(8, mu=0.7)
+            assert each.timesteps.dtype == torch.float32
+        assert torch.equal(each.timesteps, first.timesteps)
+    again = NonIsotropicScheduler.from_pretrained(tmp_path)
+    for each in (again, peer := FLOW(**fields)):
+        each.set_timesteps(8, mu=0.7)
+    assert torch.equal(again.timesteps, peer.timesteps)
 
 
 # Packed latents --------------------------------------------------------------------------------------------------
@@ -167,6 +198,29 @@ def test_packed_latents_are_noised_and_stepped_as_the_field_that_they_are():
     assert not torch.allclose(as_field, packed(OFFSET.at(shape[-2:]).sqrt(white)), atol=1e-2)
     with refused("sample"):
         ours.step(torch.zeros(2, 7, 16), t, torch.zeros(2, 7, 16))
+
+
+def test_tokens_that_could_be_of_two_shapes_are_of_the_one_in_which_their_start_was_drawn_or_refused():
+    """4×16 and 16×4 have as many. A run keeps its shape until another one is drawn."""
+    ours = from_theirs("Flux", nidiff.gaussian_free_field((8, 8)), algorithm="ddpm")[1]
+    tall, wide = (ours.init_noise((2, 4, *grid), seeded()) for grid in ((16, 4), (4, 16)))
+    white = {"variance_noise": normal(2, 16, 16)}
+    for field in (tall, wide, tall.bfloat16().float()):
+        x, grids = packed(field), [field.shape[2:]]
+        as_field = {"variance_noise": unpacked(white["variance_noise"], grids)}
+        for t in ours.timesteps[:3]:
+            y = ours.step(packed(0.1 * field), t, x, **white).prev_sample
+            assert torch.equal(y, packed(ours.step(0.1 * field, t, unpacked(x, grids), **as_field).prev_sample))
+            x = y
+    with refused("sample"):
+        ours.step(torch.zeros(2, 16, 16), ours.timesteps[0], normal(2, 16, 16))
+    ours.scale_noise(tall, ours.timesteps[3][None], tall)  # image to image
+    again = NonIsotropicScheduler.from_config(ours.config)
+    again.set_timesteps(**EIGHT)
+    again.add_noise(wide, wide, ours.timesteps[3][None])  # a training step is no start
+    again.init_noise(tall.shape)
+    t, x = again.timesteps[2], packed(tall)
+    assert torch.equal(again.step(x, t, x, **white).prev_sample, ours.step(x, t, x, **white).prev_sample)
 
 
 def test_packing_is_that_of_flux():
@@ -274,6 +328,10 @@ def of(covariance=OFFSET, **fields):
     return NonIsotropicScheduler.from_config(FLOW(**fields).config, covariance=covariance)
 
 
+def changed(**fields):
+    return NonIsotropicScheduler.from_config({**FLOW().config, **fields}, covariance=OFFSET)
+
+
 BAD = {
     "Mochi's": ("invert_sigmas", lambda: of(invert_sigmas=True)),
     "noise anew": ("stochastic_sampling", lambda: of(stochastic_sampling=True)),
@@ -283,6 +341,16 @@ BAD = {
     "timesteps": ("timesteps", lambda: of(**SD3).set_timesteps(timesteps=[1000.0, 500.0])),
     "rising sigmas": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[0.5, 1.0])),
     "sigmas down to 0": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[1.0, 0.5, 0.0])),
+    "sigmas below the levels": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[1.0, 1e-5, 1e-6])),
+    "their sigmas below the levels": ("sigmas", lambda: of(shift=0.5, use_karras_sigmas=True).set_timesteps(28)),
+    "no sigmas": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=[])),
+    "sigmas of letters": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas="abc")),
+    "sigmas that are a number": ("sigmas", lambda: of(**SD3).set_timesteps(sigmas=0.5)),
+    "two sigmas for three steps": ("sigmas", lambda: of(**SD3).set_timesteps(3, sigmas=[1.0, 0.5])),
+    "a time shift": ("time_shift_type", lambda: changed(time_shift_type="cubic")),
+    "flow of betas": ("schedule", lambda: NonIsotropicScheduler(OFFSET, "ddpm_linear", flow={"shift": 3.0})),
+    "flow as a number": ("flow", lambda: NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(9), flow=3)),
+    "a field of flow": ("flow", lambda: NonIsotropicScheduler(OFFSET, nidiff.schedules.flow(9), flow={"shfit": 3})),
     "too many": ("num_inference_steps", lambda: of(**SD3).set_timesteps(2000)),
     "mu of betas": ("mu", lambda: NonIsotropicScheduler(OFFSET).set_timesteps(8, mu=0.3)),
     "sigmas of betas": ("sigmas", lambda: NonIsotropicScheduler(OFFSET).set_timesteps(sigmas=[1.0])),

@@ -65,6 +65,17 @@ def test_pyramid_and_offset_are_the_recipe_at_every_shape_and_not_its_spectrum()
     assert not torch.allclose(wide.dense(), nidiff.gaussian_free_field((8, 16)).dense(), atol=1e-2)
 
 
+def test_the_last_32_shapes_are_kept():
+    ours = NonIsotropicScheduler(COVARIANCES["offset"], **OPTIONS)
+    first = ours.denoiser(torch.nn.Identity(), (1, 4, 2, 3)).process
+    for width in range(10, 50):
+        assert ours.denoiser(torch.nn.Identity(), (1, 4, 2, width)).process.covariance.event_shape == (2, width)
+        assert ours.denoiser(torch.nn.Identity(), (1, 4, 2, 3)).process is first
+    assert len(ours._models) == 32
+    assert (2, 10) not in ours._models
+    assert ours.denoiser(torch.nn.Identity(), (1, 4, 2, 10)).process.covariance.event_shape == (2, 10)
+
+
 def test_a_covariance_without_a_form_for_other_shapes_is_refused():
     mask = nidiff.Diagonal(normal(8, 8).square() + 0.1)
     schedule = nidiff.schedules.heat((8, 8), 20, boundary="periodic")

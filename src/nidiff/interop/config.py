@@ -37,7 +37,7 @@ SAME = ("prediction_type", "clip_sample", "clip_sample_range", "timestep_spacing
 IDLE = ("dynamic_thresholding_ratio", "sample_max_value", "set_alpha_to_one", "skip_prk_steps", "interpolation_type")
 SIGMAS = ("use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "invert_sigmas")
 FLOW = dict.fromkeys(("use_dynamic_shifting", "shift_terminal", "stochastic_sampling", *SIGMAS), False)
-# The fields of FlowMatchEulerDiscreteScheduler but the number of levels: which sigmas are visited.
+# The fields of FlowMatchEulerDiscreteScheduler that decide which sigmas it visits: all but the number of levels.
 FLOW_FIELDS = ("shift", "time_shift_type", "base_shift", "max_shift", "base_image_seq_len", "max_image_seq_len", *FLOW)
 
 
@@ -84,14 +84,23 @@ def _translated_flow(theirs: Mapping[str, Any], algorithm: str | None) -> dict[s
     unlike = ("invert_sigmas", *(("stochastic_sampling",) if algorithm in (None, "euler") else ()))
     _check_options(theirs, dict.fromkeys(unlike, False))
     shift = 1.0 if theirs.get("use_dynamic_shifting") else theirs.get("shift", 1.0)
-    chosen = {key: theirs[key] for key in FLOW_FIELDS if key in theirs}
     kind = {"prediction_type": "velocity", "algorithm": algorithm or "euler", "clip_sample": False}
-    return {"schedule": flow(count, shift), "flow": chosen, **kind}
+    return {"schedule": flow(count, shift), "flow": flow_fields(theirs), **kind}
+
+
+def flow_fields(theirs: Mapping[str, Any]) -> dict[str, Any]:
+    """All of `FLOW_FIELDS`: those that are not given have diffusers' default values."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    own = signature(FlowMatchEulerDiscreteScheduler).parameters
+    fields = {key: theirs.get(key, own[key].default) for key in FLOW_FIELDS}
+    one_of("time_shift_type", fields["time_shift_type"], ("exponential", "linear"))
+    return fields
 
 
 def with_flow(ours: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration of our scheduler, in which the fields of flow matching stand where pipelines look for them, with
-    these fields in one place, ``changed`` on the way: of the levels too, then."""
+    """The configuration ``ours`` as the scheduler is built from it: the fields of flow matching, which pipelines look
+    for at the top of it, are moved into "flow". Fields in ``changed`` replace them, and the levels follow."""
     fields = {key: ours[key] for key in FLOW_FIELDS if key in ours} | {**changed}
     config = {key: value for key, value in ours.items() if key not in FLOW_FIELDS} | {"flow": fields}
     if changed:

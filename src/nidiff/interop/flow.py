@@ -30,7 +30,7 @@ class FlowNetwork(torch.nn.Module):
         super().__init__()
         self.unet = unet
         self.schedule = scheduler if isinstance(scheduler, Schedule) else from_diffusers(scheduler)
-        self._shift = _time_shift("scheduler", self.schedule)
+        self._shift = time_shift("scheduler", self.schedule)
         self.covariance = None if covariance is None else as_covariance(covariance)
 
     def forward(self, x: Tensor, label: Tensor, **conditions: Any) -> Tensor:
@@ -45,7 +45,7 @@ class FlowNetwork(torch.nn.Module):
 
 def flow_scheduler(schedule: Schedule) -> FlowMatchEulerDiscreteScheduler:
     """The diffusers scheduler with the levels of a `nidiff.schedules.flow`: drive `nidiff.interop.Whitened` by it."""
-    return FlowMatchEulerDiscreteScheduler(len(schedule), _time_shift("schedule", schedule))
+    return FlowMatchEulerDiscreteScheduler(len(schedule), time_shift("schedule", schedule))
 
 
 def row_of_sigma(flow: Schedule, sigma: Tensor) -> Tensor:
@@ -79,18 +79,29 @@ def visited_rows(
     if flow.config["use_dynamic_shifting"] and mu is None:
         remedy = "give it, as calculate_shift of the pipelines does, or use_dynamic_shifting=False in from_config"
         raise InputError("mu", None, "is missing, which use_dynamic_shifting needs", remedy)
+    remedy = "give falling numbers from 1 to above 0"
     if sigmas is None:
         check_whole("num_inference_steps", count, 1, len(schedule))
-    flow.set_timesteps(count, sigmas=None if sigmas is None else [*sigmas], mu=mu)
-    chosen, least = flow.sigmas[:-1].double(), schedule.sigma[0].item()
-    if not bool((chosen.diff() < 0).all() and chosen[0] <= 1 + 1e-6 and chosen[-1] > 0.999 * least):
-        remedy = f"give falling numbers from 1 to {least:.3g}"
+    else:
+        try:
+            sigmas = [float(sigma) for sigma in sigmas]
+        except (TypeError, ValueError) as error:
+            raise InputError("sigmas", sigmas, "are not numbers", remedy) from error
+        if not sigmas or count not in (None, len(sigmas)):
+            problem = f"are {len(sigmas)} levels" + (f" for {count} steps" if sigmas else "")
+            raise InputError("sigmas", None, problem, remedy + ", and leave out num_inference_steps")
+    flow.set_timesteps(count, sigmas=sigmas, mu=mu)
+    chosen = flow.sigmas[:-1].double()
+    rows = row_of_sigma(schedule, chosen)  # with a shift below 1 the last one is below the least noisy level
+    if not bool((rows.diff() < 0).all() and chosen[0] <= 1 + 1e-6 and chosen[-1] > 0):
+        if sigmas is None:
+            remedy = f"these are diffusers' choice, and the least level is {schedule.sigma[0]:.2g}; give other `sigmas`"
         raise InputError("sigmas", sigmas, "are not falling levels of the schedule", remedy)
-    rows: list[float] = row_of_sigma(schedule, chosen).tolist()
-    return rows
+    levels: list[float] = rows.tolist()
+    return levels
 
 
-def _time_shift(argument: str, schedule: Schedule) -> float:
+def time_shift(argument: str, schedule: Schedule) -> float:
     """The s of `nidiff.schedules.flow`; another schedule is refused."""
     if schedule.keeps == "sum" and not schedule.event_shape and len(schedule) > 1:
         shift = (len(schedule) - 1) * math.exp(-schedule.logsnr[0].item() / 2)

@@ -1,5 +1,6 @@
 """A diffusers scheduler whose noise is N(0, Σ): the steps of `nidiff.sampling` behind diffusers' interface."""
 
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,10 @@ from nidiff.diffusion.scaling import Scaling
 from nidiff.diffusion.schedule import CLEAN, Level, Schedule
 from nidiff.diffusion.spacing import check_rows
 from nidiff.diffusion.target import Target, V
-from nidiff.errors import InputError
+from nidiff.errors import InputError, one_of
 from nidiff.files import as_path, blaming, locked, read_object, writing
-from nidiff.interop.config import DOWNLOAD, FLOW_FIELDS, downloaded, is_flow, translated, with_flow
-from nidiff.interop.flow import FlowNetwork, packed, row_of_sigma, unpacked, visited_rows
+from nidiff.interop.config import DOWNLOAD, FLOW_FIELDS, downloaded, flow_fields, is_flow, translated, with_flow
+from nidiff.interop.flow import FlowNetwork, packed, row_of_sigma, time_shift, unpacked, visited_rows
 from nidiff.interop.start import StartCheck
 from nidiff.model.config import (
     ALGORITHMS,
@@ -46,6 +47,8 @@ from nidiff.recipe import check_whole
 from nidiff.sampling.angle import angle_rows
 from nidiff.sampling.sampler import SAMPLERS
 from nidiff.sampling.step import Chain, Past, moved
+
+SHAPES = 32  # for which Σ is kept: a matrix of 5000 pixels has eigenvectors of 200 MB
 
 
 class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
@@ -80,8 +83,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             steps here begin at the prior.
         conditions: those that the network was trained with, as in `nidiff.Denoiser`, recorded for the model.
         steps_offset: added to the timesteps of "leading", 1 in Stable Diffusion.
-        flow: fields of FlowMatchEulerDiscreteScheduler (``shift``, ``use_dynamic_shifting``, …), which `from_config`
-            takes from its configuration: timesteps are 1000 · sigma then, and its ways to choose them are those here.
+        flow: for flow matching, fields of FlowMatchEulerDiscreteScheduler (``shift``, ``use_dynamic_shifting``, …),
+            which `from_config` takes from its configuration. Timesteps are then 1000 · sigma, and
+            `set_timesteps` chooses them as that scheduler does. It needs the schedule `nidiff.schedules.flow`.
     """
 
     order = 1
@@ -122,10 +126,18 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         if timestep_spacing is None:
             spacing = SAMPLERS[ALGORITHMS[algorithm]].spacing
             plain["timestep_spacing"] = spacing if spacing == "angle" else "trailing"
+        if flow is not None:
+            if not isinstance(flow, Mapping):
+                raise InputError("flow", flow, "is not a mapping", 'give fields, such as {"shift": 3.0}')
+            for key in flow:
+                one_of("flow", key, FLOW_FIELDS)
+            time_shift("schedule", self.process.schedule)
+            flow = flow_fields(flow)
         self.register_to_config(**plain, **(flow or {}), _use_default_values=[])
         self._flow = None if flow is None else FlowMatchEulerDiscreteScheduler(len(self), **flow)
-        self._models: dict[tuple[int, ...], Denoiser] = {self.covariance.event_shape: self._model}
-        self._grid = self.covariance.event_shape  # of the latents that came last
+        self._models: dict[tuple[int, ...], Denoiser] = {}  # of other shapes than Σ's, the latest last
+        self._grid = tuple(self.covariance.event_shape[-2:])  # (H, W) of packed latents: see `_unpacked`
+        self._grids = {self._grid}  # all that are known
         self._start = StartCheck()
         self.begin_index: int | None = None
         self.init_noise_sigma = self.process.schedule.prior_scale
@@ -146,21 +158,41 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         """The model with the Σ of latents of this shape [..., *event]."""
         axes = len(self.covariance.event_shape)
         event = tuple(shape[-axes:])
-        if len(shape) > axes and event != self.covariance.event_shape and event not in self._models:
-            try:
-                self._models[event] = self._model.at(event)
-            except InputError as error:
-                problem = f"is over {self.covariance.event_shape} and has no form for latents of {event} ({error})"
-                remedy = "make a scheduler for each shape, or take a Σ with a formula, such as offset or matern"
-                raise InputError("covariance", self.covariance, problem, remedy) from error
-        self._grid = event
-        return self._models.get(event, self._model)
+        if len(shape) <= axes or event == self.covariance.event_shape:
+            return self._model
+        try:
+            model = self._models.pop(event, None) or self._model.at(event)
+        except InputError as error:
+            problem = f"is over {self.covariance.event_shape} and has no form for latents of {event} ({error})"
+            remedy = "make a scheduler for each shape, or take a Σ with a formula, such as offset or matern"
+            raise InputError("covariance", self.covariance, problem, remedy) from error
+        self._models[event] = model
+        if len(self._models) > SHAPES:
+            del self._models[next(iter(self._models))]
+        return model
 
-    def _unpacked(self, x: Tensor) -> Tensor:
-        """The tokens of Flux as latents: of the shape that came last, or of any other with as many tokens."""
+    def _seen(self, shape: Sequence[int]) -> None:
+        """Packed latents that follow are of this shape."""
+        if len(shape) > 3:
+            self._grid = tuple(shape[-2:])
+            self._grids.add(self._grid)
+
+    def _unpacked(self, x: Tensor, starts: bool = False) -> Tensor:
+        """The tokens of Flux as latents: of the shape that came last in `init_noise` or `scale_noise`, or, for the
+        start of a run, of the shape in which it was drawn. If none is known, it is Σ's own."""
         if self._flow is None or x.ndim != 3 or self.covariance.is_constant or len(self._grid) == 1:
             return x
-        return unpacked(x, [event[-2:] for event in (self._grid, *self._models)])
+        fitting = [grid for grid in self._grids if math.prod(grid) == 4 * x.shape[1]]
+        if starts and (shape := self._start.shape_of(x)) is not None and shape[-2:] in fitting:
+            self._grid = tuple(shape[-2:])
+        elif len(fitting) > 1 and (starts or self._grid not in fitting):
+            names = " or ".join(map(str, sorted(fitting)))
+            problem = f"is {x.shape[1]} tokens, of latents of {names}"
+            remedy = "start from nidiff.interop.packed of what init_noise((B, C, H, W)) of this scheduler drew"
+            raise InputError("sample", None, problem, remedy)
+        elif self._grid not in fitting and fitting:
+            self._grid = fitting[0]
+        return unpacked(x, [self._grid])
 
     @classmethod
     def from_config(cls, config: Any = None, return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -222,6 +254,7 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
 
     def scale_noise(self, sample: Tensor, timestep: Tensor, noise: Tensor) -> Tensor:
         """`add_noise`, as pipelines of flow matching call it."""
+        self._seen(sample.shape)
         return self.add_noise(sample, noise, timestep)
 
     def get_velocity(self, sample: Tensor, noise: Tensor, timesteps: Tensor) -> Tensor:
@@ -240,9 +273,11 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         """Where sampling starts: N(0, init_noise_sigma² Σ); with a schedule that keeps signal to the end, as `heat`
         does, the data's Gaussian at the first of ``timesteps``. ``generator`` is one, or a list of one per image."""
         model = self._model_of(shape)
-        self._start.drawn()
         if self.process.schedule.forgets:
-            return model.process.prior(shape, generator, dtype=dtype, device=device)
+            x = model.process.prior(shape, generator, dtype=dtype, device=device)
+            self._start.drawn(x)
+            self._seen(shape)
+            return x
         gaussian = require_gaussian(model.gaussian, "schedule", self.process.schedule)
         first, work = self.process.schedule.level(self._rows[0]), torch.promote_types(dtype, torch.float32)
         state = gaussian.at(first, self.covariance)
@@ -259,19 +294,18 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
         mu: float | None = None,
     ) -> None:
         """Choose the levels to visit: so many with ``timestep_spacing``, or the falling ``timesteps`` themselves, which
-        may begin below the noisiest one (image to image). With flow matching, so many as diffusers chooses them, or by
-        ``sigmas`` before they are shifted, and ``mu`` is that of ``use_dynamic_shifting``."""
+        may begin below the noisiest one (image to image). With flow matching diffusers chooses them: give their number
+        or ``sigmas``, which it shifts, and with ``use_dynamic_shifting`` also ``mu``."""
         from_prior = True
         if self._flow is not None:
             if timesteps is not None:
-                remedy = "give `sigmas`, which are timesteps / 1000 before they are shifted"
-                raise InputError("timesteps", None, "are shifted by diffusers, and their names are not", remedy)
+                remedy = "give `sigmas` instead, from 1 downwards, which are then shifted"
+                raise InputError("timesteps", None, "cannot be chosen with flow matching", remedy)
             rows = visited_rows(self._flow, self.process.schedule, num_inference_steps, sigmas, mu)
             from_prior = rows[0] == len(self) - 1
         elif sigmas is not None or mu is not None:
             argument = "mu" if sigmas is None else "sigmas"
-            problem, remedy = "is for flow matching, and this schedule has rows", "leave it out, or give `timesteps`"
-            raise InputError(argument, None, problem, remedy)
+            raise InputError(argument, None, "is for flow matching only", "leave it out, or give `timesteps`")
         elif timesteps is None:
             rows = [*self._spaced(num_inference_steps)]
         else:
@@ -282,7 +316,8 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
     def _visit(
         self, rows: Sequence[float], timesteps: Tensor | None, device: Any = None, from_prior: bool = True
     ) -> None:
-        """Set the levels, which `timesteps` name: by their rows, or as the network is called at them."""
+        """The next steps go through these rows of the schedule. A caller names each of them by an entry of
+        ``timesteps``, or, if that is None, by the row itself; ``from_prior`` if the first is the noisiest."""
         self._rows, self.num_inference_steps = [*rows], len(rows)
         timesteps = torch.tensor(self._rows) if timesteps is None else timesteps
         self.timesteps, self._names = timesteps.to(device), timesteps.tolist()
@@ -348,8 +383,9 @@ class NonIsotropicScheduler(SchedulerMixin, ConfigMixin):
             variance_noise: **white** noise to use instead.
             eta: of ddim, from 0 (deterministic) to 1 (ddpm).
         """
-        output, x = (self._unpacked(each) for each in (model_output, sample))
-        output = output.to(torch.promote_types(sample.dtype, torch.float32))
+        starts = self._from_prior and self._index(timestep) == 0
+        x = self._unpacked(sample, starts)
+        output = self._unpacked(model_output).to(torch.promote_types(sample.dtype, torch.float32))
         answered = self._model_of(x.shape).with_zero_net().with_net(lambda x, label, **conditions: output)
         noise = None if variance_noise is None else self._unpacked(variance_noise)
         result = self._step(answered, timestep, x, generator, noise, eta)
