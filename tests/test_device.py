@@ -102,6 +102,7 @@ ALLOWED = {
     "_given": "the components of the mixture are computed on the CPU",
     "_check_classes": "the classes of a user are checked once",
     "_log_densities": "the noise that a user begins with is looked at once",
+    "shape_of": "whether that noise was drawn by the scheduler is looked at once",
     "_index": "a timestep of a user is on the device: diffusers' schedulers read it too",
     "_draw": "in training, the generators of the device also draw what the CPU needs: flips, dropout and levels",
     "clip_grad_norm_": "nothing is read: torch asks C++ for the device of a gradient, which knows of no other",

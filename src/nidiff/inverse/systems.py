@@ -173,7 +173,7 @@ class System:
         strongest, modes = values.topk(count)
         noise = self.noise(observed).sum(axes) / observed.sum(axes).clamp(min=1.0)
         rest = noise.clamp(min=0.0) + (values.sum() - strongest.sum()).clamp(min=0.0) / len(values)
-        rest = rest.clamp(min=1e-9 * values.max().item())[: len(masks)]
+        rest = torch.maximum(rest, 1e-9 * values.max())[: len(masks)]
 
         def products() -> Tensor:
             """BᵀB of each mask, by the modes in turn."""
