@@ -186,7 +186,7 @@ class System:
             size = len(masks) * count**2
             gram = self._kept(("modes", like.dtype, basis, modes.cpu().numpy().tobytes()), size, products)
             ratio = rest[:, None] / strongest.clamp(min=torch.finfo(like.dtype).tiny)
-            return torch.linalg.inv(torch.diag_embed(ratio.double()) + gram).to(like)
+            return torch.linalg.inv(torch.diag_embed(ratio.cpu().double()) + gram.cpu()).to(like)
 
         inner = self._kept(("mask", like.dtype, *_key(variance)), len(masks) * count**2, inverse)
         divisor = rest.reshape(-1, *[1] * len(axes))
