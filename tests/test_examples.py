@@ -104,7 +104,7 @@ def test_two_changed_lines_train_a_pipeline_that_keeps_its_covariance(tmp_path):
     assert source.count("# changed") == 2
 
 
-@pytest.mark.filterwarnings("ignore:The initial sample is white")
+@pytest.mark.filterwarnings("ignore:The start is white noise")
 def test_three_changed_lines_train_a_lora_under_offset_noise_at_two_shapes():
     """The loop runs with diffusers' scheduler first. The start decides on the brightness, before anything is learnt."""
     spreads = load("lora_training").main(steps=4, lora_steps=4, count=40)

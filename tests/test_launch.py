@@ -91,4 +91,4 @@ def test_a_launcher_that_starts_one_process_instead_of_two_is_noticed(tmp_path):
     jobs = [launch("--cpu", "--num_processes", n, *words, "--out", str(tmp_path / n)) for n in "12"]
     outputs = [job.communicate(timeout=120)[0] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0]
-    assert ["torchrun --nproc_per_node 2" in output for output in outputs] == [False, True]
+    assert ["torchrun --nproc_per_node N" in output for output in outputs] == [False, True]
